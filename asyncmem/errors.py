@@ -1,0 +1,225 @@
+"""One tree of errors. Constructors take facts and make the sentence; the facts stay readable as attributes.
+
+After any of these the pool is usable or closed, never in between, and nothing that was asked for has been half done.
+"""
+
+import reprlib
+from collections.abc import Callable, Sequence
+
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, owner_table
+from asyncmem.figures import format_count, format_duration, format_size
+
+
+class AsyncmemError(Exception):
+    """Base of every error that asyncmem raises. Copies and pickles keep the facts."""
+
+    __module__ = "asyncmem"
+
+    def __reduce__(self) -> tuple[Callable[..., "AsyncmemError"], tuple[object, ...]]:
+        """Rebuild from the finished sentence: constructors take facts, which `Exception` would not hand them again."""
+        return _restore, (type(self), self.args, self.__dict__.copy())
+
+
+class InvalidRequest(AsyncmemError, ValueError):
+    """An argument or option that cannot be right. Raised at the call; nothing has happened."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, what: str, got: object, expected: str, *, hint: str = "") -> None:
+        """Say that `what` (an argument's name) was `got` although `expected`, and with `hint` what to write instead."""
+        self.what = what
+        self.got = got if isinstance(got, Described) else reprlib.repr(got)
+        self.expected = expected
+        self.hint = hint
+        super().__init__(f"{what}: expected {expected}, got {self.got}" + (f" ({hint})" if hint else ""))
+
+
+class Described(str):
+    """Text that stands in `InvalidRequest.got` as it is, without quotes: "a buffer of pool 'a'"."""
+
+    __slots__ = ()
+
+
+class OutOfMemoryError(AsyncmemError, MemoryError, RuntimeError):
+    """The memory is not there, and waiting cannot bring it. Every buffer stays valid and the pool usable.
+
+    It is a `RuntimeError` too, and on CUDA its text starts "CUDA OOM: CUDA out of memory", because that is what code
+    written for other allocators looks for.
+    """
+
+    __module__ = "asyncmem"
+
+    def __init__(self, facts: OutOfMemoryFacts) -> None:
+        """Take the record that `on_oom` was shown."""
+        self.facts = facts
+        self.asked = facts.asked
+        self.device = facts.device
+        self.limit = facts.limit
+        self.reserved = facts.reserved
+        self.live = facts.live
+        self.free = facts.free
+        self.largest_hole = facts.largest_hole
+        self.pending_fence_bytes = facts.pending_fence_bytes
+        self.waiting = facts.waiting
+        self.waiting_bytes = facts.waiting_bytes
+        self.holders = facts.holders
+        self.advice = facts.advice
+        start = "CUDA OOM: CUDA out of memory" if facts.device_kind == "cuda" else "out of memory"
+        super().__init__(f"{start} on {facts.device}: {facts.describe()}")
+
+
+class PoolTimeout(AsyncmemError, TimeoutError):
+    """A request's deadline passed before it was granted. It has left the queue and holds nothing."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, *, pool: str, asked: int, timeout: float, ahead: int = 0, free: int = 0) -> None:
+        """Take the request's bytes and seconds, the requests before it, and the bytes free when it gave up."""
+        self.pool = pool
+        self.asked = asked
+        self.timeout = timeout
+        self.ahead = ahead
+        self.free = free
+        super().__init__(
+            f"pool {pool!r} had no {format_size(asked)} within {format_duration(timeout)}: "
+            f"{format_count(ahead, 'request')} ahead, {format_size(free)} free"
+        )
+
+
+class RequestCancelled(AsyncmemError):
+    """The request was cancelled by its own `cancel()`. Its memory, or its place in the queue, has been given back.
+
+    Being cancelled from outside (a task's `cancel()`, a cancel scope) raises what that framework raises instead.
+    """
+
+    __module__ = "asyncmem"
+
+    def __init__(self, *, pool: str, asked: int) -> None:
+        """Take the pool's name and the bytes that were asked for."""
+        self.pool = pool
+        self.asked = asked
+        super().__init__(f"the request for {format_size(asked)} from pool {pool!r} was cancelled")
+
+
+class PoolClosed(AsyncmemError):
+    """The pool is closed, or cannot be used in this process. Buffers it handed out stay valid until they are freed."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, pool: str, reason: str = "") -> None:
+        """Take the pool's name and why it is closed, if that was not the user's own `aclose()`."""
+        self.pool = pool
+        self.reason = reason
+        super().__init__(f"pool {pool!r} is closed" + (f": {reason}" if reason else " and cannot be opened again"))
+
+
+class TooManyRequests(AsyncmemError):
+    """The queue is as long as `max_waiting` allows. The request was not queued."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, *, pool: str, waiting: int, max_waiting: int, asked: int) -> None:
+        """Take the length of the queue, its bound and the bytes that were asked for."""
+        self.pool = pool
+        self.waiting = waiting
+        self.max_waiting = max_waiting
+        self.asked = asked
+        super().__init__(
+            f"pool {pool!r} has {format_count(waiting, 'waiting request')} and max_waiting is {max_waiting}; "
+            f"the request for {format_size(asked)} was not queued"
+        )
+
+
+class DeadlockError(AsyncmemError):
+    """Owners hold memory while they wait for each other's, and nobody else can free enough. Nothing was granted.
+
+    The error goes to one of them; what it holds is freed as its `with` blocks are left, so the others go on.
+    """
+
+    __module__ = "asyncmem"
+
+    def __init__(self, *, pool: str, owners: Sequence[OwnerInfo], hints: Sequence[str] = ()) -> None:
+        """Take the stuck owners, and what would avoid it."""
+        self.pool = pool
+        self.owners = tuple(owners)
+        self.hints = tuple(hints)
+        hint = f"\nTo avoid it: {'; '.join(self.hints)}" if self.hints else ""
+        who = format_count(len(self.owners), "owner")
+        super().__init__(
+            f"deadlock in pool {pool!r}: {who} cannot all be served even if everybody else frees everything\n"
+            f"{owner_table(self.owners)}{hint}"
+        )
+
+
+class DeviceError(AsyncmemError, RuntimeError):
+    """A driver call failed. The pool has undone its part of it, and goes on unless the device itself is lost."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, call: str, *, code: int, code_name: str, device: str = "", advice: str = "") -> None:
+        """Take the driver's name of the call, its code and that code's name."""
+        self.call = call
+        self.code = code
+        self.code_name = code_name
+        self.device = device
+        self.advice = advice
+        where = f" on {device}" if device else ""
+        super().__init__(f"{call} failed{where}: {code_name} ({code})" + (f". {advice}" if advice else ""))
+
+
+class BackendUnavailable(AsyncmemError, RuntimeError):
+    """The device asked for cannot be used on this machine."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, device: str, *, tried: Sequence[str] = (), install: str = "") -> None:
+        """Take what was tried, each with its outcome, and what to install or to use instead."""
+        self.device = device
+        self.tried = tuple(tried)
+        self.install = install
+        tail = f" (tried {'; '.join(self.tried)})" if self.tried else ""
+        super().__init__(f"device {device!r} is not available{tail}" + (f". {install}" if install else ""))
+
+
+class BufferReleased(AsyncmemError, RuntimeError):
+    """A buffer was used after it had been freed. Its memory may be somebody else's by now and was not touched."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, nbytes: int, *, tag: str | None = None, action: str = "") -> None:
+        """Take the buffer's size and tag, and what was tried with it: "view()"."""
+        self.nbytes = nbytes
+        self.tag = tag
+        self.action = action
+        label = f" tagged {tag!r}" if tag else ""
+        needs = f"; {action} needs a live one" if action else ""
+        super().__init__(f"this buffer of {format_size(nbytes)}{label} has been freed{needs}")
+
+
+class AsyncmemWarning(RuntimeWarning):
+    """Base of asyncmem's warnings: what went wrong where no error could be raised, as in a destructor."""
+
+    __module__ = "asyncmem"
+
+
+class LeakWarning(AsyncmemWarning):
+    """A buffer that was forgotten, or a pool that was not closed.
+
+    No `ResourceWarning`, which Python hides by default: it is given only to those who asked by `track=True`, or closed
+    a pool under buffers that were still held.
+    """
+
+    __module__ = "asyncmem"
+
+
+class StallWarning(AsyncmemWarning):
+    """Requests have waited longer than `stall_after` and nothing was freed; the text has the table of owners."""
+
+    __module__ = "asyncmem"
+
+
+def _restore(kind: type[AsyncmemError], args: tuple[object, ...], facts: dict[str, object]) -> AsyncmemError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error

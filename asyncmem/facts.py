@@ -1,0 +1,92 @@
+"""The facts behind two errors that have many: what is known when memory runs out, and who waits for whom."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from asyncmem.figures import format_count, format_duration, format_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryFacts:
+    """Everything known at the moment when a request is about to be refused.
+
+    The same record goes to `on_oom` and, when that does not help, into `OutOfMemoryError`. All sizes are bytes.
+    """
+
+    asked: int
+    """What the request asked for; for a batch the sum."""
+    device: str
+    """Name of the device, such as "cuda:0"."""
+    limit: int | None = None
+    """The most the pool, budget or lease may have, or None where only the device bounds it."""
+    reserved: int = 0
+    """What the pool has from the driver."""
+    live: int = 0
+    """What buffers hold, rounded up to the core's granule."""
+    free: int = 0
+    """What the pool has from the driver and no buffer holds."""
+    largest_hole: int = 0
+    """The largest request that the free memory can serve in one piece."""
+    pending_fence_bytes: int = 0
+    """The part of `free` that must not be reused yet: a stream may still be working on it."""
+    device_free: int | None = None
+    """What the device itself still has free, or None where that was not asked."""
+    waiting: int = 0
+    """Requests in the queue."""
+    waiting_bytes: int = 0
+    """What they ask for together."""
+    holders: tuple[tuple[str, int], ...] = ()
+    """The tags that hold most, with their bytes, largest first."""
+    rungs: Mapping[str, int] = field(default_factory=dict)
+    """What was tried before giving up: the name of each rung of the ladder and the bytes it brought."""
+    advice: tuple[str, ...] = ()
+    """What to try, most promising first."""
+
+    @property
+    def device_kind(self) -> str:
+        """The part of the device's name before its number: "cuda", "host", "simulated"."""
+        return self.device.partition(":")[0]
+
+    def describe(self) -> str:
+        """Say the facts in one sentence, and what to try in a second."""
+        clauses = [f"asked for {format_size(self.asked)}", *self._amounts(), *self._demand()]
+        advice = f". Try: {'; '.join(self.advice)}" if self.advice else ""
+        return "; ".join(clauses) + advice
+
+    def _amounts(self) -> Iterable[str]:
+        limit = "no limit" if self.limit is None else f"limit {format_size(self.limit)}"
+        yield f"{limit}, reserved {format_size(self.reserved)}, live {format_size(self.live)}"
+        pending = f", {format_size(self.pending_fence_bytes)} behind fences" if self.pending_fence_bytes else ""
+        yield f"free {format_size(self.free)} (largest hole {format_size(self.largest_hole)}{pending})"
+        if self.device_free is not None:
+            yield f"device has {format_size(self.device_free)} free"
+
+    def _demand(self) -> Iterable[str]:
+        if self.waiting:
+            yield f"{format_count(self.waiting, 'request')} waiting for {format_size(self.waiting_bytes)}"
+        if self.holders:
+            yield "held by " + ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in self.holders)
+        if self.rungs:
+            yield "tried " + ", ".join(f"{rung} ({format_size(nbytes)})" for rung, nbytes in self.rungs.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerInfo:
+    """One owner (a task, or what `pool.owner(name)` named) that waits for memory. Sizes are bytes."""
+
+    owner: str
+    """Its name."""
+    held: int
+    """What it holds by `with`, `async with`, a lease or `pool.owner(...)`; buffers merely kept do not count."""
+    waiting: int
+    """What it waits for."""
+    age: float
+    """Seconds since its oldest waiting request was made."""
+
+
+def owner_table(owners: Iterable[OwnerInfo]) -> str:
+    """Lay the owners out as a table with a heading, one line each, for an error or a warning."""
+    rows = [("owner", "holds", "waits for", "since")]
+    rows += [(one.owner, format_size(one.held), format_size(one.waiting), format_duration(one.age)) for one in owners]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

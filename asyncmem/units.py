@@ -1,0 +1,135 @@
+"""Sizes, shares and time spans as people write them. The one place where such text is parsed."""
+
+import operator
+import re
+from decimal import Decimal
+from typing import Final, SupportsIndex, TypeAlias
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_count, format_duration, format_share, format_size
+
+__all__ = [
+    "MAX_SIZE",
+    "Share",
+    "Size",
+    "format_count",
+    "format_duration",
+    "format_share",
+    "format_size",
+    "parse_duration",
+    "parse_share",
+    "parse_size",
+    "parse_size_or_share",
+]
+
+Size: TypeAlias = SupportsIndex | str
+"""A number of bytes (any integer type), or text such as "64 MiB"."""
+
+Share: TypeAlias = float | str
+"""A number between 0 and 1, or text such as "80%"."""
+
+MAX_SIZE: Final = 1 << 47
+"""128 TiB, the user address space of common machines: whatever is larger is a mistake in a computation."""
+
+_NUMBER: Final = re.compile(r"\s*(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[^\d\s.]*)\s*", re.ASCII)
+_BINARY: Final = {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+_DECIMAL: Final = {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+_SIZE_UNITS: Final = {"": 1, "b": 1, **_BINARY, **_DECIMAL}
+_TIME_UNITS: Final = {"": "1", "s": "1", "ms": "0.001", "us": "0.000001", "µs": "0.000001", "min": "60", "h": "3600"}
+
+
+def parse_size(value: Size, *, what: str = "size") -> int:
+    """Read a number of bytes.
+
+    Text may use binary units ("64 MiB", "1.5GiB") or decimal ones ("2 GB"), in any case, and underscores ("1_000");
+    a fraction of a byte is dropped. Zero is valid.
+
+    Args:
+        value: The size.
+        what: The argument's or option's name, for the error.
+
+    Raises:
+        InvalidRequest: Not a whole number or such text, negative, or above 128 TiB.
+    """
+    nbytes = _size_of_text(value, what) if isinstance(value, str) else _whole_number(value, what)
+    if not 0 <= nbytes <= MAX_SIZE:
+        raise InvalidRequest(what, value, f"0 to {format_size(MAX_SIZE)}")
+    return nbytes
+
+
+def parse_share(value: Share, *, what: str = "share") -> float:
+    """Read a share: a number from 0 to 1, or text such as "80%" or "0.8".
+
+    Raises:
+        InvalidRequest: Anything else; `what` names the argument or option.
+    """
+    share = _share_of_text(value, what) if isinstance(value, str) else _real_number(value, what)
+    # The comparison is written so that NaN fails it.
+    if not 0 <= share <= 1:
+        raise InvalidRequest(what, value, "a share from 0 to 1, or from 0% to 100%")
+    return share
+
+
+def parse_size_or_share(value: Size | float, total: int, *, what: str = "size") -> int:
+    """Read either a size or a share of `total` bytes ("80%", 0.8), and answer bytes.
+
+    An integer is always bytes and a float always a share: 1 is one byte, 1.0 is everything.
+
+    Raises:
+        InvalidRequest: Neither; `what` names the argument or option.
+    """
+    if isinstance(value, float) or (isinstance(value, str) and "%" in value):
+        return int(parse_share(value, what=what) * total)
+    return parse_size(value, what=what)
+
+
+def parse_duration(value: float | str, *, what: str = "timeout") -> float:
+    """Read a time span in seconds: a number, or text such as "500 ms", "10 s", "2 min".
+
+    Raises:
+        InvalidRequest: Anything else, or negative, or not finite; `what` names the argument or option.
+    """
+    seconds = _seconds_of_text(value, what) if isinstance(value, str) else _real_number(value, what)
+    if not 0 <= seconds < float("inf"):
+        raise InvalidRequest(what, value, "0 or more seconds")
+    return seconds
+
+
+def _size_of_text(text: str, what: str) -> int:
+    found = _NUMBER.fullmatch(text)
+    scale = _SIZE_UNITS.get(found["unit"].lower()) if found else None
+    if found is None or scale is None:
+        # "64M" means 2**20 to some tools and 10**6 to others, so it is refused rather than guessed.
+        raise InvalidRequest(what, text, 'bytes as an integer or text such as "64 MiB" (2**20) or "64 MB" (10**6)')
+    return int(Decimal(found["number"]) * scale)
+
+
+def _share_of_text(text: str, what: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    if found is None or found["unit"] not in ("", "%"):
+        raise InvalidRequest(what, text, 'a share such as 0.8 or "80%"')
+    return float(Decimal(found["number"]) / (100 if found["unit"] else 1))
+
+
+def _seconds_of_text(text: str, what: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    scale = _TIME_UNITS.get(found["unit"]) if found else None
+    if found is None or scale is None:
+        raise InvalidRequest(what, text, 'seconds as a number or text such as "500 ms", "10 s" or "2 min"')
+    return float(Decimal(found["number"]) * Decimal(scale))
+
+
+def _whole_number(value: SupportsIndex, what: str) -> int:
+    # True is an int to Python; as a size it is a slip.
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise InvalidRequest(what, value, 'bytes as an integer or text such as "64 MiB"')
+
+
+def _real_number(value: float, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(what, value, "a number")
+    return float(value)
