@@ -28,7 +28,7 @@ class InvalidRequest(AsyncmemError, ValueError):
     def __init__(self, what: str, got: object, expected: str, *, hint: str = "") -> None:
         """Say that `what` (an argument's name) was `got` although `expected`, and with `hint` what to write instead."""
         self.what = what
-        self.got = got if isinstance(got, Described) else reprlib.repr(got)
+        self.got = _show(got)
         self.expected = expected
         self.hint = hint
         super().__init__(f"{what}: expected {expected}, got {self.got}" + (f" ({hint})" if hint else ""))
@@ -216,6 +216,15 @@ class StallWarning(AsyncmemWarning):
     """Requests have waited longer than `stall_after` and nothing was freed; the text has the table of owners."""
 
     __module__ = "asyncmem"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, Described):
+        return value
+    # Python refuses to print integers of thousands of digits.
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return reprlib.repr(value)
 
 
 def _restore(kind: type[AsyncmemError], args: tuple[object, ...], facts: dict[str, object]) -> AsyncmemError:

@@ -16,6 +16,7 @@ __all__ = [
     "format_duration",
     "format_share",
     "format_size",
+    "parse_count",
     "parse_duration",
     "parse_share",
     "parse_size",
@@ -31,6 +32,7 @@ Share: TypeAlias = float | str
 MAX_SIZE: Final = 1 << 47
 """128 TiB, the user address space of common machines: whatever is larger is a mistake in a computation."""
 
+_SIZE: Final = 'bytes as an integer or text such as "64 MiB"'
 _NUMBER: Final = re.compile(r"\s*(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[^\d\s.]*)\s*", re.ASCII)
 _BINARY: Final = {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
 _DECIMAL: Final = {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
@@ -51,7 +53,7 @@ def parse_size(value: Size, *, what: str = "size") -> int:
     Raises:
         InvalidRequest: Not a whole number or such text, negative, or above 128 TiB.
     """
-    nbytes = _size_of_text(value, what) if isinstance(value, str) else _whole_number(value, what)
+    nbytes = _size_of_text(value, what) if isinstance(value, str) else _whole_number(value, what, _SIZE)
     if not 0 <= nbytes <= MAX_SIZE:
         raise InvalidRequest(what, value, f"0 to {format_size(MAX_SIZE)}")
     return nbytes
@@ -95,12 +97,28 @@ def parse_duration(value: float | str, *, what: str = "timeout") -> float:
     return seconds
 
 
+def parse_count(value: SupportsIndex | str, *, what: str = "count") -> int:
+    """Read a whole number from 0, also as text.
+
+    Raises:
+        InvalidRequest: Anything else; `what` names the argument or option.
+    """
+    expected = "a whole number from 0"
+    if isinstance(value, str):
+        number = int(value) if value.strip().isdecimal() else -1
+    else:
+        number = _whole_number(value, what, expected)
+    if number < 0:
+        raise InvalidRequest(what, value, expected)
+    return number
+
+
 def _size_of_text(text: str, what: str) -> int:
     found = _NUMBER.fullmatch(text)
     scale = _SIZE_UNITS.get(found["unit"].lower()) if found else None
     if found is None or scale is None:
         # "64M" means 2**20 to some tools and 10**6 to others, so it is refused rather than guessed.
-        raise InvalidRequest(what, text, 'bytes as an integer or text such as "64 MiB" (2**20) or "64 MB" (10**6)')
+        raise InvalidRequest(what, text, f'{_SIZE} (2**20) or "64 MB" (10**6)')
     return int(Decimal(found["number"]) * scale)
 
 
@@ -119,14 +137,14 @@ def _seconds_of_text(text: str, what: str) -> float:
     return float(Decimal(found["number"]) * Decimal(scale))
 
 
-def _whole_number(value: SupportsIndex, what: str) -> int:
+def _whole_number(value: SupportsIndex, what: str, expected: str) -> int:
     # True is an int to Python; as a size it is a slip.
     if not isinstance(value, bool):
         try:
             return operator.index(value)
         except TypeError:
             pass
-    raise InvalidRequest(what, value, 'bytes as an integer or text such as "64 MiB"')
+    raise InvalidRequest(what, value, expected)
 
 
 def _real_number(value: float, what: str) -> float:

@@ -1,0 +1,238 @@
+"""Everything that can be chosen about a pool, checked once and frozen; sizes are bytes, times seconds, shares 0 to 1."""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final, Self, TypedDict, TypeVar, Unpack
+
+from asyncmem import readers
+from asyncmem.environment import CONF, read_environment, unknown_option
+from asyncmem.errors import InvalidRequest
+from asyncmem.readers import OnOutOfMemory, Reader, Warmup
+from asyncmem.units import Share, Size
+
+_T = TypeVar("_T")
+
+DEFAULT: Final = "default"
+ARGUMENT: Final = "argument"
+
+
+class OptionArguments(TypedDict, total=False):
+    """The options as they may be written: sizes as integers or text, shares as numbers or text."""
+
+    limit: Size | float | None
+    fraction: Share
+    min_free: Size
+    segment_size: Size
+    segments: str
+    pregrow: Size
+    warmup: Iterable[tuple[Size, int]] | str
+    small_limit: Size
+    strategy: str
+    merge_threshold: Share
+    defragment: bool
+    zero_segments: bool
+    stream_cache_blocks: int
+    stream_cache_bytes: Size
+    shared_cache_blocks: int
+    shared_cache_bytes: Size
+    max_waiting: int | None
+    timeout: float | str | None
+    bypass: float
+    on_oom: OnOutOfMemory | str | None
+    collect: bool
+    fallback: str | None
+    late_fences: bool
+    stall_after: float | str | None
+    track: bool
+    name: str | None
+
+
+def _option(default: _T, read: Reader, *, fixed: bool = False) -> _T:
+    # Answers a dataclass field; typed as its value, as `dataclasses.field` itself is.
+    return field(default=default, metadata={"read": read, "fixed": fixed})
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False)
+class PoolOptions:
+    """The options of a pool. Made from arguments; `from_environment` also asks the environment.
+
+    Unknown names and values that cannot be right raise `InvalidRequest`, which names the option, what came and what
+    was expected.
+    """
+
+    limit: int | float | None = _option(None, readers.optional(readers.size_or_share))
+    """The most the pool may reserve from the driver: bytes (an int), or a share of the device's memory (a float)."""
+    fraction: float = _option(0.9, readers.positive_share)
+    """Share of the device's memory that stands in where no `limit` is given."""
+    min_free: int = _option(512 << 20, readers.size)
+    """Bytes to leave free for others, on devices that have memory of their own."""
+    segment_size: int = _option(64 << 20, readers.positive_size)
+    """Bytes the pool grows by, or more where a request needs more."""
+    segments: str = _option("auto", readers.label, fixed=True)
+    """How segments are obtained: "auto", "direct" (every request from the driver, no pooling) or a kind of the device."""
+    pregrow: int = _option(0, readers.size)
+    """Bytes to reserve when the pool opens, and to keep ready."""
+    warmup: Warmup = _option((), readers.warmup, fixed=True)
+    """Pairs of size and count to have ready when the pool opens."""
+    small_limit: int = _option(1 << 20, readers.positive_size)
+    """Requests below so many bytes are placed apart from the larger ones."""
+    strategy: str = _option("best_fit", readers.one_of("best_fit", "good_fit"))
+    """Placement: "best_fit" looks at more candidates and wastes less, "good_fit" takes the first that is near."""
+    merge_threshold: float = _option(0.1, readers.share)
+    """Fragmentation (share of free memory outside the largest hole) from which the idle pool merges across streams."""
+    defragment: bool = _option(True, readers.switch)
+    """Whether the idle pool does so at all."""
+    zero_segments: bool = _option(False, readers.switch)
+    """Whether new segments are filled with zeros; reused memory is never cleared."""
+    stream_cache_blocks: int = _option(256, readers.count)
+    """Blocks that each stream's cache keeps at most."""
+    stream_cache_bytes: int = _option(64 << 20, readers.size)
+    """Bytes that each stream's cache keeps at most."""
+    shared_cache_blocks: int = _option(1024, readers.count)
+    """Blocks that the cache shared by all streams keeps at most."""
+    shared_cache_bytes: int = _option(256 << 20, readers.size)
+    """Bytes that the cache shared by all streams keeps at most."""
+    max_waiting: int | None = _option(None, readers.optional(readers.count))
+    """Requests that may wait at once before `TooManyRequests`; None for any number, 0 for none."""
+    timeout: float | None = _option(None, readers.optional(readers.seconds))
+    """Seconds a request waits that names no `timeout` of its own; None for as long as it takes."""
+    bypass: float = _option(2.0, readers.factor)
+    """Smaller requests may overtake one that does not fit until they got so many times the limit; 0 for strict order."""
+    on_oom: OnOutOfMemory | None = _option(None, readers.optional(readers.callback))
+    """Called with the facts before an out-of-memory error, on any thread; True asks for one more try."""
+    collect: bool = _option(False, readers.switch)
+    """Whether `gc.collect()` is tried before an out-of-memory error; it can take long, on the loop's thread too."""
+    fallback: str | None = _option(None, readers.optional(readers.one_of("host")))
+    """Where to place a buffer when the device is out: "host", or None to wait or fail."""
+    late_fences: bool = _option(True, readers.switch)
+    """Whether another stream's memory may be taken behind a fence recorded only then, as the last resort.
+
+    Such a fence covers that stream's later work too, and waits for ever if that work waits for the taker.
+    """
+    stall_after: float | None = _option(10.0, readers.optional(readers.seconds))
+    """Seconds without progress after which waiting requests are reported by `StallWarning`; None for never."""
+    track: bool = _option(False, readers.switch)
+    """Whether every buffer notes where it was made, for the warning when it is forgotten; costs some microseconds."""
+    name: str | None = _option(None, readers.optional(readers.label), fixed=True)
+    """The pool's name in messages and statistics; None to have one made up."""
+
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Where each option came from that is not at its default: "argument" or the name of a variable."""
+
+    def __init__(self, **settings: Unpack[OptionArguments]) -> None:
+        """Read and check the options that are given; the others get their defaults."""
+        given = {name: _read(name, value, name) for name, value in settings.items()}
+        for name, default in _DEFAULTS.items():
+            object.__setattr__(self, name, given.get(name, default))
+        object.__setattr__(self, "origins", dict.fromkeys(given, ARGUMENT))
+
+    @classmethod
+    def from_environment(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        /,
+        *,
+        base: "PoolOptions | None" = None,
+        **arguments: Unpack[OptionArguments],
+    ) -> "PoolOptions":
+        """Join arguments and environment: an argument beats a variable, a variable beats a default.
+
+        Args:
+            environ: The variables; `os.environ` where None.
+            base: Options that somebody chose already; what they set counts as arguments.
+            **arguments: Beat the base too.
+
+        Raises:
+            InvalidRequest: Also for variables that name no option; the message names the variable.
+        """
+        start = cls() if base is None else base
+        found = read_environment(os.environ if environ is None else environ, OPTIONS)
+        texts = {name: one for name, one in found.items() if name not in arguments and name not in start.origins}
+        values = {name: _read(name, one.text, _blame(name, one.origin)) for name, one in texts.items()}
+        joined = start._updated(values, {name: one.origin for name, one in texts.items()})
+        return joined.replace(**arguments)
+
+    @classmethod
+    def for_inference(cls, **settings: Unpack[OptionArguments]) -> "PoolOptions":
+        """Choose for serving a model alone on its device: nearly all memory, large segments, large caches."""
+        return cls(
+            fraction=0.95,
+            min_free="256 MiB",
+            segment_size="256 MiB",
+            stream_cache_bytes="256 MiB",
+            shared_cache_bytes="1 GiB",
+        ).replace(**settings)
+
+    @classmethod
+    def for_constrained(cls, **settings: Unpack[OptionArguments]) -> "PoolOptions":
+        """Choose for a small or shared device: half its memory, small segments and caches, the host as a way out."""
+        return cls(
+            fraction=0.5,
+            min_free="1 GiB",
+            segment_size="8 MiB",
+            stream_cache_bytes="8 MiB",
+            shared_cache_bytes="32 MiB",
+            merge_threshold=0.05,
+            collect=True,
+            fallback="host",
+        ).replace(**settings)
+
+    def replace(self, **settings: Unpack[OptionArguments]) -> Self:
+        """Answer these options with some changed; the rest, and where it came from, is kept."""
+        values = {name: _read(name, value, name) for name, value in settings.items()}
+        return self._updated(values, dict.fromkeys(values, ARGUMENT))
+
+    def reconfigured(self, **settings: Unpack[OptionArguments]) -> Self:
+        """Answer these options with some changed, if all of those can be changed while the pool is in use.
+
+        Raises:
+            InvalidRequest: One of them cannot; it is named, and nothing has changed.
+        """
+        for name, value in settings.items():
+            if name in OPTIONS and name not in RUNTIME_OPTIONS:
+                raise InvalidRequest(name, value, "no change while the pool is in use", hint="give it to a new pool")
+        return self.replace(**settings)
+
+    def origin(self, name: str) -> str:
+        """Say where an option's value came from: "default", "argument", or the variable's name."""
+        return self.origins.get(name, DEFAULT)
+
+    def ceiling(self, total_memory: int) -> int:
+        """Answer the limit in bytes, for a device that has so many; without a limit it is `fraction` of them."""
+        limit = self.fraction if self.limit is None else self.limit
+        return int(limit * total_memory) if isinstance(limit, float) else limit
+
+    def __repr__(self) -> str:
+        """Show what differs from the defaults."""
+        changed = (name for name, default in _DEFAULTS.items() if getattr(self, name) != default)
+        return f"PoolOptions({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})"
+
+    def _updated(self, values: Mapping[str, object], origins: Mapping[str, str]) -> Self:
+        changed = object.__new__(type(self))
+        for name in OPTIONS:
+            object.__setattr__(changed, name, values.get(name, getattr(self, name)))
+        object.__setattr__(changed, "origins", {**self.origins, **origins})
+        return changed
+
+
+_READERS: Final[dict[str, Reader]] = {one.name: one.metadata["read"] for one in fields(PoolOptions) if one.metadata}
+_DEFAULTS: Final = {one.name: one.default for one in fields(PoolOptions) if one.metadata}
+
+OPTIONS: Final = tuple(_READERS)
+"""The names of all options, in the order of their declaration."""
+
+RUNTIME_OPTIONS: Final = frozenset(
+    one.name for one in fields(PoolOptions) if one.metadata and not one.metadata["fixed"]
+)
+"""The names of those that `pool.configure(...)` may change."""
+
+
+def _read(name: str, value: object, what: str) -> object:
+    if name not in _READERS:
+        raise unknown_option(name, OPTIONS)
+    return _READERS[name](value, what)
+
+
+def _blame(name: str, origin: str) -> str:
+    return f"{name} in {CONF}" if origin == CONF else origin

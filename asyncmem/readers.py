@@ -1,0 +1,159 @@
+"""From what a user wrote to an option's value: one reader a kind of option.
+
+A reader takes the value, as an argument or as text from the environment, and the name to blame in the error.
+"""
+
+import pkgutil
+import re
+from collections.abc import Callable, Iterable
+from typing import Final, SupportsIndex, TypeAlias, cast
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.units import Share, Size, parse_count, parse_duration, parse_share, parse_size
+
+Reader: TypeAlias = Callable[[object, str], object]
+"""Takes a value and the name to blame; answers what the option holds; raises `InvalidRequest`."""
+
+OnOutOfMemory: TypeAlias = Callable[[OutOfMemoryFacts], bool]
+"""Is shown the facts before an out-of-memory error; True asks for one more try."""
+
+Warmup: TypeAlias = tuple[tuple[int, int], ...]
+"""Pairs of a size in bytes and how many buffers of it to have ready."""
+
+_WORDS: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+_PAIR: Final = re.compile(r"(?P<size>[^*]+)\*\s*(?P<count>\d+)\s*")
+
+
+def size(value: object, what: str) -> int:
+    """Read bytes: an integer or "64 MiB"."""
+    return parse_size(cast("Size", value), what=what)
+
+
+def positive_size(value: object, what: str) -> int:
+    """Read bytes, at least one."""
+    nbytes = size(value, what)
+    if nbytes == 0:
+        raise InvalidRequest(what, value, "more than 0 bytes")
+    return nbytes
+
+
+def share(value: object, what: str) -> float:
+    """Read a share from 0 to 1, or "80%"."""
+    return parse_share(cast("Share", value), what=what)
+
+
+def positive_share(value: object, what: str) -> float:
+    """Read a share above 0."""
+    part = share(value, what)
+    if part == 0:
+        raise InvalidRequest(what, value, "a share above 0")
+    return part
+
+
+def size_or_share(value: object, what: str) -> int | float:
+    """Read bytes (then the answer is an int) or a share of the device's memory (then it is a float)."""
+    if isinstance(value, float) or (isinstance(value, str) and "%" in value):
+        return positive_share(value, what)
+    return positive_size(value, what)
+
+
+def count(value: object, what: str) -> int:
+    """Read a whole number from 0."""
+    return parse_count(cast("SupportsIndex | str", value), what=what)
+
+
+def seconds(value: object, what: str) -> float:
+    """Read a time span: seconds, or "500 ms"."""
+    return parse_duration(cast("float | str", value), what=what)
+
+
+def factor(value: object, what: str) -> float:
+    """Read a number from 0."""
+    try:
+        number = -1.0 if isinstance(value, bool) else float(cast("float | str", value))
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise InvalidRequest(what, value, "a number from 0")
+    return number
+
+
+def switch(value: object, what: str) -> bool:
+    """Read a yes or no: a bool, or "1", "true", "yes", "on" and their opposites."""
+    answer = _WORDS.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(answer, bool):
+        raise InvalidRequest(what, value, 'True or False (in the environment "on" or "off")')
+    return answer
+
+
+def label(value: object, what: str) -> str:
+    """Read a name: text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(what, value, "a name")
+    return value.strip()
+
+
+def one_of(*names: str) -> Reader:
+    """Make a reader of one of these words."""
+
+    def read(value: object, what: str) -> str:
+        if value not in names:
+            raise InvalidRequest(what, value, " or ".join(f'"{name}"' for name in names))
+        return str(value)
+
+    return read
+
+
+def optional(reader: Reader) -> Reader:
+    """Make a reader that also takes None ("none" in the environment), which switches the option off."""
+
+    def read(value: object, what: str) -> object:
+        if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
+            return None
+        return reader(value, what)
+
+    return read
+
+
+def warmup(value: object, what: str) -> Warmup:
+    """Read pairs of size and count: `[("4 KiB", 100)]`, or the text "4KiB*100; 1MiB*10"."""
+    pairs = _pairs_of_text(value, what) if isinstance(value, str) else value
+    if not isinstance(pairs, Iterable):
+        raise InvalidRequest(what, value, "pairs of size and count")
+    return tuple(_pair(one, what) for one in pairs)
+
+
+def callback(value: object, what: str) -> OnOutOfMemory:
+    """Read a callable, or from the environment its place: "package.module:function"."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = pkgutil.resolve_name(value)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise InvalidRequest(what, value, 'a callable or its place "package.module:function"') from error
+    if not callable(found):
+        raise InvalidRequest(what, value, "a callable that takes OutOfMemoryFacts and answers whether to try again")
+    return cast("OnOutOfMemory", found)
+
+
+def _pairs_of_text(text: str, what: str) -> list[tuple[str, str]]:
+    found = [_PAIR.fullmatch(part) for part in text.split(";") if part.strip()]
+    if None in found:
+        raise InvalidRequest(what, text, 'pairs such as "4KiB*100; 1MiB*10"')
+    return [(pair["size"], pair["count"]) for pair in found if pair is not None]
+
+
+def _pair(value: object, what: str) -> tuple[int, int]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InvalidRequest(what, value, 'a pair of size and count, such as ("4 KiB", 100)')
+    return positive_size(value[0], what), count(value[1], what)
