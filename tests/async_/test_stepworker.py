@@ -1,0 +1,68 @@
+"""The worker without a thread runs its jobs in order, a step each, on the loop that submitted them."""
+
+import asyncio
+import threading
+from functools import partial
+
+import anyio
+import pytest
+import trio
+
+from asyncmem.testing import StepLoop, run_steps
+from asyncmem.testing.stepworker import StepWorker
+
+
+async def submitted(log: list[str]) -> None:
+    """Submit two jobs and let a neighbour run meanwhile."""
+    worker = StepWorker()
+    worker.start()
+    for name in ("first", "second"):
+        worker.submit(partial(log.append, name))
+    log.append("submitted")
+    for _ in range(8):
+        await anyio.lowlevel.checkpoint()
+        log.append("neighbour")
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+def test_jobs_are_steps_in_order_of_submission(seed: int | None) -> None:
+    """Whatever the seed, jobs run after the submitting step, in order, on the loop's thread."""
+    log: list[str] = []
+    run_steps(submitted(log), StepLoop(seed))
+    jobs = [name for name in log if name in {"first", "second"}]
+    assert jobs == ["first", "second"]
+    assert log[0] == "submitted"
+
+
+def test_jobs_are_system_tasks_on_trio() -> None:
+    """On trio a job takes a step of a task of its own."""
+    log: list[str] = []
+    trio.run(submitted, log)
+    assert [name for name in log if name != "neighbour"] == ["submitted", "first", "second"]
+
+
+def test_job_without_a_loop_runs_at_once() -> None:
+    """Where no loop runs nobody could be waiting, so the job is done by the caller."""
+    ran: list[int] = []
+    worker = StepWorker("name")
+    worker.start()
+    worker.submit(lambda: ran.append(threading.get_ident()))
+    assert ran == [threading.get_ident()]
+
+
+def test_close_finishes_what_was_submitted() -> None:
+    """Closing leaves no job behind, and the step that was meant for it finds nothing to do."""
+    log: list[str] = []
+
+    async def main() -> None:
+        worker = StepWorker()
+        worker.start()
+        assert worker.alive
+        worker.submit(partial(log.append, "job"))
+        worker.close(1.0)
+        assert log == ["job"]
+        assert not worker.alive
+        await asyncio.sleep(0)
+
+    run_steps(main())
+    assert log == ["job"]
