@@ -40,7 +40,7 @@ class Described(str):
     __slots__ = ()
 
 
-class OutOfMemoryError(AsyncmemError, MemoryError, RuntimeError):
+class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
     """The memory is not there, and waiting cannot bring it. Every buffer stays valid and the pool usable.
 
     It is a `RuntimeError` too, and on CUDA its text starts "CUDA OOM: CUDA out of memory", because that is what code

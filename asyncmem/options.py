@@ -1,4 +1,4 @@
-"""Everything that can be chosen about a pool, checked once and frozen; sizes are bytes, times seconds, shares 0 to 1."""
+"""What can be chosen about a pool, checked once and frozen: sizes in bytes, times in seconds, shares from 0 to 1."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -70,7 +70,7 @@ class PoolOptions:
     segment_size: int = _option(64 << 20, readers.positive_size)
     """Bytes the pool grows by, or more where a request needs more."""
     segments: str = _option("auto", readers.label, fixed=True)
-    """How segments are obtained: "auto", "direct" (every request from the driver, no pooling) or a kind of the device."""
+    """How memory is obtained: "auto", "direct" (each request from the driver, no pooling) or a kind of the device."""
     pregrow: int = _option(0, readers.size)
     """Bytes to reserve when the pool opens, and to keep ready."""
     warmup: Warmup = _option((), readers.warmup, fixed=True)
@@ -98,7 +98,7 @@ class PoolOptions:
     timeout: float | None = _option(None, readers.optional(readers.seconds))
     """Seconds a request waits that names no `timeout` of its own; None for as long as it takes."""
     bypass: float = _option(2.0, readers.factor)
-    """Smaller requests may overtake one that does not fit until they got so many times the limit; 0 for strict order."""
+    """Smaller requests may overtake one that does not fit until they got this many limits; 0 for strict order."""
     on_oom: OnOutOfMemory | None = _option(None, readers.optional(readers.callback))
     """Called with the facts before an out-of-memory error, on any thread; True asks for one more try."""
     collect: bool = _option(False, readers.switch)

@@ -105,7 +105,8 @@ def parse_count(value: SupportsIndex | str, *, what: str = "count") -> int:
     """
     expected = "a whole number from 0"
     if isinstance(value, str):
-        number = int(value) if value.strip().isdecimal() else -1
+        # Python refuses to read integers of thousands of digits.
+        number = int(value) if value.strip().isdecimal() and len(value) < 100 else -1
     else:
         number = _whole_number(value, what, expected)
     if number < 0:

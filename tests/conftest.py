@@ -1,0 +1,86 @@
+"""Fixtures that tests everywhere use: the event loops every promise must hold on, and a guard over their threads."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import uvloop
+from blockbuster import BlockBuster, BlockBusterFunction
+
+from asyncmem.devices.base import Device, Fence, Stream
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+_BLOCKING: dict[type, set[str]] = {
+    Device: {"allocate_segment", "close", "free_segment", "memory"},
+    Fence: {"block"},
+    Stream: {"synchronize_blocking"},
+}
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Run every test marked `asyncio` on asyncio in debug mode, with eager tasks (3.12 and later) and on uvloop."""
+    del config, item
+    factories: dict[str, LoopFactory] = {"debug": _debug_loop, "uvloop": uvloop.new_event_loop}
+    if sys.version_info >= (3, 12):
+        factories["eager"] = _eager_loop
+    return factories
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run every test marked `anyio` on trio; asyncio is covered by the mark `asyncio`."""
+    return "trio"
+
+
+@pytest.fixture(autouse=True)
+def no_blocking(request: pytest.FixtureRequest, guard: BlockBuster) -> Iterator[None]:
+    """Fail a test in which asyncmem blocks the thread of a running asyncio loop, unless it is marked `may_block`.
+
+    What the device contract says blocks counts as blocking here on every device, also where it takes no time.
+    """
+    if request.node.get_closest_marker("may_block"):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.callback(guard.deactivate)
+        guard.activate()
+        for call in _driver_calls():
+            stack.callback(call.activate().deactivate)
+        yield
+
+
+@pytest.fixture(scope="session")
+def guard() -> BlockBuster:
+    """Make the guard once: finding out what to watch takes longer than watching it."""
+    return BlockBuster("asyncmem", excluded_modules=["asyncmem.testing"])
+
+
+def _driver_calls() -> Iterator[BlockBusterFunction]:
+    for base, methods in _BLOCKING.items():
+        for kind in _subclasses(base):
+            for method in methods & vars(kind).keys():
+                yield BlockBusterFunction(kind, method, scanned_modules="asyncmem", excluded_modules="asyncmem.testing")
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    kind: type
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _debug_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_debug(True)
+    return loop
+
+
+if sys.version_info >= (3, 12):
+
+    def _eager_loop() -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)
+        return loop
