@@ -1,0 +1,149 @@
+"""The device contract: everything that asyncmem asks of something that owns memory and streams.
+
+A pool sees a device only through these classes. Addresses and sizes are ints, sizes in bytes, times in seconds. For
+every method:
+
+* any thread may call it, at the same time as others, and also from a finalizer that interrupted another call;
+* it takes below ~20 us, unless its docstring says that it **blocks**: such calls stay off an event loop's thread;
+* `InvalidRequest` means a wrong argument, `DeviceError` that the device refuses; nothing has been done then.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from asyncmem.devices.awaiting import wait_until_done
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A range of device memory as the driver gave it; two segments are equal only when they are the same one."""
+
+    address: int
+    nbytes: int
+    kind: str
+    token: object = field(default=None, repr=False)  # what the device needs to give the range back
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Bytes that the driver could still hand out, and bytes that the device has at all."""
+
+    free: int
+    total: int
+
+
+class Fence(ABC):
+    """A point in a stream: reached once all work submitted before it is complete, and from then on for ever."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Tell whether the point is reached. A lost device raises `DeviceError`: its fences are never reached."""
+
+    @abstractmethod
+    def block(self, timeout: float | None = None) -> bool:
+        """Wait on this thread (**blocks**); False when `timeout` seconds passed first."""
+
+    @abstractmethod
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once, now or later on any thread; it must not block, raise or call the device."""
+
+    @abstractmethod
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run yet, so that nothing keeps it alive."""
+
+    def __await__(self) -> Generator[object, object, object]:
+        """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind."""
+        return wait_until_done(self)
+
+
+class Stream(ABC):
+    """An ordered queue of device work. It lives until its last reference goes; work already queued still runs then."""
+
+    device: "Device"
+    name: str
+    handle: int  # the driver's number; 0 is the default stream
+
+    @abstractmethod
+    def record(self) -> Fence:
+        """Return a fence behind everything submitted here so far. It may cover more, never less."""
+
+    @abstractmethod
+    def wait(self, fence: Fence) -> None:
+        """Order all later work of this stream behind `fence`. The caller goes on at once."""
+
+    def synchronize(self) -> Fence:
+        """Return what to await until all work submitted so far is complete: ``await stream.synchronize()``."""
+        return self.record()
+
+    def synchronize_blocking(self) -> None:
+        """Wait on this thread until all work submitted so far is complete (**blocks**)."""
+        self.record().block()
+
+
+class Device(ABC):
+    """Something that owns memory and streams."""
+
+    kind: str  # "host", "simulated", "cuda"
+    name: str  # the kind, with an index where there may be several: "cuda:0"
+    segment_kinds: tuple[str, ...]  # the first is what "auto" means; "direct" is always there
+    granularity: int  # a segment's size is rounded up to a multiple of this
+    host_readable: bool  # its addresses can be read and written by this process
+    dlpack_device: tuple[int, int]
+    default_stream: Stream
+
+    @property
+    @abstractmethod
+    def driver_calls(self) -> int:
+        """How many calls of the driver there have been."""
+
+    @abstractmethod
+    def memory(self) -> MemoryInfo:
+        """Ask the driver how much memory there is (**blocks**)."""
+
+    @abstractmethod
+    def suggest_capacity(self, nbytes: int) -> None:
+        """Hear the pool's limit, before the first segment. Only a device without a size of its own heeds it."""
+
+    @abstractmethod
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get memory from the driver (**blocks**); usable in the order of `stream` (None: the default stream).
+
+        Raises `OutOfMemoryError` when the driver has too little: nothing is changed then, and a later try may succeed.
+        """
+
+    @abstractmethod
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back, once (**blocks**). The host has seen every use of it done."""
+
+    @abstractmethod
+    def create_stream(self, name: str | None = None) -> Stream:
+        """Make a stream that runs beside all others."""
+
+    @abstractmethod
+    def stream_of(self, source: object) -> Stream:
+        """Return the stream meant by None (the default), a stream of this device, a handle, or `__cuda_stream__`."""
+
+    @abstractmethod
+    def record_all(self) -> Fence:
+        """Return a fence behind everything submitted so far to every stream of the device."""
+
+    @abstractmethod
+    def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
+        """Set bytes to `value` (0 to 255) in the order of `stream`."""
+
+    @abstractmethod
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy between two addresses of this device in the order of `stream`; the ranges do not overlap."""
+
+    @abstractmethod
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Copy host bytes to `address`. The caller leaves `source` unchanged until a later fence is reached."""
+
+    @abstractmethod
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Copy from `address` into host bytes, which hold the data once a later fence is reached."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the device's threads after their queued work (**blocks**); twice is fine. Segments stay as they are."""
