@@ -1,0 +1,77 @@
+"""Real host memory: pages from the operating system, how much it has, and bytes at an address."""
+
+import mmap
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncmem.devices.base import MemoryInfo
+from asyncmem.errors import InvalidRequest
+
+Bytes = npt.NDArray[np.uint8]
+
+PAGE = mmap.PAGESIZE
+
+
+def map_pages(nbytes: int) -> tuple[int, mmap.mmap]:
+    """Map fresh zeroed memory, page aligned; return its address and what `unmap_pages` takes.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    if sys.platform == "win32":
+        mapping = mmap.mmap(-1, nbytes)
+    else:
+        # Private, so that a forked child cannot write into the parent's buffers.
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return int(np.frombuffer(mapping, np.uint8).ctypes.data), mapping
+
+
+def unmap_pages(mapping: object) -> None:
+    """Give pages back to the system; their addresses are invalid from now on."""
+    assert isinstance(mapping, mmap.mmap)
+    mapping.close()
+
+
+def bytes_at(address: int, nbytes: int) -> Bytes:
+    """Return a writable view of memory; it keeps nothing alive."""
+    return np.asarray(_Range(address, nbytes))
+
+
+def bytes_of(view: memoryview, *, writable: bool = False) -> Bytes:
+    """Return the bytes behind a host object, without a copy.
+
+    Raises:
+        InvalidRequest: They are not contiguous, or must be written and may not be.
+    """
+    if not view.c_contiguous or (writable and view.readonly):
+        expected = "contiguous writable memory" if writable else "contiguous memory"
+        raise InvalidRequest("memoryview", view, expected)
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def host_memory() -> MemoryInfo:
+    """Ask the system how many bytes could be used without swapping, and how many there are (reads files)."""
+    if sys.platform == "win32":
+        return MemoryInfo(free=1 << 40, total=1 << 40)  # mmap itself refuses there what cannot be committed
+    total = os.sysconf("SC_PHYS_PAGES") * PAGE
+    return MemoryInfo(free=min(total, _available(default=total)), total=total)
+
+
+def _available(default: int) -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return default
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return default
+
+
+class _Range:
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
