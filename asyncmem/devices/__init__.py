@@ -1,0 +1,29 @@
+"""Devices: what owns memory and streams. `base` is the contract; this file only re-exports."""
+
+from asyncmem.devices.auto import device
+from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
+from asyncmem.devices.calls import Call
+from asyncmem.devices.host import Host, HostStream
+from asyncmem.devices.latencies import Latencies
+from asyncmem.devices.order import StreamOrderError
+from asyncmem.devices.simulated import Simulated
+from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
+from asyncmem.devices.work import Work
+
+__all__ = [
+    "Call",
+    "Device",
+    "Fence",
+    "Host",
+    "HostStream",
+    "Latencies",
+    "MemoryInfo",
+    "Segment",
+    "Simulated",
+    "SimulatedFence",
+    "SimulatedStream",
+    "Stream",
+    "StreamOrderError",
+    "Work",
+    "device",
+]

@@ -1,0 +1,222 @@
+"""A device that only pretends, for tests without a GPU: the same in every run, and strict about stream order.
+
+Time is virtual unless asked otherwise, driver calls take as long as a real driver's, every call is written down with
+its thread, any call can be made to fail, and work that touches memory in no certain order raises at once.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Literal
+
+from asyncmem.devices.addresses import Addresses, InventedAddresses, RealAddresses
+from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.calls import Call, CallLog
+from asyncmem.devices.clock import Clock, VirtualClock, make_clock
+from asyncmem.devices.latencies import Latencies
+from asyncmem.devices.order import OrderChecker
+from asyncmem.devices.pages import PAGE, bytes_at, bytes_of
+from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
+from asyncmem.devices.streams import StreamBook
+from asyncmem.devices.timeline import Range, Timeline
+from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.units import Size, format_size, parse_size
+
+_DEFAULT_CAPACITY = 80 << 30
+
+
+class Simulated(Device):
+    """A pretended device with streams, fences, a clock, a bounded memory and faults on demand."""
+
+    kind = "simulated"
+    segment_kinds = ("stream_ordered", "direct")
+    granularity = PAGE
+
+    def __init__(
+        self,
+        capacity: Size | None = None,
+        *,
+        clock: Literal["virtual", "wall"] = "virtual",
+        autojump: bool = True,
+        latencies: Latencies | None = None,
+        backing: bool = False,
+        check_order: bool = True,
+        index: int = 0,
+    ) -> None:
+        """Make a device of its own: its memory, clock and streams are shared with no other.
+
+        Args:
+            capacity: Bytes it has; without it the first pool's limit, and without that 80 GiB.
+            clock: "virtual" stands still until a driver call, a wait or `advance` moves it; "wall" is real time.
+            autojump: On the virtual clock a wait moves the time to what it waits for; otherwise it is held until
+                another thread or task calls `advance`.
+            latencies: What driver calls take; the figures of a real one by default.
+            backing: Put real host memory behind the addresses. Copies then really copy, at submission.
+            check_order: Raise `StreamOrderError` where order is not certain.
+            index: The number in the name.
+        """
+        self.name = f"simulated:{index}"
+        self.host_readable = backing
+        self.dlpack_device = (1, 0) if backing else (12, index)  # kDLCPU, kDLExtDev
+        self.clock: Clock = make_clock(clock, autojump=autojump)
+        self.log = CallLog(self.name, self.clock, latencies or Latencies())
+        self.timeline = Timeline(self.clock, OrderChecker() if check_order else None)
+        self.reserved = 0
+        self._capacity = None if capacity is None else parse_size(capacity, what="capacity")
+        self._suggested = _DEFAULT_CAPACITY
+        self._addresses: Addresses = RealAddresses() if backing else InventedAddresses(gap=PAGE)
+        self._segments: dict[int, Segment] = {}
+        self._book: StreamBook[SimulatedStream] = StreamBook(self.name)
+        self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
+
+    def __repr__(self) -> str:
+        return f"<Simulated {self.name}: {format_size(self.reserved)} of {format_size(self.capacity)}, at {self.now:.9f} s>"
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the device has."""
+        return self._suggested if self._capacity is None else self._capacity
+
+    @property
+    def now(self) -> float:
+        """Seconds on the device's clock."""
+        return self.clock.now()
+
+    @property
+    def calls(self) -> deque[Call]:
+        """The last 65536 driver calls, oldest first."""
+        return self.log.recent
+
+    @property
+    def driver_calls(self) -> int:
+        """How many driver calls there have been."""
+        return self.log.counts.total()
+
+    def calls_of(self, name: str) -> list[Call]:
+        """Return the calls of that name among the last ones."""
+        return [call for call in list(self.log.recent) if call.name == name]
+
+    def fail(self, name: str, nth: int = 1, *, times: int = 1, error: Exception | None = None) -> None:
+        """Let a coming driver call raise, before it has done anything.
+
+        Args:
+            name: Which kind of call, or "*" for any.
+            nth: Which of them from now on, counted from 1.
+            times: How many in a row fail from there.
+            error: What is raised; a `DeviceError` by default.
+        """
+        self.log.fail(name, nth, times, error)
+
+    def advance(self, seconds: float) -> None:
+        """Move the virtual clock on; callbacks that fall due run on this thread."""
+        self._virtual().jump(self.now + seconds)
+
+    def run_until_idle(self) -> None:
+        """Move the virtual clock to the end of all work that ends."""
+        self._virtual().jump(self.timeline.idle_at())
+
+    def memory(self) -> MemoryInfo:
+        """Ask how much memory there is (blocks)."""
+        self.log.enter("memory")
+        return MemoryInfo(free=max(0, self.capacity - self.reserved), total=self.capacity)
+
+    def suggest_capacity(self, nbytes: int) -> None:
+        """Take the limit of the pool as capacity, unless there is one or segments are out."""
+        with self.timeline.lock:
+            if not self._segments:
+                self._suggested = nbytes
+
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get a segment (blocks); a "stream_ordered" one must first be used in the order of `stream`."""
+        home = self._book.find(stream)
+        kind = self.segment_kinds[0] if kind == "auto" else kind
+        if kind not in self.segment_kinds or nbytes <= 0:
+            raise InvalidRequest("kind, nbytes", (kind, nbytes), f"one of {self.segment_kinds}, a positive number")
+        nbytes = -(-nbytes // self.granularity) * self.granularity
+        self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}")
+        with self.timeline.lock:
+            free = self.capacity - self.reserved
+            if nbytes > free:
+                facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
+                raise OutOfMemoryError(facts)
+            return self._map(nbytes, kind, home)
+
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back (blocks).
+
+        Raises:
+            StreamOrderError: The host has not seen all work on it done.
+        """
+        if self._segments.get(segment.address) is not segment:
+            raise InvalidRequest("segment", segment, f"a segment of {self.name!r} that is not given back yet")
+        self.log.enter("free_segment", segment.nbytes, cost="free")
+        with self.timeline.lock:
+            self.timeline.unmap(segment.address, segment.nbytes)
+            del self._segments[segment.address]
+            self.reserved -= segment.nbytes
+            self._addresses.give_back(segment.address, segment.nbytes, segment.token)
+
+    def create_stream(self, name: str | None = None) -> SimulatedStream:
+        """Make a stream."""
+        self.log.enter("create_stream")
+        handle = self._book.next_handle()
+        return self._book.enlist(SimulatedStream(self, name or f"stream-{handle}", handle))
+
+    def stream_of(self, source: object) -> SimulatedStream:
+        """Return the stream meant by None, a stream of this device, a handle, or an object with `__cuda_stream__`."""
+        return self._book.find(source)
+
+    def record_all(self) -> SimulatedFence:
+        """Return a fence behind everything submitted to every stream."""
+        self.log.enter("record_all")
+        return SimulatedFence(self, *self.timeline.record_all())
+
+    def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
+        """Set bytes, as work that takes no time."""
+        self.log.enter("fill", nbytes)
+        self._submit(stream, writes=[(address, nbytes)])
+        if self.host_readable:
+            bytes_at(address, nbytes).fill(value)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy, as work that takes no time."""
+        self.log.enter("copy", nbytes)
+        self._submit(stream, reads=[(source, nbytes)], writes=[(target, nbytes)])
+        if self.host_readable:
+            bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Copy from the host, as work that takes no time."""
+        origin = bytes_of(source)
+        self.log.enter("copy_in", origin.size)
+        self._submit(stream, writes=[(address, origin.size)])
+        if self.host_readable:
+            bytes_at(address, origin.size)[:] = origin
+
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Copy to the host, as work that takes no time; without backing the target is left alone."""
+        goal = bytes_of(target, writable=True)
+        self.log.enter("copy_out", goal.size)
+        self._submit(stream, reads=[(address, goal.size)])
+        if self.host_readable:
+            goal[:] = bytes_at(address, goal.size)
+
+    def close(self) -> None:
+        """Wait for the callbacks that are due by the wall clock (blocks)."""
+        self.log.enter("close")
+        self.clock.close()
+
+    def _map(self, nbytes: int, kind: str, home: SimulatedStream) -> Segment:
+        address, token = self._addresses.take(nbytes)
+        self.timeline.map(address, nbytes, home.handle if kind == "stream_ordered" else None)
+        segment = self._segments[address] = Segment(address, nbytes, kind, token)
+        self.reserved += nbytes
+        return segment
+
+    def _submit(self, stream: Stream, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
+        self.timeline.submit(self._book.find(stream).handle, 0.0, reads, writes)
+
+    def _virtual(self) -> VirtualClock:
+        if isinstance(self.clock, VirtualClock):
+            return self.clock
+        raise InvalidRequest("clock", "wall", "a device with the virtual clock")

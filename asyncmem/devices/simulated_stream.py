@@ -1,0 +1,140 @@
+"""Streams and fences of the simulated device."""
+
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from asyncmem.devices.awaiting import let_others_run, wait_until_done
+from asyncmem.devices.base import Fence, Stream
+from asyncmem.devices.clock import VirtualClock
+from asyncmem.devices.order import Moment
+from asyncmem.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from asyncmem.devices.simulated import Simulated
+
+
+class Ranged(Protocol):
+    """A buffer, or whatever else has an address and a size in bytes."""
+
+    @property
+    def address(self) -> int:
+        """The first byte."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+        ...
+
+
+Touched: TypeAlias = Ranged | tuple[int, int]
+"""What work reads or writes: a buffer, or an address and a number of bytes."""
+
+
+class SimulatedFence(Fence):
+    """A time at which a stream has done something, and the order that comes with it."""
+
+    def __init__(self, device: "Simulated", at: float, moment: Moment) -> None:
+        """Take the time, and what is complete by then."""
+        self.device = device
+        self.at = at
+        self.moment = moment
+        self._timeline = device.timeline
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<SimulatedFence at {self.at:.9f} s of {self.device.name}>"
+
+    def done(self) -> bool:
+        """Ask the driver whether the time has come."""
+        self.device.log.enter("query")
+        return self._look()
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Let time pass until the fence is reached (**blocks**); on the virtual clock that is a jump."""
+        self.device.log.enter("block")
+        return self._timeline.clock.block(self.at, timeout) and self._look()
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call back once: now, or on the thread that moves the virtual clock, or on the wall clock's own."""
+        with self._timeline.lock:
+            if not self._look():
+                if not self._callbacks:
+                    self._timeline.clock.call_at(self.at, self._ring)
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run."""
+        with self._timeline.lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def __await__(self) -> Generator[object, object, None]:
+        """Wait; a virtual clock with autojump jumps to the fence once other tasks have had their turn."""
+        clock = self._timeline.clock
+        if isinstance(clock, VirtualClock) and clock.autojump and not self.done():
+            yield from let_others_run()
+            self.block()
+        yield from wait_until_done(self)
+
+    def _look(self) -> bool:
+        return self._timeline.look(self.at, self.moment)
+
+    def _ring(self) -> None:
+        with self._timeline.lock:
+            self._look()
+            due, self._callbacks = self._callbacks, []
+        for callback in due:
+            callback()
+
+
+class SimulatedStream(Stream):
+    """An ordered queue of pretended work."""
+
+    device: "Simulated"
+
+    def __init__(self, device: "Simulated", name: str, handle: int) -> None:
+        """Use `Simulated.create_stream` instead."""
+        self.device = device
+        self.name = name
+        self.handle = handle
+        device.timeline.add_stream(handle, name)
+
+    def __repr__(self) -> str:
+        return f"<SimulatedStream {self.name!r} of {self.device.name}>"
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Offer the handle as CUDA streams do; only this device knows what it means."""
+        return (0, self.handle)
+
+    def launch(self, duration: float = 0.0, *, reads: Iterable[Touched] = (), writes: Iterable[Touched] = ()) -> None:
+        """Submit work that takes `duration` seconds once the stream comes to it; `math.inf` never ends.
+
+        Args:
+            duration: Seconds of device time.
+            reads: What it reads. Any number of streams may read the same bytes at once.
+            writes: What it writes (and may read as well).
+
+        Raises:
+            StreamOrderError: It touches bytes that another stream may still be using, or that are in no segment.
+        """
+        self.device.log.enter("launch")
+        self.device.timeline.submit(self.handle, duration, map(_range, reads), map(_range, writes))
+
+    def record(self) -> SimulatedFence:
+        """Return a fence behind everything submitted here so far."""
+        self.device.log.enter("record")
+        return SimulatedFence(self.device, *self.device.timeline.record(self.handle))
+
+    def wait(self, fence: Fence) -> None:
+        """Order all later work of this stream behind a fence of the same device."""
+        if not isinstance(fence, SimulatedFence) or fence.device is not self.device:
+            raise InvalidRequest("fence", fence, f"a fence of device {self.device.name!r}")
+        self.device.log.enter("wait")
+        self.device.timeline.wait(self.handle, fence.at, fence.moment)
+
+
+def _range(item: Touched) -> tuple[int, int]:
+    return item if isinstance(item, tuple) else (item.address, item.nbytes)
