@@ -70,7 +70,8 @@ class Simulated(Device):
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
 
     def __repr__(self) -> str:
-        return f"<Simulated {self.name}: {format_size(self.reserved)} of {format_size(self.capacity)}, at {self.now:.9f} s>"
+        used = f"{format_size(self.reserved)} of {format_size(self.capacity)}"
+        return f"<Simulated {self.name}: {used}, at {self.now:.9f} s>"
 
     @property
     def capacity(self) -> int:

@@ -1,9 +1,9 @@
 """Stream order: which freed memory waits for which fence, and who has to wait for it.
 
 Freed memory carries entries, {stream: epoch}: uses that are not yet known to be done. An epoch is the frees on a
-stream between two of its fences. This module closes epochs, records their fences, makes a taking stream wait for them, and
-asks which are done. It makes only device calls that do not block, so it serves any thread, also a finalizer that
-interrupts another call of it; the one call that waits says so.
+stream between two of its fences. This module closes epochs, records their fences, makes a taking stream wait for
+them, and asks which are done. It makes only device calls that do not block, so it serves any thread, also a finalizer
+that interrupts another call of it; the one call that waits says so.
 
 What protects what: the heap has its own lock and is never called under another. A stream's queue of fences is only
 appended to, by any thread, except by whoever holds `_polling`, which is tried and never waited for.
