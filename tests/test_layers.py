@@ -1,0 +1,186 @@
+"""The direction of imports: a file imports only from lower layers, strangers stay strangers, drivers stay unloaded.
+
+The layers are those of the head of `asyncmem/__init__.py`; every file has one by its place.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import asyncmem
+
+ROOT = Path(asyncmem.__file__).parent
+
+# Where nothing else is said, a file of the top folder belongs to the pool.
+POOL = 3
+LAYERS = {
+    "units": 0,
+    "figures": 0,
+    "facts": 0,
+    "errors": 0,
+    "readers": 0,
+    "environment": 0,
+    "options": 0,
+    "stats": 0,
+    "records": 0,
+    "core": 1,
+    "devices": 1,
+    "engine": 2,
+    "runtime": 4,
+    "__init__": 4,
+    "testing": 5,
+    "pipeline": 5,
+    "insight": 5,
+    "interop": 5,
+    "planning": 5,
+    "cli": 6,
+    "__main__": 6,
+}
+
+# Folders of one layer that must not know each other; in the engine that holds for every file.
+STRANGERS = ({"core", "devices"}, {"testing", "pipeline", "insight", "interop", "planning"})
+
+# What files below layer 5 may import from other projects, and the few that have a reason to import more.
+FOREIGN = {"numpy", "anyio"}
+ALLOWED = {
+    "devices.awaiting": {"trio"},  # a fence is awaited in the words of the loop that runs
+    "home": {"trio"},  # so is a pool's wait
+    "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
+    "devices.cuda": {"cuda"},
+    "devices.opencl": {"pyopencl"},
+}
+
+Import = tuple[str, bool]
+"""The full name of what is imported, and whether that is for types alone."""
+
+
+def modules() -> list[str]:
+    return sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for kind in ("*.py", "*.pyx")
+        for path in ROOT.rglob(kind)
+    )
+
+
+def head(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def layer(module: str) -> int:
+    return LAYERS.get(head(module), POOL)
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    path = ROOT.joinpath(*module.split("."))
+    if path.with_suffix(".pyx").exists():
+        return tuple(cython_imports(path.with_suffix(".pyx")))
+    tree = ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))
+    return tuple(python_imports(tree, types_only=False))
+
+
+def python_imports(node: ast.AST, *, types_only: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((one.name, types_only) for one in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports name the whole path"
+            yield from ((f"{child.module}.{one.name}", types_only) for one in child.names)
+        else:
+            only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from python_imports(child, types_only=types_only or only)
+
+
+def cython_imports(path: Path) -> Iterator[Import]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        found = re.match(r"\s*(?:from|import) ([\w.]+)", line)
+        if found and "cimport" not in line:
+            yield found[1], False
+
+
+def inside(module: str) -> list[Import]:
+    """The modules of this package that a module imports, by their names within it."""
+    known = set(modules())
+    found = []
+    for name, types_only in imports(module):
+        if head(name) == "asyncmem":
+            parts = name.split(".")[1:]
+            # The name may be a module, a name in a module, a package, or a name in a package.
+            places = [".".join(parts), ".".join(parts[:-1])]
+            places += [f"{place}.__init__" if place else "__init__" for place in places]
+            place = next((one for one in places if one in known), None)
+            assert place, f"{module} imports {name}, which is nowhere"
+            found.append((place, types_only))
+    return found
+
+
+def outside(module: str) -> set[str]:
+    return {head(name) for name, _ in imports(module)} - sys.stdlib_module_names - {"asyncmem"}
+
+
+@pytest.mark.parametrize("module", modules())
+def test_imports_point_downwards(module: str) -> None:
+    """A file imports from its own layer or from lower ones, for types too."""
+    upwards = {name for name, _ in inside(module) if layer(name) > layer(module)}
+    assert not upwards, f"{module} (layer {layer(module)}) imports {upwards}"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_strangers_do_not_import_each_other(module: str) -> None:
+    """Placement knows no device and devices know no placement; tools on top of pools know only pools."""
+    for group in STRANGERS:
+        if head(module) in group:
+            others = group - {head(module)}
+            assert not {name for name, _ in inside(module) if head(name) in others}
+
+
+@pytest.mark.parametrize("module", [one for one in modules() if head(one) == "engine"])
+def test_decisions_do_not_import_each_other(module: str) -> None:
+    """Each policy of the engine stands alone; the pool joins them."""
+    assert not {name for name, _ in inside(module) if head(name) == "engine"} - {"engine.__init__"}
+
+
+@pytest.mark.parametrize("module", [one for one in modules() if layer(one) < 5])
+def test_foreign_packages_stay_out(module: str) -> None:
+    """Below the tools, a file imports numpy and anyio at most; a device also its own package."""
+    assert outside(module) <= FOREIGN | ALLOWED.get(module, set())
+
+
+def test_exceptions_are_needed() -> None:
+    """An exception whose reason is gone goes too; those of devices yet to come wait for them."""
+    for module, allowed in ALLOWED.items():
+        assert module not in modules() or allowed <= outside(module)
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    """Following imports, those for types apart, never leads back to where one started."""
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join([*path, module])
+        if module not in done:
+            for name, types_only in inside(module):
+                if not types_only:
+                    visit(name, (*path, module))
+            done.add(module)
+
+    for module in modules():
+        visit(module, ())
+
+
+def test_the_package_alone_loads_no_driver_terminal_or_loop(tmp_path: Path) -> None:
+    """`import asyncmem` is cheap and takes nothing: no GPU driver, no event loop, no library for terminals."""
+    code = (
+        "import sys, asyncmem\n"
+        "loaded = {'cuda', 'rich', 'click', 'uvloop', 'trio', 'pyopencl', 'asyncmem.cli'} & set(sys.modules)\n"
+        "maps = open('/proc/self/maps').read() if sys.platform == 'linux' else ''\n"
+        "print(sorted(loaded), 'libcuda' in maps)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "[] False"
