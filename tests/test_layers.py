@@ -17,8 +17,6 @@ import asyncmem
 
 ROOT = Path(asyncmem.__file__).parent
 
-# Where nothing else is said, a file of the top folder belongs to the pool.
-POOL = 3
 LAYERS = {
     "units": 0,
     "figures": 0,
@@ -32,6 +30,7 @@ LAYERS = {
     "core": 1,
     "devices": 1,
     "engine": 2,
+    "pool": 3,
     "runtime": 4,
     "__init__": 4,
     "testing": 5,
@@ -50,14 +49,14 @@ STRANGERS = ({"core", "devices"}, {"testing", "pipeline", "insight", "interop", 
 FOREIGN = {"numpy", "anyio"}
 ALLOWED = {
     "devices.awaiting": {"trio"},  # a fence is awaited in the words of the loop that runs
-    "home": {"trio"},  # so is a pool's wait
+    "pool.home": {"trio"},  # so is a pool's wait
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda": {"cuda"},
     "devices.opencl": {"pyopencl"},
 }
 
 Import = tuple[str, bool]
-"""The full name of what is imported, and whether that is for types alone."""
+"""The full name of what is imported, and whether that waits: for types alone, or inside a function."""
 
 
 def modules() -> list[str]:
@@ -73,7 +72,7 @@ def head(module: str) -> str:
 
 
 def layer(module: str) -> int:
-    return LAYERS.get(head(module), POOL)
+    return LAYERS[head(module)]
 
 
 @cache
@@ -82,19 +81,20 @@ def imports(module: str) -> tuple[Import, ...]:
     if path.with_suffix(".pyx").exists():
         return tuple(cython_imports(path.with_suffix(".pyx")))
     tree = ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))
-    return tuple(python_imports(tree, types_only=False))
+    return tuple(python_imports(tree, waits=False))
 
 
-def python_imports(node: ast.AST, *, types_only: bool) -> Iterator[Import]:
+def python_imports(node: ast.AST, *, waits: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
-            yield from ((one.name, types_only) for one in child.names)
+            yield from ((one.name, waits) for one in child.names)
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, "imports name the whole path"
-            yield from ((f"{child.module}.{one.name}", types_only) for one in child.names)
+            yield from ((f"{child.module}.{one.name}", waits) for one in child.names)
         else:
-            only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-            yield from python_imports(child, types_only=types_only or only)
+            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            inner |= isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            yield from python_imports(child, waits=waits or inner)
 
 
 def cython_imports(path: Path) -> Iterator[Import]:
@@ -108,7 +108,7 @@ def inside(module: str) -> list[Import]:
     """The modules of this package that a module imports, by their names within it."""
     known = set(modules())
     found = []
-    for name, types_only in imports(module):
+    for name, waits in imports(module):
         if head(name) == "asyncmem":
             parts = name.split(".")[1:]
             # The name may be a module, a name in a module, a package, or a name in a package.
@@ -116,7 +116,7 @@ def inside(module: str) -> list[Import]:
             places += [f"{place}.__init__" if place else "__init__" for place in places]
             place = next((one for one in places if one in known), None)
             assert place, f"{module} imports {name}, which is nowhere"
-            found.append((place, types_only))
+            found.append((place, waits))
     return found
 
 
@@ -159,14 +159,14 @@ def test_exceptions_are_needed() -> None:
 
 
 def test_no_import_goes_round_in_a_circle() -> None:
-    """Following imports, those for types apart, never leads back to where one started."""
+    """Following what is imported when a file is loaded never leads back to that file."""
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " -> ".join([*path, module])
         if module not in done:
-            for name, types_only in inside(module):
-                if not types_only:
+            for name, waits in inside(module):
+                if not waits:
                     visit(name, (*path, module))
             done.add(module)
 

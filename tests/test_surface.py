@@ -1,0 +1,220 @@
+"""The public surface: what is exported is meant to be, and has its words and its types."""
+
+import ast
+import collections.abc
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import asyncmem
+import asyncmem.core._core as compiled
+from asyncmem import core
+
+ROOT = Path(asyncmem.__file__).parent
+PACKAGES = ("asyncmem", "asyncmem.devices", "asyncmem.testing")
+FILES = sorted(path for kind in ("*.py", "*.pyx") for path in ROOT.rglob(kind))
+
+# The guard against blocking puts its own functions in the place of some methods.
+pytestmark = pytest.mark.may_block
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Parameter = tuple[str, str, bool]
+"""Name, kind, and whether it has a default."""
+
+
+def exports() -> Iterator[tuple[str, object]]:
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            yield f"{package}.{name}", getattr(module, name)
+
+
+CLASSES = [(name, one) for name, one in exports() if isinstance(one, type)]
+FUNCTIONS = [(name, one) for name, one in exports() if inspect.isroutine(one)]
+
+
+def ours(kind: type) -> list[type]:
+    return [one for one in kind.__mro__ if one.__module__.partition(".")[0] == "asyncmem"]
+
+
+def members(kind: type) -> Iterator[tuple[str, object]]:
+    """The public attributes that a class has from this package, each as its class has it."""
+    for name in sorted({name for one in ours(kind) for name in vars(one) if not name.startswith("_")}):
+        yield name, inspect.getattr_static(kind, name)
+
+
+@cache
+def documented() -> frozenset[tuple[str, str]]:
+    """The pairs of class and attribute for which a string follows the attribute in the source."""
+    found = set()
+    for path in (path for kind in ("*.py", "*.pyi") for path in ROOT.rglob(kind)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found |= {(node.name, name) for name in documented_attributes(node)}
+    return frozenset(found)
+
+
+def documented_attributes(node: ast.ClassDef) -> Iterator[str]:
+    for before, after in zip(node.body, node.body[1:], strict=False):
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name):
+                yield before.target.id
+            if isinstance(before, ast.Assign) and isinstance(before.targets[0], ast.Name):
+                yield before.targets[0].id
+
+
+def has_words(kind: type, name: str, member: object) -> bool:
+    """Whether a method or property has a docstring; an attribute may have one after it, or be named in its class's."""
+    if inspect.isroutine(member) or isinstance(member, property | staticmethod | classmethod):
+        return bool(inspect.getdoc(getattr(kind, name)))
+    written = any((one.__name__, name) in documented() for one in ours(kind))
+    return written or bool(inspect.getdoc(member)) or name in (inspect.getdoc(kind) or "")
+
+
+def untyped(function: object) -> list[str]:
+    signature = inspect.signature(function)  # type: ignore[arg-type]  # callables only
+    gaps = [
+        name
+        for name, one in signature.parameters.items()
+        if one.annotation is one.empty and name not in ("self", "cls")
+    ]
+    return gaps + (["return"] if signature.return_annotation is signature.empty else [])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_is_exported_is_what_is_there(package: str) -> None:
+    """`__all__` names every public thing of the package, once and in order, and nothing else."""
+    module = importlib.import_module(package)
+    there = {name for name, one in vars(module).items() if not name.startswith("_") and not isinstance(one, ModuleType)}
+    assert sorted(module.__all__) == list(module.__all__)
+    assert set(module.__all__) == there
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    """The first thing in a file is a sentence about it."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".pyx":
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        assert text.lstrip().startswith('"""')
+    else:
+        assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize(("name", "one"), list(exports()), ids=lambda one: one if isinstance(one, str) else "")
+def test_every_public_name_has_words(name: str, one: object) -> None:
+    """Classes, functions and types that users meet have a docstring of their own."""
+    if isinstance(one, type) or inspect.isroutine(one):
+        inherited = {parent.__doc__ for parent in getattr(one, "__mro__", ())[1:]}
+        assert one.__doc__, name
+        assert one.__doc__ not in inherited, name
+
+
+@pytest.mark.parametrize(("name", "kind"), CLASSES, ids=[name for name, _ in CLASSES])
+def test_every_public_member_has_words(name: str, kind: type) -> None:
+    """So have their methods and properties; fields too, except where a small record says them all in its docstring."""
+    small = dataclasses.is_dataclass(kind) and name.count(".") > 1
+    found = [(member, one) for member, one in members(kind) if not (small and inspect.ismemberdescriptor(one))]
+    assert not [f"{name}.{member}" for member, one in found if not has_words(kind, member, one)]
+
+
+@pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
+def test_every_public_function_has_types(name: str, function: object) -> None:
+    """Every parameter and every answer has a type."""
+    assert not untyped(function), name
+
+
+@pytest.mark.parametrize(("name", "kind"), CLASSES, ids=[name for name, _ in CLASSES])
+def test_every_public_method_has_types(name: str, kind: type) -> None:
+    """So has every method written in Python; the stub has those of the compiled module."""
+    methods = [(f"{name}.{member}", inspect.unwrap(getattr(kind, member))) for member, _ in members(kind)]
+    assert not [(label, untyped(one)) for label, one in methods if inspect.isfunction(one) and untyped(one)]
+
+
+def stub() -> ast.Module:
+    path = Path(compiled.__file__).with_name("_core.pyi")
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def stub_classes() -> dict[str, ast.ClassDef]:
+    return {one.name: one for one in stub().body if isinstance(one, ast.ClassDef)}
+
+
+def stub_names(body: list[ast.stmt]) -> set[str]:
+    names = {one.target.id for one in body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)}
+    names |= {one.name for one in body if isinstance(one, Function | ast.ClassDef)}
+    return {name for name in names if not name.startswith("_")}
+
+
+def inherited_names(node: ast.ClassDef) -> set[str]:
+    """What a class in the stub has from the abstract classes it names."""
+    bases = (ast.unparse(base).partition("[")[0] for base in node.bases)
+    return {name for base in bases if hasattr(collections.abc, base) for name in dir(getattr(collections.abc, base))}
+
+
+def written(function: Function) -> list[Parameter]:
+    """The parameters of a function in the stub."""
+    args = function.args
+    places = args.posonlyargs + args.args
+    defaults = [False] * (len(places) - len(args.defaults)) + [True] * len(args.defaults)
+    found = [(one.arg, "by place", default) for one, default in zip(places, defaults, strict=True)]
+    found += [(args.vararg.arg, "rest", False)] if args.vararg else []
+    named = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    found += [(one.arg, "by name", value is not None) for one, value in named]
+    found += [(args.kwarg.arg, "rest by name", False)] if args.kwarg else []
+    return [one for one in found if one[0] not in ("self", "cls")]
+
+
+def at_run_time(function: object) -> list[Parameter]:
+    """The same of the function that was compiled."""
+    kinds = {
+        inspect.Parameter.POSITIONAL_ONLY: "by place",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD: "by place",
+        inspect.Parameter.VAR_POSITIONAL: "rest",
+        inspect.Parameter.KEYWORD_ONLY: "by name",
+        inspect.Parameter.VAR_KEYWORD: "rest by name",
+    }
+    parameters = inspect.signature(function).parameters.items()  # type: ignore[arg-type]  # callables only
+    return [(name, kinds[one.kind], one.default is not one.empty) for name, one in parameters if name != "self"]
+
+
+def agree(promised: list[Parameter], compiled_ones: list[Parameter]) -> bool:
+    """Whether they are the same; where the compiled function takes any name, the stub may say which."""
+    if any(kind == "rest by name" for _, kind, _ in compiled_ones):
+        promised = [one for one in promised if not one[1].endswith("by name")]
+        compiled_ones = [one for one in compiled_ones if not one[1].endswith("by name")]
+    return promised == compiled_ones
+
+
+def test_the_stub_names_what_the_compiled_module_has() -> None:
+    """The stub invents nothing, and everything that the rest of the package takes from the module is in it."""
+    there = set(vars(compiled))
+    assert stub_names(stub().body) <= there
+    taken = {name for name in core.__all__ if getattr(core, name) is getattr(compiled, name, None)}
+    elsewhere = {name for name in taken if getattr(compiled, name).__class__ is type} - set(stub_classes())
+    assert not {name for name in elsewhere if getattr(compiled, name).__module__ == compiled.__name__}
+
+
+@pytest.mark.parametrize("name", sorted(stub_classes()))
+def test_the_stub_names_what_compiled_classes_have(name: str) -> None:
+    """Methods and attributes of each class agree, by name."""
+    node = stub_classes()[name]
+    there = {one for one in vars(getattr(compiled, name)) if not one.startswith("_")}
+    assert stub_names(node.body) | (inherited_names(node) & there) == there
+
+
+@pytest.mark.parametrize("name", sorted(stub_classes()))
+def test_the_stub_has_the_signatures_of_compiled_methods(name: str) -> None:
+    """Parameters agree by name, kind and whether they may be left out."""
+    kind = getattr(compiled, name)
+    for function in stub_classes()[name].body:
+        if isinstance(function, Function) and function.name in stub_names([function]):
+            method = inspect.getattr_static(kind, function.name)
+            if inspect.isroutine(method):
+                assert agree(written(function), at_run_time(method)), f"{name}.{function.name}"

@@ -1,0 +1,143 @@
+"""Typical user code, read by type checkers and never run: what users write is understood, and answers have types."""
+
+from collections.abc import Mapping
+from typing import assert_type
+
+import asyncmem
+from asyncmem import (
+    AsyncMemoryPool,
+    Batch,
+    Buffer,
+    Lease,
+    OutOfMemoryError,
+    OutOfMemoryFacts,
+    PoolOptions,
+    PoolStats,
+    Pressure,
+)
+from asyncmem.devices import Device, Fence, Simulated, Stream
+
+
+def retry(facts: OutOfMemoryFacts) -> bool:
+    return facts.waiting == 0
+
+
+async def allocate(pool: AsyncMemoryPool) -> None:
+    stream = pool.device.create_stream()
+    assert_type(stream, Stream)
+    buffer = await pool.allocate_async("64 MiB", stream=stream, tag="activations", priority=1, timeout=2.5)
+    assert_type(buffer, Buffer)
+    assert_type(buffer.nbytes, int)
+    assert_type(buffer.address, int)
+    assert_type(buffer.device, Device)
+    assert_type(buffer.tag, str | None)
+    buffer.use_on(pool.device.create_stream())
+    buffer.free(stream)
+
+    async with pool.allocate_async(4096) as other:
+        assert_type(other, Buffer)
+    with pool.allocate(4096) as third:
+        assert_type(third, Buffer)
+    assert_type(pool.try_allocate(4096), Buffer | None)
+
+
+async def request(pool: AsyncMemoryPool) -> None:
+    waiting = pool.allocate_async(1 << 20)
+    assert_type(waiting.done(), bool)
+    assert_type(waiting.cancel(), bool)
+    assert_type(waiting.result(), Buffer)
+    waiting.add_done_callback(print)
+
+
+async def batch(pool: AsyncMemoryPool) -> None:
+    async with pool.allocate_batch([4096, "1 MiB"]) as buffers:
+        assert_type(buffers, Batch)
+        first, second = buffers
+        assert_type(first, Buffer)
+        second.free()
+        assert_type(len(buffers), int)
+        assert_type(buffers[0], Buffer)
+
+
+async def arrays(pool: AsyncMemoryPool) -> None:
+    made = await pool.empty((4096, 4096), "float32", tag="x")
+    cleared = await pool.zeros(16)
+    assert_type(made, asyncmem.Array)
+    assert_type(cleared.buffer, Buffer)
+
+
+async def shares(pool: AsyncMemoryPool) -> None:
+    decode = pool.budget("decode", limit="512 MiB")
+    assert_type(decode, asyncmem.Budget)
+    assert_type(await decode.allocate_async(4096), Buffer)
+    async with pool.lease("1 GiB") as lease:
+        assert_type(lease, Lease)
+        assert_type(await lease.allocate_async(4096), Buffer)
+    with pool.owner("loader"):
+        await pool.allocate_async(1)
+
+
+async def streams(stream: Stream) -> None:
+    fence = stream.record()
+    assert_type(fence, Fence)
+    assert_type(fence.done(), bool)
+    await fence
+    await stream.synchronize()
+
+
+async def watch(pool: AsyncMemoryPool) -> None:
+    stats = pool.stats()
+    assert_type(stats, PoolStats)
+    assert_type(stats.allocated_bytes, int)
+    assert_type(stats.cache_hit_rate, float)
+    assert_type(stats.rungs, Mapping[str, int])
+    assert_type([(one.owner, one.nbytes, one.age) for one in pool.waiters()], list[tuple[str, int, float]])
+    assert_type(pool.summary(), str)
+    async for level in pool.pressure_changes():
+        assert_type(level, Pressure)
+        if level >= Pressure.HIGH:
+            break
+
+
+async def control(pool: AsyncMemoryPool) -> None:
+    await pool.open(wait=True)
+    await pool.warmup([(4096, 100), ("1 MiB", 10)])
+    assert_type(await pool.trim(keep="64 MiB"), int)
+    pool.empty_cache()
+    pool.configure(limit="80%", timeout=None)
+    pool.resize(limit="1 GiB")
+    pool.check()
+    pool.reset_peaks()
+    await pool.aclose(timeout=1.0, drain=True)
+
+
+def choose() -> None:
+    options = PoolOptions(limit="80%", pregrow="1 GiB", warmup=[("4 KiB", 100)], on_oom=retry, timeout="2 s")
+    assert_type(options.segment_size, int)
+    assert_type(options.limit, int | float | None)
+    AsyncMemoryPool("cuda:0", options=options, name="weights")
+    AsyncMemoryPool(Simulated(capacity=1 << 30), options=PoolOptions.for_inference(), fallback="host")
+    PoolOptions.from_environment({"ASYNCMEM_LIMIT": "1 GiB"}, base=options.replace(name="other"))
+
+
+async def fail(pool: AsyncMemoryPool) -> None:
+    try:
+        await pool.allocate_async(1 << 40)
+    except OutOfMemoryError as error:
+        assert_type(error.asked, int)
+        assert_type(error.largest_hole, int)
+        assert_type(error.facts, OutOfMemoryFacts)
+
+
+async def main() -> int:
+    async with AsyncMemoryPool("host", limit="2 GiB") as pool:
+        assert_type(pool, AsyncMemoryPool)
+        return len(pool.waiters())
+
+
+def run() -> None:
+    assert_type(asyncmem.run(main), int)
+    runtime = asyncmem.device("host")
+    assert_type(runtime.memory_allocated(), int)
+    assert_type(runtime.memory_summary(), str)
+    runtime.empty_cache()
