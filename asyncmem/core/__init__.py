@@ -1,0 +1,63 @@
+"""The compiled core: which block serves which request, and the handles that users hold. See DESIGN.md."""
+
+from asyncmem.core._core import (
+    FLAG_FREE,
+    FLAG_LIVE,
+    FLAG_WAITING,
+    GRANULE,
+    MAX_SIZE,
+    NO_LIMIT,
+    REASON_ACCOUNT,
+    REASON_GATE,
+    REASON_MEMORY,
+    REASON_NONE,
+    STREAK_LIMIT,
+    Allocator,
+    Batch,
+    Buffer,
+    Core,
+    Heap,
+    Ready,
+)
+from asyncmem.core.array import Array
+from asyncmem.core.elements import ElementType, dtype_size, element_type
+from asyncmem.core.report import (
+    AccountCounts,
+    BlockInfo,
+    HeapCorrupted,
+    HeapCounts,
+    HeapOptions,
+    HeapReport,
+    SegmentCounts,
+)
+
+__all__ = [
+    "FLAG_FREE",
+    "FLAG_LIVE",
+    "FLAG_WAITING",
+    "GRANULE",
+    "MAX_SIZE",
+    "NO_LIMIT",
+    "REASON_ACCOUNT",
+    "REASON_GATE",
+    "REASON_MEMORY",
+    "REASON_NONE",
+    "STREAK_LIMIT",
+    "AccountCounts",
+    "Allocator",
+    "Array",
+    "Batch",
+    "BlockInfo",
+    "Buffer",
+    "Core",
+    "ElementType",
+    "Heap",
+    "HeapCorrupted",
+    "HeapCounts",
+    "HeapOptions",
+    "HeapReport",
+    "Ready",
+    "SegmentCounts",
+    "dtype_size",
+    "element_type",
+]

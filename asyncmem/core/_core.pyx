@@ -1,0 +1,40 @@
+# distutils: language = c++
+# cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
+# A copied or unpickled handle would free its block twice; signatures are for help() and for the test of the stub.
+# cython: auto_pickle=False, embedsignature=True, embedsignature.format=clinic
+"""The thin binding over the C++ heap, and the handles that users hold: Buffer, Batch, Ready, and the doors of Allocator."""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.exc cimport PyErr_WriteUnraisable
+from cpython.long cimport PyLong_CheckExact
+from cpython.object cimport PyObject
+from cpython.weakref cimport PyWeakref_GetObject, PyWeakref_NewRef
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from cpython.ref cimport Py_INCREF
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+import os
+from types import GenericAlias
+
+from asyncmem.core.report import (
+    AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, HeapReport, SegmentCounts,
+)
+from asyncmem.errors import BufferReleased, InvalidRequest
+
+include "binding/heap_api.pxi"
+
+GRANULE = 512
+MAX_SIZE = max_size
+NO_LIMIT = no_limit
+STREAK_LIMIT = 1000
+FLAG_WAITING, FLAG_LIVE, FLAG_FREE = 1, 2, 4
+REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE = 0, 1, 2, 3
+
+include "binding/heap.pxi"
+include "binding/core.pxi"
+include "binding/buffer.pxi"
+include "binding/batch.pxi"
+include "binding/ready.pxi"
+include "binding/allocator.pxi"

@@ -1,0 +1,6 @@
+def legacy_capsule(
+    owner: object, address: int, shape: tuple[int, ...], dtype: tuple[int, int, int], device: tuple[int, int]
+) -> object: ...
+def versioned_capsule(
+    owner: object, address: int, shape: tuple[int, ...], dtype: tuple[int, int, int], device: tuple[int, int]
+) -> object: ...

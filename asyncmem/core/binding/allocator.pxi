@@ -1,0 +1,159 @@
+# Allocator: the doors. A hit is served here; everything else is the subclass's, in Python.
+
+cdef class Allocator:
+    """Serve buffers: at once when mapped memory allows, else by the slow methods of the subclass."""
+
+    cdef Core core
+    cdef uint32_t account
+    cdef int32_t arena
+    cdef object __weakref__
+
+    def _attach(self, Core core, account=0, arena=-1):
+        """Connect the doors to a core, its account and (for a lease) its arena."""
+        self.core = core
+        self.account = _index(account, "account")
+        self.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
+
+    @property
+    def _core(self):
+        return self.core
+
+    @property
+    def _account(self):
+        return self.account
+
+    @property
+    def _arena(self):
+        return self.arena
+
+    def allocate(self, size, *, stream=None, tag=None, priority=0, timeout=None):
+        """Answer a buffer, from any thread, without awaiting.
+
+        Args:
+            size: Bytes, or text such as "64 MiB". Zero gives a valid empty buffer.
+            stream: The home stream; None for the device's default stream.
+            tag: A name under which statistics and errors count it.
+            priority: Higher is served first among those who wait.
+            timeout: Seconds to block this thread for, at most; None does not wait.
+
+        Raises:
+            InvalidRequest: An argument that cannot be right; a nonzero timeout on a running event loop's thread.
+            OutOfMemoryError: There is no such memory, with all facts.
+        """
+        cdef Buffer buffer = self.take(size, stream, tag)
+        if buffer is not None:
+            return buffer
+        return self._allocate(size, stream, tag, priority, timeout)
+
+    def allocate_async(self, size, *, stream=None, tag=None, priority=0, timeout=None):
+        """Start a request now and answer it: await it, enter it by `async with`, or give it to a task group.
+
+        A hit is granted before this returns, and awaiting it takes no iteration of the loop. A request dropped unawaited
+        gives its memory or its place in the queue back; a cancelled await means that nothing was allocated.
+
+        Args:
+            size: Bytes, or text such as "64 MiB". Zero gives a valid empty buffer.
+            stream: The home stream; None for the device's default stream.
+            tag: A name under which statistics and errors count it.
+            priority: Higher is served first among those who wait.
+            timeout: Seconds from this call after which the await raises PoolTimeout.
+
+        Raises:
+            InvalidRequest: An argument that cannot be right. Everything else is raised at the await.
+        """
+        cdef Core core = self.core
+        cdef Buffer buffer
+        # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
+        if core is not None and core.streak < 1000:
+            buffer = self.take(size, stream, tag)
+            if buffer is not None:
+                core.streak += 1
+                return _ready(buffer, buffer.nbytes)
+        return self._request(size, stream, tag, priority, timeout)
+
+    def try_allocate(self, size, *, stream=None, tag=None):
+        """Answer a buffer if that takes no waiting, growing or overtaking, else None. From any thread."""
+        cdef Buffer buffer = self.take(size, stream, tag)
+        if buffer is not None:
+            return buffer
+        return self._try(size, stream, tag)
+
+    def allocate_batch(self, sizes, *, stream=None, tag=None, priority=0, timeout=None):
+        """Start a request for one buffer a size, all or nothing, and answer it as allocate_async does.
+
+        Args:
+            sizes: Bytes or texts. Similar sizes are laid side by side; the batch has the order asked.
+            stream: The home stream; None for the device's default stream.
+            tag: A name under which statistics and errors count them.
+            priority: Higher is served first among those who wait.
+            timeout: Seconds from this call after which the await raises PoolTimeout.
+        """
+        cdef Core core = self.core
+        cdef object batch
+        if core is not None and core.streak < 1000:
+            batch = self.take_batch(sizes, stream, tag)
+            if batch is not None:
+                core.streak += 1
+                return _ready(batch, 1)
+        return self._request_batch(sizes, stream, tag, priority, timeout)
+
+    cdef bint ask(self, Ask* ask, object stream, object tag) except -1:
+        # Whether a fast door may serve this at all; fills in all but the size.
+        cdef Core core = self.core
+        if core is None or not core.fast or core.born != _generation:
+            return False
+        if tag is not None and type(tag) is not str:
+            return False
+        cdef int index = core.index_of(stream)
+        if index < 0:
+            return False
+        ask.stream = index
+        ask.account = self.account
+        ask.arena = self.arena
+        ask.anywhere = False
+        ask.door = True
+        return True
+
+    cdef Buffer take(self, object size, object stream, object tag):
+        cdef Ask ask
+        cdef Core core = self.core
+        cdef uint32_t block
+        cdef int64_t nbytes
+        if not PyLong_CheckExact(size) or not self.ask(&ask, stream, tag):
+            return None
+        nbytes = _exact(size)
+        if nbytes <= 0:
+            return None
+        ask.nbytes = nbytes
+        block = core.c.take(ask, core.last)
+        if block == 0:
+            return None
+        return core.wrap(block, core.last.address, nbytes, ask.stream, None if tag is None else core.tag(tag))
+
+    cdef object take_batch(self, object sizes, object stream, object tag):
+        cdef Ask ask
+        cdef vector[uint64_t] wanted
+        cdef int64_t nbytes
+        if type(sizes) not in (list, tuple) or not self.ask(&ask, stream, tag):
+            return None
+        ask.nbytes = 1
+        wanted.reserve(len(sizes))
+        for size in sizes:
+            if not PyLong_CheckExact(size):
+                return None
+            nbytes = _exact(size)
+            if nbytes <= 0:
+                return None
+            wanted.push_back(nbytes)
+        return self.core.take_batch(ask, wanted, self.core.tag(tag))
+
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+
+
+cdef inline int64_t _exact(object size) except? -1:
+    # The size as a C integer, or -1 when it is larger than any block: the slow path says what is wrong with it.
+    cdef int overflow = 0
+    cdef int64_t nbytes = PyLong_AsLongLongAndOverflow(size, &overflow)
+    return -1 if overflow or nbytes > <int64_t>max_size else nbytes

@@ -1,0 +1,110 @@
+# Batch: buffers that were granted together, all or none.
+
+@cython.final
+@cython.no_gc
+@cython.freelist(8)
+cdef class Batch:
+    """A sequence of buffers in the order asked. free(), leaving its `with` block and dropping it free them together.
+
+    Buffers that are also held elsewhere outlive a batch that is dropped.
+    """
+
+    cdef tuple buffers
+    cdef Core core
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        if self.buffers is not None and (<PyObject*>self.buffers).ob_refcnt == 1:
+            _give_together(self.core, self.buffers, True)
+
+    def free(self):
+        """Free every buffer under one lock; those freed already are left alone."""
+        _give_together(self.core, self.buffers, False)
+        for buffer in self.buffers:
+            (<Buffer>buffer).free()
+
+    @property
+    def nbytes(self):
+        """Bytes asked for, all buffers together."""
+        return sum([(<Buffer>buffer).nbytes for buffer in self.buffers])
+
+    def __len__(self):
+        return len(self.buffers)
+
+    def __iter__(self):
+        return iter(self.buffers)
+
+    def __reversed__(self):
+        return reversed(self.buffers)
+
+    def __getitem__(self, index):
+        return self.buffers[index]
+
+    def __contains__(self, buffer):
+        return buffer in self.buffers
+
+    def index(self, *arguments):
+        """Answer the position of a buffer."""
+        return self.buffers.index(*arguments)
+
+    def count(self, buffer):
+        """Answer how often a buffer occurs: 0 or 1."""
+        return self.buffers.count(buffer)
+
+    def __repr__(self):
+        alive = sum([(<Buffer>buffer).alive for buffer in self.buffers])
+        return f"<Batch of {len(self.buffers)} buffers, {self.nbytes} B, {alive} alive>"
+
+    def __enter__(self):
+        for buffer in self.buffers:
+            buffer.__enter__()
+        return self
+
+    def __exit__(self, *details):
+        for buffer in self.buffers:
+            buffer.__exit__()
+
+    def __aenter__(self):
+        return _ready(self.__enter__(), self.nbytes)
+
+    def __aexit__(self, *details):
+        self.__exit__()
+        return _ready(None, 0)
+
+
+cdef Batch _batch(Core core, tuple buffers):
+    cdef Batch batch = Batch.__new__(Batch)
+    batch.core = core
+    batch.buffers = buffers
+    return batch
+
+
+cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
+    # Free under one lock the buffers that need no order with other streams; the rest is left to themselves.
+    cdef vector[uint32_t] blocks
+    cdef uint32_t flags
+    cdef Buffer buffer
+    if core.born != _generation:
+        return
+    blocks.reserve(len(buffers))
+    for item in buffers:
+        buffer = <Buffer>item
+        # The tuple, `item` and `buffer` hold one reference each.
+        if unshared_only and (<PyObject*>item).ob_refcnt > 3:
+            continue
+        if buffer.alive and buffer.block and buffer.notes is None and buffer.exports == 0:
+            buffer.alive = False
+            if buffer.label is not None:
+                buffer.label.live -= buffer.nbytes
+            blocks.push_back(buffer.block)
+            buffer.block = 0
+    if blocks.empty():
+        return
+    flags = core.c.free_many(blocks.data(), blocks.size())
+    if flags:
+        core.signal(flags)
+
+
+from collections.abc import Sequence
+
+Sequence.register(Batch)

@@ -1,0 +1,359 @@
+# Buffer: what a user holds. Dropping it gives its block back.
+
+cdef char _nothing = 0  # where the buffer protocol points for an empty buffer
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(512)
+cdef class Buffer:
+    """Memory on a device, yours until you free or drop it.
+
+    Freeing returns the block to its home stream: later work of that stream may use it at once, other streams are ordered
+    behind it first. Freeing twice does nothing; every other use of a freed buffer raises BufferReleased. Any thread may free.
+    """
+
+    cdef Core core
+    cdef Tag label
+    cdef public object notes
+    cdef object late  # a 1-tuple of the stream named by a free() that waits for the last export
+    cdef object __weakref__
+    cdef uint64_t where
+    cdef readonly int64_t nbytes
+    cdef uint32_t block
+    cdef readonly uint32_t home
+    cdef int exports
+    cdef readonly bint alive
+
+    def __dealloc__(self):
+        if not self.alive:
+            return
+        self.alive = False
+        if self.notes is None:
+            self.give()
+        else:
+            self.forget()
+
+    cdef inline void give(self) noexcept:
+        # The one release of a buffer that only its home stream has used.
+        cdef Core core = self.core
+        cdef uint32_t flags
+        cdef uint32_t block = self.block
+        if self.label is not None:
+            self.label.live -= self.nbytes
+        self.block = 0
+        if block == 0 or core.born != _generation:
+            return
+        flags = core.c.free(block)
+        if flags:
+            core.signal(flags)
+
+    cdef void forget(self) noexcept:
+        # A noted buffer was dropped: the pool says so when it knows where it was made, and orders its streams.
+        if self.core.pool is not None and getattr(self.notes, "site", None) is not None and not self.core.forked:
+            try:
+                self.core.pool._forgotten(self)
+            except BaseException:
+                PyErr_WriteUnraisable(self.core)
+        self.finish(None)
+
+    cdef void finish(self, object stream) noexcept:
+        # Release where an error cannot be raised: what the pool cannot order is owed to every stream.
+        cdef Core core = self.core
+        if self.block == 0 or core.born != _generation:
+            self.give()
+            return
+        if core.pool is not None:
+            try:
+                core.pool._free_noted(self, stream)
+            except BaseException:
+                PyErr_WriteUnraisable(core)
+                self.give_everywhere()
+        else:
+            self.give_everywhere()
+
+    cdef void give_everywhere(self) noexcept:
+        cdef uint32_t flags
+        cdef uint32_t block = self.block
+        if block == 0:
+            return
+        if self.label is not None:
+            self.label.live -= self.nbytes
+        self.block = 0
+        flags = self.core.c.free_everywhere(block)
+        if flags:
+            self.core.signal(flags)
+
+    def free(self, stream=None):
+        """Give the memory back now. Does nothing when it was given back already.
+
+        Args:
+            stream: The stream that used it last, when that is not its home; the block then waits for that stream too.
+
+        While a memoryview or DLPack export lives, the buffer dies at once and its block follows when the last one does.
+
+        Raises:
+            InvalidRequest: The stream is not one of this buffer's device; the buffer stays as it was.
+        """
+        if not self.alive:
+            return
+        if stream is None and self.notes is None and self.exports == 0:
+            self.alive = False
+            self.give()
+        else:
+            self.free_ordered(stream)
+
+    cdef int free_ordered(self, object stream) except -1:
+        cdef Core core = self.core
+        self.alive = False
+        if core.born != _generation:
+            return 0
+        if self.exports:
+            self.late = (stream,)
+            core._exported += self.nbytes
+            return 0
+        if self.block == 0 or (self.notes is None and core.index_of(stream) == <int>self.home):
+            self.give()
+            return 0
+        if core.pool is None:
+            self.give_everywhere()
+            return 0
+        try:
+            core.pool._free_noted(self, stream)
+        except BaseException:
+            if self.block:
+                self.alive = True  # the error loses nothing: the caller still holds it and may free it again
+            raise
+        return 0
+
+    def _release(self, entries=()):
+        """Give a dead buffer's block to the heap, owing `entries` besides its home's epoch. For the pool; once."""
+        cdef uint32_t flags
+        cdef uint32_t block = self.block
+        if self.alive:
+            raise RuntimeError("_release() is for a buffer that is being freed")
+        if block == 0 or self.core.born != _generation:
+            return
+        cdef vector[Entry] extra = _entries_in(entries)
+        flags = self.core.c.free_entries(block, extra)
+        self.block = 0
+        if self.label is not None:
+            self.label.live -= self.nbytes
+        if flags:
+            self.core.signal(flags)
+
+    def _set_home(self, index):
+        """Make stream number `index` the home. For the pool, which has ordered it behind the former one."""
+        self.need("hand_over()")
+        if self.block:
+            self.core.c.set_home(self.block, _index(index, "stream"))
+        self.home = _index(index, "stream")
+
+    def _disown(self):
+        """Answer the block and die without freeing it: it is the caller's to free or to lease. Not while exported."""
+        cdef uint32_t block = self.block
+        self.need("taking its block")
+        if self.exports:
+            raise BufferError("the buffer is exported")
+        self.alive = False
+        self.block = 0
+        self.notes = None
+        if self.label is not None:
+            self.label.live -= self.nbytes
+        return block
+
+    def _pin(self):
+        """Answer an object that counts as an export for as long as it lives."""
+        self.need("exporting it")
+        return _export(self)
+
+    cdef void exported(self) noexcept:
+        self.exports += 1
+
+    cdef void unexported(self) noexcept:
+        self.exports -= 1
+        if self.exports or self.late is None:
+            return
+        stream = self.late[0]
+        self.late = None
+        self.core._exported -= self.nbytes
+        if stream is None and self.notes is None:
+            self.give()
+        else:
+            self.finish(stream)
+
+    cdef int need(self, str action) except -1:
+        if not self.alive:
+            raise BufferReleased(self.nbytes, tag=self.tag, action=action)
+        return 0
+
+    @property
+    def address(self):
+        """Device address of the first byte; 0 for an empty buffer."""
+        self.need("address")
+        return self.where
+
+    @property
+    def size(self):
+        """Bytes of the block behind it, rounded up; 0 for an empty or released buffer."""
+        return self.core.c.size(self.block) if self.block else 0
+
+    @property
+    def device(self):
+        """The device that owns the memory."""
+        return self.core.device
+
+    @property
+    def location(self):
+        """The kind of that device: "cuda", "host", "simulated"."""
+        return self.core.device.kind
+
+    @property
+    def stream(self):
+        """The home stream: the one it was allocated for or handed over to."""
+        return self.core.stream_objects[self.home]
+
+    @property
+    def tag(self):
+        """The tag it was allocated with, or None."""
+        return None if self.label is None else self.label.name
+
+    @property
+    def is_freed(self):
+        """Whether it has been freed."""
+        return not self.alive
+
+    @property
+    def _core(self):
+        return self.core
+
+    @property
+    def _block(self):
+        return self.block
+
+    @property
+    def _account(self):
+        return self.core.c.account_of(self.block) if self.block else 0
+
+    @property
+    def _address(self):
+        return self.where
+
+    def __len__(self):
+        return self.nbytes
+
+    def __bool__(self):
+        return True
+
+    def __repr__(self):
+        state = f"at {self.where:#x}" if self.alive else "freed"
+        tag = "" if self.label is None else f" tag={self.label.name!r}"
+        return f"<Buffer {self.nbytes} B {state} on {getattr(self.core.device, 'name', self.core.device)}{tag}>"
+
+    def __enter__(self):
+        self.need("with")
+        if self.core.pool is not None:
+            self.core.pool._entered(self)
+        return self
+
+    def __exit__(self, *details):
+        if self.alive:
+            if self.core.pool is not None:
+                self.core.pool._left(self)
+            self.free()
+
+    def __aenter__(self):
+        return _ready(self.__enter__(), self.nbytes)
+
+    def __aexit__(self, *details):
+        self.__exit__()
+        return _ready(None, 0)
+
+    def use_on(self, stream):
+        """Let another stream use it from here on: that stream waits for the home's work so far, and its own later work
+        is waited for before the memory is used again. Does not block."""
+        self.need("use_on()")
+        self.hooks()._use_on(self, stream)
+
+    def hand_over(self, stream):
+        """Make another stream the home, ordered behind the former one. Does not block."""
+        self.need("hand_over()")
+        self.hooks()._hand_over(self, stream)
+        if self.block:
+            self.home = self.core.c.home(self.block)
+
+    def to_device(self):
+        """Move a buffer that fell back to the host to the device it was asked for. Awaitable."""
+        self.need("to_device()")
+        return self.hooks()._to_device(self)
+
+    cdef object hooks(self):
+        if self.core.pool is None:
+            raise RuntimeError("the pool of this buffer is gone: it can only be read and freed")
+        return self.core.pool
+
+    def view(self, dtype="uint8", shape=None):
+        """Answer a typed array over the whole buffer or its first elements; it keeps the buffer alive, not unfreed.
+
+        Args:
+            dtype: A numpy dtype or its name, "bfloat16", or a float8 name such as "float8_e4m3fn".
+            shape: Its shape; None for one dimension over all bytes.
+        """
+        self.need("view()")
+        return _array_type()(self, dtype, shape)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        self.need("the buffer protocol")
+        if not self.core.device.host_readable:
+            raise BufferError(f"{self.location} memory cannot be read by the host: copy it there first")
+        cdef void* start = <void*>&_nothing if self.block == 0 else <void*><size_t>self.where
+        PyBuffer_FillInfo(view, self, start, self.nbytes, 0, flags)
+        self.exported()
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.unexported()
+
+    @property
+    def __array_interface__(self):
+        return self.view().__array_interface__
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.view().__cuda_array_interface__
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Export the bytes as uint8 by the DLPack protocol; the capsule counts as an export."""
+        return self.view().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self):
+        """Answer (device type, number) by the DLPack protocol."""
+        return self.core.device.dlpack_device
+
+
+@cython.final
+@cython.no_gc
+cdef class Export:
+    # Holds a buffer exported for as long as it lives.
+    cdef Buffer buffer
+
+    def __dealloc__(self):
+        self.buffer.unexported()
+
+
+cdef Export _export(Buffer buffer):
+    cdef Export export = Export.__new__(Export)
+    export.buffer = buffer
+    buffer.exported()
+    return export
+
+
+cdef object _array = None
+
+
+cdef object _array_type():
+    global _array
+    if _array is None:
+        from asyncmem.core.array import Array
+
+        _array = Array
+    return _array

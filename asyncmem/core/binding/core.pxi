@@ -1,0 +1,209 @@
+# Core: a heap with what its buffers need: the device, the streams by number, tags, and the way up to the pool.
+
+cdef unsigned int _generation = 0  # goes up in a forked child, where the driver's memory is not ours to touch
+
+
+def _forked_child():
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked_child)
+
+
+@cython.final
+@cython.no_gc
+cdef class Tag:
+    # A tag's name and its live bytes: one object shared by all buffers of the tag.
+    cdef str name
+    cdef int64_t live
+
+
+cdef class Core(Heap):
+    """A heap whose blocks are handed out as buffers of one device."""
+
+    cdef readonly object device
+    cdef public object pool
+    cdef readonly list stream_objects
+    cdef readonly dict stream_ids
+    cdef dict tags
+    cdef object last_stream
+    cdef Tag last_tag
+    cdef uint32_t last_index
+    cdef unsigned int born
+    cdef bint _open, _observed
+    cdef bint fast  # open and not observed
+    cdef public int streak
+    cdef int64_t _exported
+    cdef object __weakref__
+
+    def __init__(self, device, pool=None, /, **options):
+        self.device = device
+        self.pool = pool
+        self.born = _generation
+        self.stream_objects = []
+        self.stream_ids = {}
+        self.tags = {}
+        default = getattr(device, "default_stream", None)
+        self.stream_objects.append(default)
+        if default is not None:
+            self.stream_ids[default] = 0
+
+    @property
+    def open(self):
+        """Whether the fast doors may serve at all; False at birth."""
+        return self._open
+
+    @open.setter
+    def open(self, bint value):
+        self._open = value
+        self.fast = value and not self._observed
+
+    @property
+    def observed(self):
+        """Whether somebody wants to see every request, so that the fast doors always miss."""
+        return self._observed
+
+    @observed.setter
+    def observed(self, bint value):
+        self._observed = value
+        self.fast = self._open and not value
+
+    @property
+    def forked(self):
+        """Whether this process is a fork's child and the core its parent's: then nothing may be touched."""
+        return self.born != _generation
+
+    @property
+    def exported_bytes(self):
+        """Bytes of buffers that were freed while exported and whose blocks wait for the last export to die."""
+        return self._exported
+
+    def tag_bytes(self):
+        """Answer the live bytes of every tag that has any, as asked for."""
+        return {name: (<Tag>tag).live for name, tag in self.tags.items() if (<Tag>tag).live}
+
+    def register_stream(self, stream):
+        """Answer the stream's number, adding it to the heap at first sight; its object is kept alive."""
+        index = self.stream_ids.get(stream)
+        if index is None:
+            index = self.c.add_stream()
+            self.stream_objects.append(stream)
+            self.stream_ids[stream] = index
+        return index
+
+    def grant(self, nbytes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
+        """Answer a buffer whose memory the stream may use at once, or None. Gates are ignored: the pool's slow path decides."""
+        cdef uint64_t size = _size(nbytes)
+        cdef Ask ask = self._ask(size, stream_index, account, arena, anywhere)
+        cdef Tag noted = self.tag(tag)
+        cdef uint32_t block = self.c.take(ask, self.last)
+        if not block:
+            return None
+        return self.wrap(block, self.last.address, <int64_t>size, ask.stream, noted)
+
+    def grant_many(self, sizes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
+        """Answer a batch with one buffer a size, or None when not all fit. Zero sizes give empty buffers."""
+        cdef Ask ask = self._ask(1, stream_index, account, arena, anywhere)
+        cdef vector[uint64_t] wanted
+        for size in sizes:
+            wanted.push_back(0 if size == 0 and isinstance(size, int) else _size(size))
+        return self.take_batch(ask, wanted, self.tag(tag))
+
+    def adopt(self, block, nbytes, tag=None):
+        """Wrap a block that was taken from this heap, or (0, 0) as an empty buffer."""
+        cdef uint32_t index = _index(block, "block")
+        if index == 0:
+            if nbytes != 0:
+                raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
+            return self.wrap(0, 0, 0, 0, self.tag(tag))
+        cdef uint64_t size = _size(nbytes)
+        return self.wrap(index, self.c.address(index), <int64_t>size, self.c.home(index), self.tag(tag))
+
+    def adopt_many(self, blocks, sizes, tag=None):
+        """Wrap blocks that were taken from this heap as one batch."""
+        return _batch(self, tuple([self.adopt(block, size, tag) for block, size in zip(blocks, sizes, strict=True)]))
+
+    cdef Tag tag(self, object name):
+        if name is None:
+            return None
+        if self.last_tag is not None and self.last_tag.name is name:
+            return self.last_tag
+        cdef object found = self.tags.get(name)
+        if found is None:
+            if len(self.tags) >= 1024:  # tags that nothing carries any more, such as request numbers
+                self.tags = {key: tag for key, tag in self.tags.items() if (<Tag>tag).live}
+            found = Tag.__new__(Tag)
+            (<Tag>found).name = name
+            self.tags[name] = found
+        self.last_tag = <Tag>found
+        return <Tag>found
+
+    cdef Buffer wrap(self, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, Tag tag):
+        cdef Buffer buffer = Buffer.__new__(Buffer)
+        buffer.core = self
+        buffer.block = block
+        buffer.where = address
+        buffer.nbytes = nbytes
+        buffer.home = home
+        buffer.alive = True
+        if tag is not None:
+            buffer.label = tag
+            tag.live += nbytes
+        if self.last.flags:
+            self.signal_last()
+        return buffer
+
+    cdef object take_batch(self, const Ask& ask, vector[uint64_t]& wanted, Tag tag):
+        cdef vector[Granted] granted
+        cdef vector[uint64_t] filled
+        cdef Py_ssize_t i, count = wanted.size()
+        cdef object served
+        for i in range(count):
+            if wanted[i]:
+                filled.push_back(wanted[i])
+        granted.resize(filled.size())
+        served = self.c.take_many(ask, filled.data(), filled.size(), granted.data(), self.last)
+        if not served:
+            self.signal_last()
+            return None
+        cdef list buffers = []
+        cdef Py_ssize_t next = 0
+        for i in range(count):
+            if wanted[i]:
+                buffers.append(self.wrap(granted[next].block, granted[next].address, wanted[i], ask.stream, tag))
+                next += 1
+            else:
+                buffers.append(self.wrap(0, 0, 0, ask.stream, tag))
+        return _batch(self, tuple(buffers))
+
+    cdef void signal_last(self) noexcept:
+        cdef uint32_t flags = self.last.flags
+        self.last.flags = 0
+        if flags:
+            self.signal(flags)
+
+    cdef void signal(self, uint32_t flags) noexcept:
+        # Called at releases from anywhere, finalizers included: the pool's trouble must not become the caller's.
+        if self.pool is None:
+            return
+        try:
+            self.pool._signal(flags)
+        except BaseException:
+            PyErr_WriteUnraisable(self)
+
+    cdef int index_of(self, object stream):
+        """The number of a stream that is known, else -1."""
+        if stream is None:
+            return 0
+        if stream is self.last_stream:
+            return self.last_index
+        try:
+            index = self.stream_ids.get(stream)
+        except TypeError:  # unhashable: no stream of ours
+            return -1
+        if index is None:
+            return -1
+        self.last_stream = stream
+        self.last_index = index
+        return index

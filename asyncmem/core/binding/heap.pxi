@@ -1,0 +1,325 @@
+# Heap: the C++ heap with Python's integers checked at the border.
+
+cdef uint64_t _whole(object value, str name) except? 0xFFFFFFFFFFFFFFFF:
+    # Cython would turn 1.5 into 1 and raise OverflowError for -1.
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < 0 or value >> 63:
+        raise ValueError(f"{name} must be from 0 to 2**63 - 1")
+    return value
+
+
+cdef uint32_t _index(object value, str name) except? 0xFFFFFFFF:
+    cdef uint64_t whole = _whole(value, name)
+    if whole >= 0x7FFFFFFF:
+        raise ValueError(f"unknown {name} {value}")
+    return <uint32_t>whole
+
+
+cdef uint64_t _size(object value) except 0:
+    cdef uint64_t whole = _whole(value, "nbytes")
+    if whole == 0 or whole > max_size:
+        raise ValueError(f"nbytes must be from 1 to {max_size}, got {value}")
+    return whole
+
+
+cdef uint64_t _limit(object value) except? 0xFFFFFFFFFFFFFFFF:
+    return no_limit if value is None else _whole(value, "limit")
+
+
+cdef tuple _entries_out(const vector[Entry]& entries):
+    return tuple([(entries[i].stream, entries[i].epoch) for i in range(entries.size())])
+
+
+cdef vector[Entry] _entries_in(object entries) except *:
+    cdef vector[Entry] all
+    cdef Entry one
+    for stream, epoch in entries:
+        one.stream = _index(stream, "stream")
+        one.epoch = _whole(epoch, "epoch")
+        all.push_back(one)
+    return all
+
+
+cdef Tuning _tuned(Tuning tuning, dict options) except *:
+    for name, value in options.items():
+        if name == "strategy":
+            if value not in ("best_fit", "good_fit"):
+                raise ValueError(f"strategy must be 'best_fit' or 'good_fit', got {value!r}")
+            tuning.best_fit = value == "best_fit"
+        elif name == "small_limit":
+            tuning.small_limit = _whole(value, name)
+        elif name == "stream_cache_blocks":
+            tuning.stream_cache_blocks = _whole(value, name)
+        elif name == "stream_cache_bytes":
+            tuning.stream_cache_bytes = _whole(value, name)
+        elif name == "shared_cache_blocks":
+            tuning.shared_cache_blocks = _whole(value, name)
+        elif name == "shared_cache_bytes":
+            tuning.shared_cache_bytes = _whole(value, name)
+        else:
+            raise TypeError(f"unknown heap option {name!r}")
+    return tuning
+
+
+cdef class Heap:
+    """Decide which block serves which request, and what must be waited for first. Integers in, integers out.
+
+    Calls no driver and touches no managed memory. Every method may be called from any thread and does a bounded piece of
+    work. A wrong argument raises ValueError (TypeError when it is no int) and changes nothing.
+    """
+
+    cdef CHeap* c
+    cdef Outcome last
+
+    def __cinit__(self, *arguments, **options):
+        cdef Tuning tuning = Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20)
+        if arguments and not isinstance(self, Core):
+            raise TypeError("Heap takes keyword arguments only")
+        granule = options.pop("granule", 512)
+        self.c = new CHeap(_whole(granule, "granule"), _tuned(tuning, options))
+
+    def __dealloc__(self):
+        del self.c
+
+    def configure(self, **options):
+        """Change small_limit, strategy or the cache caps; caches above a lowered cap are emptied."""
+        self.c.configure(_tuned(self.c.tuning(), options))
+
+    def add_stream(self):
+        """Add a stream and answer its number; 0 exists from the start."""
+        return self.c.add_stream()
+
+    def open_epoch(self, stream):
+        """Answer the epoch that frees on the stream join now."""
+        return self.c.open_epoch(_index(stream, "stream"))
+
+    def close_epoch(self, stream):
+        """Close the stream's epoch and answer its number; later frees join the next one."""
+        return self.c.close_epoch(_index(stream, "stream"))
+
+    def publish(self, stream, epoch):
+        """Note that a fence recorded on the stream after `epoch` was closed covers it."""
+        self.c.publish(_index(stream, "stream"), _whole(epoch, "epoch"))
+
+    def mark_done(self, stream, epoch):
+        """Note that the stream is known to have finished `epoch` and all before it."""
+        self.c.mark_done(_index(stream, "stream"), _whole(epoch, "epoch"))
+
+    def entry_state(self, stream, epoch):
+        """Answer 0 while no recorded fence covers the epoch, 1 when one does, 2 when it is done."""
+        return self.c.entry_state(_index(stream, "stream"), _whole(epoch, "epoch"))
+
+    def add_segment(self, address, nbytes, arena, stream):
+        """Add a range of device memory, owing `stream` its open epoch, and answer the segment's id."""
+        return self.c.add_segment(
+            _whole(address, "address"), _whole(nbytes, "nbytes"), _index(arena, "arena"), _index(stream, "stream"))
+
+    def remove_segment(self, segment):
+        """Take a wholly free segment out and answer the entries that the driver call must wait for."""
+        return _entries_out(self.c.remove_segment(_index(segment, "segment")))
+
+    def segments(self):
+        """Answer every segment's counts, in the order of ids."""
+        cdef vector[SegmentInfo] found = self.c.segments()
+        return [SegmentCounts(found[i].id, found[i].address, found[i].nbytes, found[i].arena, found[i].live,
+                              found[i].free, found[i].cached, found[i].live_blocks, found[i].holes, found[i].largest)
+                for i in range(found.size())]
+
+    def empty_segments(self):
+        """Answer (segment, address, nbytes, entries) of every segment that is one free block."""
+        cdef vector[EmptySegment] found = self.c.empty_segments()
+        return [(found[i].id, found[i].address, found[i].nbytes, _entries_out(found[i].entries))
+                for i in range(found.size())]
+
+    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False):
+        """Answer a block that the stream may use at once, or 0; then see last_level() and last_reason()."""
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere)
+        return self.c.take(ask, self.last)
+
+    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False, late=False):
+        """Answer (block, entries to discharge first) or None, preferring recorded entries; `late` allows unrecorded ones.
+
+        The block is the caller's already: when a discharge fails, put_back() undoes it.
+        """
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere)
+        cdef vector[Entry] owed
+        cdef uint32_t block = self.c.take_foreign(ask, late, owed, self.last)
+        return (block, _entries_out(owed)) if block else None
+
+    def take_many(self, sizes, stream, account=0, arena=-1, anywhere=False):
+        """Answer one block a size, in the order asked and similar sizes side by side, or [] when not all fit."""
+        cdef Ask ask = self._ask(1, stream, account, arena, anywhere)
+        cdef vector[uint64_t] wanted
+        for size in sizes:
+            wanted.push_back(_size(size))
+        cdef vector[Granted] granted = vector[Granted](wanted.size())
+        if not self.c.take_many(ask, wanted.data(), wanted.size(), granted.data(), self.last):
+            return []
+        return [granted[i].block for i in range(granted.size())]
+
+    cdef Ask _ask(self, uint64_t nbytes, object stream, object account, object arena, bint anywhere) except *:
+        cdef Ask ask
+        ask.nbytes = nbytes
+        ask.stream = _index(stream, "stream")
+        ask.account = _index(account, "account")
+        ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
+        ask.anywhere = anywhere
+        ask.door = False
+        return ask
+
+    def put_back(self, block, entries):
+        """Undo a take whose discharge failed, counters included; the block keeps `entries`. Answers flags."""
+        return self.c.put_back(_index(block, "block"), _entries_in(entries))
+
+    def free(self, block, entries=()):
+        """Give a block back, owing its home's open epoch and `entries`. Answers flags."""
+        return self.c.free_entries(_index(block, "block"), _entries_in(entries))
+
+    def free_everywhere(self, block):
+        """Give a block back of which nobody knows who used it: it owes every stream's open epoch. Answers flags."""
+        return self.c.free_everywhere(_index(block, "block"))
+
+    def free_many(self, blocks):
+        """Give blocks back under one lock, all or (when one is not live) none. Answers flags."""
+        cdef vector[uint32_t] all
+        for block in blocks:
+            all.push_back(_index(block, "block"))
+        return self.c.free_many(all.data(), all.size())
+
+    def set_home(self, block, stream):
+        """Make another stream the home of a live block; what the former home still does is the caller's to order."""
+        self.c.set_home(_index(block, "block"), _index(stream, "stream"))
+
+    def address(self, block):
+        """Answer where a live block starts."""
+        return self.c.address(_index(block, "block"))
+
+    def size(self, block):
+        """Answer a live block's rounded size in bytes."""
+        return self.c.size(_index(block, "block"))
+
+    def home(self, block):
+        """Answer a live block's home stream."""
+        return self.c.home(_index(block, "block"))
+
+    def account_of(self, block):
+        """Answer the account that a live block is charged to."""
+        return self.c.account_of(_index(block, "block"))
+
+    def last_level(self):
+        """Answer what served this heap's latest take: 1 stream cache, 2 shared cache, 3 placement, 0 nothing."""
+        return self.last.level
+
+    def last_reason(self):
+        """Answer why the latest take failed: 0 it did not, 1 no memory, 2 an account's limit, 3 a closed gate."""
+        return self.last.reason
+
+    def last_flags(self):
+        """Answer the flags of the latest take."""
+        return self.last.flags
+
+    def touched(self):
+        """Answer how many nodes the latest take examined."""
+        return self.last.touched
+
+    def flush(self, stream=-1):
+        """Empty one stream's cache, or (-1) every cache, into the free index. Answers the bytes."""
+        return self.c.flush(-1 if stream == -1 else <int64_t>_index(stream, "stream"))
+
+    def merge(self):
+        """Join all free neighbours, whatever streams they wait for, and forget entries that are done. Answers the joins."""
+        return self.c.merge()
+
+    def open_lease(self, block):
+        """Turn a live block into an arena of its own and answer the arena; it cannot be freed until closed."""
+        return self.c.open_lease(_index(block, "block"))
+
+    def close_lease(self, arena):
+        """End a lease: its free parts return at once, its live blocks become the leased block's account's. Answers flags."""
+        return self.c.close_lease(_index(arena, "arena"))
+
+    def add_account(self, parent=0, limit=None):
+        """Add an account below `parent` (-1: below none) that may have `limit` bytes live, and answer its number."""
+        return self.c.add_account(-1 if parent == -1 else <int64_t>_index(parent, "account"), _limit(limit))
+
+    def remove_account(self, account):
+        """Remove an account that has no live bytes and no accounts below it."""
+        self.c.remove_account(_index(account, "account"))
+
+    def set_limit(self, account, limit):
+        """Change an account's limit; what is live above it stays, further takes are refused."""
+        self.c.set_limit(_index(account, "account"), _limit(limit))
+
+    def account(self, account):
+        """Answer an account's counts."""
+        cdef Account a = self.c.account(_index(account, "account"))
+        return AccountCounts(a.parent, None if a.limit == no_limit else a.limit, a.live, a.requested, a.peak,
+                             a.allocations, a.frees, a.hits[0], a.hits[1], a.hits[2])
+
+    def set_gate(self, account, closed):
+        """Close or open an account's gate: behind a closed one the fast doors miss, take() does not."""
+        self.c.set_gate(_index(account, "account"), closed)
+
+    def set_marks(self, live_low=0, live_high=NO_LIMIT, free_low=0):
+        """Arm the watermarks, in bytes. Each raises its flag once, when it is crossed, and is then disarmed."""
+        self.c.set_marks(_whole(live_low, "live_low"), _whole(live_high, "live_high"), _whole(free_low, "free_low"))
+
+    def reset_peaks(self):
+        """Let every peak start again from what is so now."""
+        self.c.reset_peaks()
+
+    def largest(self, arena=-1):
+        """Answer the bytes of the largest free block of an arena, or (-1) outside leases. Caches are not looked into."""
+        return self.c.largest(-1 if arena == -1 else <int32_t>_index(arena, "arena"))
+
+    def live(self):
+        """Answer the bytes granted, rounded; an open lease counts whole."""
+        return self.c.live()
+
+    def reserved(self):
+        """Answer the bytes in segments."""
+        return self.c.reserved()
+
+    def free_bytes(self):
+        """Answer the bytes in the free index."""
+        return self.c.free_bytes()
+
+    def cached_bytes(self):
+        """Answer the bytes in the caches."""
+        return self.c.cached_bytes()
+
+    def pending(self):
+        """Answer the bytes in the free index that some stream has still to be done with. Walks the blocks that owe."""
+        return self.c.pending_bytes()
+
+    def counts(self):
+        """Answer every gauge and counter, read under one lock."""
+        cdef Counts c = self.c.counts()
+        return HeapCounts(
+            c.reserved, c.live, c.free, c.cached, c.stream_cached, c.shared_cached, c.empty,
+            c.peak_live, c.peak_cached, c.peak_reserved, c.allocations, c.frees, c.hits[0], c.hits[1], c.hits[2],
+            c.foreign, c.misses, c.refusals, c.barred, c.splits, c.merges, c.live_blocks, c.free_blocks,
+            c.cached_blocks, c.segments, c.streams, c.accounts, c.leases, c.touched)
+
+    def blocks(self):
+        """Answer every block in address order, segment by segment, then the insides of leases."""
+        cdef vector[CBlockInfo] found = self.c.blocks()
+        return [BlockInfo(found[i].address, found[i].nbytes, _STATE_NAMES[<int>found[i].state], found[i].arena,
+                          found[i].stream, found[i].account, _entries_out(found[i].entries))
+                for i in range(found.size())]
+
+    def report(self):
+        """Answer counts, segments and accounts."""
+        cdef vector[uint32_t] used = self.c.accounts()
+        accounts = tuple([(used[i], self.account(used[i])) for i in range(used.size())])
+        return HeapReport(self.counts(), tuple(self.segments()), accounts)
+
+    def check(self):
+        """Walk every structure and raise HeapCorrupted naming the first invariant that does not hold."""
+        cdef string wrong = self.c.check()
+        if not wrong.empty():
+            raise HeapCorrupted((<bytes>wrong).decode())
+
+
+cdef dict _STATE_NAMES = {<int>State.Live: "live", <int>State.Free: "free", <int>State.Cached: "cached", <int>State.Leased: "leased"}

@@ -1,0 +1,119 @@
+# heap.hpp as Cython sees it. Methods that check their arguments raise ValueError for std::invalid_argument.
+
+cdef extern from "heap.hpp" namespace "asyncmem" nogil:
+    const uint64_t max_size
+    const uint64_t no_limit
+
+    cdef enum class State(uint8_t):
+        Live, Free, Cached, Leased
+
+    cdef enum Reason:
+        Served, NoMemory, OverLimit, GateClosed
+
+    cdef enum Flag:
+        Waiting, LiveCrossed, FreeLow
+
+    cdef struct Entry:
+        uint32_t stream
+        uint64_t epoch
+
+    cdef struct Tuning:
+        uint64_t small_limit
+        bint best_fit
+        uint64_t stream_cache_blocks, stream_cache_bytes, shared_cache_blocks, shared_cache_bytes
+
+    cdef struct Ask:
+        uint64_t nbytes
+        uint32_t stream
+        uint32_t account
+        int32_t arena
+        bint anywhere
+        bint door
+
+    cdef struct Outcome:
+        uint8_t level
+        int reason
+        uint32_t flags
+        uint32_t touched
+        uint64_t address
+
+    cdef struct Granted:
+        uint32_t block
+        uint64_t address
+
+    cdef struct Account:
+        uint64_t limit, live, requested, peak, allocations, frees
+        uint64_t hits[3]
+        int32_t parent
+
+    cdef struct Counts:
+        uint64_t reserved, live, free, cached, stream_cached, shared_cached, empty
+        uint64_t peak_live, peak_cached, peak_reserved
+        uint64_t allocations, frees
+        uint64_t hits[3]
+        uint64_t foreign, misses, refusals, barred, splits, merges
+        uint64_t live_blocks, free_blocks, cached_blocks, segments, streams, accounts, leases, touched
+
+    cdef cppclass SegmentInfo:
+        uint32_t id, arena
+        uint64_t address, nbytes, live, free, cached, largest, live_blocks, holes
+
+    cdef cppclass EmptySegment:
+        uint32_t id
+        uint64_t address, nbytes
+        vector[Entry] entries
+
+    cdef cppclass CBlockInfo "asyncmem::BlockInfo":
+        uint64_t address, nbytes
+        State state
+        uint32_t arena, stream, account
+        vector[Entry] entries
+
+    cdef cppclass CHeap "asyncmem::Heap":
+        CHeap(uint64_t granule, const Tuning& tuning) except +
+        void configure(const Tuning& tuning) except +
+        Tuning tuning()
+        uint32_t add_stream() except +
+        uint64_t open_epoch(uint32_t stream) except +
+        uint64_t close_epoch(uint32_t stream) except +
+        void publish(uint32_t stream, uint64_t epoch) except +
+        void mark_done(uint32_t stream, uint64_t epoch) except +
+        int entry_state(uint32_t stream, uint64_t epoch) except +
+        uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) except +
+        vector[Entry] remove_segment(uint32_t segment) except +
+        vector[SegmentInfo] segments() except +
+        vector[EmptySegment] empty_segments() except +
+        uint32_t take(const Ask& ask, Outcome& outcome) except +
+        uint32_t take_foreign(const Ask& ask, bint late, vector[Entry]& owed, Outcome& outcome) except +
+        bint take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome) except +
+        uint32_t put_back(uint32_t block, const vector[Entry]& owed) except +
+        uint32_t free(uint32_t block) except +
+        uint32_t free_entries "free"(uint32_t block, const vector[Entry]& extra) except +
+        uint32_t free_everywhere(uint32_t block) except +
+        uint32_t free_many(const uint32_t* blocks, size_t count) except +
+        void set_home(uint32_t block, uint32_t stream) except +
+        uint64_t address(uint32_t block) except +
+        uint64_t size(uint32_t block) except +
+        uint32_t home(uint32_t block) except +
+        uint32_t account_of(uint32_t block) except +
+        uint64_t flush(int64_t stream) except +
+        uint64_t merge() except +
+        uint32_t open_lease(uint32_t block) except +
+        uint32_t close_lease(uint32_t arena) except +
+        uint32_t add_account(int64_t parent, uint64_t limit) except +
+        void remove_account(uint32_t account) except +
+        void set_limit(uint32_t account, uint64_t limit) except +
+        Account account(uint32_t account) except +
+        vector[uint32_t] accounts() except +
+        void set_gate(uint32_t account, bint closed) except +
+        void set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low)
+        void reset_peaks()
+        uint64_t largest(int32_t arena) except +
+        uint64_t live()
+        uint64_t reserved()
+        uint64_t free_bytes()
+        uint64_t cached_bytes()
+        uint64_t pending_bytes() except +
+        Counts counts() except +
+        vector[CBlockInfo] blocks() except +
+        string check() except +

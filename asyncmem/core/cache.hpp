@@ -1,0 +1,67 @@
+// Bins: blocks of exactly one size, handed out newest first. A direct-mapped table of them makes a cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "node.hpp"
+
+namespace asyncmem {
+
+struct Bin {
+    uint64_t granules = 0;  // the size this bin serves
+    BlockId head = 0;
+    uint32_t count = 0;
+    uint16_t strikes = 0;  // misses by other sizes since this bin was last asked for its own
+    bool hot = false;      // its size was asked for twice in a row: worth keeping blocks for
+};
+
+class Cache {
+public:
+    explicit Cache(uint32_t bits) : shift_(64 - bits), bins_(size_t{1} << bits) {}
+
+    Bin& bin(uint64_t granules) { return bins_[(granules * 0x9E3779B97F4A7C15u) >> shift_]; }
+    const std::vector<Bin>& bins() const { return bins_; }
+    std::vector<Bin>& bins() { return bins_; }
+
+    bool has_room(uint64_t nbytes) const { return blocks_ < max_blocks && bytes_ + nbytes <= max_bytes; }
+
+    void push(NodeTable& nodes, Bin& bin, BlockId id, uint64_t nbytes) {
+        Node& node = nodes[id];
+        node.state = State::Cached;
+        node.slot = bin.head;
+        node.link = 0;
+        if (bin.head) nodes[bin.head].link = id;
+        bin.head = id;
+        ++bin.count;
+        ++blocks_;
+        bytes_ += nbytes;
+    }
+
+    void remove(NodeTable& nodes, Bin& bin, BlockId id, uint64_t nbytes) {
+        Node& node = nodes[id];
+        if (node.link) {
+            nodes[node.link].slot = node.slot;
+        } else {
+            bin.head = node.slot;
+        }
+        if (node.slot) nodes[node.slot].link = node.link;
+        --bin.count;
+        --blocks_;
+        bytes_ -= nbytes;
+    }
+
+    uint64_t blocks() const { return blocks_; }
+    uint64_t bytes() const { return bytes_; }
+
+    uint64_t max_blocks = 0;
+    uint64_t max_bytes = 0;
+
+private:
+    uint32_t shift_;
+    std::vector<Bin> bins_;
+    uint64_t blocks_ = 0;
+    uint64_t bytes_ = 0;
+};
+
+}  // namespace asyncmem

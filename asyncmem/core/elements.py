@@ -1,0 +1,62 @@
+"""Element types of arrays: numpy's plain kinds, and the short floats of accelerators that numpy has no name for."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+
+from asyncmem.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+# DLPack's type codes (dlpack.h, DLDataTypeCode).
+_NUMPY_KINDS: Final = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_SHORT_FLOATS: Final = {
+    "bfloat16": (4, 16),
+    "float8_e3m4": (7, 8),
+    "float8_e4m3": (8, 8),
+    "float8_e4m3b11fnuz": (9, 8),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """What one element is."""
+
+    name: str
+    """numpy's name, or the name of a short float."""
+    itemsize: int
+    """Bytes of one element."""
+    dlpack: tuple[int, int, int]
+    """DLPack's (code, bits, lanes)."""
+    numpy: np.dtype[np.generic] | None
+    """The numpy dtype, None for a short float."""
+
+
+def element_type(dtype: object) -> ElementType:
+    """Answer the element type of a dtype or a name.
+
+    Raises:
+        InvalidRequest: No such type, or one that devices do not share (objects, records, dates, swapped bytes).
+    """
+    if isinstance(dtype, str) and dtype in _SHORT_FLOATS:
+        code, bits = _SHORT_FLOATS[dtype]
+        return ElementType(dtype, bits // 8, (code, bits, 1), None)
+    try:
+        plain = np.dtype(cast("DTypeLike", dtype))
+    except (TypeError, ValueError):
+        raise InvalidRequest("dtype", dtype, f"a numpy dtype, or one of {', '.join(_SHORT_FLOATS)}") from None
+    if plain.kind not in _NUMPY_KINDS or not plain.isnative:
+        raise InvalidRequest("dtype", dtype, "a number or bool in native byte order")
+    return ElementType(plain.name, plain.itemsize, (_NUMPY_KINDS[plain.kind], 8 * plain.itemsize, 1), plain)
+
+
+def dtype_size(dtype: object) -> int:
+    """Answer the bytes of one element of a dtype or a name."""
+    return element_type(dtype).itemsize

@@ -1,0 +1,266 @@
+// The heap: which block serves which request, and what must be waited for first. Integers in, integers out.
+//
+// Knows no Python, no driver, no time. Every public method takes the one mutex for a bounded piece of work, calls nothing
+// while it holds it, and may be used from any thread with or without the GIL. Wrong arguments throw std::invalid_argument
+// and change nothing. The rules are explained in DESIGN.md and spelled out once more, in plain Python, in reference/.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cache.hpp"
+#include "entries.hpp"
+#include "index.hpp"
+#include "node.hpp"
+
+namespace asyncmem {
+
+constexpr uint64_t max_size = uint64_t{1} << 47;
+constexpr uint64_t no_limit = INT64_MAX;
+
+enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed };
+enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2, FreeLow = 4 };
+
+struct Tuning {
+    uint64_t small_limit = 1 << 20;
+    bool best_fit = true;
+    uint64_t stream_cache_blocks = 256;
+    uint64_t stream_cache_bytes = 64 << 20;
+    uint64_t shared_cache_blocks = 1024;
+    uint64_t shared_cache_bytes = 256 << 20;
+};
+
+struct Ask {
+    uint64_t nbytes = 0;
+    uint32_t stream = 0;
+    uint32_t account = 0;
+    int32_t arena = -1;     // -1: by size
+    bool anywhere = false;  // the other one of arenas 0 and 1 will do as well
+    bool door = false;      // a fast door: refused while a gate is closed
+};
+
+// What became of the latest take.
+struct Outcome {
+    uint8_t level = 0;  // 1 stream cache, 2 shared cache, 3 placed, 0 missed
+    Reason reason = Served;
+    uint32_t flags = 0;
+    uint32_t touched = 0;  // nodes and candidates examined
+    uint64_t address = 0;
+};
+
+// One block of a take_many.
+struct Granted {
+    BlockId block;
+    uint64_t address;
+};
+
+struct Account {
+    uint64_t limit = no_limit;
+    uint64_t live = 0, requested = 0, peak = 0;
+    uint64_t allocations = 0, frees = 0, hits[3] = {};
+    int32_t parent = -1;
+    uint32_t children = 0;
+    bool used = false;
+    bool gated = false;   // its own gate is closed
+    bool barred = false;  // its own gate or that of an account above is closed
+};
+
+struct Segment {
+    uint64_t address = 0, nbytes = 0;
+    BlockId first = 0;
+    BlockId container = 0;  // a lease's range: the leased block it lies in
+    uint32_t arena = 0;
+    bool used = false;
+};
+
+struct Counts {
+    uint64_t reserved, live, free, cached, stream_cached, shared_cached, empty;
+    uint64_t peak_live, peak_cached, peak_reserved;
+    uint64_t allocations, frees, hits[3], foreign, misses, refusals, barred, splits, merges;
+    uint64_t live_blocks, free_blocks, cached_blocks, segments, streams, accounts, leases, touched;
+};
+
+struct SegmentInfo {
+    uint32_t id, arena;
+    uint64_t address, nbytes, live, free, cached, largest;
+    uint64_t live_blocks, holes;
+};
+
+struct EmptySegment {
+    uint32_t id;
+    uint64_t address, nbytes;
+    Entries entries;
+};
+
+struct BlockInfo {
+    uint64_t address, nbytes;
+    State state;
+    uint32_t arena, stream, account;
+    Entries entries;
+};
+
+class Heap {
+public:
+    Heap(uint64_t granule, const Tuning& tuning);
+
+    void configure(const Tuning& tuning);
+    Tuning tuning() const;
+
+    uint32_t add_stream();
+    uint64_t open_epoch(uint32_t stream) const;
+    uint64_t close_epoch(uint32_t stream);
+    void publish(uint32_t stream, uint64_t epoch);
+    void mark_done(uint32_t stream, uint64_t epoch);
+    int entry_state(uint32_t stream, uint64_t epoch) const;
+
+    uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
+    Entries remove_segment(uint32_t segment);
+    std::vector<SegmentInfo> segments() const;
+    std::vector<EmptySegment> empty_segments() const;
+
+    // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
+    BlockId take(const Ask& ask, Outcome& outcome);
+    BlockId take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome);
+    bool take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome);
+    uint32_t put_back(BlockId block, const Entries& owed);
+    uint32_t free(BlockId block);
+    uint32_t free(BlockId block, const Entries& extra);
+    uint32_t free_everywhere(BlockId block);
+    uint32_t free_many(const BlockId* blocks, size_t count);
+
+    void set_home(BlockId block, uint32_t stream);
+    uint64_t address(BlockId block) const;
+    uint64_t size(BlockId block) const;
+    uint32_t home(BlockId block) const;
+    uint32_t account_of(BlockId block) const;  // who is charged for it
+
+    uint64_t flush(int64_t stream);
+    uint64_t merge();
+    uint32_t open_lease(BlockId block);
+    uint32_t close_lease(uint32_t arena);
+
+    uint32_t add_account(int64_t parent, uint64_t limit);
+    void remove_account(uint32_t account);
+    void set_limit(uint32_t account, uint64_t limit);
+    Account account(uint32_t account) const;
+    std::vector<uint32_t> accounts() const;
+    void set_gate(uint32_t account, bool closed);
+    void set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low);
+    void reset_peaks();
+
+    uint64_t largest(int32_t arena) const;
+    uint64_t live() const;
+    uint64_t reserved() const;
+    uint64_t free_bytes() const;
+    uint64_t cached_bytes() const;
+    uint64_t pending_bytes() const;
+    Counts counts() const;
+    std::vector<BlockInfo> blocks() const;
+    std::string check() const;  // empty, or the broken invariant in words
+
+private:
+    struct Stream {
+        Epochs epochs;
+        Cache cache{8};
+    };
+    struct Arena {
+        std::vector<std::unique_ptr<FreeIndex>> by_key;  // 0 clean, 1 several streams, 2 + s only stream s
+        uint64_t free = 0;
+        uint32_t segment = 0;  // a lease's own range
+        bool used = false;
+    };
+    // How far an entry of another stream must have come for its block to be eligible.
+    enum class Bound : uint8_t { Done, Recorded, Any };
+    struct Search {
+        uint64_t granules;
+        uint32_t stream;
+        Bound bound;
+        uint32_t window;  // candidates looked at in one class
+        uint32_t touched = 0;
+    };
+
+    uint64_t bytes(const Node& node) const { return node.granules << shift_; }
+    uint32_t natural_arena(uint64_t nbytes) const { return nbytes < tuning_.small_limit ? 0 : 1; }
+    bool cacheable(const Node& node) const { return node.arena == natural_arena(bytes(node)); }
+
+    // placing (place.cpp)
+    bool eligible(const Node& node, uint32_t stream, Bound bound) const;
+    BlockId best_of(const CandidateList& list, uint32_t cls, bool all, Search& search) const;
+    BlockId find(FreeIndex& index, bool all, Search& search) const;
+    BlockId place(uint32_t arena, Search& search);
+    BlockId place(const Ask& ask, Search& search);
+    void carve(BlockId block, uint64_t granules);
+    void settle(BlockId block);
+    bool joins(const Node& a, const Node& b) const;
+    void absorb(BlockId low, BlockId high);
+    FreeIndex& index_of(const Node& node);
+    void index_add(BlockId block);
+    void index_remove(BlockId block);
+
+    // entries (place.cpp)
+    static uint32_t key_of(const Node& node);
+    Entries raw_entries(const Node& node) const;
+    Entries undone(Entries entries) const;
+    void store_entries(Node& node, Entries entries);
+    void purge(Node& node);
+    Entries resolve(Node& node, uint32_t stream);
+
+    // taking and freeing (heap.cpp)
+    BlockId take_locked(const Ask& ask, Outcome& outcome);
+    bool refused(const Ask& ask, uint64_t nbytes, Outcome& outcome);
+    BlockId take_cached(uint64_t granules, uint32_t stream, Outcome& outcome);
+    void grant(BlockId block, const Ask& ask, Outcome& outcome);
+    uint32_t free_locked(BlockId block, const Entries* extra);
+    bool keep(BlockId block, bool only_home);
+    void release(Node& node);
+    uint64_t drain(Cache& cache, Bin& bin, uint32_t most);
+    void put_back_locked(BlockId block, const Entries& owed);
+    void strike(Cache& cache, Bin& bin, uint64_t granules);
+    uint32_t released_flags();
+    void need_live(BlockId block) const;
+    void need_held(BlockId block) const;
+    void need_stream(int64_t stream) const;
+
+    // accounts (accounts.cpp)
+    bool affordable(uint32_t account, uint64_t nbytes) const;
+    void charge(uint32_t account, uint64_t nbytes, uint64_t requested);
+    void credit(uint32_t account, uint64_t nbytes, uint64_t requested);
+    void need_account(int64_t account) const;
+    void update_bars();
+
+    // leases and segments (segments.cpp)
+    uint32_t add_range(const Segment& segment, uint64_t epoch, uint32_t stream);
+    uint32_t new_arena();
+    void adopt_range(const Segment& range, const Node& container);
+    SegmentInfo survey(uint32_t segment) const;
+
+    std::string check_segment(uint32_t segment) const;
+    std::string check_block(BlockId block, const Segment& segment) const;
+    std::string check_sums() const;
+    std::string check_caches() const;
+    std::string check_indexes() const;
+
+    mutable std::mutex mutex_;
+    const uint32_t shift_;
+    Tuning tuning_;
+    NodeTable nodes_;
+    EntryPool entry_pool_;
+    std::vector<std::unique_ptr<Stream>> streams_;
+    std::vector<Arena> arenas_;
+    std::vector<uint32_t> free_arenas_;
+    std::vector<Segment> segments_;
+    std::vector<uint32_t> free_segments_;
+    std::vector<Account> accounts_;
+    std::vector<uint32_t> free_accounts_;
+    Cache shared_{10};
+    uint32_t gates_closed_ = 0;
+    uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
+    uint64_t reserved_ = 0, live_ = 0, cached_ = 0;
+    uint64_t live_blocks_ = 0;
+    Counts total_{};  // the counters and peaks; gauges are filled in by counts()
+};
+
+}  // namespace asyncmem

@@ -1,0 +1,249 @@
+// Placement: finding the free block that serves a request, cutting it, and joining what comes back.
+#include "heap.hpp"
+
+namespace asyncmem {
+
+namespace {
+constexpr uint32_t cascade = 16;  // joins that one free may cause
+}
+
+// What a free block waits for.
+
+uint32_t Heap::key_of(const Node& node) { return node.more ? 1 : node.epoch ? 2 + node.stream : 0; }
+
+Entries Heap::raw_entries(const Node& node) const {
+    if (node.more) return entry_pool_[node.more];
+    return node.epoch ? Entries{{node.stream, node.epoch}} : Entries{};
+}
+
+Entries Heap::undone(Entries entries) const {
+    std::erase_if(entries, [this](const Entry& e) { return e.epoch <= streams_[e.stream]->epochs.done; });
+    return entries;
+}
+
+void Heap::store_entries(Node& node, Entries entries) {
+    if (node.more) entry_pool_.release(node.more);
+    node.more = 0;
+    node.epoch = 0;
+    if (entries.size() == 1) {
+        node.stream = entries[0].stream;
+        node.epoch = entries[0].epoch;
+    } else if (!entries.empty()) {
+        node.more = entry_pool_.add(std::move(entries));
+    }
+}
+
+void Heap::purge(Node& node) {
+    if (node.more) {
+        store_entries(node, undone(raw_entries(node)));
+    } else if (node.epoch && node.epoch <= streams_[node.stream]->epochs.done) {
+        node.epoch = 0;
+    }
+}
+
+// Turn a block's entries into the taker's: keep in `epoch` what the taker itself still owes, answer the rest.
+Entries Heap::resolve(Node& node, uint32_t stream) {
+    uint64_t own = 0;
+    Entries owed;
+    if (node.more || node.epoch) {
+        for (const Entry& entry : raw_entries(node)) {
+            if (entry.stream == stream) {
+                own = entry.epoch;
+            } else if (entry.epoch > streams_[entry.stream]->epochs.done) {
+                owed.push_back(entry);
+            }
+        }
+        store_entries(node, {});
+    }
+    node.epoch = own;
+    return owed;
+}
+
+bool Heap::eligible(const Node& node, uint32_t stream, Bound bound) const {
+    auto passes = [&](uint32_t s, uint64_t epoch) {
+        if (s == stream || bound == Bound::Any) return true;
+        const Epochs& epochs = streams_[s]->epochs;
+        return epoch <= (bound == Bound::Done ? epochs.done : std::max(epochs.done, epochs.recorded));
+    };
+    if (!node.more) return node.epoch == 0 || passes(node.stream, node.epoch);
+    for (const Entry& entry : entry_pool_[node.more])
+        if (!passes(entry.stream, entry.epoch)) return false;
+    return true;
+}
+
+// The free index of an arena.
+
+FreeIndex& Heap::index_of(const Node& node) {
+    auto& by_key = arenas_[node.arena].by_key;
+    uint32_t key = key_of(node);
+    if (key >= by_key.size()) by_key.resize(key + 1);
+    if (!by_key[key]) by_key[key] = std::make_unique<FreeIndex>();
+    return *by_key[key];
+}
+
+void Heap::index_add(BlockId block) {
+    Node& node = nodes_[block];
+    index_of(node).add(nodes_, block);
+    node.state = State::Free;
+    arenas_[node.arena].free += bytes(node);
+}
+
+void Heap::index_remove(BlockId block) {
+    Node& node = nodes_[block];
+    index_of(node).remove(nodes_, block);
+    node.state = State::Pending;
+    arenas_[node.arena].free -= bytes(node);
+}
+
+// Searching.
+
+// The best of the newest `window` candidates: the smallest that fits, then the lowest address.
+BlockId Heap::best_of(const CandidateList& list, uint32_t cls, bool all, Search& search) const {
+    const Candidate* best = nullptr;
+    bool fits = cls > class_of(search.granules);
+    uint32_t low = static_cast<uint32_t>(search.granules);
+    size_t end = list.size() > search.window ? list.size() - search.window : 0;
+    for (size_t i = list.size(); i-- > end;) {
+        const Candidate& c = list[i];
+        ++search.touched;
+        if (!fits && c.low < low) continue;
+        if (best && (c.low > best->low || (c.low == best->low && c.address > best->address))) continue;
+        if (!all && !eligible(nodes_[c.node], search.stream, search.bound)) continue;
+        best = &c;
+        if (!tuning_.best_fit) break;
+    }
+    return best ? best->node : 0;
+}
+
+// Search one index from the class of the size upwards, for at most two windows of candidates.
+BlockId Heap::find(FreeIndex& index, bool all, Search& search) const {
+    uint32_t most = search.touched + 2 * search.window;
+    uint32_t cls = index.next(class_of(search.granules));
+    while (cls != FreeIndex::none && search.touched < most) {
+        if (BlockId block = best_of(index.at(cls), cls, all, search)) return block;
+        cls = index.next(cls + 1);
+    }
+    return 0;
+}
+
+// Own blocks first, then clean ones, then those of other streams in their order, then those of several streams.
+BlockId Heap::place(uint32_t arena, Search& search) {
+    auto& by_key = arenas_[arena].by_key;
+    auto look = [&](size_t key, bool all) -> BlockId {
+        if (key >= by_key.size() || !by_key[key] || !by_key[key]->count()) return 0;
+        return find(*by_key[key], all, search);
+    };
+    if (BlockId block = look(2 + search.stream, true)) return block;
+    if (BlockId block = look(0, true)) return block;
+    for (size_t key = 2; key < by_key.size(); ++key) {
+        if (key == 2 + size_t{search.stream}) continue;
+        if (BlockId block = look(key, false)) return block;
+    }
+    return look(1, false);
+}
+
+BlockId Heap::place(const Ask& ask, Search& search) {
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
+    BlockId block = place(arena, search);
+    if (!block && ask.anywhere && arena < 2) block = place(1 - arena, search);
+    if (!block) return 0;
+    index_remove(block);
+    carve(block, search.granules);
+    if (search.bound == Bound::Done) resolve(nodes_[block], search.stream);
+    return block;
+}
+
+// Cutting and joining.
+
+// Cut the block down to `granules`; the rest, with a copy of its entries, becomes a free block after it.
+void Heap::carve(BlockId block, uint64_t granules) {
+    if (nodes_[block].granules == granules) return;
+    BlockId rest = nodes_.acquire();
+    Node& node = nodes_[block];
+    Node& tail = nodes_[rest];
+    tail = node;
+    if (node.more) tail.more = entry_pool_.add(Entries(entry_pool_[node.more]));
+    tail.address = node.address + (granules << shift_);
+    tail.granules = node.granules - granules;
+    tail.before = block;
+    if (tail.after) nodes_[tail.after].before = rest;
+    node.after = rest;
+    node.granules = granules;
+    index_add(rest);
+    ++total_.splits;
+}
+
+// Whether free neighbours join at once: same streams still owed, or one of them owes nothing.
+bool Heap::joins(const Node& a, const Node& b) const {
+    if (a.more || b.more) {
+        Entries x = undone(raw_entries(a)), y = undone(raw_entries(b));
+        return x.empty() || y.empty() || same_streams(x, y);
+    }
+    auto owes = [this](const Node& n) { return n.epoch > streams_[n.stream]->epochs.done; };
+    return !owes(a) || !owes(b) || a.stream == b.stream;
+}
+
+// Join a block with the one after it; both are out of the index. The lower one stays.
+void Heap::absorb(BlockId low, BlockId high) {
+    Node& a = nodes_[low];
+    Node& b = nodes_[high];
+    purge(a);
+    purge(b);
+    if (!a.more && !b.more && (!a.epoch || !b.epoch || a.stream == b.stream)) {
+        if (!a.epoch) a.stream = b.stream;
+        a.epoch = std::max(a.epoch, b.epoch);
+    } else {
+        store_entries(a, joined(raw_entries(a), raw_entries(b)));
+        store_entries(b, {});
+    }
+    a.granules += b.granules;
+    a.after = b.after;
+    if (a.after) nodes_[a.after].before = low;
+    nodes_.release(high);
+    ++total_.merges;
+}
+
+// Give a block that is in no list to the index, joined with the free neighbours that it may join.
+void Heap::settle(BlockId block) {
+    purge(nodes_[block]);
+    nodes_[block].state = State::Pending;
+    // A join may make the next neighbour joinable (its streams finished meanwhile). The cascade is cut off to bound the
+    // work under the lock; what is left is for later frees, or for merge().
+    for (uint32_t joins_left = cascade; joins_left; --joins_left) {
+        BlockId before = nodes_[block].before;
+        BlockId after = nodes_[block].after;
+        if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block])) {
+            index_remove(before);
+            absorb(before, block);
+            block = before;
+        } else if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after])) {
+            index_remove(after);
+            absorb(block, after);
+        } else {
+            break;
+        }
+    }
+    index_add(block);
+}
+
+uint64_t Heap::merge() {
+    std::lock_guard lock(mutex_);
+    uint64_t before = total_.merges;
+    for (const Segment& segment : segments_) {
+        if (!segment.used) continue;
+        for (BlockId block = segment.first; block; block = nodes_[block].after) {
+            if (nodes_[block].state != State::Free) continue;
+            index_remove(block);
+            purge(nodes_[block]);
+            while (BlockId next = nodes_[block].after) {
+                if (nodes_[next].state != State::Free) break;
+                index_remove(next);
+                absorb(block, next);
+            }
+            index_add(block);
+        }
+    }
+    return total_.merges - before;
+}
+
+}  // namespace asyncmem

@@ -1,0 +1,151 @@
+// What the heap says about itself: gauges, counters, and the walk over all blocks.
+#include "heap.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace asyncmem {
+
+// The largest free block outside the caches: of one arena, or (-1) of arenas 0 and 1.
+uint64_t Heap::largest(int32_t arena) const {
+    std::lock_guard lock(mutex_);
+    if (arena >= 0 && (static_cast<size_t>(arena) >= arenas_.size() || !arenas_[arena].used))
+        throw std::invalid_argument("unknown arena");
+    uint64_t most = 0;
+    for (size_t a = 0; a < arenas_.size(); ++a) {
+        if (arena >= 0 ? a != static_cast<size_t>(arena) : a > 1) continue;
+        for (auto& index : arenas_[a].by_key) {
+            if (!index || !index->count()) continue;
+            for (const Candidate& c : index->at(index->top())) most = std::max(most, bytes(nodes_[c.node]));
+        }
+    }
+    return most;
+}
+
+uint64_t Heap::live() const {
+    std::lock_guard lock(mutex_);
+    return live_;
+}
+
+uint64_t Heap::reserved() const {
+    std::lock_guard lock(mutex_);
+    return reserved_;
+}
+
+uint64_t Heap::free_bytes() const {
+    std::lock_guard lock(mutex_);
+    return arenas_[0].free + arenas_[1].free;
+}
+
+uint64_t Heap::cached_bytes() const {
+    std::lock_guard lock(mutex_);
+    return cached_;
+}
+
+// Free bytes outside leases that some stream has still to be done with. Walks the blocks that owe anything.
+uint64_t Heap::pending_bytes() const {
+    std::lock_guard lock(mutex_);
+    uint64_t pending = 0;
+    for (uint32_t a : {0, 1}) {
+        auto& by_key = arenas_[a].by_key;
+        for (size_t key = 1; key < by_key.size(); ++key) {
+            if (!by_key[key]) continue;
+            const FreeIndex& index = *by_key[key];
+            for (uint32_t cls = index.next(0); cls != FreeIndex::none; cls = index.next(cls + 1))
+                for (const Candidate& c : index.at(cls))
+                    if (!undone(raw_entries(nodes_[c.node])).empty()) pending += bytes(nodes_[c.node]);
+        }
+    }
+    return pending;
+}
+
+Counts Heap::counts() const {
+    std::lock_guard lock(mutex_);
+    Counts c = total_;
+    c.reserved = reserved_;
+    c.live = live_;
+    c.free = arenas_[0].free + arenas_[1].free;
+    c.cached = cached_;
+    c.shared_cached = shared_.bytes();
+    c.stream_cached = cached_ - c.shared_cached;
+    c.cached_blocks = shared_.blocks();
+    for (auto& stream : streams_) c.cached_blocks += stream->cache.blocks();
+    c.live_blocks = live_blocks_;
+    for (const Arena& arena : arenas_) {
+        for (auto& index : arena.by_key) c.free_blocks += index ? index->count() : 0;
+    }
+    for (const Segment& segment : segments_) {
+        if (!segment.used || segment.container) continue;
+        ++c.segments;
+        const Node& first = nodes_[segment.first];
+        if (first.state == State::Free && !first.after) c.empty += segment.nbytes;
+    }
+    c.streams = streams_.size();
+    c.accounts = accounts_.size() - free_accounts_.size();
+    c.leases = arenas_.size() - free_arenas_.size() - 2;
+    return c;
+}
+
+std::vector<SegmentInfo> Heap::segments() const {
+    std::lock_guard lock(mutex_);
+    std::vector<SegmentInfo> all;
+    for (uint32_t s = 0; s < segments_.size(); ++s)
+        if (segments_[s].used && !segments_[s].container) all.push_back(survey(s));
+    return all;
+}
+
+SegmentInfo Heap::survey(uint32_t id) const {
+    const Segment& segment = segments_[id];
+    SegmentInfo info{};
+    info.id = id;
+    info.arena = segment.arena;
+    info.address = segment.address;
+    info.nbytes = segment.nbytes;
+    for (BlockId block = segment.first; block; block = nodes_[block].after) {
+        const Node& node = nodes_[block];
+        if (node.state == State::Free) {
+            info.free += bytes(node);
+            info.largest = std::max(info.largest, bytes(node));
+            ++info.holes;
+        } else if (node.state == State::Cached) {
+            info.cached += bytes(node);
+        } else {
+            info.live += bytes(node);
+            ++info.live_blocks;
+        }
+    }
+    return info;
+}
+
+std::vector<EmptySegment> Heap::empty_segments() const {
+    std::lock_guard lock(mutex_);
+    std::vector<EmptySegment> empty;
+    for (uint32_t s = 0; s < segments_.size(); ++s) {
+        const Segment& segment = segments_[s];
+        if (!segment.used || segment.container) continue;
+        const Node& first = nodes_[segment.first];
+        if (first.state != State::Free || first.after) continue;
+        empty.push_back({s, segment.address, segment.nbytes, undone(raw_entries(first))});
+    }
+    return empty;
+}
+
+// Every block, segment by segment in address order; the inside of a lease after the segments.
+std::vector<BlockInfo> Heap::blocks() const {
+    std::lock_guard lock(mutex_);
+    std::vector<BlockInfo> all;
+    for (bool leases : {false, true}) {
+        for (const Segment& segment : segments_) {
+            if (!segment.used || (segment.container != 0) != leases) continue;
+            for (BlockId block = segment.first; block; block = nodes_[block].after) {
+                const Node& node = nodes_[block];
+                bool held = node.state == State::Live || node.state == State::Leased;
+                all.push_back({node.address, bytes(node), node.state, node.arena, held ? node.stream : 0,
+                               held ? node.account : 0, held ? Entries{} : raw_entries(node)});
+            }
+        }
+    }
+    return all;
+}
+
+}  // namespace asyncmem

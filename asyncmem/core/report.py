@@ -1,0 +1,163 @@
+"""What the heap says about itself. The compiled heap and its plain twin answer with the same tuples."""
+
+from typing import NamedTuple, TypedDict
+
+
+class HeapOptions(TypedDict, total=False):
+    """What a heap can be told, at birth and at run time. Sizes are bytes; the caps bound what caches keep."""
+
+    small_limit: int
+    strategy: str
+    stream_cache_blocks: int
+    stream_cache_bytes: int
+    shared_cache_blocks: int
+    shared_cache_bytes: int
+
+
+class HeapCorrupted(AssertionError):
+    """A promise of the heap does not hold; the text names the invariant and the address. Trust nothing any more."""
+
+    __module__ = "asyncmem.core"
+
+
+class HeapCounts(NamedTuple):
+    """Gauges and counters of a whole heap. Sizes are bytes; counters run from the heap's birth."""
+
+    reserved: int
+    """Bytes in segments: always live + free + cached."""
+    live: int
+    """Bytes of granted blocks, rounded to granules; an open lease counts whole."""
+    free: int
+    """Bytes in the free index, leases' insides not counted."""
+    cached: int
+    """Bytes in the stream caches and the shared cache together."""
+    stream_cached: int
+    """Bytes in the stream caches."""
+    shared_cached: int
+    """Bytes in the shared cache."""
+    empty: int
+    """Bytes of segments that are one free block: what could go back to the driver at once."""
+    peak_live: int
+    """Most bytes ever live at once since the last reset_peaks()."""
+    peak_cached: int
+    """Most bytes ever cached at once since the last reset_peaks()."""
+    peak_reserved: int
+    """Most bytes ever reserved at once since the last reset_peaks()."""
+    allocations: int
+    """Takes that were granted, those inside leases included."""
+    frees: int
+    """Blocks freed."""
+    stream_hits: int
+    """Takes served by the stream's own cache."""
+    shared_hits: int
+    """Takes served by the shared cache."""
+    placed: int
+    """Takes served by placement in mapped memory."""
+    foreign: int
+    """Takes that had to discharge another stream's entries."""
+    misses: int
+    """Takes that found no memory (one request may miss several times)."""
+    refusals: int
+    """Takes refused by an account's limit."""
+    barred: int
+    """Fast takes turned away by a closed gate."""
+    splits: int
+    """Blocks cut in two."""
+    merges: int
+    """Neighbours joined."""
+    live_blocks: int
+    """Blocks granted, leased ones included."""
+    free_blocks: int
+    """Blocks in the free index, those inside leases included."""
+    cached_blocks: int
+    """Blocks in the caches."""
+    segments: int
+    """Segments added and not removed."""
+    streams: int
+    """Streams known."""
+    accounts: int
+    """Accounts in use, the pool's own included."""
+    leases: int
+    """Leases open."""
+    touched: int
+    """Most nodes that any one take examined: bounded, whatever the number of blocks."""
+
+
+class AccountCounts(NamedTuple):
+    """One account's state. Sizes are bytes."""
+
+    parent: int
+    """The account above, -1 for none."""
+    limit: int | None
+    """Most rounded bytes that may be live, None for no limit."""
+    live: int
+    """Rounded bytes charged to it and to the accounts below it."""
+    requested: int
+    """The same bytes as they were asked for."""
+    peak: int
+    """Most bytes ever live at once since the last reset_peaks()."""
+    allocations: int
+    """Takes granted."""
+    frees: int
+    """Blocks freed."""
+    stream_hits: int
+    """Takes served by a stream's own cache."""
+    shared_hits: int
+    """Takes served by the shared cache."""
+    placed: int
+    """Takes served by placement."""
+
+
+class SegmentCounts(NamedTuple):
+    """One segment's state. Sizes are bytes."""
+
+    segment: int
+    """Its id in the heap."""
+    address: int
+    """Where it starts."""
+    nbytes: int
+    """Its size."""
+    arena: int
+    """0 for small blocks, 1 for large ones."""
+    live: int
+    """Bytes granted."""
+    free: int
+    """Bytes in the free index."""
+    cached: int
+    """Bytes in caches."""
+    live_blocks: int
+    """Blocks granted."""
+    holes: int
+    """Free blocks."""
+    largest: int
+    """Size of its largest free block."""
+
+
+class BlockInfo(NamedTuple):
+    """One block as the walk over a heap finds it."""
+
+    address: int
+    """Where it starts."""
+    nbytes: int
+    """Its rounded size."""
+    state: str
+    """ "live", "free", "cached" or "leased"."""
+    arena: int
+    """0 small, 1 large, 2 and above the inside of a lease."""
+    stream: int
+    """Home stream while live or leased, else 0."""
+    account: int
+    """Who is charged while live or leased, else 0."""
+    entries: tuple[tuple[int, int], ...]
+    """(stream, epoch) that a block not in use waits for, sorted by stream; those already done may still be listed."""
+
+
+class HeapReport(NamedTuple):
+    """Counts, segments and accounts read one after another (not one instant when other threads allocate)."""
+
+    counts: HeapCounts
+    """The whole heap."""
+    segments: tuple[SegmentCounts, ...]
+    """Every segment in the order of ids."""
+    accounts: tuple[tuple[int, AccountCounts], ...]
+    """Every account with its id."""

@@ -1,0 +1,224 @@
+// Streams and epochs; segments, and leases: a lease is a live block that holds a segment and an arena of its own.
+#include "heap.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace asyncmem {
+
+uint32_t Heap::add_stream() {
+    std::lock_guard lock(mutex_);
+    streams_.push_back(std::make_unique<Stream>());
+    streams_.back()->cache.max_blocks = tuning_.stream_cache_blocks;
+    streams_.back()->cache.max_bytes = tuning_.stream_cache_bytes;
+    return static_cast<uint32_t>(streams_.size() - 1);
+}
+
+uint64_t Heap::open_epoch(uint32_t stream) const {
+    std::lock_guard lock(mutex_);
+    need_stream(stream);
+    return streams_[stream]->epochs.open;
+}
+
+uint64_t Heap::close_epoch(uint32_t stream) {
+    std::lock_guard lock(mutex_);
+    need_stream(stream);
+    return streams_[stream]->epochs.open++;
+}
+
+void Heap::publish(uint32_t stream, uint64_t epoch) {
+    std::lock_guard lock(mutex_);
+    need_stream(stream);
+    Epochs& epochs = streams_[stream]->epochs;
+    // A fence recorded before the epoch was closed would not cover frees that joined it later.
+    if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: close it before its fence");
+    epochs.recorded = std::max(epochs.recorded, epoch);
+}
+
+void Heap::mark_done(uint32_t stream, uint64_t epoch) {
+    std::lock_guard lock(mutex_);
+    need_stream(stream);
+    Epochs& epochs = streams_[stream]->epochs;
+    if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: it cannot be done");
+    epochs.recorded = std::max(epochs.recorded, epoch);
+    epochs.done = std::max(epochs.done, epoch);
+}
+
+int Heap::entry_state(uint32_t stream, uint64_t epoch) const {
+    std::lock_guard lock(mutex_);
+    need_stream(stream);
+    const Epochs& epochs = streams_[stream]->epochs;
+    return epoch <= epochs.done ? 2 : epoch <= epochs.recorded ? 1 : 0;
+}
+
+uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
+    std::lock_guard lock(mutex_);
+    need_stream(stream);
+    uint64_t mask = (uint64_t{1} << shift_) - 1;
+    if (arena > 1) throw std::invalid_argument("segments are born in arena 0 or 1");
+    if (!nbytes || nbytes > max_size || (nbytes & mask) || (address & mask) || address + nbytes < address)
+        throw std::invalid_argument("a segment's address and size must be whole granules");
+    uint32_t id = add_range({.address = address, .nbytes = nbytes, .arena = arena, .used = true},
+                            streams_[stream]->epochs.open, stream);
+    reserved_ += nbytes;
+    total_.peak_reserved = std::max(total_.peak_reserved, reserved_);
+    return id;
+}
+
+// One free block over a whole new range, owing `stream` its `epoch`.
+uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream) {
+    uint32_t id;
+    if (free_segments_.empty()) {
+        id = static_cast<uint32_t>(segments_.size());
+        segments_.emplace_back();
+    } else {
+        id = free_segments_.back();
+        free_segments_.pop_back();
+    }
+    segments_[id] = segment;
+    BlockId block = segments_[id].first = nodes_.acquire();
+    Node& node = nodes_[block];
+    node.address = segment.address;
+    node.granules = segment.nbytes >> shift_;
+    node.epoch = epoch;
+    node.stream = stream;
+    node.segment = id;
+    node.arena = segment.arena;
+    index_add(block);
+    return id;
+}
+
+Entries Heap::remove_segment(uint32_t segment) {
+    std::lock_guard lock(mutex_);
+    if (segment >= segments_.size() || !segments_[segment].used || segments_[segment].container)
+        throw std::invalid_argument("unknown segment");
+    BlockId block = segments_[segment].first;
+    if (nodes_[block].state != State::Free || nodes_[block].after)
+        throw std::invalid_argument("the segment is not wholly free");
+    Entries owed = undone(raw_entries(nodes_[block]));
+    index_remove(block);
+    store_entries(nodes_[block], {});
+    nodes_.release(block);
+    reserved_ -= segments_[segment].nbytes;
+    segments_[segment] = Segment{};
+    free_segments_.push_back(segment);
+    return owed;
+}
+
+uint32_t Heap::open_lease(BlockId block) {
+    std::lock_guard lock(mutex_);
+    need_live(block);
+    uint32_t arena = new_arena();
+    Node& node = nodes_[block];
+    // The range owes what its holder's stream does from here on: another stream inside the lease must wait for it.
+    uint64_t epoch = streams_[node.stream]->epochs.open;
+    uint32_t range = add_range(
+        {.address = node.address, .nbytes = bytes(node), .container = block, .arena = arena, .used = true}, epoch,
+        node.stream);
+    arenas_[arena].segment = range;
+    node.state = State::Leased;
+    node.slot = arena;
+    return arena;
+}
+
+uint32_t Heap::new_arena() {
+    uint32_t arena;
+    if (free_arenas_.empty()) {
+        arena = static_cast<uint32_t>(arenas_.size());
+        arenas_.emplace_back();
+    } else {
+        arena = free_arenas_.back();
+        free_arenas_.pop_back();
+    }
+    arenas_[arena].used = true;
+    return arena;
+}
+
+uint32_t Heap::close_lease(uint32_t arena) {
+    std::lock_guard lock(mutex_);
+    if (arena < 2 || arena >= arenas_.size() || !arenas_[arena].used) throw std::invalid_argument("unknown lease");
+    uint32_t range_id = arenas_[arena].segment;
+    Segment range = segments_[range_id];
+    Node container = nodes_[range.container];
+    std::vector<BlockId> freed;
+    for (BlockId block = range.first; block; block = nodes_[block].after) {
+        if (nodes_[block].state != State::Free) continue;
+        index_remove(block);
+        freed.push_back(block);
+    }
+    credit(container.account, bytes(container), bytes(container) - container.slack);
+    if (container.arena < 2) live_ -= bytes(container);
+    --live_blocks_;
+    adopt_range(range, container);
+    nodes_.release(range.container);
+    segments_[range_id] = Segment{};
+    free_segments_.push_back(range_id);
+    arenas_[arena] = Arena{};
+    free_arenas_.push_back(arena);
+    for (BlockId block : freed) settle(block);
+    return container.arena < 2 ? released_flags() : 0;
+}
+
+// Put the blocks of a lease's range in the place of the leased block, on its account.
+void Heap::adopt_range(const Segment& range, const Node& container) {
+    BlockId last = 0;
+    for (BlockId block = range.first; block; block = nodes_[block].after) {
+        Node& node = nodes_[block];
+        node.segment = container.segment;
+        node.arena = container.arena;
+        last = block;
+        if (node.state == State::Pending) continue;
+        uint64_t requested = bytes(node) - node.slack;
+        credit(node.account, bytes(node), requested);
+        charge(container.account, bytes(node), requested);
+        node.account = container.account;
+        if (node.arena < 2) live_ += bytes(node);
+    }
+    nodes_[range.first].before = container.before;
+    nodes_[last].after = container.after;
+    if (container.after) nodes_[container.after].before = last;
+    if (container.before) {
+        nodes_[container.before].after = range.first;
+    } else {
+        segments_[container.segment].first = range.first;
+    }
+}
+
+void Heap::set_home(BlockId block, uint32_t stream) {
+    std::lock_guard lock(mutex_);
+    need_live(block);
+    need_stream(stream);
+    nodes_[block].stream = stream;
+    nodes_[block].epoch = 0;
+}
+
+uint64_t Heap::address(BlockId block) const {
+    std::lock_guard lock(mutex_);
+    need_held(block);
+    return nodes_[block].address;
+}
+
+uint64_t Heap::size(BlockId block) const {
+    std::lock_guard lock(mutex_);
+    need_held(block);
+    return bytes(nodes_[block]);
+}
+
+uint32_t Heap::account_of(BlockId block) const {
+    std::lock_guard lock(mutex_);
+    need_held(block);
+    return nodes_[block].account;
+}
+
+uint32_t Heap::home(BlockId block) const {
+    std::lock_guard lock(mutex_);
+    need_held(block);
+    return nodes_[block].stream;
+}
+
+void Heap::need_held(BlockId block) const {
+    if (!nodes_.known(block) || (nodes_[block].state != State::Live && nodes_[block].state != State::Leased))
+        throw std::invalid_argument("not a live block (freed already, or never taken)");
+}
+
+}  // namespace asyncmem

@@ -1,0 +1,29 @@
+"""Build the compiled core. Everything else about the package is in pyproject.toml."""
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+CORE = "asyncmem/core"
+SOURCES = ["accounts", "check", "heap", "place", "report", "segments"]
+PARTS = ["allocator", "batch", "buffer", "core", "heap", "heap_api", "ready"]
+HEADERS = ["cache.hpp", "entries.hpp", "heap.hpp", "immediate.h", "index.hpp", "node.hpp"]
+
+core = Extension(
+    "asyncmem.core._core",
+    [f"{CORE}/_core.pyx", *[f"{CORE}/{name}.cpp" for name in SOURCES]],
+    language="c++",
+    include_dirs=[CORE],
+    depends=[*[f"{CORE}/binding/{name}.pxi" for name in PARTS], *[f"{CORE}/{name}" for name in HEADERS]],
+    # Cython would mangle the names of functions that C code looks up by name.
+    define_macros=[("CYTHON_EXTERN_C", 'extern "C"')],
+    extra_compile_args=["-std=c++20", "-O3", "-g0", "-fvisibility=hidden"],
+    extra_link_args=["-s"],
+)
+dlpack = Extension(
+    "asyncmem.core._dlpack",
+    [f"{CORE}/_dlpack.pyx"],
+    extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
+    extra_link_args=["-s"],
+)
+
+setup(ext_modules=cythonize([core, dlpack], language_level=3))
