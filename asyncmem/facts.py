@@ -38,7 +38,7 @@ class OutOfMemoryFacts:
     holders: tuple[tuple[str, int], ...] = ()
     """The tags that hold most, with their bytes, largest first."""
     rungs: Mapping[str, int] = field(default_factory=dict)
-    """What was tried before giving up: the name of each rung of the ladder and the bytes it brought."""
+    """What the pool has tried before giving up, so far: how often it went up each rung of the ladder, by name."""
     advice: tuple[str, ...] = ()
     """What to try, most promising first."""
 
@@ -67,7 +67,7 @@ class OutOfMemoryFacts:
         if self.holders:
             yield "held by " + ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in self.holders)
         if self.rungs:
-            yield "tried " + ", ".join(f"{rung} ({format_size(nbytes)})" for rung, nbytes in self.rungs.items())
+            yield "tried " + ", ".join(f"{rung} {format_count(times, 'time')}" for rung, times in self.rungs.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ FACTS = OutOfMemoryFacts(
     waiting=3,
     waiting_bytes=96 * MIB,
     holders=(("weights", 1536 * MIB), ("kv", 448 * MIB)),
-    rungs={"merge": 0, "trim": 8 * MIB},
+    rungs={"merge": 1, "trim": 3},
     advice=("raise limit", "free 'kv'"),
 )
 
@@ -116,7 +116,7 @@ def test_out_of_memory_says_all_its_facts_with_units() -> None:
         "asked for 64 MiB; limit 2 GiB, reserved 2 GiB, live 1.94 GiB; "
         "free 64 MiB (largest hole 48 MiB, 16 MiB behind fences); device has 512 MiB free; "
         "3 requests waiting for 96 MiB; held by 'weights' 1.50 GiB, 'kv' 448 MiB; "
-        "tried merge (0 B), trim (8 MiB). Try: raise limit; free 'kv'"
+        "tried merge 1 time, trim 3 times. Try: raise limit; free 'kv'"
     )
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import asyncmem
-
-ROOT = Path(asyncmem.__file__).parent
+# The sources, which an installed package has not all of.
+ROOT = Path(__file__).parents[1] / "asyncmem"
 
 LAYERS = {
     "units": 0,

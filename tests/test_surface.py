@@ -12,11 +12,11 @@ from types import ModuleType
 
 import pytest
 
-import asyncmem
 import asyncmem.core._core as compiled
 from asyncmem import core
 
-ROOT = Path(asyncmem.__file__).parent
+# The sources, which an installed package has not all of.
+ROOT = Path(__file__).parents[1] / "asyncmem"
 PACKAGES = ("asyncmem", "asyncmem.devices", "asyncmem.testing")
 FILES = sorted(path for kind in ("*.py", "*.pyx") for path in ROOT.rglob(kind))
 
@@ -171,17 +171,12 @@ def written(function: Function) -> list[Parameter]:
     return [one for one in found if one[0] not in ("self", "cls")]
 
 
-def at_run_time(function: object) -> list[Parameter]:
-    """The same of the function that was compiled."""
-    kinds = {
-        inspect.Parameter.POSITIONAL_ONLY: "by place",
-        inspect.Parameter.POSITIONAL_OR_KEYWORD: "by place",
-        inspect.Parameter.VAR_POSITIONAL: "rest",
-        inspect.Parameter.KEYWORD_ONLY: "by name",
-        inspect.Parameter.VAR_KEYWORD: "rest by name",
-    }
-    parameters = inspect.signature(function).parameters.items()  # type: ignore[arg-type]  # callables only
-    return [(name, kinds[one.kind], one.default is not one.empty) for name, one in parameters if name != "self"]
+def at_run_time(method: object) -> list[Parameter]:
+    """The same of the method that was compiled, from the signature that it shows."""
+    shown = str(getattr(method, "__text_signature__", "")).replace("$self", "self")
+    function = ast.parse(f"def shown{shown}: ...").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return written(function)
 
 
 def agree(promised: list[Parameter], compiled_ones: list[Parameter]) -> bool:
