@@ -1,0 +1,81 @@
+"""Await GPU memory the way you await a socket.
+
+The layers, lowest first; a file imports only from those before its own:
+
+    units figures errors facts options environment readers stats   words: sizes, errors, options, figures
+    core/       placement and caches, compiled: integers in, integers out; and the buffers that users hold
+    devices/    what owns memory and streams: the host, the simulated device, CUDA
+    engine/     decisions: who is next, how much to grow, which fence covers what, who is stuck
+    pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
+    runtime     one pool a device for the whole process
+    testing/    what tests of asynchronous memory need; public
+    cli/        the command
+
+This file only re-exports.
+"""
+
+from asyncmem.core import Array, Batch, Buffer
+from asyncmem.devices import Device, Fence, Host, Simulated, Stream
+from asyncmem.errors import (
+    AsyncmemError,
+    AsyncmemWarning,
+    BackendUnavailable,
+    BufferReleased,
+    DeadlockError,
+    DeviceError,
+    InvalidRequest,
+    LeakWarning,
+    OutOfMemoryError,
+    PoolClosed,
+    PoolTimeout,
+    RequestCancelled,
+    StallWarning,
+    TooManyRequests,
+)
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.options import PoolOptions
+from asyncmem.pool import AsyncMemoryPool, Budget, Lease, MemoryShare, Request
+from asyncmem.runtime import RuntimeDevice, device, run
+from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "Array",
+    "AsyncMemoryPool",
+    "AsyncmemError",
+    "AsyncmemWarning",
+    "BackendUnavailable",
+    "Batch",
+    "Budget",
+    "Buffer",
+    "BufferReleased",
+    "DeadlockError",
+    "Device",
+    "DeviceError",
+    "Fence",
+    "Host",
+    "InvalidRequest",
+    "LeakWarning",
+    "Lease",
+    "MemoryShare",
+    "OutOfMemoryError",
+    "OutOfMemoryFacts",
+    "OwnerInfo",
+    "PoolClosed",
+    "PoolOptions",
+    "PoolStats",
+    "PoolTimeout",
+    "Pressure",
+    "Request",
+    "RequestCancelled",
+    "RuntimeDevice",
+    "SegmentInfo",
+    "Simulated",
+    "StallWarning",
+    "Stream",
+    "TooManyRequests",
+    "WaiterInfo",
+    "device",
+    "run",
+]

@@ -1,0 +1,161 @@
+"""Who is served next: a fair queue with priorities and a bound on overtaking.
+
+Order is first come, first served within a priority. A waiter that does not fit may be overtaken by later ones that do,
+until the bytes that overtook it reach the bypass budget; then nobody passes it. The same budget ages priorities: a
+waiter of low priority that has been overtaken by that much goes first.
+
+The bound holds for every waiter, not only for the head. One running total counts each grant that was made while an
+older waiter stood in the queue; a waiter notes the total when it joins. What overtook it is at most the difference.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Waiter:
+    """One request's place in a queue: how much it asks for, and how urgent it is.
+
+    Attributes:
+        nbytes: Bytes asked for, of all the parts of a batch together.
+        priority: Larger is sooner.
+        seq: Place in the order of arrival, given by the queue.
+        mark: The queue's overtaking total when it joined.
+        queue: Where it stands now, if it waits.
+    """
+
+    __slots__ = ("mark", "nbytes", "priority", "queue", "seq")
+
+    def __init__(self, nbytes: int, priority: int = 0) -> None:
+        self.nbytes = nbytes
+        self.priority = priority
+        self.seq = 0
+        self.mark = 0
+        self.queue: object = None
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class Queue(Generic[W]):
+    """Waiters in order, grouped by size so that choosing one looks at a few dozen at most.
+
+    Leaving is a mark on the waiter, not a search: a storm of cancellations costs the same for each. Not thread-safe;
+    its owner holds the pool's turn.
+
+    Args:
+        bypass: The most bytes that may overtake any one waiter.
+    """
+
+    def __init__(self, bypass: int) -> None:
+        self.bypass = bypass
+        self.bytes = 0
+        self.overtaken = 0
+        self._count = 0
+        self._joined = 0
+        self._arrivals: deque[W] = deque()
+        self._by_size: dict[int, list[tuple[int, int, W]]] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[W]:
+        """Go through the waiters in the order of arrival."""
+        return (waiter for waiter in self._arrivals if waiter.queue is self)
+
+    def join(self, waiter: W) -> None:
+        """Put a waiter at the end of its priority."""
+        self._joined += 1
+        waiter.seq = self._joined
+        waiter.mark = self.overtaken
+        waiter.queue = self
+        self._arrivals.append(waiter)
+        heapq.heappush(
+            self._by_size.setdefault(waiter.nbytes.bit_length(), []), (-waiter.priority, waiter.seq, waiter)
+        )
+        self._count += 1
+        self.bytes += waiter.nbytes
+
+    def leave(self, waiter: W) -> None:
+        """Take a waiter out, wherever it stands; one that has left already is left alone."""
+        if waiter.queue is not self:
+            return
+        waiter.queue = None
+        self._count -= 1
+        self.bytes -= waiter.nbytes
+        if self._count == 0 or len(self._arrivals) > 2 * self._count + 64:
+            self._sweep()
+
+    def head(self) -> W | None:
+        """Answer who must be served first: the most urgent, or the oldest once its budget forbids that."""
+        if self.oldest() is None:
+            return None
+        urgent = min(self._fronts())[2]
+        return urgent if self._may_overtake(urgent) else self.oldest()
+
+    def oldest(self) -> W | None:
+        """Answer the waiter that has stood here longest."""
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].queue is not self:
+            arrivals.popleft()
+        return arrivals[0] if arrivals else None
+
+    def serve(self, grant: Callable[[W], bool]) -> list[W]:
+        """Grant to everybody who fits, in order, as far as the overtaking budget allows.
+
+        Args:
+            grant: Tries to serve one waiter and says whether it did; when it did, what it gives is booked already.
+
+        Returns:
+            Who was served and has left, in that order.
+        """
+        served: list[W] = []
+        while (next_one := self._serve_one(grant)) is not None:
+            served.append(next_one)
+        return served
+
+    def _serve_one(self, grant: Callable[[W], bool]) -> W | None:
+        head = self.head()
+        if head is None:
+            return None
+        if grant(head):
+            return self._granted(head)
+        # Only the front of each size group is tried: within a group the ones behind are smaller by half at most.
+        for _, _, waiter in sorted(self._fronts()):
+            if waiter is not head and self._may_overtake(waiter) and grant(waiter):
+                return self._granted(waiter)
+        return None
+
+    def _may_overtake(self, waiter: W) -> bool:
+        oldest = self.oldest()
+        if oldest is None or oldest is waiter:
+            return True
+        return self.overtaken - oldest.mark + waiter.nbytes <= self.bypass
+
+    def _granted(self, waiter: W) -> W:
+        if self.oldest() is not waiter:
+            self.overtaken += waiter.nbytes
+        self.leave(waiter)
+        return waiter
+
+    def _fronts(self) -> Iterator[tuple[int, int, W]]:
+        for size in list(self._by_size):
+            group = self._by_size[size]
+            while group and group[0][2].queue is not self:
+                heapq.heappop(group)
+            if group:
+                yield group[0]
+            else:
+                del self._by_size[size]
+
+    def _sweep(self) -> None:
+        self._arrivals = deque(waiter for waiter in self._arrivals if waiter.queue is self)
+        groups = {size: [place for place in group if place[2].queue is self] for size, group in self._by_size.items()}
+        self._by_size = {size: group for size, group in groups.items() if group}
+        for group in self._by_size.values():
+            heapq.heapify(group)

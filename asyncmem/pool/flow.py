@@ -1,0 +1,431 @@
+"""The way of a request: refused, granted, queued, provided for, or given up. The one file that knows the order.
+
+What changes state here holds the turn, and neither blocks nor awaits. What takes time is an *errand*: a plain call
+that the worker makes, or a thread that may block, one at a time. Whoever frees memory, ends an errand or leaves the
+queue marks the flow as changed, and the turn pumps it before it lets go.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncmem.core import FLAG_FREE, FLAG_LIVE
+from asyncmem.engine.admit import Queue
+from asyncmem.errors import InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout, RequestCancelled, TooManyRequests
+from asyncmem.pool.home import running_home
+from asyncmem.pool.ladder import Ladder
+from asyncmem.pool.latch import Latch
+from asyncmem.pool.pressure import PressureWatch
+from asyncmem.pool.snapshot import out_of_memory_facts
+from asyncmem.pool.stuck import DeadlockWatch
+from asyncmem.pool.taker import Taker
+from asyncmem.pool.tally import Tally
+from asyncmem.pool.turn import Turn
+from asyncmem.pool.upkeep import Upkeep
+from asyncmem.pool.waiting import ThreadSleeper, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from asyncmem.core import Batch, Buffer, Core
+    from asyncmem.engine.retire import Retire
+    from asyncmem.facts import OutOfMemoryFacts
+    from asyncmem.pool.home import Home
+    from asyncmem.options import PoolOptions
+    from asyncmem.pool.share import Budget, Share
+    from asyncmem.pool.supply import Supply
+    from asyncmem.pool.waiting import Ask
+
+    Errand = Callable[[], None]
+
+
+class Flow:
+    """The requests of one pool, its budgets included. Attributes change under the turn only.
+
+    Attributes:
+        turn: The pool's lock.
+        queue: Who waits for memory.
+        closed: The error that every request gets from now on, or None.
+        home: The event loop that is served now.
+        busy: Whether an errand for the queue is under way.
+        progress: Counts grants, so that a standstill shows.
+    """
+
+    def __init__(
+        self,
+        pool: Share,
+        core: Core,
+        retire: Retire,
+        make_supply: Callable[[Turn], Supply],
+        submit: Callable[[Errand], None],
+        options: PoolOptions,
+    ) -> None:
+        self.pool = pool
+        self.core = core
+        self.retire = retire
+        self.options = options
+        self.turn = Turn(self._settle)
+        self.supply = make_supply(self.turn)
+        self.tally = Tally()
+        self.queue: Queue[Waiting] = Queue(int(options.bypass * self.supply.limit))
+        self.taker = Taker(core, retire, self.supply)
+        self.ladder = Ladder(self)
+        self.watch = DeadlockWatch(self)
+        self.closed: Exception | None = None
+        self.home: Home | None = None
+        self.busy = False
+        self.progress = 0
+        self.budgets: list[Budget] = []
+        self.shares: dict[int, Share] = {0: pool}  # by the core's account
+        self.pressure = PressureWatch(self, core)
+        self.upkeep = Upkeep(self)
+        self.submit = submit
+        self._owed: list[Callable[[], None]] = []
+        self._changed = False
+        self._notes = [partial(self._noticed, flags) for flags in range(8)]
+        self._emptied: Latch[None] | None = None
+        self._owner_blocks = 0
+
+    # -- what callers ask ----------------------------------------------------------------------------------------
+
+    def ask(self, share: Share, ask: Ask, *, inline: bool = False) -> Waiting:
+        """Take a request in: granted at once, queued, or failed. The error, if any, is for the await."""
+        waiting = Waiting(self, share, ask, running_home(self.home))
+        waiting.inline = inline
+        with self.turn:
+            error = self._refusing() or share.refusal(waiting)
+            if error is not None:
+                waiting.finish(None, error)
+            elif self._anyone_before(share) or not self._grant(waiting):
+                self._queue_up(waiting, share)
+        return waiting
+
+    def ask_blocking(self, share: Share, ask: Ask) -> Buffer | Batch:
+        """Serve a synchronous call: at once, with whatever errands that takes, or blocking until its deadline."""
+        waiting = self.ask(share, ask, inline=True)
+        on_loop = running_home(self.home) is not None
+        while not waiting.done:
+            errand = self._errand_inline(waiting)
+            if errand is None and ask.timeout:
+                self._block(waiting)
+                break
+            self.tally.loop_blocking_calls += on_loop
+            self._run_inline(errand or self.ladder.last_errand(waiting))
+        if waiting.error is not None:
+            raise waiting.error
+        result, waiting.result = waiting.result, None
+        assert result is not None
+        return result
+
+    def try_now(self, share: Share, ask: Ask) -> Buffer | Batch | None:
+        """Serve from what is mapped, if nobody waits; never grows."""
+        with self.turn:
+            error = self._refusing()
+            if error is not None:
+                raise error
+            return None if self._anyone_before(share) else self.taker.take(share, ask, ask.sizes)
+
+    def bind(self, waiting: Waiting) -> Home:
+        """Answer the loop to sleep on, which becomes the pool's own until it closes.
+
+        Raises:
+            InvalidRequest: Another loop is served, and it is still open.
+        """
+        home = running_home(self.home)
+        if home is None:
+            raise InvalidRequest("await", waiting, "a running event loop, asyncio's or trio's")
+        if self.home is not None and home is not self.home and not self.home.is_closed():
+            raise InvalidRequest("await", home, f"the event loop that pool {self.pool.name!r} serves, {self.home!r}")
+        self.home = home
+        waiting.move_to(home)
+        return home
+
+    async def yield_once(self, waiting: Waiting) -> None:
+        """Let the loop run others after many hits in a row; a cancellation there gives the grant back."""
+        home = running_home(self.home)
+        try:
+            if home is not None:
+                await home.yield_once()
+        except BaseException:
+            with self.turn:
+                self.withdraw(waiting, None)
+            raise
+
+    def stream_index(self, stream: object) -> int:
+        """Answer the core's index of a stream; None is the device's default stream."""
+        return 0 if stream is None else self.retire.register(self.pool.device.stream_of(stream))
+
+    def share_of(self, buffer: Buffer) -> Share:
+        """Answer the pool, budget or lease that a buffer is charged to."""
+        return self.shares.get(buffer._account, self.pool)
+
+    def forbid_blocking_the_loop(self, ask: Ask) -> None:
+        """Refuse to block an event loop's thread until a deadline."""
+        if ask.timeout and running_home(self.home) is not None:
+            raise InvalidRequest(
+                "timeout", ask.timeout, "0 or None on an event loop's thread", hint="await allocate_async instead"
+            )
+
+    def watch_owners(self, change: int) -> None:
+        """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
+        with self.turn:
+            self._owner_blocks += change
+            self.core.observed = self._owner_blocks > 0 or self.options.track or self.supply.direct
+
+    # -- what happens to a waiting request -------------------------------------------------------------------------
+
+    def withdraw(self, waiting: Waiting, reason: Exception | None) -> None:
+        """End a request with the turn held: it leaves the queue, or the grant nobody took comes back."""
+        if waiting.done:
+            if waiting.result is not None:
+                self.tally.handed_back += 1
+                waiting.finish(None, self._cancelled(waiting))
+            return
+        if reason is None:
+            self.tally.cancellations += 1
+            reason = self._cancelled(waiting)
+        self._leave(waiting)
+        waiting.finish(None, reason)
+        self._owed.append(waiting.wake)
+        self.changed()
+
+    def fail(self, waiting: Waiting | None, error: Exception) -> None:
+        """End a request with an error, from an errand; without one the error is a warning."""
+        if waiting is None:
+            warnings.warn(f"pool {self.pool.name!r}: {error}", RuntimeWarning, stacklevel=2)
+            return
+        with self.turn:
+            self.withdraw(waiting, error)
+
+    def timed_out(self, waiting: Waiting) -> Exception:
+        """Make the error for a deadline that has passed, and count it."""
+        self.tally.timeouts += 1
+        ahead = sum(1 for other in self.queue if other.seq < waiting.seq)
+        return PoolTimeout(
+            pool=self.pool.name, asked=waiting.nbytes, timeout=waiting.ask.timeout or 0.0, ahead=ahead,
+            free=self.core.free_bytes() + self.core.cached_bytes(),
+        )  # fmt: skip
+
+    def asleep(self, waiting: Waiting) -> None:
+        """Hear that a task sleeps on a request, and look whether that closes a circle."""
+        self.watch.asleep(waiting)
+
+    def facts(self, waiting: Waiting) -> OutOfMemoryFacts:
+        """Say all that is known, for the error."""
+        return out_of_memory_facts(self, waiting)
+
+    def waiters(self) -> Iterable[Waiting]:
+        """Go through everybody who waits, in budgets too."""
+        yield from self.queue
+        for budget in self.budgets:
+            yield from budget.queue
+
+    def close(self, error: Exception) -> None:
+        """Refuse everything from now on, and fail who waits, first."""
+        with self.turn:
+            self.closed = error
+            self.core.open = False
+            self.core.set_gate(0, True)
+            for waiting in list(self.waiters()):
+                self.withdraw(waiting, error)
+
+    def shut(self) -> None:
+        """Refuse everything from now on (with the turn held)."""
+        self.closed = self.closed or PoolClosed(self.pool.name, "it was dropped")
+
+    def drained(self) -> Latch[None]:
+        """Refuse newcomers from now on, and answer what opens once every buffer has been freed."""
+        with self.turn:
+            self._emptied = latch = Latch(_nothing)
+            self.core.open = False
+            self.core.set_gate(0, True)
+            self.changed()
+        return latch
+
+    def notice(self, flags: int) -> None:
+        """Hear from a free or a take that somebody waits, or that a mark was crossed. From anywhere, finalizers too."""
+        self.turn.post(self._notes[flags])
+
+    def owe(self, call: Callable[[], None]) -> None:
+        """Have a call made once the turn is free."""
+        self._owed.append(call)
+
+    def reconfigure(self, options: PoolOptions, limit: int) -> None:
+        """Go on with other options (with the turn held)."""
+        self.options = options
+        self.queue.bypass = int(options.bypass * limit)
+        self.supply.reconfigure(options, limit)
+        self.retire.late_fences = options.late_fences
+        self.core.observed = self._owner_blocks > 0 or options.track or self.supply.direct
+        self.pressure.look()
+        self.changed()
+
+    def changed(self) -> None:
+        """Have the queues looked at before the turn ends (with the turn held)."""
+        self._changed = True
+
+    def _empty(self) -> None:
+        if self._emptied is not None and not len(self.queue):
+            self._owed.append(self._emptied)
+            self._emptied = None
+        if self.closed is not None:
+            self._owed.append(self.upkeep.release_the_rest)
+
+    # -- granting ----------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> list[Callable[[], None]]:
+        while self._changed:
+            self._changed = False
+            self._pump()
+        owed, self._owed = self._owed, []
+        return owed
+
+    def _noticed(self, flags: int) -> None:
+        self._changed = True
+        if flags & FLAG_LIVE:
+            self.pressure.look()
+        if flags & FLAG_FREE:
+            self.upkeep.grow_ahead()
+
+    def _pump(self) -> None:
+        if self.core.live() == 0:
+            self._empty()
+        if self.closed is None:
+            again = True
+            while again:
+                self._serve()
+                head = self.queue.head()
+                again = head is not None and self._provide(head)
+        self._gate()
+
+    def _serve(self) -> None:
+        for budget in reversed(self.budgets):  # the inner ones were made last
+            if len(budget.queue):
+                for waiting in budget.queue.serve(budget.let_through):
+                    budget.parent_queue.join(waiting)
+        for waiting in self.queue.serve(self._grant):
+            self.tally.left(waiting)
+            self.tally.misses += len(waiting.ask.sizes)
+            self._owed.append(waiting.wake)
+
+    def _grant(self, waiting: Waiting) -> bool:
+        if waiting.overdue:
+            return False
+        found = self.taker.take(waiting.share, waiting.ask, waiting.pieces)
+        if found is None:
+            return False
+        for budget in waiting.promised:
+            budget.unpromise(waiting.total)
+        waiting.promised = []
+        waiting.finish(found, None)
+        self.progress += 1
+        return True
+
+    def _queue_up(self, waiting: Waiting, share: Share) -> None:
+        if not share.may_wait:
+            waiting.finish(None, OutOfMemoryError(self.facts(waiting)))
+            return
+        most = self.options.max_waiting
+        standing = sum(1 for _ in self.waiters()) if most is not None else 0
+        if most is not None and standing >= most and not waiting.inline:
+            error = TooManyRequests(
+                pool=self.pool.name, waiting=standing, max_waiting=most, asked=waiting.nbytes
+            )
+            waiting.finish(None, error)
+            return
+        self.tally.waits += 1
+        share.queue.join(waiting)
+        self.changed()
+
+    def _refusing(self) -> Exception | None:
+        if self.closed is None and self._emptied is not None:
+            return PoolClosed(self.pool.name, "it is draining")
+        return self.closed
+
+    def _anyone_before(self, share: Share) -> bool:
+        return share.may_wait and (len(self.queue) > 0 or len(share.queue) > 0)
+
+    def _leave(self, waiting: Waiting) -> None:
+        for queue in (self.queue, *(budget.queue for budget in self.budgets)):
+            queue.leave(waiting)
+        for budget in waiting.promised:
+            budget.unpromise(waiting.total)
+        waiting.promised = []
+        self.tally.left(waiting)
+
+    def _gate(self) -> None:
+        closed = self.closed is not None
+        self.core.set_gate(0, closed or len(self.queue) > 0)
+        for budget in self.budgets:
+            self.core.set_gate(budget._account, closed or len(budget.queue) > 0)
+
+    def _cancelled(self, waiting: Waiting) -> Exception:
+        return RequestCancelled(pool=self.pool.name, asked=waiting.nbytes)
+
+    # -- providing ---------------------------------------------------------------------------------------------------
+
+    def _provide(self, head: Waiting) -> bool:
+        """Do what can be done at once for the head, or send for the rest; says whether to serve again."""
+        if head.overdue:
+            self.withdraw(head, self.timed_out(head))
+            return True
+        if self.busy or head.inline:
+            return False
+        errand = self.ladder.next_errand(head)
+        if errand is None and self.ladder.tidy():
+            return True
+        errand = errand or self._errand_without_hope(head)
+        if errand is not None:
+            self.busy = True
+            self._owed.append(partial(self.submit, partial(self._run, errand)))
+        return False
+
+    def _errand_inline(self, waiting: Waiting) -> Errand | None:
+        with self.turn:
+            if waiting.done or self.queue.head() is not waiting:
+                return None
+            errand = self.ladder.next_errand(waiting)
+            if errand is None and self.ladder.tidy():
+                self.changed()
+                return _nothing
+            return errand
+
+    def _errand_without_hope(self, waiting: Waiting) -> Errand | None:
+        # Waiting helps as long as somebody holds memory, or some is under way.
+        if self.core.live() == 0 and not self.supply.leaving and not self.supply.coming:
+            return self.ladder.last_errand(waiting)
+        return self.fallback(waiting)
+
+    def fallback(self, waiting: Waiting) -> Errand | None:
+        """Answer the errand that serves a request from the host instead, where the pool was told to."""
+        return None
+
+    def _run(self, errand: Errand) -> None:
+        try:
+            errand()
+        finally:
+            with self.turn:
+                self.busy = False
+                self.changed()
+
+    def _run_inline(self, errand: Errand) -> None:
+        try:
+            errand()
+        finally:
+            with self.turn:
+                self.changed()
+
+    def _block(self, waiting: Waiting) -> None:
+        sleeper = ThreadSleeper()
+        with self.turn:
+            waiting.inline = False  # from here on the worker provides for it
+            self.changed()
+        if waiting.admit(sleeper):
+            sleeper.sleep(waiting.remaining)
+        waiting.expire()
+
+
+def _nothing() -> None:
+    """Stand for an errand whose work was done while it was decided."""

@@ -1,0 +1,235 @@
+"""Event loops, seen alike: where a waiter sleeps, and how another thread wakes it.
+
+asyncio (with or without uvloop) and trio differ in four things only: their clock, how a task is suspended, how it is
+woken, and how another thread gets a call in. Each class here is those four things for one running loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import trio
+
+
+class Sleeper(Protocol):
+    """One suspended task. `wake` may be called from any thread, more than once."""
+
+    def wake(self) -> None: ...
+
+
+class Parking(Protocol):
+    """What a task sleeps on: it keeps its sleepers, and is told when a sleep ends badly."""
+
+    deadline: float | None
+
+    def admit(self, sleeper: Sleeper) -> bool:
+        """Keep the sleeper until it is woken; False when there is nothing left to wait for."""
+
+    def abandon(self, sleeper: Sleeper) -> None:
+        """Undo: the sleeper was cancelled, before or after it was woken."""
+
+    def expire(self) -> None:
+        """Give up waiting, because the deadline has passed."""
+
+
+class Home(Protocol):
+    """The event loop that a pool serves."""
+
+    def is_running_here(self) -> bool: ...
+    def is_closed(self) -> bool: ...
+    def now(self) -> float: ...
+    def call(self, callback: Callable[[], None]) -> None:
+        """Run a callback on the loop's thread, soon; dropped where the loop is gone. From any thread."""
+
+    async def park(self, place: Parking) -> None:
+        """Suspend until woken or past the deadline.
+
+        A cancelled sleep calls `abandon` before it raises, also when the wake-up had come already.
+        """
+
+    async def yield_once(self) -> None:
+        """Let the others of this loop run."""
+
+    def current_task(self) -> object: ...
+
+
+class AsyncioHome:
+    """A running asyncio loop, uvloop's included."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.thread = threading.get_ident()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._armed = False
+
+    def __repr__(self) -> str:
+        return repr(self.loop)
+
+    def is_running_here(self) -> bool:
+        return asyncio._get_running_loop() is self.loop
+
+    def is_closed(self) -> bool:
+        return self.loop.is_closed()
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def current_task(self) -> object:
+        return asyncio.current_task(self.loop)
+
+    def call(self, callback: Callable[[], None]) -> None:
+        if threading.get_ident() == self.thread:
+            callback()
+            return
+        # Many completions share one wake-up of the loop: the first arms it, the drain disarms before it empties.
+        self._inbox.append(callback)
+        if not self._armed:
+            self._armed = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop has been closed: nobody is left to wake
+                self._inbox.clear()
+
+    def _drain(self) -> None:
+        self._armed = False
+        while self._inbox:
+            self._inbox.popleft()()
+
+    async def park(self, place: Parking) -> None:
+        future = self.loop.create_future()
+        sleeper = _AsyncioSleeper(self, future)
+        timer = None if place.deadline is None else self.loop.call_at(place.deadline, place.expire)
+        try:
+            if place.admit(sleeper):
+                await future
+        except BaseException:
+            place.abandon(sleeper)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def yield_once(self) -> None:
+        await asyncio.sleep(0)
+
+
+class _AsyncioSleeper:
+    __slots__ = ("_future", "_home")
+
+    def __init__(self, home: AsyncioHome, future: asyncio.Future[None]) -> None:
+        self._home = home
+        self._future = future
+
+    def wake(self) -> None:
+        self._home.call(self._finish)
+
+    def _finish(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+
+class TrioHome:
+    """A running trio loop."""
+
+    def __init__(self) -> None:
+        import trio
+
+        self._trio = trio
+        self._token = trio.lowlevel.current_trio_token()
+        self.thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"<trio run {id(self._token):#x}>"
+
+    def is_running_here(self) -> bool:
+        return self._trio.lowlevel.in_trio_run() and self._trio.lowlevel.current_trio_token() is self._token
+
+    def is_closed(self) -> bool:
+        try:
+            self._token.run_sync_soon(_nothing, idempotent=True)
+        except self._trio.RunFinishedError:
+            return True
+        return False
+
+    def now(self) -> float:
+        return self._trio.current_time()
+
+    def current_task(self) -> object:
+        return self._trio.lowlevel.current_task()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        if self.is_running_here():
+            callback()
+        else:
+            self.soon(callback)
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Run a callback in a later step of the loop; dropped where the loop is gone. From any thread."""
+        with contextlib.suppress(self._trio.RunFinishedError):
+            self._token.run_sync_soon(callback)
+
+    def reschedule(self, task: trio.lowlevel.Task) -> None:
+        """Resume a suspended task."""
+        self._trio.lowlevel.reschedule(task)
+
+    async def park(self, place: Parking) -> None:
+        trio = self._trio
+        sleeper = _TrioSleeper(self, trio.lowlevel.current_task())
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            sleeper.done = True
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        try:
+            with trio.CancelScope(deadline=float("inf") if place.deadline is None else place.deadline) as scope:
+                if place.admit(sleeper):
+                    await trio.lowlevel.wait_task_rescheduled(abort)
+        except BaseException:
+            place.abandon(sleeper)
+            raise
+        if scope.cancelled_caught:
+            place.expire()
+
+    async def yield_once(self) -> None:
+        await self._trio.lowlevel.checkpoint()
+
+
+class _TrioSleeper:
+    __slots__ = ("_home", "_task", "done")
+
+    def __init__(self, home: TrioHome, task: trio.lowlevel.Task) -> None:
+        self._home = home
+        self._task = task
+        self.done = False
+
+    def wake(self) -> None:
+        # Never at once: a finalizer may wake a task in the very step that is about to suspend it.
+        self._home.soon(self._finish)
+
+    def _finish(self) -> None:
+        if not self.done:
+            self.done = True
+            self._home.reschedule(self._task)
+
+
+def _nothing() -> None:
+    """Stand for a call whose only use is whether the loop takes it."""
+
+
+def running_home(known: Home | None = None) -> Home | None:
+    """Answer the event loop that runs on this thread, or None outside of any; reuses `known` where it is that loop."""
+    loop = asyncio._get_running_loop()
+    if loop is not None:
+        return known if isinstance(known, AsyncioHome) and known.loop is loop else AsyncioHome(loop)
+    trio_package = sys.modules.get("trio")
+    if trio_package is None or not trio_package.lowlevel.in_trio_run():
+        return None
+    return known if known is not None and known.is_running_here() else TrioHome()

@@ -1,0 +1,84 @@
+"""What the compiled core asks of its pool: all that is rare about a buffer."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncmem.errors import InvalidRequest, LeakWarning
+from asyncmem.pool.holdings import current_owner
+from asyncmem.pool.home import running_home
+from asyncmem.pool.notes import Notes, notes_of
+from asyncmem.pool.share import Share
+from asyncmem.units import format_size
+
+if TYPE_CHECKING:
+    from asyncmem.core import Buffer
+
+
+class Hooks(Share):
+    """The pool's side of the core's hooks. Called with the interpreter's lock and no other."""
+
+    fallback_of: weakref.ref[Share] | None = None  # the pool that this one stands in for, on the host
+
+    def _signal(self, flags: int) -> None:
+        self.flow.notice(flags)
+
+    def _entered(self, buffer: Buffer) -> None:
+        notes = notes_of(buffer)
+        if notes.owner is None:
+            with self.flow.turn:
+                notes.hold(self.flow.share_of(buffer), current_owner(running_home(self.flow.home)), buffer.size)
+
+    def _left(self, buffer: Buffer) -> None:
+        """Hear that a block ends; the buffer is freed next, which ends the hold."""
+
+    def _free_noted(self, buffer: Buffer, stream: object) -> None:
+        flow = self.flow
+        notes = buffer.notes
+        users = set(notes.users) if isinstance(notes, Notes) else set()
+        if stream is not None:
+            users.add(flow.stream_index(stream))
+        users.discard(buffer.home)
+        nbytes = buffer.size  # the release takes it away
+        buffer._release(flow.retire.entries_for(users) if users else ())
+        if isinstance(notes, Notes) and notes.owner is not None:
+            flow.turn.post(partial(notes.let_go, nbytes))
+        if flow.supply.direct:
+            flow.turn.post(flow.upkeep.give_back_soon)
+
+    def _use_on(self, buffer: Buffer, stream: object) -> None:
+        flow = self.flow
+        index = flow.retire.everywhere() if stream is None else flow.stream_index(stream)
+        if stream is not None and index != buffer.home:
+            flow.retire.use_on(buffer.home, index)
+        if index != buffer.home:
+            notes_of(buffer).users.add(index)
+
+    def _hand_over(self, buffer: Buffer, stream: object) -> None:
+        if buffer._block:
+            index = self.flow.stream_index(stream)
+            self.flow.retire.hand_over(buffer._block, index)
+            buffer._set_home(index)
+
+    def _forgotten(self, buffer: Buffer) -> None:
+        site = buffer.notes.site if isinstance(buffer.notes, Notes) else None
+        tag = f" tagged {buffer.tag!r}" if buffer.tag else ""
+        warnings.warn(
+            f"a buffer of {format_size(buffer.nbytes)}{tag} was dropped and never freed; it was made at {site}",
+            LeakWarning,
+            stacklevel=2,
+        )
+
+    async def _to_device(self, buffer: Buffer) -> Buffer:
+        """Copy a buffer that was placed on the host to the device it was asked for, and free the host's."""
+        wanted = self.fallback_of() if self.fallback_of is not None else None
+        if wanted is None:
+            raise InvalidRequest("to_device()", buffer, 'a buffer that fallback="host" placed on the host')
+        moved = await wanted.allocate_async(buffer.nbytes, tag=buffer.tag)
+        moved.device.copy_in(moved.address, memoryview(buffer), moved.stream)
+        await moved.stream.synchronize()
+        buffer.free()
+        return moved

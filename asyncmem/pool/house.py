@@ -1,0 +1,146 @@
+"""One opened pool's machinery, put together: device, core, order of streams, flow and worker; and its end."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from typing import TYPE_CHECKING
+
+from asyncmem.core import Core
+from asyncmem.devices import Device, device
+from asyncmem.engine.retire import Retire
+from asyncmem.errors import LeakWarning, PoolClosed
+from asyncmem.pool.flow import Flow
+from asyncmem.pool.latch import Latch
+from asyncmem.pool.supply import Supply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from asyncmem.options import PoolOptions
+    from asyncmem.pool.pool import AsyncMemoryPool
+    from asyncmem.pool.turn import Turn
+
+    class WorkerLike(Protocol):
+        alive: bool
+
+        def start(self) -> None: ...
+        def submit(self, job: Callable[[], None]) -> None: ...
+        def close(self, timeout: float | None = None) -> bool: ...
+
+    WorkerFactory = Callable[[str, Callable[[], bool], Callable[[BaseException], None]], WorkerLike]
+
+
+_CACHES = ("stream_cache_blocks", "stream_cache_bytes", "shared_cache_blocks", "shared_cache_bytes")
+
+
+class House:
+    """What exists between a pool's opening and the end of its last buffer."""
+
+    def __init__(self, pool: AsyncMemoryPool, spec: Device | str, options: PoolOptions, factory: WorkerFactory) -> None:
+        self.options = options
+        self.device = device(spec)
+        self._owns_device = self.device is not spec
+        if isinstance(options.limit, int):
+            self.device.suggest_capacity(options.limit)
+        self.total = self.device.memory().total
+        self.core = Core(self.device, pool, **core_settings(options))
+        self.retire = Retire(
+            self.core,
+            self.device,
+            late_fences=options.late_fences,
+            ids=self.core.stream_ids,
+            streams=self.core.stream_objects,
+        )
+        me = weakref.ref(self)
+        self.worker = factory(f"asyncmem {pool.name}", lambda: _tick(me), lambda error: _died(me, error))
+        self.flow = Flow(pool, self.core, self.retire, self._make_supply, self.worker.submit, options)
+        self.process = os.getpid()
+        self.released = False
+        self.core.open = not (options.track or self.flow.supply.direct)
+        self.core.observed = not self.core.open
+        self.worker.start()
+
+    def _make_supply(self, turn: Turn) -> Supply:
+        supply = Supply(self.core, self.device, self.retire, turn, self.options)
+        supply.limit = self.ceiling(self.options)
+        # A limit in bytes has been thought about; else something is left for others, where memory is not the host's.
+        chosen = self.options.limit is not None and self.options.origin("min_free") == "default"
+        supply.min_free = 0 if chosen or self.device.kind == "host" else self.options.min_free
+        return supply
+
+    def ceiling(self, options: PoolOptions) -> int:
+        """Answer the limit in bytes, in whole granules."""
+        limit = min(options.ceiling(self.total), self.total)
+        return -(-limit // 512) * 512
+
+    def run(self, call: Callable[[], object]) -> Latch[object]:
+        """Have the worker make a call, and answer what to wait on."""
+        latch = Latch(call)
+        self.worker.submit(latch)
+        return latch
+
+    def release(self) -> None:
+        """Give everything that is free back to the device (blocks); the rest follows as it is freed."""
+        flow = self.flow
+        with flow.turn:
+            self.core.flush()
+            self.core.merge()
+            returns = flow.supply.detach()
+        flow.supply.give_back(returns)
+        if self.core.live() == 0 and not self.released:
+            self.released = True
+            if self._owns_device:
+                self.device.close()
+
+    def tick(self) -> bool:
+        """Look after an idle pool, on the worker's thread."""
+        flow = self.flow
+        flow.retire.poll()
+        with flow.turn:
+            flow.supply.refused = None  # others may have given memory back to the device
+            if len(flow.queue):
+                flow.changed()
+            flow.watch.stalled()
+            flow.upkeep.defragment()
+        return flow.closed is None
+
+    def break_down(self, error: BaseException) -> None:
+        """Close loudly after the worker has died of an error."""
+        name = self.flow.pool.name
+        warnings.warn(f"pool {name!r}: the worker ended with {error!r}; the pool is closed", RuntimeWarning, stacklevel=2)
+        self.flow.close(PoolClosed(name, f"its worker ended with {error!r}"))
+
+
+def core_settings(options: PoolOptions) -> dict[str, object]:
+    """Answer the options that the core takes, by its names; a pool without caching keeps no blocks."""
+    caches = {name: 0 if options.segments == "direct" else getattr(options, name) for name in _CACHES}
+    return {"small_limit": options.small_limit, "strategy": options.strategy, **caches}
+
+
+def warn_of_leaks(house: House) -> None:
+    """Name the buffers that are still held when their pool is closed."""
+    counts = house.core.counts()
+    if counts.live_blocks == 0:
+        return
+    tags = ", ".join(f"{tag!r}: {nbytes} bytes" for tag, nbytes in house.core.tag_bytes().items())
+    warnings.warn(
+        f"pool {house.flow.pool.name!r} was closed while {counts.live_blocks} buffers of {counts.live} bytes were held"
+        + (f" ({tags})" if tags else "")
+        + "; they stay valid until they are freed",
+        LeakWarning,
+        stacklevel=3,
+    )
+
+
+def _tick(me: weakref.ref[House]) -> bool:
+    house = me()
+    return house is not None and house.tick()
+
+
+def _died(me: weakref.ref[House], error: BaseException) -> None:
+    house = me()
+    if house is not None:
+        house.break_down(error)

@@ -1,0 +1,94 @@
+"""What to do for a request that finds no memory: grow, tidy up, give back and grow again, and only then give up.
+
+The rungs, in the order in which they are tried, each counted by its name: *grow* (more from the device), *retire*
+(fences that are done), *flush* (caches), *merge* (neighbours of different streams), *trim* (segments go back, to be had
+in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`).
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asyncmem.errors import DeviceError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.supply import Order, Return
+    from asyncmem.pool.waiting import Waiting
+
+_RETRIES = 16  # how often `on_oom` may ask for another try of one request
+
+
+class Ladder:
+    """The rungs for one pool. What decides holds the turn; what it returns to be called later blocks and does not."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._core = flow.core
+        self._supply = flow.supply
+        self.rungs = flow.tally.rungs
+
+    def next_errand(self, waiting: Waiting) -> Callable[[], None] | None:
+        """Answer what would bring memory for this request, or None where only others can."""
+        order = self._supply.order(waiting.pieces)
+        if order is not None:
+            return partial(self._grow, order, waiting)
+        returns = self._supply.detach_for(max(waiting.pieces))
+        if returns:
+            return partial(self._trim, returns, waiting)
+        return None
+
+    def tidy(self) -> bool:
+        """Make the most of what is mapped, at once; says whether that changed anything."""
+        found = {"retire": self._flow.retire.poll(), "flush": self._core.flush(), "merge": self._core.merge()}
+        for rung, gain in found.items():
+            self.rungs[rung] += gain > 0
+        return any(found.values())
+
+    def last_errand(self, waiting: Waiting) -> Callable[[], None]:
+        """Answer the last rungs for a request that would fail otherwise: they end in another try or in its error."""
+        return partial(self._give_up, waiting)
+
+    def _grow(self, order: Order, waiting: Waiting | None) -> None:
+        self.rungs["grow"] += 1
+        try:
+            self._supply.fill(order)
+        except OutOfMemoryError:
+            return  # noted by the supply; the next rung is another errand
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
+
+    def _trim(self, returns: list[Return], waiting: Waiting | None) -> None:
+        self.rungs["trim"] += 1
+        try:
+            self._supply.give_back(returns)
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
+
+    def _give_up(self, waiting: Waiting) -> None:
+        options = self._flow.options
+        if options.collect and not waiting.collected:
+            waiting.collected = True
+            self.rungs["collect"] += 1
+            gc.collect()
+            return  # what was freed is worth one more try
+        facts = self._flow.facts(waiting)
+        if options.on_oom is not None and waiting.tries < _RETRIES:
+            waiting.tries += 1
+            self.rungs["ask"] += 1
+            if options.on_oom(facts):
+                self._supply.refused = None
+                return
+        self._flow.fail(waiting, OutOfMemoryError(facts))
+
+    def grow_ahead(self, order: Order) -> Callable[[], None]:
+        """Answer the errand for growth that nobody waits for yet."""
+        return partial(self._grow, order, None)
+
+    def trim(self, returns: list[Return]) -> Callable[[], None]:
+        """Answer the errand that gives segments back when nobody waits."""
+        return partial(self._trim, returns, None)

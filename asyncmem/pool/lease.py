@@ -1,0 +1,136 @@
+"""A lease: one contiguous range, promised now, whose inner allocations never wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self, final
+
+from asyncmem.errors import BufferReleased, InvalidRequest, OutOfMemoryError
+from asyncmem.pool.holdings import current_owner
+from asyncmem.pool.home import running_home
+from asyncmem.pool.notes import Notes
+from asyncmem.pool.share import Share
+from asyncmem.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncmem.core import Buffer
+    from asyncmem.pool.flow import Flow
+    from asyncmem.units import Size
+    from asyncmem.pool.waiting import Waiting
+
+
+@final
+class Lease(Share):
+    """A share of a pool that is one range of memory, held by whoever entered it. Made by `pool.lease(...)`.
+
+    Inside the block every allocation is served at once from the range, or fails at once with `OutOfMemoryError` when
+    it is above the range's largest hole. Freed bytes return to the lease. At the end of the block its free bytes
+    return to the pool, and buffers still held become ordinary buffers of the pool.
+    """
+
+    may_wait = False
+
+    def __init__(
+        self, parent: Share, size: Size, *, stream: object, tag: str | None, priority: int, timeout: float | None
+    ) -> None:
+        self._size = parse_size(size)
+        if self._size == 0:
+            raise InvalidRequest("size", size, "more than 0 bytes")
+        super().__init__(f"{parent.name}/lease", parent)
+        self._terms = (stream, tag, priority, timeout)
+        self._range = Notes()
+        self._ended = False
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else "not entered" if self._range.owner is None else "held"
+        return f"<asyncmem.Lease of {format_size(self._size)}: {state}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were promised."""
+        return self._size
+
+    @property
+    def flow(self) -> Flow:
+        """The pool's machinery.
+
+        Raises:
+            InvalidRequest: The block has not been entered.
+            BufferReleased: The block has ended.
+        """
+        if self._ended:
+            raise BufferReleased(self._size, action="allocating from a lease")
+        if self._range.owner is None:
+            raise InvalidRequest("lease", self, 'a lease that was entered: "async with pool.lease(...) as lease"')
+        return super().flow
+
+    def own_limit(self) -> int:
+        """Answer the length of the range in bytes."""
+        return self._size
+
+    def capacity(self) -> int:
+        """Answer the length of the range: what bounds the pool bounded the lease as a whole already."""
+        return self._size
+
+    def refusal(self, waiting: Waiting) -> Exception | None:
+        """Answer the error of a request that is longer than the range, or None."""
+        return OutOfMemoryError(self.flow.facts(waiting)) if waiting.total > self.largest_hole() else None
+
+    def largest_hole(self) -> int:
+        """Answer the largest request that would be granted now, in bytes."""
+        return self._core.largest(self._arena)
+
+    async def __aenter__(self) -> Self:
+        """Wait for the range; the current task counts as its owner until the block ends.
+
+        Cancelled: nothing was promised.
+        """
+        if self._range.owner is not None or self._ended:
+            raise InvalidRequest("lease", self, "a lease that was not entered before; ask the pool for another")
+        parent = self.parent
+        assert parent is not None
+        stream, tag, priority, timeout = self._terms
+        found = await parent.allocate_async(self._size, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        return self._enter(found)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the free parts back at once; buffers still held stay valid."""
+        self._exit()
+
+    def __enter__(self) -> Self:
+        """Take the range at once, from any thread; see `allocate` for what its timeout may be."""
+        parent = self.parent
+        assert parent is not None
+        stream, tag, priority, timeout = self._terms
+        return self._enter(parent.allocate(self._size, stream=stream, tag=tag, priority=priority, timeout=timeout))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the free parts back at once; buffers still held stay valid."""
+        self._exit()
+
+    def _enter(self, found: Buffer) -> Self:
+        flow = super().flow
+        core = found._core
+        owner = current_owner(running_home(flow.home))
+        with flow.turn:
+            account = core.add_account(-1, None)
+            self._attach(core, account, core.open_lease(found._disown()))
+            self._range.hold(self.parent, owner, self._size)
+            flow.shares[account] = self
+        return self
+
+    def _exit(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        flow = super().flow
+        with flow.turn:
+            self._range.let_go(self._size)
+            flow.core.close_lease(self._arena)
+            flow.shares.pop(self._account, None)
+            flow.changed()

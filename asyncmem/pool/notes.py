@@ -1,0 +1,66 @@
+"""What is noted on a buffer beside its memory: who holds it, which other streams use it, where it was made.
+
+Most buffers have no notes, and cost nothing for it; one that has them is freed by the pool's slower way.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncmem.core import Buffer
+    from asyncmem.pool.holdings import Owner
+    from asyncmem.pool.share import Share
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Notes:
+    """The notes of one buffer.
+
+    Attributes:
+        owner: Who holds it until a block ends, or None.
+        share: Where `owner` counts as its holder.
+        users: Streams, by index, that use it beside its home.
+        site: "file:line" where it was asked for, when tracking is on.
+    """
+
+    __slots__ = ("owner", "share", "site", "users")
+
+    def __init__(self, site: str | None = None) -> None:
+        self.owner: Owner | None = None
+        self.share: Share | None = None
+        self.users: set[int] = set()
+        self.site = site
+
+    def hold(self, share: Share, owner: Owner, nbytes: int) -> None:
+        """Count the buffer as held by an owner, in its share and whatever that is a part of (with the turn held)."""
+        self.owner, self.share = owner, share
+        for one in share.lineage():
+            one.holdings.hold(owner, nbytes)
+
+    def let_go(self, nbytes: int) -> None:
+        """Undo `hold` (with the turn held)."""
+        if self.owner is not None and self.share is not None:
+            for one in self.share.lineage():
+                one.holdings.release(self.owner, nbytes)
+        self.owner = None
+
+
+def notes_of(buffer: Buffer) -> Notes:
+    """Answer a buffer's notes, new ones at first."""
+    notes = buffer.notes
+    if not isinstance(notes, Notes):
+        notes = buffer.notes = Notes()
+    return notes
+
+
+def call_site() -> str | None:
+    """Answer "file:line" of the innermost caller outside of this package."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,327 @@
+"""`AsyncMemoryPool`: what users hold."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
+from asyncmem.options import PoolOptions
+from asyncmem.pool.hooks import Hooks
+from asyncmem.pool.house import House, core_settings, warn_of_leaks
+from asyncmem.pool.latch import Latch
+from asyncmem.pool.snapshot import pool_stats, summary
+from asyncmem.pool.waiting import Ask
+from asyncmem.pool.worker import Worker
+from asyncmem.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from types import TracebackType
+    from typing import Unpack
+
+    from asyncmem.devices import Device
+    from asyncmem.options import OptionArguments
+    from asyncmem.pool.flow import Flow
+    from asyncmem.stats import PoolStats, Pressure, SegmentInfo
+    from asyncmem.units import Size
+
+_numbers = itertools.count(1)
+_opening = threading.Lock()
+
+
+class AsyncMemoryPool(Hooks):
+    """A pool of device memory that is awaited.
+
+    Making one touches neither the device nor an event loop; entering it, `open`, or the first allocation does. It
+    serves one event loop at a time, and every thread for `allocate` and `free`. Once closed it stays closed; buffers
+    still held stay valid until they are freed.
+
+    Args:
+        device: "auto", "host", "simulated", "cuda:0", ... or a device object, which then stays the caller's to close.
+        options: Options made before; the other arguments change them.
+        **arguments: The fields of `PoolOptions`; each beats its environment variable.
+
+    Raises:
+        InvalidRequest: An option is unknown, or its value cannot be right.
+    """
+
+    _worker_factory = Worker
+
+    def __init__(
+        self,
+        device: str | Device = "auto",
+        /,
+        *,
+        options: PoolOptions | None = None,
+        **arguments: Unpack[OptionArguments],
+    ) -> None:
+        self._options = PoolOptions.from_environment(base=options, **arguments)
+        super().__init__(self._options.name or f"pool-{next(_numbers)}")
+        self._spec = device
+        self._house: House | None = None
+        self._closed = False
+        self._ready: Latch[object] | None = None
+
+    def __repr__(self) -> str:
+        if self._house is None:
+            return f"<asyncmem.AsyncMemoryPool {self.name!r}: {'closed' if self._closed else 'not open'}>"
+        core, flow = self._house.core, self._house.flow
+        state = "closed, " if self._closed else ""
+        return (
+            f"<asyncmem.AsyncMemoryPool {self.name!r} on {self._house.device.name}: {state}"
+            f"{format_size(core.live())} live, {format_size(core.reserved())} reserved, "
+            f"limit {format_size(flow.supply.limit)}, {sum(1 for _ in flow.waiters())} waiting>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self.summary()}</pre>" if self._house is not None else f"<pre>{self!r}</pre>".replace("<asy", "asy")
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    @property
+    def house(self) -> House:
+        """The opened pool's machinery; opens it."""
+        house = self._house
+        if house is None:
+            house = self._open()
+        if house.process != os.getpid():
+            raise PoolClosed(self.name, f"it belongs to process {house.process}; make a pool after fork, not before")
+        return house
+
+    @property
+    def flow(self) -> Flow:
+        """The way of requests."""
+        return self.house.flow
+
+    def _open(self) -> House:
+        with _opening:
+            if self._house is None:
+                if self._closed:
+                    raise PoolClosed(self.name)
+                self._house = house = House(self, self._spec, self._options, self._worker_factory)
+                self._attach(house.core, 0, -1)
+                self._ready = house.run(self._prepare)
+        return self._house
+
+    def _prepare(self) -> None:
+        flow = self.flow
+        while flow.closed is None:
+            with flow.turn:
+                order = flow.supply.order_ahead()
+            if order is None:
+                break
+            flow.supply.fill(order)
+        sizes = [size for size, count in self._options.warmup for _ in range(count)]
+        if sizes and flow.closed is None:
+            flow.ask_blocking(self, Ask(tuple(sizes), True, 0, None, 0, None)).free()
+
+    async def open(self, *, wait: bool = False) -> None:
+        """Start the worker; nothing where it runs already.
+
+        Args:
+            wait: Also wait until what `pregrow` and `warmup` ask for is there.
+
+        Raises:
+            PoolClosed: It has been closed: make another.
+            BackendUnavailable: The device cannot be used here.
+        """
+        _ = self.house
+        if self._closed:
+            raise PoolClosed(self.name)
+        if wait:
+            await self.wait()
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Wait until what `pregrow` and `warmup` ask for is there, at most `timeout` seconds.
+
+        Raises:
+            TimeoutError: It is not there yet. It goes on.
+            OutOfMemoryError: It cannot be had.
+        """
+        _ = self.house
+        assert self._ready is not None
+        await self._ready.wait(timeout)
+        if not self._ready.done:
+            raise TimeoutError(f"pool {self.name!r} was not ready within {timeout} s")
+
+    async def aclose(self, timeout: float = 5.0, *, drain: bool = False) -> None:
+        """Close the pool: whoever waits gets `PoolClosed` first, then the worker ends, then free memory goes back.
+
+        Buffers that are still held stay valid, and are named in a `LeakWarning`; their memory goes back as they are
+        freed. Closing twice is fine.
+
+        Args:
+            timeout: The most seconds that this may take, and that is waited for a drain.
+            drain: First wait until all buffers have been freed. Meanwhile nothing new is granted to newcomers.
+
+        Cancelled: the pool is closed all the same; what the worker had under way it finishes by itself.
+        """
+        house, first = self._house, not self._closed
+        self._closed = True
+        if house is None or not first:
+            return
+        try:
+            if drain:
+                await house.flow.drained().wait(timeout)
+        finally:
+            last = self._finish(house)
+        with anyio.CancelScope(shield=True):
+            await last.wait(timeout)
+        self._end(house, last)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds."""
+        house, first = self._house, not self._closed
+        self._closed = True
+        if house is None or not first:
+            return
+        last = self._finish(house)
+        last.block(timeout)
+        self._end(house, last)
+
+    def _finish(self, house: House) -> Latch[object]:
+        house.flow.close(PoolClosed(self.name))
+        return house.run(house.release)
+
+    def _end(self, house: House, last: Latch[object]) -> None:
+        if not last.done or not house.worker.close(1.0):
+            warnings.warn(
+                f"pool {self.name!r}: its worker is still in a call of the device; it ends after that",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        warn_of_leaks(house)
+
+    async def __aenter__(self) -> Self:
+        """Open the pool."""
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the pool."""
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        """Open the pool from synchronous code."""
+        _ = self.house
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the pool."""
+        self.close()
+
+    def __del__(self) -> None:
+        house = getattr(self, "_house", None)
+        if house is None or self._closed or house.process != os.getpid():
+            return
+        self._closed = True
+        warnings.warn(f"pool {self.name!r} was dropped and never closed", LeakWarning, stacklevel=2, source=self)
+        house.flow.turn.post(house.flow.shut)
+        house.worker.submit(house.release)
+        house.worker.submit(_end_of(house))
+
+    # -- control ---------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory this is."""
+        return self.house.device
+
+    @property
+    def options(self) -> PoolOptions:
+        """The options in force."""
+        return self._options
+
+    def own_limit(self) -> int:
+        """Answer the most bytes that may be reserved."""
+        return self.flow.supply.limit
+
+    def configure(self, **changes: Unpack[OptionArguments]) -> None:
+        """Change options while the pool is in use.
+
+        Raises:
+            InvalidRequest: One of them cannot be changed, or not to that; nothing has changed then.
+        """
+        self._options = options = self._options.reconfigured(**changes)
+        house = self.house
+        house.options = options
+        with house.flow.turn:
+            house.flow.reconfigure(options, house.ceiling(options))
+            house.core.configure(**core_settings(options))
+
+    def resize(self, *, limit: Size | float) -> None:
+        """Change the limit. Below what is reserved, free segments go back first, and others as they become free."""
+        self.configure(limit=limit)
+
+    async def warmup(self, sizes: Iterable[tuple[Size, int]]) -> None:
+        """Have memory for these (size, count) pairs ready, so that the first requests for them are hits.
+
+        Raises:
+            OutOfMemoryError: All of it together is more than the pool may have.
+        """
+        wanted = [parse_size(size) for size, count in sizes for _ in range(count)]
+        batch = await self.allocate_batch(wanted)
+        batch.free()
+
+    async def trim(self, keep: Size = 0) -> int:
+        """Give wholly free segments back to the device, on the worker.
+
+        Args:
+            keep: Bytes to leave reserved.
+
+        Returns:
+            The bytes given back.
+        """
+        least = parse_size(keep, what="keep")
+        freed = await self.house.run(lambda: self.flow.upkeep.trim(least)).wait()
+        assert isinstance(freed, int)
+        return freed
+
+    def empty_cache(self) -> None:
+        """Give wholly free segments back: at once, or on an event loop's thread soon, by the worker."""
+        self.flow.upkeep.empty_cache()
+
+    def reset_peaks(self) -> None:
+        """Start the peaks again from what there is now."""
+        self.house.core.reset_peaks()
+
+    def check(self) -> None:
+        """Walk every invariant of the pool.
+
+        Raises:
+            AssertionError: One does not hold; the text names it. A bug in asyncmem.
+        """
+        self.flow.upkeep.check()
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> PoolStats:
+        """Answer the figures of this moment."""
+        return pool_stats(self)
+
+    def summary(self) -> str:
+        """Answer the figures of this moment as text for one screen."""
+        return summary(self.stats())
+
+    def segments(self) -> tuple[SegmentInfo, ...]:
+        """Answer the segments that the pool has from its device."""
+        return self.flow.upkeep.segments()
+
+    def pressure_changes(self) -> AsyncIterator[Pressure]:
+        """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""
+        return self.flow.pressure.changes()
+
+
+def _end_of(house: House) -> Latch[object]:
+    return Latch(lambda: house.worker.close(0))

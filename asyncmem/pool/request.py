@@ -1,0 +1,162 @@
+"""The awaitable that an allocation returns when it has to wait."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
+
+from asyncmem.errors import BufferReleased, InvalidRequest, RequestCancelled
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncmem.core import Batch, Buffer
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.waiting import Waiting
+
+T = TypeVar("T", bound="Buffer | Batch")
+
+
+@final
+class Request(Coroutine[Any, Any, T], Generic[T]):
+    """An allocation under way: await it, or use it with ``async with``.
+
+    It has started when it is made. It is a coroutine to `asyncio.create_task`, `gather`, `wait_for`, task groups and
+    trio alike, and it may be awaited more than once: every await and `result` give the same buffer.
+
+    Ownership: until the first hand-out the request owns the memory; afterwards it only knows it, weakly. A request
+    that is dropped before gives back its memory, or its place in the queue.
+
+    Cancellation: cancelling the task that awaits it means that nothing happened, also when the grant had just come.
+    `cancel` ends the request itself; whoever awaits it gets `RequestCancelled`.
+    """
+
+    __slots__ = ("__weakref__", "_driver", "_entered", "_flow", "_handed", "_polite", "_waiting")
+
+    def __init__(self, flow: Flow, waiting: Waiting, *, polite: bool = False) -> None:
+        self._flow = flow
+        self._waiting = waiting
+        self._polite = polite
+        self._handed: weakref.ref[T] | None = None
+        self._driver: Coroutine[Any, Any, T] | None = None
+        self._entered: T | None = None
+
+    def __repr__(self) -> str:
+        waiting = self._waiting
+        state = "waiting" if not waiting.done else "failed" if waiting.error is not None else "granted"
+        return f"<asyncmem.Request of {waiting.nbytes} bytes: {state}>"
+
+    def done(self) -> bool:
+        """Say whether it has been granted or has failed."""
+        return self._waiting.done
+
+    def cancelled(self) -> bool:
+        """Say whether it ended by `cancel`."""
+        return isinstance(self._waiting.error, RequestCancelled)
+
+    def result(self) -> T:
+        """Answer the buffer, or raise the error, of a request that is done.
+
+        Raises:
+            InvalidRequest: It is not done.
+            BufferReleased: Its buffer was handed out before and is gone.
+        """
+        waiting = self._waiting
+        if not waiting.done:
+            raise InvalidRequest("result()", self, "a request that is done; await it, or test done() first")
+        if waiting.error is not None:
+            raise waiting.error
+        if self._handed is None:
+            found = cast("T", waiting.result)
+            waiting.result = None
+            self._handed = weakref.ref(found)
+            return found
+        known = self._handed()
+        if known is None:
+            raise BufferReleased(waiting.nbytes, tag=waiting.ask.tag, action="result()")
+        return known
+
+    def cancel(self) -> bool:
+        """End a request that is not done: it gives its place back, and awaiting it raises `RequestCancelled`.
+
+        Returns:
+            Whether it did; False for a request that was done already, whose buffer stays valid.
+        """
+        with self._flow.turn:
+            if self._waiting.done:
+                return False
+            self._flow.withdraw(self._waiting, None)
+        return True
+
+    def add_done_callback(self, callback: Callable[[Request[T]], object]) -> None:
+        """Have `callback` called with this request once it is done: on the loop's thread where it was made on one."""
+        if not self._waiting.when_done(partial(_call, callback, self)):
+            callback(self)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """Wait for the memory; see the class for what cancellation leaves behind."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        waiting = self._waiting
+        if not waiting.done:
+            try:
+                home = self._flow.bind(waiting)
+            except InvalidRequest as refused:
+                with self._flow.turn:
+                    self._flow.withdraw(waiting, refused)
+            else:
+                waiting.awaited += 1
+                try:
+                    await home.park(waiting)
+                finally:
+                    waiting.awaited -= 1
+        elif self._polite:
+            await self._flow.yield_once(waiting)
+        return self.result()
+
+    def send(self, value: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol carries the loop's own values
+        """Drive it as a coroutine: for event loops."""
+        if self._driver is None:
+            self._driver = self._wait()
+        return self._driver.send(value)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol has two signatures
+        """Raise inside it as a coroutine: for event loops."""
+        if self._driver is None:  # cancelled before its task began: the body, which would clean up, never ran
+            self.cancel()
+            self._driver = self._wait()
+        return self._driver.throw(*error)
+
+    def close(self) -> None:
+        """End it as a coroutine: for event loops."""
+        if self._driver is not None:
+            self._driver.close()
+        self.cancel()
+
+    async def __aenter__(self) -> T:
+        """Wait for the memory and hold it until the block ends; the current task counts as its owner."""
+        self._entered = await self
+        await self._entered.__aenter__()
+        return self._entered
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free what the block held."""
+        found, self._entered = self._entered, None
+        if found is not None:
+            await found.__aexit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        # The garbage collector may have come in the middle of the pool's own work: leave a note, never wait.
+        if self._waiting.done:
+            self._waiting.result = None  # a grant nobody took; the queue may still know the waiter for a while
+        else:
+            self._flow.turn.post(partial(self._flow.withdraw, self._waiting, None))
+
+
+def _call(callback: Callable[[Request[T]], object], request: Request[T]) -> None:
+    callback(request)

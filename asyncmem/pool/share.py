@@ -1,0 +1,275 @@
+"""What the pool, its budgets and its leases have in common: the doors, and where a request goes that finds them shut."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, dtype_size
+from asyncmem.engine.admit import Queue
+from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.pool.holdings import Holdings, Owner, named_owner
+from asyncmem.pool.notes import call_site
+from asyncmem.pool.request import Request
+from asyncmem.pool.snapshot import share_stats, waiter_infos
+from asyncmem.units import parse_duration, parse_size
+from asyncmem.pool.waiting import Ask, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.lease import Lease
+    from asyncmem.stats import PoolStats, WaiterInfo
+    from asyncmem.units import Size
+
+
+class Share(Allocator):
+    """A pool or a part of one. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`.
+
+    Attributes:
+        name: What messages and statistics call it.
+        may_wait: Whether requests queue when there is no room; a lease's fail instead.
+    """
+
+    name: str
+    may_wait = True
+    parent: Share | None = None
+
+    def __init__(self, name: str, parent: Share | None = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.holdings = Holdings()
+
+    # -- asked by the pool's machinery -----------------------------------------------------------------------------
+
+    @property
+    def flow(self) -> Flow:
+        """The machinery of the pool that this is a part of; opens a pool that is not open yet."""
+        parent = self.parent
+        assert parent is not None
+        return parent.flow
+
+    @property
+    def queue(self) -> Queue[Waiting]:
+        """Where requests of this share stand first."""
+        return self.flow.queue
+
+    def lineage(self) -> Iterator[Share]:
+        """Go through this share and those that it is a part of, innermost first."""
+        share: Share | None = self
+        while share is not None:
+            yield share
+            share = share.parent
+
+    def capacity(self) -> int:
+        """Answer the most bytes that could ever be had here."""
+        return min(share.own_limit() for share in self.lineage())
+
+    def own_limit(self) -> int:
+        """Answer this share's own bound in bytes."""
+        raise NotImplementedError
+
+    def refusal(self, waiting: Waiting) -> Exception | None:
+        """Answer the error of a request that can never be granted, or None."""
+        return OutOfMemoryError(self.flow.facts(waiting)) if waiting.total > self.capacity() else None
+
+    def grant(self, ask: Ask, *, anywhere: bool) -> Buffer | Batch | None:
+        """Take what needs no other stream's memory (with the turn held)."""
+        core, place = self._core, (ask.stream, self._account, self._arena, anywhere, ask.tag)
+        if ask.batch:
+            return core.grant_many(ask.sizes, *place)
+        nbytes = ask.sizes[0]
+        return core.grant(nbytes, *place) if nbytes else core.adopt(0, 0, ask.tag)
+
+    # -- the doors when they are shut ------------------------------------------------------------------------------
+
+    def _allocate(self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None) -> Buffer:
+        ask = self._read([size], stream, tag, priority, timeout, batch=False, patient=False)
+        self.flow.forbid_blocking_the_loop(ask)
+        return cast("Buffer", self.flow.ask_blocking(self, ask))
+
+    def _request(
+        self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None
+    ) -> Request[Buffer]:
+        return self._started(self._read([size], stream, tag, priority, timeout, batch=False))
+
+    def _request_batch(
+        self, sizes: Iterable[Size], stream: object, tag: str | None, priority: int, timeout: float | None
+    ) -> Request[Batch]:
+        return self._started(self._read(list(sizes), stream, tag, priority, timeout, batch=True))
+
+    def _try(self, size: Size, stream: object, tag: str | None) -> Buffer | None:
+        return cast("Buffer | None", self.flow.try_now(self, self._read([size], stream, tag, 0, None, batch=False)))
+
+    def _started(self, ask: Ask) -> Request:
+        flow = self.flow
+        polite = self._core.streak >= STREAK_LIMIT
+        if polite:
+            self._core.streak = 0
+        return Request(flow, flow.ask(self, ask), polite=polite)
+
+    def _read(
+        self, sizes: Sequence[Size], stream: object, tag: str | None, priority: int, timeout: float | None, *,
+        batch: bool, patient: bool = True,
+    ) -> Ask:  # fmt: skip
+        flow = self.flow
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidRequest("priority", priority, "an integer; larger is sooner")
+        if tag is not None and not isinstance(tag, str):
+            raise InvalidRequest("tag", tag, "text or None")
+        seconds = parse_duration(timeout) if timeout is not None else flow.options.timeout if patient else None
+        return Ask(
+            tuple(parse_size(size) for size in sizes), batch, flow.stream_index(stream), tag, priority, seconds,
+            site=call_site() if flow.options.track else None, holder=named_owner.get(),
+        )  # fmt: skip
+
+    # -- what users call -------------------------------------------------------------------------------------------
+
+    async def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: object = "float32",
+        *,
+        stream: object = None,
+        tag: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Array:
+        """Allocate a typed array over a buffer of its own; its contents are whatever was there.
+
+        Args:
+            shape: Length of each dimension.
+            dtype: Anything numpy takes, or "bfloat16" and the "float8_..." names.
+            stream: Home stream, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
+        """
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        nbytes = math.prod(dims) * dtype_size(dtype)
+        buffer = await self.allocate_async(nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        return buffer.view(dtype, dims)
+
+    async def zeros(
+        self,
+        shape: int | Sequence[int],
+        dtype: object = "float32",
+        *,
+        stream: object = None,
+        tag: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Array:
+        """Allocate as `empty` does and set all bytes to zero, in the order of the stream."""
+        array = await self.empty(shape, dtype, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        buffer = array.buffer
+        if buffer.nbytes:
+            buffer.device.fill(buffer.address, buffer.nbytes, 0, buffer.stream)
+        return array
+
+    def lease(
+        self, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
+        timeout: float | None = None,
+    ) -> Lease:  # fmt: skip
+        """Promise one contiguous range, whose inner allocations never wait: ``async with pool.lease("1 GiB") as lease``.
+
+        The arguments are those of `allocate_async`; waiting for the range starts when the block is entered.
+        """
+        from asyncmem.pool.lease import Lease  # noqa: PLC0415 -- a lease is a share itself
+
+        return Lease(self, size, stream=stream, tag=tag, priority=priority, timeout=timeout)
+
+    def budget(self, name: str, *, limit: Size) -> Budget:
+        """Make a share with a limit, a queue and statistics of its own; it holds within this one's limit too.
+
+        Raises:
+            InvalidRequest: The limit is no size, or zero.
+        """
+        nbytes = parse_size(limit, what="limit")
+        if nbytes == 0:
+            raise InvalidRequest("limit", limit, "more than 0 bytes")
+        return Budget(self, name, nbytes)
+
+    @contextmanager
+    def owner(self, name: str) -> Iterator[None]:
+        """Name who holds what is allocated inside the block, for the deadlock detector and its table."""
+        who = Owner(("named", name), name)
+        token = named_owner.set(who)
+        self.flow.watch_owners(1)
+        try:
+            yield
+        finally:
+            self.flow.watch_owners(-1)
+            named_owner.reset(token)
+
+    def stats(self) -> PoolStats:
+        """Answer the figures of this moment."""
+        return share_stats(self)
+
+    def waiters(self) -> tuple[WaiterInfo, ...]:
+        """Answer who waits here for how much, for how long, and holds what; in the order of arrival."""
+        return waiter_infos(self)
+
+
+class Budget(Share):
+    """A named share of a pool with its own limit, queue and statistics. Made by `pool.budget(...)`.
+
+    A request first waits for room in the budget, in the budget's own order, and then for memory with everybody else,
+    so a budget that is used up holds nobody else up.
+    """
+
+    def __init__(self, parent: Share, name: str, limit: int) -> None:
+        super().__init__(name, parent)
+        flow = parent.flow
+        self._limit = limit
+        self._promised = 0
+        self._queue: Queue[Waiting] = Queue(int(flow.options.bypass * limit))
+        self._attach(parent._core, parent._core.add_account(parent._account, limit), parent._arena)
+        self.may_wait = parent.may_wait
+        with flow.turn:
+            flow.budgets.append(self)
+            flow.shares[self._account] = self
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.Budget {self.name!r} of {self._limit} bytes>"
+
+    @property
+    def queue(self) -> Queue[Waiting]:
+        """Where requests of this budget stand until it has room."""
+        return self._queue
+
+    @property
+    def parent_queue(self) -> Queue[Waiting]:
+        """Where they stand next."""
+        assert self.parent is not None
+        return self.parent.queue
+
+    def own_limit(self) -> int:
+        """Answer the budget's limit in bytes."""
+        return self._limit
+
+    def resize(self, *, limit: Size) -> None:
+        """Change the limit; below what is live, nothing is granted until enough is freed."""
+        nbytes = parse_size(limit, what="limit")
+        with self.flow.turn:
+            self._limit = nbytes
+            self._core.set_limit(self._account, nbytes)
+            self.flow.changed()
+
+    def let_through(self, waiting: Waiting) -> bool:
+        """Count a request against this budget, if it fits, so that it may wait further up (with the turn held)."""
+        if self._core.account(self._account).live + self._promised + waiting.total > self._limit:
+            return False
+        self._promised += waiting.total
+        waiting.promised.append(self)
+        return True
+
+    def check(self, waiting: list[Waiting]) -> None:
+        """Walk this budget's invariants (with the turn held); raises `AssertionError`."""
+        promised = sum(one.total for one in waiting if self in one.promised)
+        live = self._core.account(self._account).live
+        assert promised == self._promised, f"budget {self.name!r} promised {self._promised}, its waiters {promised}"
+        assert live <= self._limit, f"budget {self.name!r} has {live} of {self._limit} bytes"
+
+    def unpromise(self, nbytes: int) -> None:
+        """Stop counting a request that left: granted ones are counted by the core (with the turn held)."""
+        self._promised -= nbytes

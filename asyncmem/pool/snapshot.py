@@ -1,0 +1,122 @@
+"""What a pool looks like now: statistics, tables of waiters, and the facts of an out-of-memory error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.stats import PoolStats, Pressure, WaiterInfo
+from asyncmem.units import format_share, format_size
+
+if TYPE_CHECKING:
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.pool import AsyncMemoryPool
+    from asyncmem.pool.share import Share
+    from asyncmem.pool.waiting import Waiting
+
+_TOP = 5  # tags named in an error
+
+
+def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
+    """Answer the figures of a pool, an opened one or not."""
+    flow = pool.flow
+    core, supply, tally = flow.core, flow.supply, flow.tally
+    counts, retired, whole = core.counts(), flow.retire.counts(), core.account(0)
+    misses = tally.misses + flow.taker.foreign
+    memory = supply.memory
+    return PoolStats(
+        name=pool.name, device=pool.device.name, limit=supply.limit, pressure=flow.pressure.level,
+        allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
+        cached_bytes=counts.reserved - counts.live,
+        inactive_split_bytes=counts.reserved - counts.live - counts.empty, pending_fence_bytes=core.pending(),
+        exported_bytes=core.exported_bytes, largest_hole=core.largest(),
+        peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
+        total_memory=memory.total, free_memory=memory.free, active_buffers=counts.live_blocks,
+        segments=counts.segments, num_allocations=counts.allocations, num_frees=counts.frees,
+        hits_stream=counts.stream_hits, hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - misses),
+        num_cache_misses=misses, driver_calls=pool.device.driver_calls, grows=supply.grows, trims=supply.trims,
+        waiting=sum(1 for _ in flow.waiters()), waiting_bytes=sum(one.nbytes for one in flow.waiters()),
+        waits=tally.waits, wait_seconds=tally.wait_seconds, longest_wait=tally.longest_wait,
+        bypassed_bytes=flow.queue.overtaken, handed_back=tally.handed_back, timeouts=tally.timeouts,
+        cancellations=tally.cancellations, deadlocks=tally.deadlocks, late_fences=retired.late_fences,
+        loop_blocking_calls=tally.loop_blocking_calls, cpu_fallbacks=tally.cpu_fallbacks, rungs=dict(tally.rungs),
+    )  # fmt: skip
+
+
+def share_stats(share: Share) -> PoolStats:
+    """Answer what a budget or a lease has of its own."""
+    flow = share.flow
+    counts = flow.core.account(share._account)
+    limit = share.own_limit()
+    waiting = [one for one in flow.waiters() if share in one.share.lineage()]
+    return PoolStats(
+        name=share.name, device=flow.pool.device.name, limit=limit, pressure=Pressure.of(counts.live / limit),
+        allocated_bytes=counts.live, active_bytes=counts.requested, peak_allocated=counts.peak,
+        num_allocations=counts.allocations, num_frees=counts.frees,
+        active_buffers=counts.allocations - counts.frees, hits_stream=counts.stream_hits,
+        hits_shared=counts.shared_hits, hits_mapped=counts.placed, waiting=len(waiting),
+        waiting_bytes=sum(one.nbytes for one in waiting), bypassed_bytes=share.queue.overtaken,
+    )  # fmt: skip
+
+
+def waiter_infos(share: Share) -> tuple[WaiterInfo, ...]:
+    """Answer who waits in a share and in its parts, in the order of arrival."""
+    flow = share.flow
+    with flow.turn:
+        waiting = [one for one in flow.waiters() if share in one.share.lineage()]
+        return tuple(
+            WaiterInfo(
+                owner="nobody yet" if one.owner is None else one.owner.label,
+                nbytes=one.nbytes,
+                age=one.age,
+                held=0 if one.owner is None else share.holdings.of(one.owner),
+                tag=one.ask.tag,
+                priority=one.priority,
+                remaining=one.remaining,
+            )
+            for one in sorted(waiting, key=lambda one: one.since)
+        )
+
+
+def out_of_memory_facts(flow: Flow, waiting: Waiting) -> OutOfMemoryFacts:
+    """Answer all that is known at the moment when a request is about to be refused."""
+    core, share = flow.core, waiting.share
+    counts = core.counts()
+    holders = sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP]
+    rungs = {rung: count for rung, count in flow.tally.rungs.items() if count}
+    return OutOfMemoryFacts(
+        asked=waiting.nbytes, device=flow.pool.device.name, limit=share.capacity(), reserved=counts.reserved,
+        live=counts.live, free=counts.reserved - counts.live, largest_hole=core.largest(share._arena),
+        pending_fence_bytes=core.pending(), waiting=len(flow.queue), waiting_bytes=flow.queue.bytes,
+        holders=tuple(holders), rungs=rungs, advice=tuple(_advice(flow, waiting, counts.reserved - counts.live)),
+    )  # fmt: skip
+
+
+def _advice(flow: Flow, waiting: Waiting, free: int) -> list[str]:
+    limit = waiting.share.capacity()
+    if not waiting.share.may_wait:
+        return ["free what the lease served", "lease more"]
+    if waiting.total > limit:
+        return [f"ask for at most {format_size(limit)}", "raise the limit"]
+    if free >= waiting.total:
+        return ["the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"]
+    if flow.core.live() == 0:
+        return ["other programs or other pools hold the device's memory", "a smaller limit here"]
+    return ["await allocate_async, which waits for memory", "free buffers earlier", "raise the limit"]
+
+
+def summary(stats: PoolStats) -> str:
+    """Lay the figures of a pool out on one screen."""
+    rows = [
+        ("pool", f"{stats.name} on {stats.device}"),
+        ("live", f"{format_size(stats.allocated_bytes)} in {stats.active_buffers} buffers"
+                 f" (peak {format_size(stats.peak_allocated)})"),
+        ("reserved", f"{format_size(stats.reserved_bytes)} in {stats.segments} segments"
+                     f" (peak {format_size(stats.peak_reserved)}, limit {format_size(stats.limit or 0)})"),
+        ("pressure", stats.pressure.name),
+        ("hits", f"{format_share(stats.cache_hit_rate)} of {stats.num_allocations} allocations"),
+        ("waiting", f"{stats.waiting} for {format_size(stats.waiting_bytes)}"
+                    f" ({stats.waits} waits so far, the longest {stats.longest_wait:.3f} s)"),
+        ("fragmentation", format_share(stats.fragmentation)),
+    ]  # fmt: skip
+    return "\n".join(f"{name:<14} {text}" for name, text in rows)

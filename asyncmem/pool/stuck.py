@@ -1,0 +1,86 @@
+"""Watching for waits that cannot end: the proof of a deadlock, and the warning where there is no proof."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+from asyncmem.engine.deadlock import Claim, stuck
+from asyncmem.errors import DeadlockError, StallWarning
+from asyncmem.facts import OwnerInfo, owner_table
+from asyncmem.pool.holdings import current_owner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.share import Share
+    from asyncmem.pool.waiting import Waiting
+
+
+class DeadlockWatch:
+    """Looks at who waits and who holds, for one pool. All methods are called with the turn held."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._seen = 0
+        self._since: float | None = None
+
+    def asleep(self, waiting: Waiting) -> None:
+        """Note who sleeps on a request; if that owner also holds memory, see whether anybody can still go on.
+
+        The youngest of those who cannot gets `DeadlockError`; its blocks end, and the others go on.
+        """
+        waiting.owner = current_owner(waiting.home)
+        for share in waiting.share.lineage():
+            if share.holdings.of(waiting.owner):
+                self._resolve(share)
+
+    def _resolve(self, share: Share) -> None:
+        sleeping = [one for one in self._flow.waiters() if one.owner is not None and share in one.share.lineage()]
+        claims = [Claim(one.owner, one.total, one.deadline is None) for one in sleeping]
+        caught = {id(claim) for claim in stuck(claims, share.holdings.table(), share.capacity())}
+        lost = [one for one, claim in zip(sleeping, claims, strict=True) if id(claim) in caught]
+        if lost:
+            self._flow.tally.deadlocks += 1
+            victim = max(lost, key=lambda one: one.since)
+            error = DeadlockError(pool=share.name, owners=owners_of(lost), hints=_hints(lost))
+            self._flow.withdraw(victim, error)
+
+    def stalled(self) -> None:
+        """Warn with the table of owners when nothing has moved for `stall_after` seconds while somebody waits."""
+        now = time.monotonic()
+        waiting = list(self._flow.waiters())
+        if not waiting or self._flow.progress != self._seen or self._since is None:
+            self._seen, self._since = self._flow.progress, now
+        elif self._flow.options.stall_after is not None and now - self._since >= self._flow.options.stall_after:
+            self._since = None  # once for each stall
+            warnings.warn(
+                f"pool {self._flow.pool.name!r}: nothing was granted for {self._flow.options.stall_after:g} s, and "
+                f"nothing proves a deadlock\n{owner_table(owners_of(waiting))}",
+                StallWarning,
+                stacklevel=2,
+            )
+
+
+def owners_of(waiting: Iterable[Waiting]) -> list[OwnerInfo]:
+    """Answer what each waits for and holds."""
+    return [
+        OwnerInfo(
+            owner="nobody yet" if one.owner is None else one.owner.label,
+            held=0 if one.owner is None else one.share.holdings.of(one.owner),
+            waiting=one.nbytes,
+            age=one.age,
+        )
+        for one in waiting
+    ]
+
+
+def _hints(lost: list[Waiting]) -> list[str]:
+    first = owners_of(lost)[0]
+    return [
+        f"{first.owner} could take all it needs at once, with allocate_batch or lease({first.held + first.waiting})",
+        "a larger limit",
+        "fewer of these tasks at a time",
+    ]

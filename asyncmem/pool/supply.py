@@ -1,0 +1,239 @@
+"""Segments: getting them from the device, and giving them back.
+
+Each step has two halves. What is decided (how much, whose, what it counts against the limit) happens with the pool's
+turn held and takes no time. The device's part blocks, so it runs without the turn, on the worker or on the thread of a
+caller who may block.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncmem.engine.grow import Growth, Room
+from asyncmem.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncmem.core import Core
+    from asyncmem.devices import Device, Segment
+    from asyncmem.engine.retire import Retire
+    from asyncmem.options import PoolOptions
+    from asyncmem.pool.turn import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Growth that has been decided and counts against the limit.
+
+    Attributes:
+        nbytes: What to ask the device for.
+        need: The least that is of use, asked for when the device refuses more.
+        arena: Which part of the heap it is for.
+    """
+
+    nbytes: int
+    need: int
+    arena: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A segment that has left the heap and still has to go back to the device.
+
+    Attributes:
+        segment: What the device gave.
+        entries: Uses (stream, epoch) that the host must see done first.
+    """
+
+    segment: Segment
+    entries: Sequence[tuple[int, int]]
+
+
+class Supply:
+    """What the pool has from its device. Attributes change under the pool's turn only.
+
+    Attributes:
+        limit: The most that may be reserved, in bytes.
+        coming: Bytes ordered and not here yet.
+        leaving: Bytes out of the heap and not yet given back.
+        refused: The smallest need that the device refused since something last changed, or None.
+        grows: Segments that came.
+        trims: Segments that went.
+    """
+
+    def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
+        self._core = core
+        self._device = device
+        self._retire = retire
+        self._turn = turn
+        self.direct = options.segments == "direct"
+        self.growth = Growth(
+            options.segment_size, options.small_limit, device.granularity, exact=self.direct
+        )
+        self._kind = options.segments
+        self.zero = options.zero_segments
+        self.pregrow = options.pregrow
+        self.min_free = 0
+        self.limit = 0
+        self.coming = 0
+        self.leaving = 0
+        self.refused: int | None = None
+        self.grows = 0
+        self.trims = 0
+        self.memory = device.memory()  # as it was when last asked
+        self.segments: dict[int, Segment] = {}
+        self._stranded: list[Return] = []
+        self._in_arena = [0, 0]
+        self._arena_of: dict[int, int] = {}
+
+    def reconfigure(self, options: PoolOptions, limit: int) -> None:
+        """Go on with other options (with the turn held)."""
+        self.limit = limit
+        self.zero = options.zero_segments
+        self.pregrow = options.pregrow
+        self.growth.segment_size = options.segment_size
+        self.growth.small_limit = options.small_limit
+        self.refused = None
+
+    def room(self) -> Room:
+        """Answer what stands against growth now."""
+        return Room(self.limit, self._core.reserved() + self.leaving, self.coming)
+
+    def order(self, sizes: Sequence[int]) -> Order | None:
+        """Decide on growth for buffers of these sizes; None where the limit or the device forbids it."""
+        order = self._plan_for(sizes)
+        if order is not None:
+            self.coming += order.nbytes
+        return order
+
+    def can_order(self, sizes: Sequence[int]) -> bool:
+        """Say whether `order` would answer one."""
+        return self._plan_for(sizes) is not None
+
+    def _plan_for(self, sizes: Sequence[int]) -> Order | None:
+        # One segment for all of them, else one for the largest: the others may fit elsewhere.
+        arena = self.growth.arena(max(sizes))
+        return self._plan(sum(sizes), arena) or self._plan(max(sizes), arena)
+
+    def order_ahead(self) -> Order | None:
+        """Decide on growth ahead of need, when less than the headroom is free; None where there is enough."""
+        wanted = max(self.growth.headroom(), self.pregrow - self._core.reserved() - self.coming)
+        free = self._core.free_bytes() + self._core.cached_bytes() + self.coming
+        return self.order([wanted - free]) if wanted > free else None
+
+    def _plan(self, need: int, arena: int) -> Order | None:
+        if self.refused is not None and need >= self.refused:
+            return None
+        nbytes = self.growth.plan(need, arena, self._in_arena[arena], self.room())
+        return None if nbytes is None else Order(nbytes, min(need, nbytes), arena)
+
+    def fill(self, order: Order) -> None:
+        """Carry out an order (blocks): ask the device, then put the segment into the heap.
+
+        Raises:
+            OutOfMemoryError: The device refused, also the least that is of use; the order counts no more.
+            DeviceError: The device failed; likewise.
+        """
+        started = time.perf_counter()
+        try:
+            segment = self._ask(order)
+        except OutOfMemoryError:
+            with self._turn:
+                self.coming -= order.nbytes
+                self.refused = order.need
+            raise
+        except BaseException:
+            with self._turn:
+                self.coming -= order.nbytes
+            raise
+        with self._turn:
+            self.coming -= order.nbytes
+            self._arrived(segment, order.arena)
+            self.growth.observe(time.perf_counter(), self._core.live(), time.perf_counter() - started)
+            self.grows += 1
+
+    def _ask(self, order: Order) -> Segment:
+        self.memory = self._device.memory()
+        spare = self.memory.free - self.min_free
+        wishes = [order.nbytes] if spare >= order.nbytes else []
+        if order.need < order.nbytes or not wishes:
+            wishes.append(order.need)
+        for last, nbytes in enumerate(wishes, start=1):
+            try:
+                segment = self._device.allocate_segment(nbytes, self._kind)
+            except OutOfMemoryError:
+                if last == len(wishes):
+                    raise
+            else:
+                break
+        if self.zero:
+            self._device.fill(segment.address, segment.nbytes, 0, self._device.default_stream)
+        return segment
+
+    def _arrived(self, segment: Segment, arena: int) -> None:
+        number = self._core.add_segment(segment.address, segment.nbytes, arena, 0)
+        self.segments[number] = segment
+        self._arena_of[number] = arena
+        self._in_arena[arena] += segment.nbytes
+
+    def detach(self, wanted: int | None = None, keep: int = 0) -> list[Return]:
+        """Take wholly free segments out of the heap, largest first, to be given back.
+
+        Args:
+            wanted: Stop once so many bytes are out; None for all.
+            keep: Leave at least so many bytes reserved.
+        """
+        out: list[Return] = []
+        spare = self._core.reserved() - keep
+        for number, _, nbytes, _ in sorted(self._core.empty_segments(), key=lambda one: -one[2]):
+            if wanted is not None and wanted <= 0:
+                break
+            if nbytes > spare:
+                continue
+            entries = self._core.remove_segment(number)
+            segment = self.segments.pop(number)
+            self._in_arena[self._arena_of.pop(number)] -= segment.nbytes
+            self.leaving += segment.nbytes
+            spare -= segment.nbytes
+            wanted = None if wanted is None else wanted - segment.nbytes
+            out.append(Return(segment, entries))
+        return out
+
+    def detach_for(self, need: int) -> list[Return]:
+        """Take out what makes room for growth by `need` bytes; nothing where even all of it would not."""
+        room = self.room().left() or 0
+        missing = need - room
+        empty = sum(one[2] for one in self._core.empty_segments())
+        if empty == 0 or (self.refused is None and empty < missing):
+            return []
+        return self.detach(max(missing, 1) if self.refused is None else None)
+
+    def give_back(self, returns: list[Return]) -> int:
+        """Give segments back to the device (blocks): after every use of them is seen done.
+
+        Returns:
+            Bytes given back.
+
+        Raises:
+            DeviceError: The device failed. What it did not take counts as reserved and is offered again next time.
+        """
+        given = 0
+        returns, self._stranded = [*self._stranded, *returns], []
+        while returns:
+            one = returns[-1]
+            try:
+                self._retire.settle(one.entries)
+                self._device.free_segment(one.segment)
+            except BaseException:
+                self._stranded = returns
+                raise
+            returns.pop()
+            given += one.segment.nbytes
+            with self._turn:
+                self.leaving -= one.segment.nbytes
+                self.refused = None
+                self.trims += 1
+        return given

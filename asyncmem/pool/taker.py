@@ -1,0 +1,82 @@
+"""Taking from what is mapped, in the order of what it costs: own memory, memory that is done, another stream's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncmem.core import Batch
+from asyncmem.errors import AsyncmemError
+from asyncmem.pool.notes import Notes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncmem.core import Buffer, Core
+    from asyncmem.engine.retire import Retire
+    from asyncmem.pool.share import Share
+    from asyncmem.pool.supply import Supply
+    from asyncmem.pool.waiting import Ask
+
+    Undo = list[tuple[int, Sequence[tuple[int, int]]]]
+
+
+class Taker:
+    """Grants without waiting and without growing. Called with the turn held; makes no call that blocks."""
+
+    def __init__(self, core: Core, retire: Retire, supply: Supply) -> None:
+        self._core = core
+        self._retire = retire
+        self._supply = supply
+        self.foreign = 0  # buffers that took another stream's memory
+
+    def take(self, share: Share, ask: Ask, pieces: Sequence[int]) -> Buffer | Batch | None:
+        """Answer what was asked, or None where the mapped memory has no room for all of it."""
+        found = self._find(share, ask, pieces)
+        if found is not None and (ask.site is not None or ask.holder is not None):
+            for buffer in found if isinstance(found, Batch) else [found]:
+                buffer.notes = note = Notes(ask.site)
+                if ask.holder is not None:
+                    note.hold(share, ask.holder, buffer.size)
+        return found
+
+    def _find(self, share: Share, ask: Ask, pieces: Sequence[int]) -> Buffer | Batch | None:
+        found = share.grant(ask, anywhere=False)
+        if found is not None:
+            return found
+        # Memory of the other size class is only for requests that cannot have a segment of their own.
+        anywhere = share.may_wait and not self._supply.can_order(pieces)
+        if anywhere or self._retire.poll():
+            found = share.grant(ask, anywhere=anywhere)
+        if found is None and len(self._core.stream_objects) > 1:
+            found = self._take_foreign(share, ask, anywhere=anywhere)
+            self.foreign += 0 if found is None else len(ask.sizes)
+        return found
+
+    def _take_foreign(self, share: Share, ask: Ask, *, anywhere: bool) -> Buffer | Batch | None:
+        taken: Undo = []
+        for nbytes in ask.sizes:
+            if nbytes and not self._take_one(share, ask.stream, nbytes, taken, anywhere=anywhere):
+                for block, entries in reversed(taken):
+                    self._core.put_back(block, entries)
+                return None
+        blocks = iter([block for block, _ in taken])
+        found = [next(blocks) if nbytes else 0 for nbytes in ask.sizes]
+        if ask.batch:
+            return self._core.adopt_many(found, ask.sizes, ask.tag)
+        return self._core.adopt(found[0], ask.sizes[0], ask.tag)
+
+    def _take_one(self, share: Share, stream: int, nbytes: int, taken: Undo, *, anywhere: bool) -> bool:
+        for late in (False, True) if self._retire.late_fences else (False,):
+            found = self._core.take_foreign(nbytes, stream, share._account, share._arena, anywhere, late)
+            if found is None:
+                continue
+            block, entries = found
+            try:
+                self._retire.discharge(stream, entries)
+            except AsyncmemError:
+                # The fence could not be recorded or waited for: as it was, and the request waits or grows.
+                self._core.put_back(block, entries)
+                continue
+            taken.append((block, entries))
+            return True
+        return False

@@ -1,0 +1,69 @@
+"""The pool's background thread: it makes the calls that block, so that no event loop does.
+
+A thread and not a task: driver calls block, and a task held open across a block would tie opening and closing a pool
+to one task. It keeps the pool alive only while it works; a pool that is dropped without being closed ends it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TICK = 0.25  # seconds between looks at an idle pool
+
+
+class Worker:
+    """Runs jobs in order on one thread, and `tick` when there are none.
+
+    Args:
+        name: The thread's name.
+        tick: Called about four times a second; answers False when the thread is no longer needed.
+        died: Called with the error that a job raised; the thread ends with it, because jobs handle what they expect.
+    """
+
+    def __init__(self, name: str, tick: Callable[[], bool], died: Callable[[BaseException], None]) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tick = tick
+        self._died = died
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Have a job run soon. From any thread."""
+        self._jobs.put(job)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """End the thread after the jobs that were submitted (blocks); says whether it ended in time."""
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:  # noqa: BLE001 -- the pool must hear of anything that ends its worker
+            self._died(error)
+
+    def _step(self) -> bool:
+        try:
+            job = self._jobs.get(timeout=_TICK)
+        except queue.Empty:
+            return self._tick()
+        if job is None:
+            return False
+        job()
+        return True
