@@ -32,6 +32,14 @@ class Pressure(enum.IntEnum):
         """The shares between which this level lies: the first belongs to it, except 95 % which is still HIGH."""
         return _BANDS[self]
 
+    def __str__(self) -> str:
+        """Answer the level's name; the number is for comparing."""
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        """Format the level's name."""
+        return format(self.name, spec)
+
 
 _BANDS: Final = ((0.0, 0.6), (0.6, 0.8), (0.8, 0.95), (0.95, 1.0))
 

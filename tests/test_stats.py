@@ -127,3 +127,8 @@ def test_pressure_bands_hold_their_shares(share: float) -> None:
 def test_pressure_levels_compare() -> None:
     """Levels have an order."""
     assert Pressure.LOW < Pressure.MEDIUM < Pressure.HIGH < Pressure.CRITICAL
+
+
+def test_pressure_levels_print_as_their_names() -> None:
+    """A message shows the word and not the number."""
+    assert (str(Pressure.HIGH), f"{Pressure.HIGH:>6}") == ("HIGH", "  HIGH")
