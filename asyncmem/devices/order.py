@@ -66,7 +66,7 @@ class OrderChecker:
             self._check(cell, stream, write)
         now = self._clocks[stream][stream]
         if write:
-            self._ranges.replace(address, address + nbytes, Cell(address, address + nbytes, (stream, now)))
+            self._ranges.replace(address, address + nbytes, Cell(address, address + nbytes, write=(stream, now)))
         else:
             for cell in cells:
                 cell.reads[stream] = now
@@ -91,11 +91,11 @@ class OrderChecker:
         _advance(self._host, moment)
 
     def map(self, address: int, nbytes: int, stream: int | None) -> None:
-        """Note a new segment; with `stream`, it is usable only in the order of that stream."""
+        """Note a new segment; with `stream`, others use it only behind a fence that this stream records from now on."""
         cell = Cell(address, address + nbytes)
         if stream is not None:
             self.begin(stream)
-            cell.write = (stream, self._clocks[stream][stream])
+            cell.birth = (stream, self._clocks[stream][stream])
         self._ranges.add(cell)
 
     def unmap(self, address: int, nbytes: int) -> None:
@@ -112,7 +112,8 @@ class OrderChecker:
 
     def _check(self, cell: Cell, stream: int, write: bool) -> None:
         clock = self._clocks[stream]
-        for other, count in _uses(cell, reads=write):
+        begun = [] if cell.birth is None else [cell.birth]
+        for other, count in begun + _uses(cell, reads=write):
             if clock.get(other, 0) < count:
                 self._fail("used out of order", cell.start, cell.end - cell.start, stream, other)
 
@@ -126,7 +127,7 @@ class OrderChecker:
 
 def _uses(cell: Cell, *, reads: bool) -> list[tuple[int, int]]:
     uses = [] if cell.write is None else [cell.write]
-    return uses + list(cell.reads.items()) if reads else uses
+    return [*uses, *cell.reads.items()] if reads else uses
 
 
 def _advance(clock: dict[int, int], moment: Moment) -> None:

@@ -1,17 +1,21 @@
 """Which streams touched which bytes last: a map of address ranges that splits and merges as it is written."""
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
 class Cell:
-    """A range of mapped bytes with one history: its last write, and the reads since then, as {stream: count}."""
+    """A range of mapped bytes with one history, in stamps (stream, count of that stream's work)."""
 
     start: int
     end: int
+    birth: tuple[int, int] | None = None
+    """From where on it is usable; None once it has been written, or for everybody."""
     write: tuple[int, int] | None = None
+    """The last write."""
     reads: dict[int, int] = field(default_factory=dict)
+    """The last read of each stream since then."""
 
 
 class RangeMap:
@@ -53,7 +57,7 @@ class RangeMap:
             return
         cell = self._cells[at]
         if cell.start < address < cell.end:
-            rest = Cell(address, cell.end, cell.write, dict(cell.reads))
+            rest = replace(cell, start=address, reads=dict(cell.reads))
             cell.end = address
             self._starts.insert(at + 1, address)
             self._cells.insert(at + 1, rest)

@@ -134,7 +134,9 @@ class Simulated(Device):
         if kind not in self.segment_kinds or nbytes <= 0:
             raise InvalidRequest("kind, nbytes", (kind, nbytes), f"one of {self.segment_kinds}, a positive number")
         nbytes = -(-nbytes // self.granularity) * self.granularity
-        self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}")
+        # A driver refuses quickly: time grows with what it has to map.
+        fits = nbytes <= self.capacity - self.reserved
+        self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}" if fits else "")
         with self.timeline.lock:
             free = self.capacity - self.reserved
             if nbytes > free:

@@ -76,7 +76,7 @@ class SimulatedFence(Fence):
         clock = self._timeline.clock
         if isinstance(clock, VirtualClock) and clock.autojump and not self.done():
             yield from let_others_run()
-            self.block()
+            clock.block(self.at, None)
         yield from wait_until_done(self)
 
     def _look(self) -> bool:

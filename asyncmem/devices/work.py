@@ -82,7 +82,7 @@ class Work(LaneFence, Generic[T]):
         assert call is not None
         try:
             self._values.append(call())
-        except BaseException as error:  # whatever it is belongs to the one who asked for the call, not to this thread
+        except BaseException as error:  # noqa: BLE001  # it belongs to whoever asked for the call, not to this thread
             # Without this frame, which would tie the error, its traceback and this object into a cycle.
             self.error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
             self._unseen = True

@@ -1,0 +1,319 @@
+"""What the device contract promises, on every device alike."""
+
+import itertools
+import threading
+import weakref
+from typing import Protocol
+
+import pytest
+
+from asyncmem.devices import Device, Fence, Host, Simulated, Stream
+from asyncmem.errors import InvalidRequest, OutOfMemoryError
+
+MIB = 1 << 20
+
+
+class Rig(Protocol):
+    device: Device
+
+    def occupy(self, stream: Stream, /) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Numbered:
+    """A foreign library's stream, which offers its handle as CUDA streams do."""
+
+    def __init__(self, version: int, handle: int) -> None:
+        self._offer = (version, handle)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return self._offer
+
+
+class TestSegments:
+    def test_size_is_rounded_up_to_the_granularity(self, device: Device) -> None:
+        """A segment has at least the bytes asked for, in whole granules."""
+        segment = device.allocate_segment(1)
+        assert segment.nbytes == device.granularity
+        assert segment.address % device.granularity == 0
+        device.free_segment(segment)
+
+    def test_auto_is_the_first_kind_and_direct_is_always_there(self, device: Device) -> None:
+        """A pool may ask for "auto" or "direct" without knowing the device."""
+        segments = [device.allocate_segment(MIB, kind) for kind in ("auto", "direct")]
+        assert [segment.kind for segment in segments] == [device.segment_kinds[0], "direct"]
+        for segment in segments:
+            device.free_segment(segment)
+
+    def test_segments_do_not_overlap(self, device: Device) -> None:
+        """Two segments have no byte in common."""
+        segments = sorted((device.allocate_segment(MIB) for _ in range(8)), key=lambda segment: segment.address)
+        for low, high in itertools.pairwise(segments):
+            assert low.address + low.nbytes <= high.address
+        for segment in segments:
+            device.free_segment(segment)
+
+    @pytest.mark.parametrize("nbytes", [0, -1])
+    def test_refuses_sizes_that_are_not_positive(self, device: Device, nbytes: int) -> None:
+        """A segment has bytes."""
+        with pytest.raises(InvalidRequest, match="positive"):
+            device.allocate_segment(nbytes)
+
+    def test_refuses_a_kind_it_does_not_have(self, device: Device) -> None:
+        """An unknown kind is named, with those there are."""
+        with pytest.raises(InvalidRequest, match="imaginary"):
+            device.allocate_segment(MIB, "imaginary")
+
+    def test_too_much_is_out_of_memory_and_changes_nothing(self, device: Device) -> None:
+        """After a refusal the device goes on as before."""
+        with pytest.raises(OutOfMemoryError) as caught:
+            device.allocate_segment(1 << 46)
+        assert caught.value.asked == 1 << 46
+        device.free_segment(device.allocate_segment(MIB))
+
+    def test_memory_tells_what_is_free_of_how_much(self, device: Device) -> None:
+        """Free memory is a part of the total."""
+        info = device.memory()
+        assert 0 < info.free <= info.total
+
+    def test_driver_calls_are_counted(self, device: Device) -> None:
+        """Getting a segment and giving it back are driver calls."""
+        before = device.driver_calls
+        device.free_segment(device.allocate_segment(MIB))
+        assert device.driver_calls >= before + 2
+
+
+class TestCopies:
+    def test_bytes_come_back_as_they_went_in(self, device: Device) -> None:
+        """Copies in, across and out keep each byte, in the order of the stream."""
+        stream = device.create_stream()
+        segment = device.allocate_segment(2 * MIB, stream=stream)
+        data = bytes(range(256)) * 16
+        back = bytearray(len(data))
+        device.copy_in(segment.address, memoryview(data), stream)
+        device.copy(segment.address + MIB, segment.address, len(data), stream)
+        device.copy_out(memoryview(back), segment.address + MIB, stream)
+        stream.synchronize_blocking()
+        assert back == data
+        device.free_segment(segment)
+
+    def test_fill_sets_exactly_its_range(self, device: Device) -> None:
+        """The bytes before and behind stay."""
+        stream = device.default_stream
+        segment = device.allocate_segment(MIB)
+        back = bytearray(4)
+        device.fill(segment.address, 4, 1, stream)
+        device.fill(segment.address + 1, 2, 9, stream)
+        device.copy_out(memoryview(back), segment.address, stream)
+        stream.synchronize_blocking()
+        assert list(back) == [1, 9, 9, 1]
+        device.free_segment(segment)
+
+    def test_waiting_orders_a_copy_behind_another_streams(self, device: Device) -> None:
+        """What stream a wrote before its fence is there for stream b behind it."""
+        a, b = device.create_stream("a"), device.create_stream("b")
+        segment = device.allocate_segment(MIB, stream=a)
+        back = bytearray(1)
+        device.fill(segment.address, MIB, 7, a)
+        b.wait(a.record())
+        device.copy_out(memoryview(back), segment.address, b)
+        b.synchronize_blocking()
+        assert back == b"\x07"
+        device.free_segment(segment)
+
+    def test_refuses_host_memory_that_it_cannot_use(self, device: Device) -> None:
+        """A target must be writable, and both sides contiguous."""
+        stream = device.default_stream
+        segment = device.allocate_segment(MIB)
+        with pytest.raises(InvalidRequest, match="writable"):
+            device.copy_out(memoryview(b"read only"), segment.address, stream)
+        with pytest.raises(InvalidRequest, match="contiguous"):
+            device.copy_in(segment.address, memoryview(b"every other")[::2], stream)
+        device.free_segment(segment)
+
+
+class TestFences:
+    def test_of_an_idle_stream_is_reached(self, device: Device) -> None:
+        """With nothing submitted there is nothing to wait for."""
+        fence = device.create_stream().record()
+        assert fence.done()
+        assert fence.block(0)
+
+    def test_is_reached_when_the_work_before_it_is_complete(self, rig: Rig) -> None:
+        """Busy, then done, then done for ever."""
+        stream = rig.device.create_stream()
+        rig.occupy(stream)
+        fence = stream.record()
+        assert not fence.done()
+        rig.release()
+        assert fence.block()
+        assert fence.done()
+        assert fence.done()
+
+    def test_does_not_cover_later_work(self, rig: Rig) -> None:
+        """A fence is a point: what is submitted behind it does not move it."""
+        stream = rig.device.create_stream()
+        fence = stream.record()
+        rig.occupy(stream)
+        assert fence.done()
+
+    def test_block_gives_up_after_its_timeout(self, rig: Rig) -> None:
+        """False means that the time has passed and the fence is not reached."""
+        stream = rig.device.create_stream()
+        rig.occupy(stream)
+        assert not stream.record().block(0.001)
+
+    def test_a_waiting_stream_is_behind_the_fence(self, rig: Rig) -> None:
+        """Work behind a wait is done only after the fence; other streams do not mind."""
+        a, b, other = (rig.device.create_stream() for _ in range(3))
+        rig.occupy(a)
+        b.wait(a.record())
+        behind = b.record()
+        assert not behind.done()
+        assert other.record().done()
+        rig.release()
+        assert behind.block()
+
+    def test_a_wait_for_ones_own_fence_is_no_obstacle(self, rig: Rig) -> None:
+        """A stream is behind its own work anyway."""
+        stream = rig.device.create_stream()
+        rig.occupy(stream)
+        stream.wait(stream.record())
+        rig.release()
+        assert stream.record().block()
+
+    def test_record_all_covers_every_stream(self, rig: Rig) -> None:
+        """The context-wide fence waits for streams that nobody named, forgotten ones too."""
+        busy = rig.device.create_stream()
+        rig.occupy(busy)
+        del busy
+        everything = rig.device.record_all()
+        assert not everything.done()
+        rig.release()
+        assert everything.block()
+        assert everything.done()
+
+
+@pytest.fixture(params=["stream", "all"])
+def busy_fence(rig: Rig, request: pytest.FixtureRequest) -> Fence:
+    stream = rig.device.create_stream("busy")
+    rig.occupy(stream)
+    return stream.record() if request.param == "stream" else rig.device.record_all()
+
+
+class TestNotices:
+    def test_a_reached_fence_calls_back_at_once(self, device: Device) -> None:
+        """There is nothing to wait for, so the call comes on this thread."""
+        calls: list[int] = []
+        device.create_stream().record().notify(lambda: calls.append(threading.get_ident()))
+        assert calls == [threading.get_ident()]
+
+    def test_calls_back_once_for_each_notify(self, rig: Rig, busy_fence: Fence) -> None:
+        """Not before the fence, then once, for each of several."""
+        calls: list[str] = []
+        last = threading.Event()
+        busy_fence.notify(lambda: calls.append("first"))
+        busy_fence.notify(lambda: calls.append("second"))
+        busy_fence.notify(last.set)
+        assert calls == []
+        rig.release()
+        assert last.wait(10)
+        assert sorted(calls) == ["first", "second"]
+
+    def test_forgetting_drops_the_callback_and_what_it_holds(self, rig: Rig, busy_fence: Fence) -> None:
+        """A wait that was cancelled is not called and keeps nothing alive, however long the work runs."""
+        called: list[None] = []
+        kept = threading.Event()
+
+        def callback() -> None:
+            called.append(None)
+
+        alive = weakref.ref(callback)
+        busy_fence.notify(callback)
+        busy_fence.notify(kept.set)
+        busy_fence.forget(callback)
+        del callback
+        assert alive() is None
+        rig.release()
+        assert kept.wait(10)
+        assert called == []
+
+    def test_forgetting_what_is_not_there_is_fine(self, device: Device) -> None:
+        """Forgetting after the call, or twice, does nothing."""
+        fence = device.create_stream().record()
+
+        def callback() -> None:
+            pass
+
+        fence.forget(callback)
+        fence.notify(callback)
+        fence.forget(callback)
+
+
+class TestStreams:
+    def test_are_found_by_what_means_them(self, device: Device) -> None:
+        """None, a stream, its handle, and an object with `__cuda_stream__` all name one stream."""
+        stream = device.create_stream()
+        assert device.stream_of(None) is device.default_stream
+        assert device.stream_of(0) is device.default_stream
+        for source in (stream, stream.handle, Numbered(0, stream.handle)):
+            assert device.stream_of(source) is stream
+
+    @pytest.mark.parametrize("source", [True, 1.0, "stream-1", -1, Numbered(1, 0), Numbered(0, 999_999), object])
+    def test_refuses_what_means_no_stream(self, device: Device, source: object) -> None:
+        """What names no live stream of this device is a wrong argument."""
+        with pytest.raises(InvalidRequest, match="stream"):
+            device.stream_of(source)
+
+    def test_refuses_another_devices_stream(self, device: Device) -> None:
+        """A stream orders only its own device's memory."""
+        stranger: Device = Simulated() if isinstance(device, Host) else Host()
+        with pytest.raises(InvalidRequest, match=device.name):
+            device.stream_of(stranger.default_stream)
+        with pytest.raises(InvalidRequest, match=device.name):
+            device.stream_of(Simulated().default_stream)
+
+    def test_a_forgotten_streams_handle_names_nobody_again(self, device: Device) -> None:
+        """A handle is never given to a second stream, so a stale one cannot name the wrong stream."""
+        stream = device.create_stream()
+        handle = stream.handle
+        del stream
+        assert handle not in {device.create_stream().handle for _ in range(4)}
+        with pytest.raises(InvalidRequest):
+            device.stream_of(handle)
+
+    def test_keep_the_name_they_were_given(self, device: Device) -> None:
+        """Names show up in messages; a stream without one gets its own."""
+        assert device.create_stream("decode").name == "decode"
+        assert device.create_stream().name != device.create_stream().name
+
+    def test_synchronize_blocking_waits_for_all_work(self, rig: Rig) -> None:
+        """Once it returns, everything submitted before is complete."""
+        stream = rig.device.create_stream()
+        rig.occupy(stream)
+        fence = stream.record()
+        rig.release()
+        stream.synchronize_blocking()
+        assert fence.done()
+
+
+class TestClosing:
+    def test_twice_is_fine_and_ends_all_threads(self, rig: Rig) -> None:
+        """A closed device has no thread left, and its queued work was done."""
+        before = set(threading.enumerate())
+        stream = rig.device.create_stream()
+        rig.occupy(stream)
+        fence = stream.record()
+        fence.notify(lambda: None)
+        rig.release()
+        rig.device.close()
+        rig.device.close()
+        assert fence.done()
+        assert set(threading.enumerate()) <= before
+
+    def test_leaves_segments_valid(self, device: Device) -> None:
+        """Buffers that are still held outlive the device's threads."""
+        segment = device.allocate_segment(MIB)
+        device.close()
+        device.free_segment(segment)
