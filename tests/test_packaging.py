@@ -1,0 +1,70 @@
+"""The package: what is tested is what is installed, and what is installed is complete and not more."""
+
+import os
+import re
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+import asyncmem
+
+SOURCE = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Distribution:
+    try:
+        found = distribution("asyncmem")
+    except PackageNotFoundError:
+        pytest.skip("asyncmem runs from its source tree here and is not installed")
+    if not any(str(one).endswith("asyncmem/__init__.py") for one in found.files or []):
+        pytest.skip("asyncmem is installed in place here")
+    return found
+
+
+@pytest.mark.skipif("TOX_ENV_NAME" not in os.environ, reason="outside tox the source tree may be what is imported")
+def test_the_installed_build_is_tested() -> None:
+    """Under tox nothing is imported from the source tree."""
+    assert SOURCE / "asyncmem" not in Path(asyncmem.__file__).parents
+
+
+def test_the_version_is_said_once(installed: Distribution) -> None:
+    """The package and its metadata agree."""
+    assert installed.version == asyncmem.__version__
+
+
+def test_types_and_compiled_modules_are_installed(installed: Distribution) -> None:
+    """Type checkers find the marker and a stub for each compiled module."""
+    files = {str(one) for one in installed.files or []}
+    compiled = {re.sub(r"\.[^/]*$", "", one) for one in files if one.endswith((".so", ".pyd"))}
+    assert "asyncmem/core/_core" in compiled
+    assert {"asyncmem/py.typed", *(f"{one}.pyi" for one in compiled)} <= files
+
+
+def test_sources_of_the_core_and_tests_are_not_installed(installed: Distribution) -> None:
+    """What only builders and developers need stays in the source distribution."""
+    left = (".pyx", ".pxi", ".cpp", ".hpp", ".h", ".c", ".md", "tests", "setup.py")
+    inside = [str(one) for one in installed.files or [] if one.parts[0] == "asyncmem"]
+    assert inside
+    assert not [one for one in inside if one.endswith(left)]
+
+
+def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
+    """Licence, Python versions, the command, and dependencies that fit the machine."""
+    metadata = installed.metadata
+    assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
+    assert "asyncmem" in {one.name for one in installed.entry_points if one.group == "console_scripts"}
+    needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
+    assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
+    assert metadata.get_all("Provides-Extra") == ["cli"]
+
+
+def test_continuous_integration_runs_the_commands_of_the_readme() -> None:
+    """What the README promises is what is tried, word for word."""
+    commands = re.findall(
+        r"^\.venv/bin/pip .*|^python3 -m venv .*", (SOURCE / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    script = (SOURCE / ".ci" / "run").read_text(encoding="utf-8")
+    assert len(commands) == 2
+    assert all(f'step "{one}"' in script for one in commands)
