@@ -26,6 +26,10 @@ class Array:
 
     Keeps its buffer alive but does not keep it from being freed: after `buffer.free()` every use raises BufferReleased.
     What other libraries made of it before stays valid, because exports hold the memory.
+
+    Attributes:
+        buffer: The buffer whose bytes these are.
+        shape: The length of each dimension.
     """
 
     __slots__ = ("__weakref__", "_element", "_pin", "buffer", "shape")

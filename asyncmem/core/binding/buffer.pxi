@@ -11,6 +11,11 @@ cdef class Buffer:
 
     Freeing returns the block to its home stream: later work of that stream may use it at once, other streams are ordered
     behind it first. Freeing twice does nothing; every other use of a freed buffer raises BufferReleased. Any thread may free.
+
+    Attributes:
+        nbytes: The bytes that were asked for.
+        alive: Whether it has not been freed yet.
+        notes: What the pool remembers about it: further streams, its owner, where it was made; None for most.
     """
 
     cdef Core core
