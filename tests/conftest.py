@@ -9,21 +9,21 @@ import pytest
 import uvloop
 from blockbuster import BlockBuster, BlockBusterFunction
 
-from asyncmem.devices.base import Device, Fence, Stream
+from asyncmem.devices.base import Device, Fence
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
+# What blocks by the device contract, and calls nothing else that does: within a call that is let be, all is.
 _BLOCKING: dict[type, set[str]] = {
     Device: {"allocate_segment", "close", "free_segment", "memory"},
     Fence: {"block"},
-    Stream: {"synchronize_blocking"},
 }
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
     """Run every test marked `asyncio` on asyncio in debug mode, with eager tasks (3.12 and later) and on uvloop."""
     del config, item
-    factories: dict[str, LoopFactory] = {"debug": _debug_loop, "uvloop": uvloop.new_event_loop}
+    factories: dict[str, LoopFactory] = {"debug": _DebugLoop, "uvloop": uvloop.new_event_loop}
     if sys.version_info >= (3, 12):
         factories["eager"] = _eager_loop
     return factories
@@ -72,10 +72,10 @@ def _subclasses(base: type) -> Iterator[type]:
         yield from _subclasses(kind)
 
 
-def _debug_loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    loop.set_debug(True)
-    return loop
+class _DebugLoop(asyncio.SelectorEventLoop):
+    def set_debug(self, enabled: bool) -> None:
+        del enabled  # pytest-asyncio switches it off again in every loop that it is given
+        super().set_debug(True)
 
 
 if sys.version_info >= (3, 12):
