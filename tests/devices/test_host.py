@@ -68,9 +68,9 @@ class TestWork:
         segment = host.allocate_segment(4096)
         stream = host.create_stream()
         host.fill(segment.address, 4096, 3, stream)
-        target = np.empty(4096, np.uint8)
+        target = bytearray(4096)
         host.copy_out(memoryview(target), segment.address, stream)
-        assert stream.run(np.sum, target).result(10) == 3 * 4096
+        assert stream.run(np.sum, np.frombuffer(target, np.uint8)).result(10) == 3 * 4096
         host.free_segment(segment)
 
     def test_lets_go_of_its_arguments_once_it_has_run(self, host: Host) -> None:

@@ -1,0 +1,152 @@
+"""Random programs on several streams: every order is kept, and every rule that is broken on purpose is caught."""
+
+import gc
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncmem.devices import StreamOrderError
+from asyncmem.engine.retire import Retire
+
+from .heaps import HEAPS
+from .mutants import MUTANTS, Mutant
+from .program import ALONE, ON_BLOCKS, FullHeap, Program
+
+STEPS = 150
+
+MakeHeap = type[FullHeap]
+Step = tuple[str, int, int, int]
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["allocate"] * 6 + ["free"] * 4 + sorted(ON_BLOCKS) + sorted(ALONE)),
+        st.integers(0, 63),
+        st.integers(0, 2),
+        st.integers(0, 23),
+    ),
+    max_size=80,
+)
+
+
+@pytest.fixture(params=HEAPS)
+def heap(request: pytest.FixtureRequest) -> MakeHeap:
+    made: MakeHeap = HEAPS[request.param]
+    return made
+
+
+@pytest.mark.parametrize("late_fences", [True, False])
+def test_random_programs_touch_no_memory_out_of_order(heap: MakeHeap, late_fences: bool) -> None:
+    """Whatever is allocated, shared, handed over, freed, merged, trimmed or fails, no use is out of order."""
+    taken = 0
+    for seed in range(60):
+        program = Program(heap(), late_fences=late_fences)
+        program.run(seed, STEPS)
+        taken += program.foreign_takes
+    assert taken > 100, "the programs hardly ever took memory of another stream"
+
+
+@pytest.mark.parametrize("kind", HEAPS)
+@given(history=steps)
+@settings(deadline=None, max_examples=60)
+def test_any_history_touches_no_memory_out_of_order(kind: str, history: list[Step]) -> None:
+    """The same for histories that hypothesis makes up, and makes small when it finds one that fails."""
+    program = Program(HEAPS[kind]())
+    for step in history:
+        program.step(*step)
+    program.finish()
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_broken_rule_is_caught(heap: MakeHeap, rule: str) -> None:
+    """Each rule is needed: without it some program uses memory out of order, and the checker says so."""
+    assert any(_is_caught(heap, MUTANTS[rule], seed) for seed in range(100))
+
+
+def _is_caught(make: MakeHeap, mutant: Mutant, seed: int) -> bool:
+    try:
+        Program(mutant.heap(make)(), mutant.retire).run(seed, STEPS, faults=False)
+    except StreamOrderError:
+        return True
+    return False
+
+
+def test_a_heap_refuses_a_fence_for_an_open_epoch(heap: MakeHeap) -> None:
+    """Frees that are still to come cannot be covered: the mistake is not even possible to make quietly."""
+    core = heap()
+    with pytest.raises(ValueError, match="open"):
+        core.publish(0, core.open_epoch(0))
+
+
+def test_programs_on_many_threads_touch_no_memory_out_of_order() -> None:
+    """Taking, freeing, fencing and polling from many threads at once keeps every order."""
+    program = Program(HEAPS["compiled"]())
+    failures: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        mine = _Share(program)
+        try:
+            mine.run(seed, 5 * STEPS)
+        except BaseException as error:  # noqa: BLE001  # shown by the assertion below, whatever it is
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failures == []
+    program.finish()
+
+
+class _Share(Program):
+    """One thread's blocks in a program that several threads run."""
+
+    def __init__(self, whole: Program) -> None:
+        self.__dict__.update(whole.__dict__)
+        self.blocks = []
+        self.busy = None
+
+    def trim(self, _stream: int, _how: int) -> None:
+        """Leave the giving back to the end: between a look and the removal another thread may allocate."""
+
+    def finish(self) -> None:
+        while self.blocks:
+            self.free(self.blocks[0], 0, 0)
+
+
+def test_blocks_freed_by_the_garbage_collector_at_any_time_keep_their_order(heap: MakeHeap) -> None:
+    """A finalizer may interrupt any call here and free a block with users: nothing hangs, nothing is out of order."""
+    program = Program(heap())
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for number in range(150):
+            program.allocate(number % 3, 0)
+            if program.blocks:
+                block = program.blocks.pop()
+                program.use_on(block, (number + 1) % 3, 0)
+                _Cycle(program.retire, block.index, (number + 1) % 3)
+            program.poll(0, number)
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+    program.finish()
+
+
+class _Cycle:
+    """Garbage in a cycle, freed only when the collector comes by."""
+
+    def __init__(self, retire: Retire, block: int, user: int) -> None:
+        self._retire, self._block, self._user = retire, block, user
+        self._self = self
+
+    def __del__(self) -> None:
+        self._retire.free(self._block, [self._user])
