@@ -94,10 +94,10 @@ class Program:
         else:
             ALONE[name](self, stream, how)
 
-    def run(self, seed: int, steps: int, *, faults: bool = True) -> None:
-        """Do `steps` random things, then finish."""
+    def run(self, seed: int, steps: int, *, without: str = "") -> None:
+        """Do `steps` random things, none of them the one named by `without`, then finish."""
         choice = random.Random(seed)
-        weights = WEIGHTS if faults else WEIGHTS | {"fault": 0}
+        weights = {name: weight for name, weight in WEIGHTS.items() if name != without}
         for name in choice.choices(list(weights), list(weights.values()), k=steps):
             self.step(name, choice.randrange(1 << 16), choice.randrange(1 << 16), choice.randrange(1 << 16))
         self.finish()

@@ -67,7 +67,7 @@ def test_a_broken_rule_is_caught(heap: MakeHeap, rule: str) -> None:
 
 def _is_caught(make: MakeHeap, mutant: Mutant, seed: int) -> bool:
     try:
-        Program(mutant.heap(make)(), mutant.retire).run(seed, STEPS, faults=False)
+        Program(mutant.heap(make)(), mutant.retire).run(seed, STEPS, without="fault")
     except StreamOrderError:
         return True
     return False
@@ -88,7 +88,8 @@ def test_programs_on_many_threads_touch_no_memory_out_of_order() -> None:
     def run(seed: int) -> None:
         mine = _Share(program)
         try:
-            mine.run(seed, 5 * STEPS)
+            # Between the look for an empty segment and its removal another thread may allocate: a pool locks that.
+            mine.run(seed, 5 * STEPS, without="trim")
         except BaseException as error:  # noqa: BLE001  # shown by the assertion below, whatever it is
             failures.append(error)
 
@@ -113,9 +114,6 @@ class _Share(Program):
         self.__dict__.update(whole.__dict__)
         self.blocks = []
         self.busy = None
-
-    def trim(self, _stream: int, _how: int) -> None:
-        """Leave the giving back to the end: between a look and the removal another thread may allocate."""
 
     def finish(self) -> None:
         while self.blocks:
