@@ -1,9 +1,7 @@
-"""Where the simulated device's segments lie: at invented addresses, or in real memory of the host."""
+"""Where the segments of a simulated device lie when there is no memory behind them."""
 
 from collections import defaultdict
 from typing import Final, Protocol
-
-from asyncmem.devices.pages import map_pages, unmap_pages
 
 # High enough to be no address of this process's heap, so that touching one by mistake fails at once.
 _FIRST: Final = 0x2000_0000_0000
@@ -12,11 +10,11 @@ _FIRST: Final = 0x2000_0000_0000
 class Addresses(Protocol):
     """Gives out ranges of addresses."""
 
-    def take(self, nbytes: int) -> tuple[int, object]:
-        """Return the address of a new range, and what `give_back` needs besides."""
+    def take(self, nbytes: int) -> int:
+        """Return the address of a new range."""
         ...
 
-    def give_back(self, address: int, nbytes: int, token: object, /) -> None:
+    def give_back(self, address: int) -> None:
         """Take a range back."""
         ...
 
@@ -28,28 +26,18 @@ class InventedAddresses:
         """Leave `gap` bytes between ranges, so that running over the end of one is noticed."""
         self._gap = gap
         self._next = _FIRST
+        self._sizes: dict[int, int] = {}
         self._returned: dict[int, list[int]] = defaultdict(list)
 
-    def take(self, nbytes: int) -> tuple[int, object]:
+    def take(self, nbytes: int) -> int:
         """Return an address."""
         if self._returned[nbytes]:
-            return self._returned[nbytes].pop(), None
+            return self._returned[nbytes].pop()
         address = self._next
         self._next += nbytes + self._gap
-        return address, None
+        self._sizes[address] = nbytes
+        return address
 
-    def give_back(self, address: int, nbytes: int, _token: object) -> None:
+    def give_back(self, address: int) -> None:
         """Keep the range for the next one of its size."""
-        self._returned[nbytes].append(address)
-
-
-class RealAddresses:
-    """Pages of the host."""
-
-    def take(self, nbytes: int) -> tuple[int, object]:
-        """Map pages."""
-        return map_pages(nbytes)
-
-    def give_back(self, _address: int, _nbytes: int, token: object) -> None:
-        """Unmap them."""
-        unmap_pages(token)
+        self._returned[self._sizes[address]].append(address)

@@ -15,7 +15,7 @@ import numpy as np
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
 from asyncmem.devices.joined import Joined
 from asyncmem.devices.lane import Lane
-from asyncmem.devices.pages import PAGE, Bytes, bytes_at, bytes_of, host_memory, map_pages, unmap_pages
+from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.work import LaneFence, Work
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
@@ -95,6 +95,7 @@ class Host(Device):
     def __init__(self) -> None:
         """Start nothing yet: threads come with the first work."""
         self._driver_calls = 0
+        self._pages = Pages()
         self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._book: StreamBook[HostStream] = StreamBook(self.name)
@@ -131,15 +132,14 @@ class Host(Device):
         if nbytes > available:
             raise refusal
         try:
-            address, mapping = map_pages(nbytes)
+            return Segment(self._pages.take(nbytes), nbytes, kind)
         except (OSError, OverflowError):
             raise refusal from None
-        return Segment(address, nbytes, kind, mapping)
 
     def free_segment(self, segment: Segment) -> None:
         """Unmap the pages (blocks)."""
         self._driver_calls += 1
-        unmap_pages(segment.token)
+        self._pages.give_back(segment.address)
 
     def create_stream(self, name: str | None = None) -> HostStream:
         """Make a stream with a thread of its own, which starts with the first work."""

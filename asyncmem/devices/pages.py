@@ -1,5 +1,6 @@
 """Real host memory: pages from the operating system, how much it has, and bytes at an address."""
 
+import ctypes
 import mmap
 import os
 import sys
@@ -16,24 +17,44 @@ Bytes = npt.NDArray[np.uint8]
 PAGE = mmap.PAGESIZE
 
 
-def map_pages(nbytes: int) -> tuple[int, mmap.mmap]:
-    """Map fresh zeroed memory, page aligned; return its address and what `unmap_pages` takes.
+class Pages:
+    """Mapped memory, kept until it is given back by name and for no other reason.
 
-    Raises:
-        OSError: The system refuses.
+    A mapping that is merely dropped stays mapped, also while the interpreter ends: the threads of a stream may still be
+    writing there, and a leak is better than a crash.
     """
-    if sys.platform == "win32":
-        mapping = mmap.mmap(-1, nbytes)
-    else:
-        # Private, so that a forked child cannot write into the parent's buffers.
-        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return int(np.frombuffer(mapping, np.uint8).ctypes.data), mapping
 
+    def __init__(self) -> None:
+        """Begin with nothing mapped."""
+        self._mappings: dict[int, mmap.mmap] = {}
 
-def unmap_pages(mapping: object) -> None:
-    """Give pages back to the system; their addresses are invalid from now on."""
-    assert isinstance(mapping, mmap.mmap)
-    mapping.close()
+    def take(self, nbytes: int) -> int:
+        """Map fresh zeroed memory and return its address, which is a page's.
+
+        Raises:
+            OSError: The system refuses; OverflowError when the size is beyond any system.
+        """
+        if sys.platform == "win32":
+            mapping = mmap.mmap(-1, nbytes)
+        else:
+            # Private, so that a forked child cannot write into the parent's buffers.
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
+        address = int(np.frombuffer(mapping, np.uint8).ctypes.data)
+        self._mappings[address] = mapping
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Unmap what was mapped at `address`.
+
+        Raises:
+            InvalidRequest: Nothing is.
+        """
+        mapping = self._mappings.pop(address, None)
+        if mapping is None:
+            raise InvalidRequest("segment", hex(address), "a segment that is not given back yet")
+        mapping.close()
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(mapping))
 
 
 def bytes_at(address: int, nbytes: int) -> Bytes:

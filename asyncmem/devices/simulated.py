@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
-from asyncmem.devices.addresses import Addresses, InventedAddresses, RealAddresses
+from asyncmem.devices.addresses import Addresses, InventedAddresses
 from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
 from asyncmem.devices.calls import Call, CallLog
 from asyncmem.devices.clock import Clock, VirtualClock, make_clock
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import OrderChecker
-from asyncmem.devices.pages import PAGE, bytes_at, bytes_of
+from asyncmem.devices.pages import PAGE, Pages, bytes_at, bytes_of
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.timeline import Range, Timeline
@@ -64,7 +64,7 @@ class Simulated(Device):
         self.reserved = 0
         self._capacity = None if capacity is None else parse_size(capacity, what="capacity")
         self._suggested = _DEFAULT_CAPACITY
-        self._addresses: Addresses = RealAddresses() if backing else InventedAddresses(gap=PAGE)
+        self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE)
         self._segments: dict[int, Segment] = {}
         self._book: StreamBook[SimulatedStream] = StreamBook(self.name)
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
@@ -157,7 +157,7 @@ class Simulated(Device):
             self.timeline.unmap(segment.address, segment.nbytes)
             del self._segments[segment.address]
             self.reserved -= segment.nbytes
-            self._addresses.give_back(segment.address, segment.nbytes, segment.token)
+            self._addresses.give_back(segment.address)
 
     def create_stream(self, name: str | None = None) -> SimulatedStream:
         """Make a stream."""
@@ -210,9 +210,9 @@ class Simulated(Device):
         self.clock.close()
 
     def _map(self, nbytes: int, kind: str, home: SimulatedStream) -> Segment:
-        address, token = self._addresses.take(nbytes)
+        address = self._addresses.take(nbytes)
         self.timeline.map(address, nbytes, home.handle if kind == "stream_ordered" else None)
-        segment = self._segments[address] = Segment(address, nbytes, kind, token)
+        segment = self._segments[address] = Segment(address, nbytes, kind)
         self.reserved += nbytes
         return segment
 

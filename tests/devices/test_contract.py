@@ -1,5 +1,6 @@
 """What the device contract promises, on every device alike."""
 
+import gc
 import itertools
 import threading
 import weakref
@@ -53,6 +54,23 @@ class TestSegments:
             assert low.address + low.nbytes <= high.address
         for segment in segments:
             device.free_segment(segment)
+
+    def test_goes_back_once(self, device: Device) -> None:
+        """What is not out cannot be given back."""
+        segment = device.allocate_segment(MIB)
+        device.free_segment(segment)
+        with pytest.raises(InvalidRequest, match="not given back yet"):
+            device.free_segment(segment)
+
+    def test_stays_until_it_is_given_back(self, device: Device) -> None:
+        """Dropping the record of a segment unmaps nothing: buffers may still lie there."""
+        address = device.allocate_segment(MIB).address
+        gc.collect()
+        back = bytearray(1)
+        device.fill(address, MIB, 7, device.default_stream)
+        device.copy_out(memoryview(back), address, device.default_stream)
+        device.default_stream.synchronize_blocking()
+        assert back == b"\x07"
 
     @pytest.mark.parametrize("nbytes", [0, -1])
     def test_refuses_sizes_that_are_not_positive(self, device: Device, nbytes: int) -> None:
