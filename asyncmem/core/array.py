@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, cast, final
 
 import numpy as np
 
-from asyncmem.core import _dlpack
+from asyncmem.core._dlpack import legacy_capsule, versioned_capsule
 from asyncmem.core.elements import element_type
 from asyncmem.errors import BufferReleased, InvalidRequest
 
@@ -144,7 +144,7 @@ class Array:
         if copy:
             return self._copied(max_version)
         self._order(stream)
-        make = _dlpack.versioned_capsule if max_version is not None and max_version[0] >= 1 else _dlpack.legacy_capsule
+        make = versioned_capsule if max_version is not None and max_version[0] >= 1 else legacy_capsule
         address = self.buffer.address if self.nbytes else 0
         return make(self.buffer._pin(), address, self.shape, self._element.dlpack, device)
 
