@@ -43,7 +43,7 @@ class _Relay:
     """Waits for one part after another, so that at any time only one of them knows of the callback."""
 
     def __init__(self, parts: list[Fence], callback: Callable[[], None], siblings: "list[_Relay]") -> None:
-        self.callback: Callable[[], None] | None = callback
+        self.callback = callback
         self._parts = parts
         self._siblings = siblings
         self._current: Fence | None = None
@@ -52,16 +52,17 @@ class _Relay:
         if self._parts:
             self._current = self._parts.pop()
             self._current.notify(self.step)
-        elif (callback := self._take()) is not None:
-            callback()
+        elif self._leave():
+            self.callback()
 
     def cancel(self) -> None:
-        self._take()
-        if self._current is not None:
+        if self._leave() and self._current is not None:
             self._current.forget(self.step)
 
-    def _take(self) -> Callable[[], None] | None:
-        callback, self.callback = self.callback, None
-        if callback is not None:
+    def _leave(self) -> bool:
+        # The last step and a cancellation may come from two threads at once; the list lets only one of them leave.
+        try:
             self._siblings.remove(self)
-        return callback
+        except ValueError:
+            return False
+        return True

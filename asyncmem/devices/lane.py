@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from asyncmem.devices.notices import call_all
 from asyncmem.errors import InvalidRequest
 
 
@@ -91,8 +92,7 @@ class Lane:
             work()
             # Not kept while the thread idles: it may hold the last reference to an array, or to the stream itself.
             del work
-            for callback in self._complete_one():
-                callback()
+            call_all(self._complete_one())
 
     def _complete_one(self) -> list[Callable[[], None]]:
         with self._moved:

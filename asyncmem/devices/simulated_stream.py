@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from asyncmem.devices.awaiting import let_others_run, wait_until_done
 from asyncmem.devices.base import Fence, Stream
 from asyncmem.devices.clock import VirtualClock
+from asyncmem.devices.notices import call_all
 from asyncmem.devices.order import Moment
 from asyncmem.errors import InvalidRequest
 
@@ -86,8 +87,7 @@ class SimulatedFence(Fence):
         with self._timeline.lock:
             self._look()
             due, self._callbacks = self._callbacks, []
-        for callback in due:
-            callback()
+        call_all(due)
 
 
 class SimulatedStream(Stream):

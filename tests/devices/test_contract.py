@@ -257,6 +257,24 @@ class TestNotices:
         assert kept.wait(10)
         assert called == []
 
+    def test_an_error_in_a_callback_is_shown_and_stops_nothing(
+        self, rig: Rig, busy_fence: Fence, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A mistake of one who waits harms neither the others nor the stream."""
+        shown: list[BaseException | None] = []
+        monkeypatch.setattr(threading, "excepthook", lambda args: shown.append(args.exc_value))
+        kept = threading.Event()
+
+        def mistake() -> None:
+            raise ZeroDivisionError
+
+        busy_fence.notify(mistake)
+        busy_fence.notify(kept.set)
+        rig.release()
+        assert kept.wait(10)
+        assert [type(error) for error in shown] == [ZeroDivisionError]
+        assert rig.device.default_stream.record().block()
+
     def test_forgetting_what_is_not_there_is_fine(self, device: Device) -> None:
         """Forgetting after the call, or twice, does nothing."""
         fence = device.create_stream().record()
