@@ -74,7 +74,7 @@ def has_words(kind: type, name: str, member: object) -> bool:
     if inspect.isroutine(member) or isinstance(member, property | staticmethod | classmethod):
         return bool(inspect.getdoc(getattr(kind, name)))
     written = any((one.__name__, name) in documented() for one in ours(kind))
-    return written or bool(inspect.getdoc(member)) or name in (inspect.getdoc(kind) or "")
+    return written or bool(inspect.getdoc(member)) or any(name in (one.__doc__ or "") for one in ours(kind))
 
 
 def untyped(function: object) -> list[str]:
