@@ -29,14 +29,14 @@ class Waiter:
         queue: Where it stands now, if it waits.
     """
 
-    __slots__ = ("mark", "nbytes", "priority", "queue", "seq")
+    priority = 0
+    seq = 0
+    mark = 0
+    queue: object = None
 
     def __init__(self, nbytes: int, priority: int = 0) -> None:
         self.nbytes = nbytes
         self.priority = priority
-        self.seq = 0
-        self.mark = 0
-        self.queue: object = None
 
 
 W = TypeVar("W", bound=Waiter)
@@ -50,13 +50,21 @@ class Queue(Generic[W]):
 
     Args:
         bypass: The most bytes that may overtake any one waiter.
+
+    Attributes:
+        bytes: What the waiters ask for together.
+        overtaken: Bytes granted so far past an older waiter.
+        empty: Whether nobody stands here.
     """
 
     def __init__(self, bypass: int) -> None:
         self.bypass = bypass
         self.bytes = 0
         self.overtaken = 0
+        self.empty = True
         self._count = 0
+        self._urgent = 0
+        self._places = 0
         self._joined = 0
         self._arrivals: deque[W] = deque()
         self._by_size: dict[int, list[tuple[int, int, W]]] = {}
@@ -75,10 +83,15 @@ class Queue(Generic[W]):
         waiter.mark = self.overtaken
         waiter.queue = self
         self._arrivals.append(waiter)
-        heapq.heappush(
-            self._by_size.setdefault(waiter.nbytes.bit_length(), []), (-waiter.priority, waiter.seq, waiter)
-        )
+        size = waiter.nbytes.bit_length()
+        group = self._by_size.get(size)
+        if group is None:
+            group = self._by_size[size] = []
+        heapq.heappush(group, (-waiter.priority, waiter.seq, waiter))
+        self._urgent += waiter.priority != 0
+        self._places += 1
         self._count += 1
+        self.empty = False
         self.bytes += waiter.nbytes
 
     def leave(self, waiter: W) -> None:
@@ -86,17 +99,27 @@ class Queue(Generic[W]):
         if waiter.queue is not self:
             return
         waiter.queue = None
+        self._urgent -= waiter.priority != 0
         self._count -= 1
         self.bytes -= waiter.nbytes
-        if self._count == 0 or len(self._arrivals) > 2 * self._count + 64:
+        if self._count == 0:
+            self.empty = True
+            self._places = 0
+            self._arrivals.clear()
+            self._by_size.clear()
+        elif self._places > 2 * self._count + 64:
             self._sweep()
 
     def head(self) -> W | None:
         """Answer who must be served first: the most urgent, or the oldest once its budget forbids that."""
-        if self.oldest() is None:
-            return None
+        if not self._urgent:
+            return self.oldest()
         urgent = min(self._fronts())[2]
         return urgent if self._may_overtake(urgent) else self.oldest()
+
+    def first_in_line(self) -> W | None:
+        """Answer the head when that takes no thought, because all priorities are 0; else None."""
+        return None if self._urgent else self.oldest()
 
     def oldest(self) -> W | None:
         """Answer the waiter that has stood here longest."""
@@ -148,6 +171,7 @@ class Queue(Generic[W]):
             group = self._by_size[size]
             while group and group[0][2].queue is not self:
                 heapq.heappop(group)
+                self._places -= 1
             if group:
                 yield group[0]
             else:
@@ -157,5 +181,6 @@ class Queue(Generic[W]):
         self._arrivals = deque(waiter for waiter in self._arrivals if waiter.queue is self)
         groups = {size: [place for place in group if place[2].queue is self] for size, group in self._by_size.items()}
         self._by_size = {size: group for size, group in groups.items() if group}
+        self._places = self._count
         for group in self._by_size.values():
             heapq.heapify(group)

@@ -11,7 +11,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncmem.core import FLAG_FREE, FLAG_LIVE
+from asyncmem.core import FLAG_FREE, FLAG_LIVE, FLAG_WAITING
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout, RequestCancelled, TooManyRequests
 from asyncmem.pool.home import running_home
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from asyncmem.options import PoolOptions
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.supply import Supply
-    from asyncmem.pool.waiting import Ask
 
     Errand = Callable[[], None]
 
@@ -47,7 +46,8 @@ class Flow:
     Attributes:
         turn: The pool's lock.
         queue: Who waits for memory.
-        closed: The error that every request gets from now on, or None.
+        closed: The error of a closed pool, or None.
+        refusing: The error that newcomers get from now on, or None.
         home: The event loop that is served now.
         busy: Whether an errand for the queue is under way.
         progress: Counts grants, so that a standstill shows.
@@ -74,6 +74,7 @@ class Flow:
         self.ladder = Ladder(self)
         self.watch = DeadlockWatch(self)
         self.closed: Exception | None = None
+        self.refusing: Exception | None = None
         self.home: Home | None = None
         self.busy = False
         self.progress = 0
@@ -84,31 +85,39 @@ class Flow:
         self.submit = submit
         self._owed: list[Callable[[], None]] = []
         self._changed = False
+        self._left_over = 0  # free bytes that the head could not use at the last pump
         self._notes = [partial(self._noticed, flags) for flags in range(8)]
         self._emptied: Latch[None] | None = None
         self._owner_blocks = 0
 
     # -- what callers ask ----------------------------------------------------------------------------------------
 
-    def ask(self, share: Share, ask: Ask, *, inline: bool = False) -> Waiting:
+    def ask(self, waiting: Waiting) -> None:
         """Take a request in: granted at once, queued, or failed. The error, if any, is for the await."""
-        waiting = Waiting(self, share, ask, running_home(self.home))
-        waiting.inline = inline
-        with self.turn:
-            error = self._refusing() or share.refusal(waiting)
+        share = waiting.share
+        turn = self.turn
+        turn.acquire()
+        try:
+            error = self.refusing or share.refusal(waiting)
             if error is not None:
                 waiting.finish(None, error)
+            elif waiting.total > self.supply.limit - self.core.live() and share.may_wait:
+                self._queue_up(waiting, share)  # there is no such memory before somebody frees some
+                self._changed = share is not self.pool or self.options.fallback is not None or waiting.inline
             elif self._anyone_before(share) or not self._grant(waiting):
                 self._queue_up(waiting, share)
-        return waiting
+                self._changed = True
+        finally:
+            turn.leave()
 
-    def ask_blocking(self, share: Share, ask: Ask) -> Buffer | Batch:
+    def ask_blocking(self, waiting: Waiting) -> Buffer | Batch:
         """Serve a synchronous call: at once, with whatever errands that takes, or blocking until its deadline."""
-        waiting = self.ask(share, ask, inline=True)
-        on_loop = running_home(self.home) is not None
+        waiting.inline = True
+        self.ask(waiting)
+        on_loop = waiting.home is not None
         while not waiting.done:
             errand = self._errand_inline(waiting)
-            if errand is None and ask.timeout:
+            if errand is None and waiting.timeout:
                 self._block(waiting)
                 break
             self.tally.loop_blocking_calls += on_loop
@@ -119,13 +128,12 @@ class Flow:
         assert result is not None
         return result
 
-    def try_now(self, share: Share, ask: Ask) -> Buffer | Batch | None:
+    def try_now(self, waiting: Waiting) -> Buffer | Batch | None:
         """Serve from what is mapped, if nobody waits; never grows."""
         with self.turn:
-            error = self._refusing()
-            if error is not None:
-                raise error
-            return None if self._anyone_before(share) else self.taker.take(share, ask, ask.sizes)
+            if self.refusing is not None:
+                raise self.refusing
+            return None if self._anyone_before(waiting.share) else self.taker.take(waiting)
 
     def bind(self, waiting: Waiting) -> Home:
         """Answer the loop to sleep on, which becomes the pool's own until it closes.
@@ -134,13 +142,18 @@ class Flow:
             InvalidRequest: Another loop is served, and it is still open.
         """
         home = running_home(self.home)
+        if home is not self.home or home is None:
+            self._serve_loop(home, waiting)
+        if waiting.home is not home:
+            waiting.move_to(home)
+        return home
+
+    def _serve_loop(self, home: Home | None, waiting: Waiting) -> None:
         if home is None:
             raise InvalidRequest("await", waiting, "a running event loop, asyncio's or trio's")
-        if self.home is not None and home is not self.home and not self.home.is_closed():
+        if self.home is not None and not self.home.is_closed():
             raise InvalidRequest("await", home, f"the event loop that pool {self.pool.name!r} serves, {self.home!r}")
         self.home = home
-        waiting.move_to(home)
-        return home
 
     async def yield_once(self, waiting: Waiting) -> None:
         """Let the loop run others after many hits in a row; a cancellation there gives the grant back."""
@@ -161,11 +174,11 @@ class Flow:
         """Answer the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
 
-    def forbid_blocking_the_loop(self, ask: Ask) -> None:
+    def forbid_blocking_the_loop(self, waiting: Waiting) -> None:
         """Refuse to block an event loop's thread until a deadline."""
-        if ask.timeout and running_home(self.home) is not None:
+        if waiting.timeout and waiting.home is not None:
             raise InvalidRequest(
-                "timeout", ask.timeout, "0 or None on an event loop's thread", hint="await allocate_async instead"
+                "timeout", waiting.timeout, "0 or None on an event loop's thread", hint="await allocate_async instead"
             )
 
     def watch_owners(self, change: int) -> None:
@@ -204,7 +217,7 @@ class Flow:
         self.tally.timeouts += 1
         ahead = sum(1 for other in self.queue if other.seq < waiting.seq)
         return PoolTimeout(
-            pool=self.pool.name, asked=waiting.nbytes, timeout=waiting.ask.timeout or 0.0, ahead=ahead,
+            pool=self.pool.name, asked=waiting.nbytes, timeout=waiting.timeout or 0.0, ahead=ahead,
             free=self.core.free_bytes() + self.core.cached_bytes(),
         )  # fmt: skip
 
@@ -225,7 +238,7 @@ class Flow:
     def close(self, error: Exception) -> None:
         """Refuse everything from now on, and fail who waits, first."""
         with self.turn:
-            self.closed = error
+            self.closed = self.refusing = error
             self.core.open = False
             self.core.set_gate(0, True)
             for waiting in list(self.waiters()):
@@ -233,12 +246,13 @@ class Flow:
 
     def shut(self) -> None:
         """Refuse everything from now on (with the turn held)."""
-        self.closed = self.closed or PoolClosed(self.pool.name, "it was dropped")
+        self.closed = self.refusing = self.closed or PoolClosed(self.pool.name, "it was dropped")
 
     def drained(self) -> Latch[None]:
         """Refuse newcomers from now on, and answer what opens once every buffer has been freed."""
         with self.turn:
             self._emptied = latch = Latch(_nothing)
+            self.refusing = PoolClosed(self.pool.name, "it is draining")
             self.core.open = False
             self.core.set_gate(0, True)
             self.changed()
@@ -246,7 +260,30 @@ class Flow:
 
     def notice(self, flags: int) -> None:
         """Hear from a free or a take that somebody waits, or that a mark was crossed. From anywhere, finalizers too."""
-        self.turn.post(self._notes[flags])
+        if flags != FLAG_WAITING or not self._hand_over():
+            self.turn.post(self._notes[flags])
+
+    def _hand_over(self) -> bool:
+        # The common wake-up, without the whole pump: what was just freed is what the only candidate waits for.
+        turn = self.turn
+        if not turn.take_quickly():
+            return False
+        queue = self.queue
+        head = None if self._changed or self.closed is not None else queue.first_in_line()
+        plain = head is not None and head.deadline is None and head.site is None and head.holder is None
+        found = head.share.grant(head, anywhere=True) if plain else None
+        if found is None:
+            turn.give_up()
+            return False
+        queue.leave(head)
+        self._granted(head, found)
+        self._owed.append(head.wake)
+        if queue.empty:
+            self.core.set_gate(0, False)
+        elif self.core.reserved() - self.core.live() > self._left_over:
+            self._changed = True
+        turn.leave()
+        return True
 
     def owe(self, call: Callable[[], None]) -> None:
         """Have a call made once the turn is free."""
@@ -279,7 +316,9 @@ class Flow:
         while self._changed:
             self._changed = False
             self._pump()
-        owed, self._owed = self._owed, []
+        owed = self._owed
+        if owed:
+            self._owed = []
         return owed
 
     def _noticed(self, flags: int) -> None:
@@ -298,6 +337,7 @@ class Flow:
                 self._serve()
                 head = self.queue.head()
                 again = head is not None and self._provide(head)
+        self._left_over = self.core.reserved() - self.core.live()
         self._gate()
 
     def _serve(self) -> None:
@@ -307,21 +347,24 @@ class Flow:
                     budget.parent_queue.join(waiting)
         for waiting in self.queue.serve(self._grant):
             self.tally.left(waiting)
-            self.tally.misses += len(waiting.ask.sizes)
+            self.tally.misses += len(waiting.sizes)
             self._owed.append(waiting.wake)
 
     def _grant(self, waiting: Waiting) -> bool:
         if waiting.overdue:
             return False
-        found = self.taker.take(waiting.share, waiting.ask, waiting.pieces)
+        found = self.taker.take(waiting)
         if found is None:
             return False
+        self._granted(waiting, found)
+        return True
+
+    def _granted(self, waiting: Waiting, found: Buffer | Batch) -> None:
         for budget in waiting.promised:
             budget.unpromise(waiting.total)
-        waiting.promised = []
+        waiting.promised = ()
         waiting.finish(found, None)
         self.progress += 1
-        return True
 
     def _queue_up(self, waiting: Waiting, share: Share) -> None:
         if not share.may_wait:
@@ -337,22 +380,17 @@ class Flow:
             return
         self.tally.waits += 1
         share.queue.join(waiting)
-        self.changed()
-
-    def _refusing(self) -> Exception | None:
-        if self.closed is None and self._emptied is not None:
-            return PoolClosed(self.pool.name, "it is draining")
-        return self.closed
+        self.core.set_gate(share._account, True)
 
     def _anyone_before(self, share: Share) -> bool:
-        return share.may_wait and (len(self.queue) > 0 or len(share.queue) > 0)
+        return share.may_wait and not (self.queue.empty and share.queue.empty)
 
     def _leave(self, waiting: Waiting) -> None:
         for queue in (self.queue, *(budget.queue for budget in self.budgets)):
             queue.leave(waiting)
         for budget in waiting.promised:
             budget.unpromise(waiting.total)
-        waiting.promised = []
+        waiting.promised = ()
         self.tally.left(waiting)
 
     def _gate(self) -> None:

@@ -2,60 +2,66 @@
 
 Memory counts as held only where the program says so: entered by ``with`` or ``async with``, taken as a lease, or
 allocated inside ``with pool.owner(name)``. A buffer that merely sits in a queue or in a variable is nobody's.
+
+An owner is a task, a thread's number, or an `OwnerName`.
 """
 
 from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
     from asyncmem.pool.home import Home
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Somebody who holds and waits: a task, a thread, or a name given by the program."""
+class OwnerName(str):
+    """A name that the program gave: whoever runs under it is one owner."""
 
-    key: Hashable
-    label: str
-
-    def __str__(self) -> str:
-        return self.label
+    __slots__ = ()
 
 
-named_owner: ContextVar[Owner | None] = ContextVar("asyncmem_owner", default=None)
+named_owner: ContextVar[OwnerName | None] = ContextVar("asyncmem_owner", default=None)
 
 
-def current_owner(home: Home | None) -> Owner:
+def current_owner(home: Home | None) -> Hashable:
     """Answer who runs now: the innermost name, else the current task, else the thread."""
-    named = named_owner.get()
-    if named is not None:
-        return named
+    name = named_owner.get()
+    if name is not None:
+        return name
     task = home.current_task() if home is not None else None
-    if task is None:
-        thread = threading.current_thread()
-        return Owner(thread.ident, f"thread {thread.name}")
-    get_name = getattr(task, "get_name", None)
-    label = get_name() if callable(get_name) else getattr(task, "name", repr(task))
-    return Owner(task, f"task {label}")
+    return threading.get_ident() if task is None else task
+
+
+def label(owner: Hashable) -> str:
+    """Answer an owner's name, for people."""
+    if owner is None:
+        return "nobody yet"
+    if isinstance(owner, str):
+        return str(owner)
+    if isinstance(owner, int):
+        return next((f"thread {one.name}" for one in threading.enumerate() if one.ident == owner), f"thread {owner}")
+    get_name = getattr(owner, "get_name", None)
+    return f"task {get_name() if callable(get_name) else getattr(owner, 'name', owner)}"
 
 
 class Holdings:
     """Bytes held by owner. Changed under the pool's turn only."""
 
     def __init__(self) -> None:
-        self._held: dict[Owner, int] = {}
+        self._held: dict[Hashable, int] = {}
 
-    def hold(self, owner: Owner, nbytes: int) -> None:
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, owner: Hashable, nbytes: int) -> None:
         """Count bytes as held by an owner until `release`."""
         self._held[owner] = self._held.get(owner, 0) + nbytes
 
-    def release(self, owner: Owner, nbytes: int) -> None:
+    def release(self, owner: Hashable, nbytes: int) -> None:
         """Undo one `hold`."""
         left = self._held.get(owner, 0) - nbytes
         if left > 0:
@@ -63,10 +69,10 @@ class Holdings:
         else:
             self._held.pop(owner, None)
 
-    def of(self, owner: Owner) -> int:
+    def of(self, owner: Hashable) -> int:
         """Answer the bytes that an owner holds."""
         return self._held.get(owner, 0)
 
-    def table(self) -> dict[Hashable, int]:
+    def table(self) -> Mapping[Hashable, int]:
         """Answer what everybody holds."""
-        return dict(self._held.items())
+        return self._held

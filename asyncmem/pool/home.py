@@ -14,7 +14,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
+    from typing import Any
 
     import trio
 
@@ -43,14 +44,16 @@ class Parking(Protocol):
 class Home(Protocol):
     """The event loop that a pool serves."""
 
+    loop: object
+    now: Callable[[], float]  # the loop's clock, in seconds
+
     def is_running_here(self) -> bool: ...
     def is_closed(self) -> bool: ...
-    def now(self) -> float: ...
     def call(self, callback: Callable[[], None]) -> None:
         """Run a callback on the loop's thread, soon; dropped where the loop is gone. From any thread."""
 
-    async def park(self, place: Parking) -> None:
-        """Suspend until woken or past the deadline.
+    def park(self, place: Parking) -> Generator[Any, Any, None]:
+        """Suspend until woken or past the deadline: ``yield from`` it, in an ``__await__``.
 
         A cancelled sleep calls `abandon` before it raises, also when the wake-up had come already.
         """
@@ -61,11 +64,25 @@ class Home(Protocol):
     def current_task(self) -> object: ...
 
 
+class Parked:
+    """A sleep to `await`, for places that are coroutines themselves."""
+
+    __slots__ = ("_home", "_place")
+
+    def __init__(self, home: Home, place: Parking) -> None:
+        self._home = home
+        self._place = place
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._home.park(self._place)
+
+
 class AsyncioHome:
     """A running asyncio loop, uvloop's included."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.now = loop.time
         self.thread = threading.get_ident()
         self._inbox: deque[Callable[[], None]] = deque()
         self._armed = False
@@ -78,9 +95,6 @@ class AsyncioHome:
 
     def is_closed(self) -> bool:
         return self.loop.is_closed()
-
-    def now(self) -> float:
-        return self.loop.time()
 
     def current_task(self) -> object:
         return asyncio.current_task(self.loop)
@@ -103,13 +117,13 @@ class AsyncioHome:
         while self._inbox:
             self._inbox.popleft()()
 
-    async def park(self, place: Parking) -> None:
+    def park(self, place: Parking) -> Generator[Any, Any, None]:
         future = self.loop.create_future()
         sleeper = _AsyncioSleeper(self, future)
         timer = None if place.deadline is None else self.loop.call_at(place.deadline, place.expire)
         try:
             if place.admit(sleeper):
-                await future
+                yield from future
         except BaseException:
             place.abandon(sleeper)
             raise
@@ -129,7 +143,10 @@ class _AsyncioSleeper:
         self._future = future
 
     def wake(self) -> None:
-        self._home.call(self._finish)
+        if threading.get_ident() != self._home.thread:
+            self._home.call(self._finish)
+        elif not self._future.done():
+            self._future.set_result(None)
 
     def _finish(self) -> None:
         if not self._future.done():
@@ -143,6 +160,8 @@ class TrioHome:
         import trio
 
         self._trio = trio
+        self.loop = None
+        self.now = trio.current_time
         self._token = trio.lowlevel.current_trio_token()
         self.thread = threading.get_ident()
 
@@ -158,9 +177,6 @@ class TrioHome:
         except self._trio.RunFinishedError:
             return True
         return False
-
-    def now(self) -> float:
-        return self._trio.current_time()
 
     def current_task(self) -> object:
         return self._trio.lowlevel.current_task()
@@ -180,7 +196,10 @@ class TrioHome:
         """Resume a suspended task."""
         self._trio.lowlevel.reschedule(task)
 
-    async def park(self, place: Parking) -> None:
+    def park(self, place: Parking) -> Generator[Any, Any, None]:
+        return self._park(place).__await__()
+
+    async def _park(self, place: Parking) -> None:
         trio = self._trio
         sleeper = _TrioSleeper(self, trio.lowlevel.current_task())
 
@@ -228,7 +247,7 @@ def running_home(known: Home | None = None) -> Home | None:
     """Answer the event loop that runs on this thread, or None outside of any; reuses `known` where it is that loop."""
     loop = asyncio._get_running_loop()
     if loop is not None:
-        return known if isinstance(known, AsyncioHome) and known.loop is loop else AsyncioHome(loop)
+        return known if known is not None and known.loop is loop else AsyncioHome(loop)
     trio_package = sys.modules.get("trio")
     if trio_package is None or not trio_package.lowlevel.in_trio_run():
         return None

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 class Hooks(Share):
     """The pool's side of the core's hooks. Called with the interpreter's lock and no other."""
 
-    fallback_of: weakref.ref[Share] | None = None  # the pool that this one stands in for, on the host
+    fallback_of: weakref.ref[Share] | None = None
+    """The pool that this one stands in for, on the host; None for most."""
 
     def _signal(self, flags: int) -> None:
-        self.flow.notice(flags)
+        flow = self._flow
+        if flow is not None:
+            flow.notice(flags)
 
     def _entered(self, buffer: Buffer) -> None:
         notes = notes_of(buffer)

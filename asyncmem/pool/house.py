@@ -57,8 +57,8 @@ class House:
         me = weakref.ref(self)
         self.worker = factory(f"asyncmem {pool.name}", lambda: _tick(me), lambda error: _died(me, error))
         self.flow = Flow(pool, self.core, self.retire, self._make_supply, self.worker.submit, options)
-        self.process = os.getpid()
         self.released = False
+        _houses.add(self)
         self.core.open = not (options.track or self.flow.supply.direct)
         self.core.observed = not self.core.open
         self.worker.start()
@@ -112,6 +112,20 @@ class House:
         name = self.flow.pool.name
         warnings.warn(f"pool {name!r}: the worker ended with {error!r}; the pool is closed", RuntimeWarning, stacklevel=2)
         self.flow.close(PoolClosed(name, f"its worker ended with {error!r}"))
+
+
+def _forked() -> None:
+    # The child has neither the worker nor whoever held the lock; its copy of the pool only says so.
+    for house in _houses:
+        flow = house.flow
+        flow.turn.renew()
+        flow.closed = flow.refusing = PoolClosed(
+            flow.pool.name, "it belongs to the process that forked this one; make a pool after fork, not before"
+        )
+
+
+_houses: weakref.WeakSet[House] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_forked)
 
 
 def core_settings(options: PoolOptions) -> dict[str, object]:

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.pool.home import running_home
+from asyncmem.pool.home import Parked, running_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ class Latch(Generic[T]):
             raise InvalidRequest("await", self, "a running event loop, asyncio's or trio's")
         self.deadline = None if timeout is None else home.now() + timeout
         if not self.done:
-            await home.park(self)
+            await Parked(home, self)
         return self.result()
 
     def block(self, timeout: float | None = None) -> T | None:

@@ -133,4 +133,5 @@ class Lease(Share):
             self._range.let_go(self._size)
             flow.core.close_lease(self._arena)
             flow.shares.pop(self._account, None)
+            self._attach(None)  # shuts the doors
             flow.changed()

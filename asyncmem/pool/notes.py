@@ -9,8 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from asyncmem.core import Buffer
-    from asyncmem.pool.holdings import Owner
     from asyncmem.pool.share import Share
 
 _PACKAGE = __name__.partition(".")[0]
@@ -29,12 +30,12 @@ class Notes:
     __slots__ = ("owner", "share", "site", "users")
 
     def __init__(self, site: str | None = None) -> None:
-        self.owner: Owner | None = None
+        self.owner: Hashable = None
         self.share: Share | None = None
         self.users: set[int] = set()
         self.site = site
 
-    def hold(self, share: Share, owner: Owner, nbytes: int) -> None:
+    def hold(self, share: Share, owner: Hashable, nbytes: int) -> None:
         """Count the buffer as held by an owner, in its share and whatever that is a part of (with the turn held)."""
         self.owner, self.share = owner, share
         for one in share.lineage():

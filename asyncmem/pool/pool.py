@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 import warnings
@@ -17,7 +16,7 @@ from asyncmem.pool.hooks import Hooks
 from asyncmem.pool.house import House, core_settings, warn_of_leaks
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.snapshot import pool_stats, summary
-from asyncmem.pool.waiting import Ask
+from asyncmem.pool.waiting import Waiting
 from asyncmem.pool.worker import Worker
 from asyncmem.units import format_size, parse_size
 
@@ -88,17 +87,12 @@ class AsyncMemoryPool(Hooks):
     @property
     def house(self) -> House:
         """The opened pool's machinery; opens it."""
-        house = self._house
-        if house is None:
-            house = self._open()
-        if house.process != os.getpid():
-            raise PoolClosed(self.name, f"it belongs to process {house.process}; make a pool after fork, not before")
-        return house
+        return self._house or self._open()
 
     @property
     def flow(self) -> Flow:
         """The way of requests."""
-        return self.house.flow
+        return self._flow or self.house.flow
 
     def _open(self) -> House:
         with _opening:
@@ -107,6 +101,7 @@ class AsyncMemoryPool(Hooks):
                     raise PoolClosed(self.name)
                 self._house = house = House(self, self._spec, self._options, self._worker_factory)
                 self._attach(house.core, 0, -1)
+                self._flow = house.flow
                 self._ready = house.run(self._prepare)
         return self._house
 
@@ -120,7 +115,9 @@ class AsyncMemoryPool(Hooks):
             flow.supply.fill(order)
         sizes = [size for size, count in self._options.warmup for _ in range(count)]
         if sizes and flow.closed is None:
-            flow.ask_blocking(self, Ask(tuple(sizes), True, 0, None, 0, None)).free()
+            waiting = Waiting(flow, self, tuple(sizes), None)
+            waiting.batch = True
+            flow.ask_blocking(waiting).free()
 
     async def open(self, *, wait: bool = False) -> None:
         """Start the worker; nothing where it runs already.
@@ -223,7 +220,7 @@ class AsyncMemoryPool(Hooks):
 
     def __del__(self) -> None:
         house = getattr(self, "_house", None)
-        if house is None or self._closed or house.process != os.getpid():
+        if house is None or self._closed or house.core.forked:
             return
         self._closed = True
         warnings.warn(f"pool {self.name!r} was dropped and never closed", LeakWarning, stacklevel=2, source=self)
@@ -246,6 +243,10 @@ class AsyncMemoryPool(Hooks):
     def own_limit(self) -> int:
         """Answer the most bytes that may be reserved."""
         return self.flow.supply.limit
+
+    def refusal(self, waiting: Waiting) -> Exception | None:
+        """Answer the error of a request that can never be granted, or None."""
+        return None if waiting.total <= self.flow.supply.limit else super().refusal(waiting)
 
     def configure(self, **changes: Unpack[OptionArguments]) -> None:
         """Change options while the pool is in use.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from asyncmem.pool.home import running_home
+from asyncmem.pool.home import Parked, running_home
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class _Listener:
 
     async def get(self) -> Pressure | None:
         if not self._levels:
-            await self._home.park(self)
+            await Parked(self._home, self)
         return self._levels.popleft()
 
     def admit(self, sleeper: Sleeper) -> bool:

@@ -35,13 +35,12 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
 
     __slots__ = ("__weakref__", "_driver", "_entered", "_flow", "_handed", "_polite", "_waiting")
 
-    def __init__(self, flow: Flow, waiting: Waiting, *, polite: bool = False) -> None:
+    def __init__(self, flow: Flow, waiting: Waiting, polite: bool) -> None:  # noqa: FBT001 -- made for every wait
         self._flow = flow
         self._waiting = waiting
         self._polite = polite
         self._handed: weakref.ref[T] | None = None
-        self._driver: Coroutine[Any, Any, T] | None = None
-        self._entered: T | None = None
+        self._driver: Generator[Any, Any, T] | None = None
 
     def __repr__(self) -> str:
         waiting = self._waiting
@@ -75,7 +74,7 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
             return found
         known = self._handed()
         if known is None:
-            raise BufferReleased(waiting.nbytes, tag=waiting.ask.tag, action="result()")
+            raise BufferReleased(waiting.nbytes, tag=waiting.tag, action="result()")
         return known
 
     def cancel(self) -> bool:
@@ -97,9 +96,6 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         """Wait for the memory; see the class for what cancellation leaves behind."""
-        return self._wait().__await__()
-
-    async def _wait(self) -> T:
         waiting = self._waiting
         if not waiting.done:
             try:
@@ -110,24 +106,24 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
             else:
                 waiting.awaited += 1
                 try:
-                    await home.park(waiting)
+                    yield from home.park(waiting)
                 finally:
                     waiting.awaited -= 1
         elif self._polite:
-            await self._flow.yield_once(waiting)
+            yield from self._flow.yield_once(waiting).__await__()
         return self.result()
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol carries the loop's own values
         """Drive it as a coroutine: for event loops."""
         if self._driver is None:
-            self._driver = self._wait()
+            self._driver = self.__await__()
         return self._driver.send(value)
 
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol has two signatures
         """Raise inside it as a coroutine: for event loops."""
         if self._driver is None:  # cancelled before its task began: the body, which would clean up, never ran
             self.cancel()
-            self._driver = self._wait()
+            self._driver = self.__await__()
         return self._driver.throw(*error)
 
     def close(self) -> None:
@@ -146,9 +142,9 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Free what the block held."""
-        found, self._entered = self._entered, None
-        if found is not None:
-            await found.__aexit__(kind, error, trace)
+        found = self._entered
+        del self._entered
+        await found.__aexit__(kind, error, trace)
 
     def __del__(self) -> None:
         # The garbage collector may have come in the middle of the pool's own work: leave a note, never wait.

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, cast
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, dtype_size
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
-from asyncmem.pool.holdings import Holdings, Owner, named_owner
+from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
+from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import call_site
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import share_stats, waiter_infos
-from asyncmem.units import parse_duration, parse_size
-from asyncmem.pool.waiting import Ask, Waiting
+from asyncmem.units import MAX_SIZE, parse_duration, parse_size
+from asyncmem.pool.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ class Share(Allocator):
     Attributes:
         name: What messages and statistics call it.
         may_wait: Whether requests queue when there is no room; a lease's fail instead.
+        parent: What this is a part of; None for a pool.
     """
 
     name: str
@@ -71,59 +73,74 @@ class Share(Allocator):
         """Answer this share's own bound in bytes."""
         raise NotImplementedError
 
+    _flow: Flow | None = None  # known once the pool is open, and for as long as requests may be made
+
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that can never be granted, or None."""
         return OutOfMemoryError(self.flow.facts(waiting)) if waiting.total > self.capacity() else None
 
-    def grant(self, ask: Ask, *, anywhere: bool) -> Buffer | Batch | None:
+    def grant(self, ask: Waiting, *, anywhere: bool) -> Buffer | Batch | None:
         """Take what needs no other stream's memory (with the turn held)."""
-        core, place = self._core, (ask.stream, self._account, self._arena, anywhere, ask.tag)
+        core = self._core
         if ask.batch:
-            return core.grant_many(ask.sizes, *place)
-        nbytes = ask.sizes[0]
-        return core.grant(nbytes, *place) if nbytes else core.adopt(0, 0, ask.tag)
+            return core.grant_many(ask.sizes, ask.stream, self._account, self._arena, anywhere, ask.tag)
+        if ask.nbytes == 0:
+            return core.adopt(0, 0, ask.tag)
+        return core.grant(ask.nbytes, ask.stream, self._account, self._arena, anywhere, ask.tag)
 
     # -- the doors when they are shut ------------------------------------------------------------------------------
 
     def _allocate(self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None) -> Buffer:
-        ask = self._read([size], stream, tag, priority, timeout, batch=False, patient=False)
-        self.flow.forbid_blocking_the_loop(ask)
-        return cast("Buffer", self.flow.ask_blocking(self, ask))
+        waiting = self._read((size,), stream, tag, priority, timeout, patient=False)
+        waiting.keeper.forbid_blocking_the_loop(waiting)
+        return cast("Buffer", waiting.keeper.ask_blocking(waiting))
 
     def _request(
         self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None
     ) -> Request[Buffer]:
-        return self._started(self._read([size], stream, tag, priority, timeout, batch=False))
+        return self._started(self._read((size,), stream, tag, priority, timeout))
 
     def _request_batch(
         self, sizes: Iterable[Size], stream: object, tag: str | None, priority: int, timeout: float | None
     ) -> Request[Batch]:
-        return self._started(self._read(list(sizes), stream, tag, priority, timeout, batch=True))
+        waiting = self._read(tuple(sizes), stream, tag, priority, timeout)
+        waiting.batch = True
+        return self._started(waiting)
 
     def _try(self, size: Size, stream: object, tag: str | None) -> Buffer | None:
-        return cast("Buffer | None", self.flow.try_now(self, self._read([size], stream, tag, 0, None, batch=False)))
+        waiting = self._read((size,), stream, tag, 0, None)
+        return cast("Buffer | None", waiting.keeper.try_now(waiting))
 
-    def _started(self, ask: Ask) -> Request:
-        flow = self.flow
-        polite = self._core.streak >= STREAK_LIMIT
+    def _started(self, waiting: Waiting) -> Request:
+        flow, core = waiting.keeper, self._core
+        polite = core.streak >= STREAK_LIMIT
         if polite:
-            self._core.streak = 0
-        return Request(flow, flow.ask(self, ask), polite=polite)
+            core.streak = 0
+        flow.ask(waiting)
+        return Request(flow, waiting, polite)
 
     def _read(
-        self, sizes: Sequence[Size], stream: object, tag: str | None, priority: int, timeout: float | None, *,
-        batch: bool, patient: bool = True,
-    ) -> Ask:  # fmt: skip
-        flow = self.flow
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidRequest("priority", priority, "an integer; larger is sooner")
-        if tag is not None and not isinstance(tag, str):
-            raise InvalidRequest("tag", tag, "text or None")
-        seconds = parse_duration(timeout) if timeout is not None else flow.options.timeout if patient else None
-        return Ask(
-            tuple(parse_size(size) for size in sizes), batch, flow.stream_index(stream), tag, priority, seconds,
-            site=call_site() if flow.options.track else None, holder=named_owner.get(),
-        )  # fmt: skip
+        self, sizes: tuple[Size, ...], stream: object, tag: str | None, priority: int, timeout: float | None, *,
+        patient: bool = True,
+    ) -> Waiting:  # fmt: skip
+        flow = self._flow or self.flow
+        if len(sizes) != 1 or type(sizes[0]) is not int or not 0 < sizes[0] <= MAX_SIZE:
+            sizes = tuple(parse_size(size) for size in sizes)
+        waiting = Waiting(flow, self, sizes, running_home(flow.home))
+        if stream is not None:
+            waiting.stream = flow.stream_index(stream)
+        if tag is not None:
+            waiting.tag = _text(tag)
+        if priority != 0:
+            waiting.priority = _whole(priority)
+        if timeout is not None:
+            waiting.limit_to(parse_duration(timeout))
+        elif patient:
+            waiting.limit_to(flow.options.timeout)
+        if self._core.observed:
+            waiting.site = call_site() if flow.options.track else None
+            waiting.holder = named_owner.get()
+        return waiting
 
     # -- what users call -------------------------------------------------------------------------------------------
 
@@ -192,8 +209,7 @@ class Share(Allocator):
     @contextmanager
     def owner(self, name: str) -> Iterator[None]:
         """Name who holds what is allocated inside the block, for the deadlock detector and its table."""
-        who = Owner(("named", name), name)
-        token = named_owner.set(who)
+        token = named_owner.set(OwnerName(name))
         self.flow.watch_owners(1)
         try:
             yield
@@ -219,7 +235,7 @@ class Budget(Share):
 
     def __init__(self, parent: Share, name: str, limit: int) -> None:
         super().__init__(name, parent)
-        flow = parent.flow
+        self._flow = flow = parent.flow
         self._limit = limit
         self._promised = 0
         self._queue: Queue[Waiting] = Queue(int(flow.options.bypass * limit))
@@ -260,7 +276,7 @@ class Budget(Share):
         if self._core.account(self._account).live + self._promised + waiting.total > self._limit:
             return False
         self._promised += waiting.total
-        waiting.promised.append(self)
+        waiting.promised += (self,)
         return True
 
     def check(self, waiting: list[Waiting]) -> None:
@@ -273,3 +289,15 @@ class Budget(Share):
     def unpromise(self, nbytes: int) -> None:
         """Stop counting a request that left: granted ones are counted by the core (with the turn held)."""
         self._promised -= nbytes
+
+
+def _text(tag: object) -> str:
+    if isinstance(tag, str):
+        return tag
+    raise InvalidRequest("tag", tag, "text or None")
+
+
+def _whole(priority: object) -> int:
+    if isinstance(priority, int) and not isinstance(priority, bool):
+        return priority
+    raise InvalidRequest("priority", priority, "an integer; larger is sooner")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.pool.holdings import label
 from asyncmem.stats import PoolStats, Pressure, WaiterInfo
 from asyncmem.units import format_share, format_size
 
@@ -66,11 +67,11 @@ def waiter_infos(share: Share) -> tuple[WaiterInfo, ...]:
         waiting = [one for one in flow.waiters() if share in one.share.lineage()]
         return tuple(
             WaiterInfo(
-                owner="nobody yet" if one.owner is None else one.owner.label,
+                owner=label(one.owner),
                 nbytes=one.nbytes,
                 age=one.age,
-                held=0 if one.owner is None else share.holdings.of(one.owner),
-                tag=one.ask.tag,
+                held=share.holdings.of(one.owner),
+                tag=one.tag,
                 priority=one.priority,
                 remaining=one.remaining,
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from asyncmem.engine.deadlock import Claim, stuck
 from asyncmem.errors import DeadlockError, StallWarning
 from asyncmem.facts import OwnerInfo, owner_table
-from asyncmem.pool.holdings import current_owner
+from asyncmem.pool.holdings import current_owner, label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,10 +32,11 @@ class DeadlockWatch:
 
         The youngest of those who cannot gets `DeadlockError`; its blocks end, and the others go on.
         """
-        waiting.owner = current_owner(waiting.home)
-        for share in waiting.share.lineage():
-            if share.holdings.of(waiting.owner):
-                self._resolve(share)
+        waiting.owner = owner = current_owner(waiting.home)
+        if len(self._flow.pool.holdings):
+            for share in waiting.share.lineage():
+                if share.holdings.of(owner):
+                    self._resolve(share)
 
     def _resolve(self, share: Share) -> None:
         sleeping = [one for one in self._flow.waiters() if one.owner is not None and share in one.share.lineage()]
@@ -68,8 +69,8 @@ def owners_of(waiting: Iterable[Waiting]) -> list[OwnerInfo]:
     """Answer what each waits for and holds."""
     return [
         OwnerInfo(
-            owner="nobody yet" if one.owner is None else one.owner.label,
-            held=0 if one.owner is None else one.share.holdings.of(one.owner),
+            owner=label(one.owner),
+            held=one.share.holdings.of(one.owner),
             waiting=one.nbytes,
             age=one.age,
         )

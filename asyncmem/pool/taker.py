@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncmem.engine.retire import Retire
     from asyncmem.pool.share import Share
     from asyncmem.pool.supply import Supply
-    from asyncmem.pool.waiting import Ask
+    from asyncmem.pool.waiting import Waiting
 
     Undo = list[tuple[int, Sequence[tuple[int, int]]]]
 
@@ -29,22 +29,22 @@ class Taker:
         self._supply = supply
         self.foreign = 0  # buffers that took another stream's memory
 
-    def take(self, share: Share, ask: Ask, pieces: Sequence[int]) -> Buffer | Batch | None:
+    def take(self, waiting: Waiting) -> Buffer | Batch | None:
         """Answer what was asked, or None where the mapped memory has no room for all of it."""
-        found = self._find(share, ask, pieces)
-        if found is not None and (ask.site is not None or ask.holder is not None):
+        found = self._find(waiting.share, waiting)
+        if found is not None and (waiting.site is not None or waiting.holder is not None):
             for buffer in found if isinstance(found, Batch) else [found]:
-                buffer.notes = note = Notes(ask.site)
-                if ask.holder is not None:
-                    note.hold(share, ask.holder, buffer.size)
+                buffer.notes = note = Notes(waiting.site)
+                if waiting.holder is not None:
+                    note.hold(waiting.share, waiting.holder, buffer.size)
         return found
 
-    def _find(self, share: Share, ask: Ask, pieces: Sequence[int]) -> Buffer | Batch | None:
+    def _find(self, share: Share, ask: Waiting) -> Buffer | Batch | None:
         found = share.grant(ask, anywhere=False)
         if found is not None:
             return found
         # Memory of the other size class is only for requests that cannot have a segment of their own.
-        anywhere = share.may_wait and not self._supply.can_order(pieces)
+        anywhere = share.may_wait and not self._supply.can_order(ask.pieces)
         if anywhere or self._retire.poll():
             found = share.grant(ask, anywhere=anywhere)
         if found is None and len(self._core.stream_objects) > 1:
@@ -52,7 +52,7 @@ class Taker:
             self.foreign += 0 if found is None else len(ask.sizes)
         return found
 
-    def _take_foreign(self, share: Share, ask: Ask, *, anywhere: bool) -> Buffer | Batch | None:
+    def _take_foreign(self, share: Share, ask: Waiting, *, anywhere: bool) -> Buffer | Batch | None:
         taken: Undo = []
         for nbytes in ask.sizes:
             if nbytes and not self._take_one(share, ask.stream, nbytes, taken, anywhere=anywhere):

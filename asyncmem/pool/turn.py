@@ -37,19 +37,41 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Settle what is owed and let go."""
+        self.leave()
+
+    def acquire(self) -> None:
+        """Wait for the lock, as ``with`` does; `leave` it in a ``finally``."""
+        self._lock.acquire()
+
+    def leave(self) -> None:
+        """Settle what is owed and let go of the lock."""
+        notes, lock = self._notes, self._lock
         while True:
-            while self._notes:
-                self._notes.popleft()()
+            while notes:
+                notes.popleft()()
             owed = self._settle()
-            self._lock.release()
+            lock.release()
             for call in owed:
                 call()
             # A note that came while the lock was held was left to us; one that comes now finds the lock free.
-            if not self._notes or not self._lock.acquire(blocking=False):
+            if not notes or not lock.acquire(blocking=False):
                 return
+
+    def renew(self) -> None:
+        """Start over in a forked child, where whoever held the lock does not exist."""
+        self._lock = threading.Lock()
+        self._notes.clear()
+
+    def take_quickly(self) -> bool:
+        """Take the lock if it is free and nobody left a note; then either `leave`, or `give_up`, or `post` again."""
+        return not self._notes and self._lock.acquire(blocking=False)
+
+    def give_up(self) -> None:
+        """Let go of the lock after a step that changed nothing, and before a `post`, which settles."""
+        self._lock.release()
 
     def post(self, note: Callable[[], None]) -> None:
         """Have a note run with the lock held, now or by whoever holds it; never waits. From any thread or finalizer."""
         self._notes.append(note)
         if self._lock.acquire(blocking=False):
-            self.__exit__(None, None, None)
+            self.leave()

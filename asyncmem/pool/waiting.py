@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from asyncmem.engine.admit import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from asyncmem.core import Batch, Buffer
-    from asyncmem.pool.holdings import Owner
     from asyncmem.pool.home import Home, Sleeper
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.turn import Turn
@@ -25,90 +23,76 @@ if TYPE_CHECKING:
 GRANULE = 512  # the heap's unit
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What a call asked for, after its arguments were checked.
-
-    Attributes:
-        sizes: Bytes of each buffer, as asked.
-        batch: Whether the answer is a `Batch`, also for one size.
-        stream: The core's index of the stream.
-        tag: The user's label.
-        priority: Larger is sooner.
-        timeout: Seconds from the call, or None.
-        site: "file:line" of the call, when tracking is on.
-        holder: Who holds what comes of it from the start: what `pool.owner(...)` named.
-    """
-
-    sizes: tuple[int, ...]
-    batch: bool
-    stream: int
-    tag: str | None
-    priority: int
-    timeout: float | None
-    site: str | None = None
-    holder: Owner | None = None
-
-
 class Keeper(Protocol):
-    """What a waiting request asks of the pool that keeps it."""
+    """What a waiting request asks of the pool that keeps it. All but `turn` are called with the turn held."""
 
     turn: Turn
 
     def withdraw(self, waiting: Waiting, reason: Exception | None) -> None:
-        """Take it out of the queue and fail it (with the turn held); nothing where it is done."""
+        """Take it out of the queue and fail it; give a grant back that nobody took."""
 
     def asleep(self, waiting: Waiting) -> None:
-        """Hear that somebody sleeps on it now, and look for a deadlock (with the turn held)."""
+        """Hear that somebody sleeps on it now, and look for a deadlock."""
 
     def timed_out(self, waiting: Waiting) -> Exception:
-        """Make the error for a deadline that has passed (with the turn held)."""
+        """Make the error for a deadline that has passed."""
 
 
 class Waiting(Waiter):
     """A request that the pool has taken in. All state changes happen under the pool's turn.
 
-    Attributes:
-        ask: What is wanted.
+    The defaults below are the class's, so that making one sets only what differs: it is made for every wait.
+
+    Args:
+        keeper: The pool's flow.
         share: Who asks: the pool, a budget or a lease.
-        since: When it was asked, by `clock`.
-        deadline: When it gives up, by `clock`.
-        owner: Who sleeps on it, while somebody does.
-        awaited: How many tasks await it now.
-        inline: Its thread carries out by itself what it needs, so the worker leaves it alone.
-        pieces: What each of its buffers takes of the heap, in bytes; `total` is their sum.
-        promised: Budgets that count it already, while it waits for memory further up.
-        tries: How often `on_oom` was asked for it.
-        collected: Whether the garbage collector has run for it.
+        sizes: Bytes of each buffer, as asked.
+        home: The event loop it was asked on, or None outside of any.
     """
 
-    __slots__ = (
-        "_callbacks", "_sleepers", "ask", "awaited", "clock", "collected", "deadline", "done", "error", "home",
-        "inline", "keeper", "owner", "pieces", "promised", "result", "share", "since", "total", "tries",
-    )  # fmt: skip
+    batch = False  # the answer is a `Batch`, also for one size
+    stream = 0  # the core's index of the stream
+    tag: str | None = None
+    timeout: float | None = None  # seconds from the call
+    deadline: float | None = None  # by `clock`
+    site: str | None = None  # "file:line" of the call, when tracking is on
+    holder: Hashable = None  # who holds what comes of it from the start: what `pool.owner(...)` named
+    inline = False  # its thread carries out by itself what it needs, so the worker leaves it alone
+    owner: Hashable = None  # who sleeps on it, while somebody does
+    promised: tuple[Budget, ...] = ()  # budgets that count it already, while it waits for memory further up
+    awaited = 0  # how many tasks await it now
+    tries = 0  # how often `on_oom` was asked for it
+    collected = False  # the garbage collector has run for it
+    done = False
+    result: Buffer | Batch | None = None
+    error: Exception | None = None
+    _callbacks: tuple[Callable[[], None], ...] = ()
+    _sleepers: tuple[Sleeper, ...] = ()
 
-    def __init__(self, keeper: Keeper, share: Share, ask: Ask, home: Home | None) -> None:
-        super().__init__(sum(ask.sizes), ask.priority)
+    def __init__(self, keeper: Keeper, share: Share, sizes: tuple[int, ...], home: Home | None) -> None:
         self.keeper = keeper
         self.share = share
-        self.ask = ask
-        self.pieces = [-(-nbytes // GRANULE) * GRANULE for nbytes in ask.sizes]
-        self.total = sum(self.pieces)
+        self.sizes = sizes
         self.home = home
-        self.clock: Callable[[], float] = time.monotonic if home is None else home.now
+        self.clock = time.monotonic if home is None else home.now
         self.since = self.clock()
-        self.deadline = None if ask.timeout is None else self.since + ask.timeout
-        self.inline = False
-        self.owner: Owner | None = None
-        self.promised: list[Budget] = []
-        self.awaited = 0
-        self.tries = 0
-        self.collected = False
-        self.done = False
-        self.result: Buffer | Batch | None = None
-        self.error: Exception | None = None
-        self._sleepers: list[Sleeper] = []
-        self._callbacks: list[Callable[[], None]] = []
+        if len(sizes) == 1:
+            self.nbytes = sizes[0]
+            self.total = -(-sizes[0] // GRANULE) * GRANULE
+        else:
+            self.nbytes = sum(sizes)
+            self.total = sum(self.pieces)
+
+    @property
+    def pieces(self) -> list[int]:
+        """What each of its buffers takes of the heap, in bytes; `total` is their sum."""
+        return [-(-nbytes // GRANULE) * GRANULE for nbytes in self.sizes]
+
+    def limit_to(self, timeout: float | None) -> None:
+        """Give up so many seconds after the call; never for None."""
+        if timeout is not None:
+            self.timeout = timeout
+            self.deadline = self.since + timeout
 
     def move_to(self, home: Home) -> None:
         """Go on by the clock of a loop, for a request that was made outside of any."""
@@ -142,36 +126,35 @@ class Waiting(Waiter):
 
     def wake(self) -> None:
         """Wake the sleepers and run the callbacks of a settled request. Without the turn."""
-        sleepers, self._sleepers = self._sleepers, []
-        for sleeper in sleepers:
+        for sleeper in self._sleepers:
             sleeper.wake()
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+        self._sleepers = ()
+        for callback in self._callbacks:
             if self.home is None:
                 callback()
             else:
                 self.home.call(callback)
+        self._callbacks = ()
 
     def when_done(self, callback: Callable[[], None]) -> bool:
         """Keep a callback for the end; False when that has come, and the caller calls it."""
         with self.keeper.turn:
             if not self.done:
-                self._callbacks.append(callback)
+                self._callbacks += (callback,)
             return not self.done
 
     def admit(self, sleeper: Sleeper) -> bool:
         """Let a task sleep until the end; False when that has come."""
         with self.keeper.turn:
             if not self.done:
-                self._sleepers.append(sleeper)
+                self._sleepers += (sleeper,)
                 self.keeper.asleep(self)
             return not self.done
 
     def abandon(self, sleeper: Sleeper) -> None:
         """Undo for a cancelled sleeper: the last one takes the request, or the grant that came meanwhile, with it."""
         with self.keeper.turn:
-            if sleeper in self._sleepers:
-                self._sleepers.remove(sleeper)
+            self._sleepers = tuple(one for one in self._sleepers if one is not sleeper)
             if self.awaited == 1:
                 self.keeper.withdraw(self, None)
 
@@ -189,6 +172,7 @@ class ThreadSleeper:
         self._gate = threading.Semaphore(0)
 
     def wake(self) -> None:
+        """Let the thread go on. From any thread."""
         self._gate.release()
 
     def sleep(self, timeout: float | None) -> None:
