@@ -1,0 +1,110 @@
+"""`asyncmem demo`: memory runs out, and the pipeline waits and finishes."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from click.testing import Result
+
+from asyncmem.cli.demonstration.plan import OVERSUBSCRIPTION, Plan
+from asyncmem.cli.demonstration.ticker import Ticker
+from asyncmem.errors import InvalidRequest
+
+Invoke = Callable[..., Result]
+
+
+@pytest.mark.parametrize("device", ["host", "simulated"])
+def test_the_report_shows_that_it_waited_within_its_limit(invoke: Invoke, device: str) -> None:
+    """Under a demand of several limits, requests wait, the peak stays within the limit, and all results are right."""
+    result = invoke("demo", "--device", device, "--seconds", "0.3", "--limit", "8 MiB", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["device"].startswith(device)
+    assert report["demand"] > 4 * report["limit"]
+    assert report["waits"] > 0
+    assert 0 < report["peak"] <= report["limit"] == 8 << 20
+    assert report["items"] > 0
+    assert report["items_per_s"] > 0
+    assert report["longest_stall_us"] > 0
+    assert report["wrong"] == 0
+    assert report["shortcomings"] == []
+
+
+def test_without_a_terminal_it_prints_lines(invoke: Invoke) -> None:
+    """Into a pipe goes a plain line about the start, one a second, and the report."""
+    result = invoke("demo", "--seconds", "1.3", "--limit", "8 MiB")
+    assert result.exit_code == 0, result.output
+    assert "waits" in result.stdout
+    assert "pressure" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--limit", "64M"], "--limit"),
+        (["--limit", "-5"], "--limit"),
+        (["--limit", "4 KiB"], "at least"),
+        (["--seconds", "0"], "--seconds"),
+        (["--device", "gpu"], "device"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_input_is_named(invoke: Invoke, arguments: list[str], word: str) -> None:
+    """A value that cannot be right exits with 2 and names what was wrong."""
+    result = invoke("demo", *arguments)
+    assert result.exit_code == 2
+    assert word in result.output
+
+
+def test_a_device_that_is_not_here_says_what_to_use(invoke: Invoke) -> None:
+    """Asking for a GPU that this version cannot use exits with 1 and names the devices that work."""
+    result = invoke("demo", "--device", "cuda:0")
+    assert result.exit_code == 1
+    assert "'host'" in result.output
+
+
+@pytest.mark.parametrize("mib", [2, 8, 32, 100, 1024, 4096])
+def test_a_plan_always_wants_several_times_its_limit(mib: int) -> None:
+    """Whatever the limit, the items in flight want about five times of it, and each stage has room for some."""
+    plan = Plan.for_limit(mib << 20, 1.0)
+    assert plan.demand / plan.limit == pytest.approx(OVERSUBSCRIPTION, rel=0.1)
+    assert plan.stage_limit >= 4 * plan.item_bytes
+    assert plan.item_bytes % 4096 == 0
+
+
+def test_a_limit_without_room_is_refused() -> None:
+    """A limit below what a pipeline needs is refused by name."""
+    with pytest.raises(InvalidRequest, match="limit"):
+        Plan.for_limit(1 << 20, 1.0)
+
+
+def spin(seconds: float) -> None:
+    """Keep this thread busy."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+async def tick_through(work: Callable[[Ticker], None]) -> float:
+    """Answer the longest stall that a ticker saw while the loop was held by `work`."""
+    async with Ticker() as ticker:
+        work(ticker)
+    return ticker.longest
+
+
+def test_the_ticker_sees_a_loop_that_is_held() -> None:
+    """A callback that keeps the loop for 50 ms shows as a stall of nearly that."""
+    assert asyncio.run(tick_through(lambda _: spin(0.05))) > 0.03
+
+
+def test_what_the_ticker_excuses_is_left_out() -> None:
+    """The demonstration's own drawing does not count as a stall."""
+
+    def draw(ticker: Ticker) -> None:
+        with ticker.excused():
+            spin(0.05)
+
+    assert asyncio.run(tick_through(draw)) < 0.03
