@@ -1,0 +1,132 @@
+"""What `asyncmem doctor` finds out, as plain records; nothing here prints."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from asyncmem.cli.machine import Machine, look_around
+from asyncmem.cli.nvidia import Findings, look_for_driver
+from asyncmem.devices import Host
+from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_count, format_duration, format_share, format_size
+from asyncmem.options import OPTIONS, PoolOptions
+
+NO_CUDA_DEVICE: Final = 'this version of asyncmem has no "cuda" device yet'
+"""What has to be said wherever a card was found, until there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLine:
+    """One device: whether a pool can be opened on it here, and what is known about it."""
+
+    name: str
+    available: bool
+    detail: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionLine:
+    """One option in force."""
+
+    name: str
+    value: str
+    origin: str
+    """"default", or the environment variable that set it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Everything that the command reports."""
+
+    machine: Machine
+    devices: tuple[DeviceLine, ...]
+    nvidia: Findings
+    options: tuple[OptionLine, ...]
+    options_error: str | None
+    """What is wrong with the environment's options, if anything is; every pool would refuse them."""
+    advice: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a pool opens here with the options in force."""
+        return self.options_error is None and self.machine.core is not None
+
+
+def diagnose(environ: Mapping[str, str] = os.environ) -> Diagnosis:
+    """Look at the machine, its devices and the environment (blocks; asks the driver in a child process)."""
+    machine, nvidia = look_around(), look_for_driver()
+    options, options_error = _options(environ)
+    return Diagnosis(
+        machine=machine,
+        devices=tuple(_devices(nvidia)),
+        nvidia=nvidia,
+        options=options,
+        options_error=options_error,
+        advice=tuple(_advice(machine, nvidia, options_error)),
+    )
+
+
+def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
+    memory = Host().memory()
+    amounts = f"{format_size(memory.free)} of {format_size(memory.total)} free"
+    yield DeviceLine(name="host", available=True, detail=amounts, total_bytes=memory.total, free_bytes=memory.free)
+    yield DeviceLine(name="simulated", available=True, detail="always there; has no real memory unless asked")
+    if not nvidia["found"]:
+        why = nvidia["reason"] or "the driver lists no card"
+        yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
+    for index, card in enumerate(nvidia["cards"]):
+        what = f"{card['name']}, {format_size(card['total_bytes'])}, compute capability {card['compute_capability']}"
+        yield DeviceLine(
+            name=f"cuda:{index}",
+            available=False,
+            detail=f"{what}; found, but {NO_CUDA_DEVICE}",
+            total_bytes=card["total_bytes"],
+        )
+
+
+def _options(environ: Mapping[str, str]) -> tuple[tuple[OptionLine, ...], str | None]:
+    try:
+        options, error = PoolOptions.from_environment(environ), None
+    except InvalidRequest as refused:
+        options, error = PoolOptions(), str(refused)
+    lines = (
+        OptionLine(name=name, value=_shown(name, getattr(options, name)), origin=options.origin(name))
+        for name in OPTIONS
+    )
+    return tuple(lines), error
+
+
+def _shown(name: str, value: object) -> str:
+    """Print an option's value with its unit."""
+    if isinstance(value, float):
+        return _shown_float(name, value)
+    is_size = isinstance(value, int) and not isinstance(value, bool)
+    # Counts are the only whole numbers that are no sizes.
+    if is_size and not name.endswith("_blocks") and name != "max_waiting":
+        return format_size(int(str(value)))
+    return "none" if value is None or value == () else str(value)
+
+
+def _shown_float(name: str, value: float) -> str:
+    if name in ("timeout", "stall_after"):
+        return format_duration(value)
+    return f"{value:g} times the limit" if name == "bypass" else format_share(value)
+
+
+def _advice(machine: Machine, nvidia: Findings, options_error: str | None) -> Iterator[str]:
+    if options_error is not None:
+        yield f"correct the environment: {options_error}"
+    if machine.core is None:
+        yield f"reinstall asyncmem: its compiled core does not load ({machine.core_error})"
+    if machine.packages["uvloop"] is None:
+        yield "pip install uvloop: asyncmem.run then uses it, and hand-overs take about half the time"
+    if nvidia["found"]:
+        cards = format_count(len(nvidia["cards"]), "card")
+        yield f'{cards} found, but {NO_CUDA_DEVICE}: use "host" or "simulated" meanwhile'
+    elif machine.packages["cuda-bindings"] is None:
+        yield "pip install cuda-python: without it no NVIDIA driver can be looked for"
+    else:
+        yield 'no GPU is needed to develop and test: use the devices "host" and "simulated"'

@@ -1,0 +1,112 @@
+"""Looks for an NVIDIA driver. Run as a process of its own, because a broken driver can end or hang whoever asks it.
+
+`python -m asyncmem.cli.nvidia` prints one line of JSON.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+from types import ModuleType
+from typing import Any, TypedDict
+
+PROBE_SECONDS = 30.0
+"""How long a driver may take to answer. The first call after boot can take several seconds."""
+
+
+_DRIVER = "cuda.bindings.driver"
+_CAPABILITY = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY"
+
+
+class Card(TypedDict):
+    """One GPU as its driver names it."""
+
+    name: str
+    total_bytes: int
+    compute_capability: str
+
+
+class Findings(TypedDict):
+    """What the probe found; `reason` says why there is nothing."""
+
+    found: bool
+    driver: str | None
+    cuda: str | None
+    cards: list[Card]
+    reason: str | None
+
+
+def look_for_driver() -> Findings:
+    """Ask in a child process, and answer in words whatever becomes of it."""
+    command = [sys.executable, "-m", "asyncmem.cli.nvidia"]
+    try:
+        child = subprocess.run(  # noqa: S603 - our own interpreter with our own module
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return nothing(f"the driver did not answer within {PROBE_SECONDS:g} s")
+    if child.returncode != 0:
+        last = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
+        return nothing(f"the process that asked the driver ended early: {last[0]}")
+    findings: Findings = json.loads(child.stdout)
+    return findings
+
+
+def nothing(reason: str) -> Findings:
+    """Say that there is no usable driver, and why."""
+    return {"found": False, "driver": None, "cuda": None, "cards": [], "reason": reason}
+
+
+def probe() -> Findings:
+    """Load the driver through cuda-python, initialise it and list its cards (blocks)."""
+    try:
+        driver = importlib.import_module(_DRIVER)
+    except ImportError as error:
+        return nothing(f"cuda-python cannot be imported: {error}")
+    try:
+        _checked(driver.cuInit(0))
+        number = _checked(driver.cuDriverGetVersion())
+        cards = [_card(driver, index) for index in range(_checked(driver.cuDeviceGetCount()))]
+    except RuntimeError as error:
+        # cuda-python raises one of its own where no libcuda is installed; `_checked` raises for a driver's refusal.
+        return nothing(str(error))
+    cuda = f"{number // 1000}.{number % 1000 // 10}"
+    return {"found": bool(cards), "driver": _driver_version(), "cuda": cuda, "cards": cards, "reason": None}
+
+
+def _card(driver: ModuleType, index: int) -> Card:
+    device = _checked(driver.cuDeviceGet(index))
+    name: bytes = _checked(driver.cuDeviceGetName(256, device))
+    major, minor = (
+        _checked(driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"{_CAPABILITY}_{part}"), device))
+        for part in ("MAJOR", "MINOR")
+    )
+    return {
+        "name": name.rstrip(b"\0").decode(errors="replace"),
+        "total_bytes": int(_checked(driver.cuDeviceTotalMem(device))),
+        "compute_capability": f"{major}.{minor}",
+    }
+
+
+def _driver_version() -> str | None:
+    try:
+        nvml = importlib.import_module("cuda.bindings.nvml")
+    except ImportError:  # cuda-python 12 has no NVML: the display driver's version stays unknown
+        return None
+    try:
+        nvml.init_v2()
+        return str(nvml.system_get_driver_version())
+    except (RuntimeError, nvml.NvmlError):
+        return None
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:  # noqa: ANN401 - cuda-python says no types
+    """Take one answer of cuda-python's, which is (code, values...), and raise a code that is not success."""
+    code, *values = answer
+    if int(code) != 0:
+        raise RuntimeError(f"the driver refused: {code.name} ({int(code)})")
+    return values[0] if values else None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(probe()))

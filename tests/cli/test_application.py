@@ -1,0 +1,162 @@
+"""The command line as a whole: help, exit codes, a missing extra, an interruption."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import asyncmem.cli
+from asyncmem.cli.app import INTERRUPTED, Commands
+from asyncmem.errors import InvalidRequest, PoolClosed
+
+Invoke = Callable[..., Result]
+
+
+def test_help_lists_every_command(invoke: Invoke) -> None:
+    """`asyncmem --help` names the commands, each with the first sentence of its docstring."""
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for name in ("doctor", "demo", "bench"):
+        assert f"\n  {name} " in result.output
+
+
+@pytest.mark.parametrize("command", ["doctor", "demo", "bench"])
+def test_a_command_explains_itself(invoke: Invoke, command: str) -> None:
+    """Each command's help says what its options do."""
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_an_unknown_command_is_a_usage_error(invoke: Invoke) -> None:
+    """A name that is no command exits with 2 and says so."""
+    result = invoke("demmo")
+    assert result.exit_code == 2
+    assert "demmo" in result.output
+
+
+def a_command_that_raises(error: BaseException) -> click.Group:
+    """Make a command line whose only command raises."""
+    group = Commands("asyncmem")
+
+    @group.command()
+    def stumble() -> None:
+        raise error
+
+    return group
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequest("limit", "x", "bytes"), 2),
+        (PoolClosed("demo"), 1),
+        (ExceptionGroup("tasks", [ExceptionGroup("inner", [PoolClosed("demo")])]), 1),
+    ],
+    ids=["wrong input", "another error", "one out of several tasks"],
+)
+def test_an_error_of_ours_is_a_sentence_and_an_exit_code(error: Exception, code: int) -> None:
+    """What a user can cause is shown as its sentence, without a traceback."""
+    result = CliRunner().invoke(a_command_that_raises(error), ["stumble"])
+    assert result.exit_code == code
+    assert result.output.startswith("Error: ")
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "defect", [ZeroDivisionError(), ExceptionGroup("tasks", [PoolClosed("demo"), ZeroDivisionError()])]
+)
+def test_a_defect_keeps_its_traceback(defect: Exception) -> None:
+    """An error that is not ours is not hidden, also when one of ours stands beside it."""
+    result = CliRunner().invoke(a_command_that_raises(defect), ["stumble"])
+    assert result.exception is defect
+
+
+def test_an_interruption_ends_with_the_shells_code() -> None:
+    """Ctrl-C inside a command exits with 130 and one word."""
+    result = CliRunner().invoke(a_command_that_raises(KeyboardInterrupt()), ["stumble"])
+    assert result.exit_code == INTERRUPTED
+    assert result.output == "interrupted\n"
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_extra_it_says_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where click or rich is missing, the command names it and the extra, and exits with 1."""
+    for name in [name for name in sys.modules if name.startswith(("asyncmem.cli.", "click", "rich"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert asyncmem.cli.main() == 1
+    message = capsys.readouterr().err
+    assert package in message
+    assert "pip install 'asyncmem[cli]'" in message
+
+
+def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m asyncmem` in a process of its own."""
+    command = [sys.executable, "-m", "asyncmem", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_it_runs_as_a_module() -> None:
+    """`python -m asyncmem` is the same command."""
+    result = run_module("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("asyncmem")
+
+
+def test_wrong_input_ends_a_process_with_two() -> None:
+    """The exit code reaches the shell, and the message its error output."""
+    result = run_module("demo", "--limit", "much")
+    assert result.returncode == 2
+    assert "--limit" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@contextmanager
+def demo_on_a_terminal() -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """Start a long demo whose output is a terminal; answer the process and our end of that."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "asyncmem", "demo", "--seconds", "60"]
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    try:
+        yield child, ours
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, mark: bytes) -> bytes:
+    """Read what a terminal shows until the mark has come, or nothing comes any more."""
+    shown = b""
+    while mark not in shown:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    return shown
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_ctrl_c_leaves_a_clean_terminal() -> None:
+    """An interrupted demo exits with 130, without a traceback, and shows the cursor again."""
+    with demo_on_a_terminal() as (child, terminal):
+        assert b"items" in read_until(terminal, b"a second")
+        child.send_signal(signal.SIGINT)
+        rest = read_until(terminal, b"interrupted")
+        assert b"interrupted" in rest
+        assert b"\x1b[?25h" in rest
+        assert b"Traceback" not in rest
+        assert child.wait(timeout=20) == INTERRUPTED
