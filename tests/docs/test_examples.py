@@ -1,0 +1,20 @@
+"""The examples run, and find their own results right."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_says_what_it_shows(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each example is a program that checks its own result and prints a few lines about it."""
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_the_three_examples_are_there() -> None:
+    """The examples that the README names exist."""
+    assert [path.stem for path in EXAMPLES] == ["async_data_pipeline", "multi_tensor", "pipeline_parallel"]
