@@ -1,0 +1,53 @@
+"""What the pages tell a reader to run, run."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#]+)(#[^)]*)?\)")
+
+
+class Block(NamedTuple):
+    """One program on a page."""
+
+    page: Path
+    line: int
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    """Find the programs of all pages."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            yield Block(page, text.count("\n", 0, found.start("code")) + 1, found["code"])
+
+
+@pytest.mark.parametrize("block", list(blocks()), ids=str)
+def test_a_program_on_a_page_runs(block: Block) -> None:
+    """Every Python block of README and docs is a program of its own that ends without an error."""
+    # Empty lines before it let a traceback name the page's own line.
+    program = compile("\n" * (block.line - 1) + block.code, block.page, "exec", dont_inherit=True)
+    exec(program, {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    """A page's relative links name files that exist."""
+    targets = [found["target"] for found in LINK.finditer(page.read_text(encoding="utf-8"))]
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_readme_is_short() -> None:
+    """README stays within 140 lines: the rest has pages of its own."""
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 140

@@ -1,0 +1,116 @@
+"""The reference page names what there is, as it is."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import asyncmem
+from asyncmem.cli.benchmarks import ROWS
+from asyncmem.figures import format_duration, format_share, format_size
+from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
+from asyncmem.stats import DERIVED, PoolStats
+
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """Cut out what stands under one heading."""
+    return REFERENCE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def rows(title: str) -> Iterator[list[str]]:
+    """Read the cells of the section's table, without its head."""
+    lines = [line for line in section(title).splitlines() if line.startswith("|")]
+    for line in lines[2:]:
+        yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def names(cell: str) -> list[str]:
+    """Read the names in a cell."""
+    return re.findall(r"`(\w+)", cell)
+
+
+def written(name: str, value: object) -> str:
+    """Write a default as the page does."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case str():
+            return f'"{value}"'
+        case int():
+            return str(value) if name.endswith("_blocks") else format_size(value)
+        case float():
+            return written_float(name, value)
+    return str(value)
+
+
+def written_float(name: str, value: float) -> str:
+    if name == "bypass":
+        return str(value)
+    return format_duration(value) if name == "stall_after" else format_share(value)
+
+
+def test_every_option_is_listed_with_its_default() -> None:
+    """The table of options has all of them, in their order, with the default that holds."""
+    defaults = PoolOptions()
+    listed = [(names(cells[0])[0], cells[1]) for cells in rows("Options of a pool")]
+    assert listed == [(name, written(name, getattr(defaults, name))) for name in OPTIONS]
+
+
+def test_what_cannot_be_changed_at_run_time_is_named() -> None:
+    """The page names the options that `configure` refuses."""
+    sentence = re.search(r"except (.*?), which", section("Options of a pool"), re.DOTALL)
+    assert sentence is not None
+    assert set(names(sentence[1])) == set(OPTIONS) - RUNTIME_OPTIONS
+
+
+def test_every_statistic_is_listed() -> None:
+    """The table of statistics has every field and every derived figure, and no other."""
+    listed = [name for cells in rows("Statistics") for name in names(cells[0])]
+    assert sorted(listed) == sorted([*(one.name for one in fields(PoolStats)), *DERIVED])
+
+
+def all_errors() -> set[type[asyncmem.AsyncmemError]]:
+    """Collect the whole tree, without its root."""
+    found: set[type[asyncmem.AsyncmemError]] = set()
+    fresh = {asyncmem.AsyncmemError}
+    while fresh:
+        fresh = {child for kind in fresh for child in kind.__subclasses__() if child.__module__.startswith("asyncmem")}
+        found |= fresh
+    return {kind for kind in found if not kind.__module__.startswith(("asyncmem.testing", "asyncmem.core"))}
+
+
+def test_every_error_is_listed() -> None:
+    """The table of errors has the tree's leaves."""
+    listed = {names(cells[0])[0] for cells in rows("Errors")}
+    assert listed >= {kind.__name__ for kind in all_errors() if kind.__name__ in asyncmem.__all__}
+    assert listed <= {kind.__name__ for kind in all_errors()}
+
+
+@pytest.mark.parametrize("cells", list(rows("Errors")), ids=lambda cells: cells[0])
+def test_an_error_is_also_the_builtin_that_is_named(cells: list[str]) -> None:
+    """An error that the page calls a `MemoryError` too is one."""
+    kinds = {kind.__name__: kind for kind in all_errors()}
+    builtin = {parent.__name__ for parent in kinds[names(cells[0])[0]].__mro__}
+    assert set(names(cells[1])) <= builtin
+
+
+def test_every_door_that_is_listed_is_there() -> None:
+    """Pool, budget and lease have what the page says they share."""
+    table = rows("What a pool, a budget and a lease have")
+    doors = {found[1] for cells in table for found in re.finditer(r"`(\w+)\(", cells[0])}
+    assert doors
+    for kind in (asyncmem.AsyncMemoryPool, asyncmem.Budget, asyncmem.Lease):
+        assert doors <= set(dir(kind))
+
+
+def test_every_benchmark_has_a_row_on_its_page() -> None:
+    """The page of benchmarks lists the rows that there are."""
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(ROWS)
