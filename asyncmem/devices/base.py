@@ -88,6 +88,7 @@ class Device(ABC):
     name: str  # the kind, with an index where there may be several: "cuda:0"
     segment_kinds: tuple[str, ...]  # the first is what "auto" means; "direct" is always there
     granularity: int  # a segment's size is rounded up to a multiple of this
+    capacity: int  # bytes it has at all, known without asking the driver
     host_readable: bool  # its addresses can be read and written by this process
     dlpack_device: tuple[int, int]
     default_stream: Stream

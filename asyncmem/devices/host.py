@@ -15,7 +15,7 @@ import numpy as np
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
 from asyncmem.devices.joined import Joined
 from asyncmem.devices.lane import Lane
-from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory
+from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory, total_memory
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.work import LaneFence, Work
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
@@ -95,6 +95,7 @@ class Host(Device):
     def __init__(self) -> None:
         """Start nothing yet: threads come with the first work."""
         self._driver_calls = 0
+        self.capacity = total_memory()
         self._pages = Pages()
         self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._lock = threading.RLock()

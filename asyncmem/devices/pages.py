@@ -74,11 +74,16 @@ def bytes_of(view: memoryview, *, writable: bool = False) -> Bytes:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
+def total_memory() -> int:
+    """Return how many bytes of memory the machine has."""
+    if sys.platform == "win32":
+        return 1 << 40  # mmap itself refuses there what cannot be committed
+    return os.sysconf("SC_PHYS_PAGES") * PAGE
+
+
 def host_memory() -> MemoryInfo:
     """Ask the system how many bytes could be used without swapping, and how many there are (reads files)."""
-    if sys.platform == "win32":
-        return MemoryInfo(free=1 << 40, total=1 << 40)  # mmap itself refuses there what cannot be committed
-    total = os.sysconf("SC_PHYS_PAGES") * PAGE
+    total = total_memory()
     return MemoryInfo(free=min(total, _available(default=total)), total=total)
 
 

@@ -62,8 +62,8 @@ class Simulated(Device):
         self.log = CallLog(self.name, self.clock, latencies or Latencies())
         self.timeline = Timeline(self.clock, OrderChecker() if check_order else None)
         self.reserved = 0
-        self._capacity = None if capacity is None else parse_size(capacity, what="capacity")
-        self._suggested = _DEFAULT_CAPACITY
+        self.capacity = _DEFAULT_CAPACITY if capacity is None else parse_size(capacity, what="capacity")
+        self._heeds_suggestions = capacity is None
         self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE)
         self._segments: dict[int, Segment] = {}
         self._book: StreamBook[SimulatedStream] = StreamBook(self.name)
@@ -72,11 +72,6 @@ class Simulated(Device):
     def __repr__(self) -> str:
         used = f"{format_size(self.reserved)} of {format_size(self.capacity)}"
         return f"<Simulated {self.name}: {used}, at {self.now:.9f} s>"
-
-    @property
-    def capacity(self) -> int:
-        """Bytes that the device has."""
-        return self._suggested if self._capacity is None else self._capacity
 
     @property
     def now(self) -> float:
@@ -124,8 +119,8 @@ class Simulated(Device):
     def suggest_capacity(self, nbytes: int) -> None:
         """Take the limit of the pool as capacity, unless there is one or segments are out."""
         with self.timeline.lock:
-            if not self._segments:
-                self._suggested = nbytes
+            if self._heeds_suggestions and not self._segments:
+                self.capacity = nbytes
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get a segment (blocks); a "stream_ordered" one must first be used in the order of `stream`."""
