@@ -45,7 +45,7 @@ class House:
         self._owns_device = self.device is not spec
         if isinstance(options.limit, int):
             self.device.suggest_capacity(options.limit)
-        self.total = self.device.memory().total
+        self.total = self.device.capacity
         self.core = Core(self.device, pool, **core_settings(options))
         self.retire = Retire(
             self.core,

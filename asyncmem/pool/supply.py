@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
 from asyncmem.errors import OutOfMemoryError
 
@@ -83,7 +84,7 @@ class Supply:
         self.refused: int | None = None
         self.grows = 0
         self.trims = 0
-        self.memory = device.memory()  # as it was when last asked
+        self.memory = MemoryInfo(free=device.capacity, total=device.capacity)  # what was last seen; the worker asks
         self.segments: dict[int, Segment] = {}
         self._stranded: list[Return] = []
         self._in_arena = [0, 0]
