@@ -1,0 +1,108 @@
+"""The pool as a whole keeps stream order: the same programs through buffers, with the checker as judge."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from asyncmem import AsyncMemoryPool, Buffer
+from asyncmem.devices import Simulated, SimulatedStream
+
+SIZES = (512, 1024, 4096, 4096, 12_288, 30_000)
+MOST_LIVE = 14
+
+
+@dataclass(eq=False)
+class Held:
+    """A buffer, the streams that may use it beside its home, and whether several read it at once."""
+
+    buffer: Buffer
+    users: list[SimulatedStream] = field(default_factory=list)
+
+
+class User:
+    """Somebody who keeps the rules: nobody writes while others may read, and other streams are named."""
+
+    def __init__(self, seed: int) -> None:
+        self.choice = random.Random(seed)
+        self.device = Simulated()
+        self.streams = [self.device.default_stream, self.device.create_stream("b"), self.device.create_stream("c")]
+        self.held: list[Held] = []
+
+    def run(self, steps: int) -> None:
+        pool = AsyncMemoryPool(self.device, limit="640 KiB", segment_size="128 KiB")
+        for _ in range(steps):
+            self.step(pool)
+        while self.held:
+            self.held.pop().buffer.free()
+        pool.check()
+        assert pool.stats().allocated_bytes == 0
+        pool.close()
+        assert self.device.reserved == 0
+
+    def step(self, pool: AsyncMemoryPool) -> None:
+        weights = [30, 1, *(weight for weight, _ in ACTIONS.values())]
+        (kind,) = self.choice.choices(["allocate", "trim", *ACTIONS], weights)
+        if kind == "trim":
+            pool.empty_cache()
+        elif kind == "allocate":
+            self.allocate(pool)
+        elif self.held:
+            ACTIONS[kind][1](self, self.choice.choice(self.held), self.choice.choice(self.streams))
+
+    def allocate(self, pool: AsyncMemoryPool) -> None:
+        if len(self.held) == MOST_LIVE:
+            self.held.pop(0).buffer.free()
+        stream = self.choice.choice(self.streams)
+        one = Held(pool.allocate(self.choice.choice(SIZES), stream=stream, timeout=10))
+        self.held.append(one)
+        self.work(one, stream)
+
+    def work(self, one: Held, _stream: SimulatedStream) -> None:
+        home = self.device.stream_of(one.buffer.stream)
+        self.launch(one, self.choice.choice([home, *one.users]))
+
+    def use_on(self, one: Held, stream: SimulatedStream) -> None:
+        one.buffer.use_on(stream)
+        if stream is not one.buffer.stream:
+            one.users.append(stream)
+            self.launch(one, stream)
+
+    def hand_over(self, one: Held, stream: SimulatedStream) -> None:
+        one.buffer.hand_over(stream)
+        self.launch(one, stream)
+
+    def free(self, one: Held, _stream: SimulatedStream) -> None:
+        self.held.remove(one)
+        one.buffer.free()
+
+    def drop(self, one: Held, _stream: SimulatedStream) -> None:
+        self.held.remove(one)
+
+    def free_on(self, one: Held, stream: SimulatedStream) -> None:
+        if not one.users:
+            stream.wait(one.buffer.stream.record())
+            self.launch(one, stream)
+            self.held.remove(one)
+            one.buffer.free(stream=stream)
+
+    @staticmethod
+    def launch(one: Held, stream: SimulatedStream) -> None:
+        stream.launch(1e-3, reads=[one.buffer] if one.users else [], writes=[] if one.users else [one.buffer])
+
+
+ACTIONS: dict[str, tuple[int, Callable[[User, Held, SimulatedStream], None]]] = {
+    "work": (8, User.work),
+    "use_on": (4, User.use_on),
+    "hand_over": (4, User.hand_over),
+    "free": (14, User.free),
+    "drop": (4, User.drop),
+    "free_on": (5, User.free_on),
+}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_programs_over_a_pool_touch_no_memory_out_of_order(seed: int) -> None:
+    """Buffers that are shared, handed over, dropped and freed on any stream are never reused too early."""
+    User(seed).run(300)
