@@ -9,7 +9,7 @@ import pytest
 from asyncmem.devices import Device, Host, HostStream, Simulated, SimulatedStream, Stream
 
 # Long against what a test does while the stream is busy, short against a test.
-WALL_WORK = 0.05
+WALL_WORK = 0.1
 
 
 @dataclass(frozen=True)
