@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -26,7 +27,7 @@ from asyncmem.figures import format_duration
 def bench(rows: tuple[str, ...], as_json: bool, quick: bool, uvloop: bool, check: bool) -> None:
     """Measure what allocations cost, next to floors measured in the same process.
 
-    ROW is one of the names in the table; without any, all are measured, which takes about a minute.
+    ROW is one of the names in the table; without any, all are measured, which takes about half a minute.
 
     \b
     hit        pool.allocate(4096) and drop          against object() and drop
@@ -47,7 +48,7 @@ def bench(rows: tuple[str, ...], as_json: bool, quick: bool, uvloop: bool, check
     if as_json:
         click.echo(json.dumps(_document(results, quick=quick, uvloop=uvloop), indent=2))
     else:
-        Console().print(_table(results))
+        _print(results, Console())
     if check and not all(row.met for row in results.values()):
         raise click.exceptions.Exit(1)
 
@@ -85,12 +86,20 @@ def _document(results: dict[str, Row], *, quick: bool, uvloop: bool) -> dict[str
     }
 
 
+def _print(results: dict[str, Row], console: Console) -> None:
+    console.print(_table(results))
+    for name, row in results.items():
+        if row.broken:
+            console.print(f"{name}: {row.broken}")
+
+
 def _table(results: dict[str, Row]) -> Table:
-    table = Table(title="asyncmem bench: fastest repeat (median)", title_justify="left")
-    table.add_column("row")
-    for heading in ("asyncmem", "floor", "ratio", "at most"):
-        table.add_column(heading, justify="right")
-    table.add_column("bound")
+    title = "The fastest repeat of each side, and the median beside it"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("row", no_wrap=True)
+    for heading in ("asyncmem", "median", "floor", "median", "ratio", "at most"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("bound", no_wrap=True)
     for name, row in results.items():
         parts = {f"{name} {case}": part for case, part in row.cases.items()} or {name: row}
         for label, part in parts.items():
@@ -99,7 +108,6 @@ def _table(results: dict[str, Row]) -> Table:
 
 
 def _cells(label: str, row: Row) -> tuple[str, ...]:
-    verdict = "[green]met[/]" if row.met else f"[red]not met[/] {row.broken}".rstrip()
-    ours = f"{format_duration(row.ns / 1e9)} ({format_duration(row.ns_median / 1e9)})"
-    floor = f"{format_duration(row.floor_ns / 1e9)} ({format_duration(row.floor_median_ns / 1e9)})"
-    return label, ours, floor, f"{row.ratio:.2f}", f"{row.bound:.1f}", verdict
+    verdict = "[green]met[/]" if row.met else "[red]not met[/]"
+    times = (format_duration(ns / 1e9) for ns in (row.ns, row.ns_median, row.floor_ns, row.floor_median_ns))
+    return label, *times, f"{row.ratio:.2f}", f"{row.bound:.1f}", verdict

@@ -82,7 +82,8 @@ def _card(driver: ModuleType, index: int) -> Card:
         for part in ("MAJOR", "MINOR")
     )
     return {
-        "name": name.rstrip(b"\0").decode(errors="replace"),
+        # The driver fills the rest of the field with zeros, and cuda-python what lies beyond with blanks.
+        "name": name.partition(b"\0")[0].decode(errors="replace"),
         "total_bytes": int(_checked(driver.cuDeviceTotalMem(device))),
         "compute_capability": f"{major}.{minor}",
     }
