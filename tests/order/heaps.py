@@ -3,9 +3,11 @@
 from typing import cast
 
 from asyncmem.core import Heap
+from asyncmem.core.reference import ReferenceHeap
 
 from .program import FullHeap
 
 HEAPS: dict[str, type[FullHeap]] = {
     "compiled": cast("type[FullHeap]", Heap),
+    "twin": cast("type[FullHeap]", ReferenceHeap),
 }
