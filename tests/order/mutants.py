@@ -1,7 +1,7 @@
 """Copies of the code under test with just one rule of stream order broken each.
 
-`Retire` is broken by subclasses. The heap is broken from outside, by what it is told and what it answers, so the same
-breakage applies to the compiled heap and to its twin.
+`Retire` is broken by subclasses. The heap is broken from outside, by what it answers, so that the same breakage applies
+to the compiled heap and to its twin; the twin is broken inside as well, where the rules are kept.
 """
 
 from collections import deque
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
+from asyncmem.core.reference import ReferenceHeap
+from asyncmem.core.reference.blocks import Block
 from asyncmem.devices import Device, Fence
 from asyncmem.engine.retire import Entry, Heap, Retire
 
@@ -115,8 +117,8 @@ class GivesSegmentsBackEarly(Retire):
         return True
 
 
-def forgets_on_merge(kind: type) -> type:
-    """A block that depends on several streams, as merged ones do, reports all but one of them."""
+def reports_one_stream(kind: type) -> type:
+    """A block that depends on several streams, as merged ones do, reports one of them."""
 
     class Forgetful(kind):  # type: ignore[misc]  # either heap
         def take_foreign(self, *args: object, **options: object) -> object:
@@ -148,8 +150,8 @@ def overlooks_a_stream(kind: type) -> type:
     return Blind
 
 
-def keeps_the_earlier_epoch(kind: type) -> type:
-    """Of two epochs of one stream the earlier survives a merge."""
+def reports_the_earlier_epoch(kind: type) -> type:
+    """An entry names an epoch before the last use."""
 
     class Early(kind):  # type: ignore[misc]  # either heap
         def take_foreign(self, *args: object, **options: object) -> object:
@@ -169,8 +171,68 @@ MUTANTS = {
     "hand_over without a wait": Mutant(HandsOverWithoutWaiting),
     "recorded taken for done": Mutant(TakesRecordedForDone),
     "segment given back early": Mutant(GivesSegmentsBackEarly),
-    "dependency dropped on merge": Mutant(heap=forgets_on_merge),
+    "all dependencies but one dropped": Mutant(heap=reports_one_stream),
     "memory reused early": Mutant(heap=reuses_early),
-    "earlier epoch kept on merge": Mutant(heap=keeps_the_earlier_epoch),
+    "earlier epoch reported": Mutant(heap=reports_the_earlier_epoch),
     "uses of one stream overlooked": Mutant(heap=overlooks_a_stream),
+}
+
+
+class DropsTheHigherBlocksEntries(ReferenceHeap):
+    """A merged block waits only for what its lower part waited for."""
+
+    def absorb(self, low: Block, high: Block) -> None:
+        high.entries = {}
+        super().absorb(low, high)
+
+
+class KeepsTheEarlierEpoch(ReferenceHeap):
+    """A merged block waits for the earlier of two uses by one stream."""
+
+    def absorb(self, low: Block, high: Block) -> None:
+        earlier = {stream: min(epoch, high.entries.get(stream, epoch)) for stream, epoch in low.entries.items()}
+        later, high.entries = high.entries, {}
+        super().absorb(low, high)
+        low.entries = later | earlier
+
+
+class SplitsOffCleanMemory(ReferenceHeap):
+    """The rest of a block that is cut forgets what the whole waited for."""
+
+    def carve(self, block: Block, granules: int) -> None:
+        whole = block.granules
+        super().carve(block, granules)
+        if granules < whole and block.after is not None:
+            _clean(self, block.after)
+
+
+class IsBornClean(ReferenceHeap):
+    """A new segment may be used by any stream, though it comes in the order of one."""
+
+    def add_segment(self, address: int, nbytes: int, arena: int, stream: int) -> int:
+        number = super().add_segment(address, nbytes, arena, stream)
+        _clean(self, self.segments_by_id[number].first)
+        return number
+
+
+class ForgetsNamedUsers(ReferenceHeap):
+    """What other streams did to a freed block is not kept with it."""
+
+    def give_back(self, block: Block, extra: dict[int, int]) -> None:
+        extra.clear()
+        super().give_back(block, extra)
+
+
+def _clean(heap: ReferenceHeap, block: Block) -> None:
+    heap.index_remove(block)
+    block.entries = {}
+    heap.index_add(block)
+
+
+BROKEN_HEAPS: dict[str, type[ReferenceHeap]] = {
+    "dependency dropped on merge": DropsTheHigherBlocksEntries,
+    "earlier epoch kept on merge": KeepsTheEarlierEpoch,
+    "dependency dropped on split": SplitsOffCleanMemory,
+    "segment born clean": IsBornClean,
+    "named users forgotten": ForgetsNamedUsers,
 }

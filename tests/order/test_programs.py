@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from asyncmem.devices import StreamOrderError
 from asyncmem.engine.retire import Retire
 
 from .heaps import HEAPS
-from .mutants import MUTANTS, Mutant
+from .mutants import BROKEN_HEAPS, MUTANTS, Mutant
 from .program import ALONE, ON_BLOCKS, FullHeap, Program
 
 STEPS = 150
@@ -63,6 +64,13 @@ def test_any_history_touches_no_memory_out_of_order(kind: str, history: list[Ste
 def test_a_broken_rule_is_caught(heap: MakeHeap, rule: str) -> None:
     """Each rule is needed: without it some program uses memory out of order, and the checker says so."""
     assert any(_is_caught(heap, MUTANTS[rule], seed) for seed in range(100))
+
+
+@pytest.mark.parametrize("rule", BROKEN_HEAPS)
+def test_a_rule_broken_inside_the_heap_is_caught(rule: str) -> None:
+    """The same for the rules that the heap keeps by itself, in the twin, where they can be broken one by one."""
+    heap = cast("MakeHeap", BROKEN_HEAPS[rule])
+    assert any(_is_caught(heap, Mutant(), seed) for seed in range(100))
 
 
 def _is_caught(make: MakeHeap, mutant: Mutant, seed: int) -> bool:
