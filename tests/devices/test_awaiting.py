@@ -186,7 +186,6 @@ def test_awaiting_without_a_loop_says_what_to_do() -> None:
 def test_trio_as_guest_of_asyncio_counts_as_trio() -> None:
     """Where both loops are running, the task's own framework is asked."""
     fence = ManualFence()
-    fence.callbacks = []
     outcome: list[object] = []
 
     async def trio_main() -> str:
