@@ -1,95 +1,64 @@
-// Accounts (who holds how much, and may hold), gates and watermarks.
-#include "heap.hpp"
-
+// Accounts, gates and watermarks.
 #include <algorithm>
 #include <stdexcept>
 
+#include "heap.hpp"
+
 namespace asyncmem {
 
-bool Heap::affordable(uint32_t account, uint64_t nbytes) const {
-    for (int32_t a = static_cast<int32_t>(account); a >= 0; a = accounts_[a].parent)
-        if (accounts_[a].live + nbytes > accounts_[a].limit) return false;
-    return true;
+namespace {
+void add_counters(Account& sum, const Account& account) {
+    sum.frees += account.frees;
+    for (int level = 0; level < 3; ++level) sum.hits[level] += account.hits[level];
+}
+}  // namespace
+
+Account Ledger::totals() const {
+    Account sum = gone_;
+    for (const Account& account : accounts_)
+        if (account.used && account.parent < 0) add_counters(sum, account);
+    return sum;
 }
 
-void Heap::charge(uint32_t account, uint64_t nbytes, uint64_t requested) {
-    for (int32_t a = static_cast<int32_t>(account); a >= 0; a = accounts_[a].parent) {
-        accounts_[a].live += nbytes;
-        accounts_[a].requested += requested;
-        accounts_[a].peak = std::max(accounts_[a].peak, accounts_[a].live);
-    }
-}
-
-void Heap::credit(uint32_t account, uint64_t nbytes, uint64_t requested) {
-    for (int32_t a = static_cast<int32_t>(account); a >= 0; a = accounts_[a].parent) {
-        accounts_[a].live -= nbytes;
-        accounts_[a].requested -= requested;
-    }
-}
-
-uint32_t Heap::add_account(int64_t parent, uint64_t limit) {
-    std::lock_guard lock(mutex_);
-    if (parent != -1) need_account(parent);
-    uint32_t id;
-    if (free_accounts_.empty()) {
-        id = static_cast<uint32_t>(accounts_.size());
+uint32_t Ledger::add(int32_t parent, uint64_t limit) {
+    uint32_t id = size();
+    if (reuse_.empty()) {
         accounts_.emplace_back();
     } else {
-        id = free_accounts_.back();
-        free_accounts_.pop_back();
+        id = reuse_.back();
+        reuse_.pop_back();
     }
     accounts_[id] = Account{};
     accounts_[id].used = true;
     accounts_[id].limit = limit;
-    accounts_[id].parent = static_cast<int32_t>(parent);
+    accounts_[id].parent = parent;
+    accounts_[id].inner = parent < 0 || accounts_[parent].inner;
     if (parent >= 0) ++accounts_[parent].children;
     update_bars();
     return id;
 }
 
-void Heap::remove_account(uint32_t account) {
-    std::lock_guard lock(mutex_);
-    need_account(account);
-    Account& gone = accounts_[account];
-    if (account == 0) throw std::invalid_argument("account 0 is the pool's own");
-    if (gone.live || gone.children) throw std::invalid_argument("the account still has live bytes or accounts below it");
+void Ledger::remove(uint32_t id) {
+    Account& gone = accounts_[id];
     if (gone.gated) --gates_closed_;
-    if (gone.parent >= 0) --accounts_[gone.parent].children;
+    if (gone.parent >= 0) {
+        --accounts_[gone.parent].children;
+    } else {
+        add_counters(gone_, gone);
+    }
     gone = Account{};
-    free_accounts_.push_back(account);
+    reuse_.push_back(id);
 }
 
-void Heap::set_limit(uint32_t account, uint64_t limit) {
-    std::lock_guard lock(mutex_);
-    need_account(account);
-    accounts_[account].limit = limit;
-}
-
-Account Heap::account(uint32_t account) const {
-    std::lock_guard lock(mutex_);
-    need_account(account);
-    return accounts_[account];
-}
-
-std::vector<uint32_t> Heap::accounts() const {
-    std::lock_guard lock(mutex_);
-    std::vector<uint32_t> used;
-    for (uint32_t a = 0; a < accounts_.size(); ++a)
-        if (accounts_[a].used) used.push_back(a);
-    return used;
-}
-
-void Heap::set_gate(uint32_t account, bool closed) {
-    std::lock_guard lock(mutex_);
-    need_account(account);
-    if (accounts_[account].gated == closed) return;
-    accounts_[account].gated = closed;
+void Ledger::set_gate(uint32_t id, bool closed) {
+    if (accounts_[id].gated == closed) return;
+    accounts_[id].gated = closed;
     gates_closed_ += closed ? 1 : -1;
     update_bars();
 }
 
 // Fold the gates above each account into one flag: the doors read one byte, gates change rarely.
-void Heap::update_bars() {
+void Ledger::update_bars() {
     for (Account& account : accounts_) {
         account.barred = account.gated;
         for (int32_t a = account.parent; a >= 0 && !account.barred; a = accounts_[a].parent)
@@ -97,24 +66,63 @@ void Heap::update_bars() {
     }
 }
 
+uint32_t Heap::add_account(int64_t parent, uint64_t limit) {
+    std::lock_guard lock(lock_);
+    if (parent != -1) need_account(parent);
+    return ledger_.add(static_cast<int32_t>(parent), limit);
+}
+
+void Heap::remove_account(uint32_t account) {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    if (account == 0) throw std::invalid_argument("account 0 is the pool's own");
+    if (ledger_[account].live || ledger_[account].children)
+        throw std::invalid_argument("the account still has live bytes or accounts below it");
+    ledger_.remove(account);
+}
+
+void Heap::set_limit(uint32_t account, uint64_t limit) {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    ledger_[account].limit = limit;
+}
+
+Account Heap::account(uint32_t account) const {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    return ledger_[account];
+}
+
+std::vector<uint32_t> Heap::accounts() const {
+    std::lock_guard lock(lock_);
+    std::vector<uint32_t> used;
+    for (uint32_t a = 0; a < ledger_.size(); ++a)
+        if (ledger_[a].used) used.push_back(a);
+    return used;
+}
+
+void Heap::set_gate(uint32_t account, bool closed) {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    ledger_.set_gate(account, closed);
+}
+
 void Heap::set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     live_low_ = live_low;
     live_high_ = live_high;
     free_low_ = free_low;
 }
 
 void Heap::reset_peaks() {
-    std::lock_guard lock(mutex_);
-    for (Account& account : accounts_) account.peak = account.live;
-    total_.peak_live = live_;
+    std::lock_guard lock(lock_);
+    for (uint32_t a = 0; a < ledger_.size(); ++a) ledger_[a].peak = ledger_[a].live;
     total_.peak_cached = cached_;
     total_.peak_reserved = reserved_;
 }
 
 void Heap::need_account(int64_t account) const {
-    if (account < 0 || static_cast<size_t>(account) >= accounts_.size() || !accounts_[account].used)
-        throw std::invalid_argument("unknown account");
+    if (!ledger_.known(account)) throw std::invalid_argument("unknown account");
 }
 
 }  // namespace asyncmem

@@ -10,7 +10,7 @@ std::string at(uint64_t address, const char* what) { return std::string(what) + 
 }  // namespace
 
 std::string Heap::check() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         if (!segments_[s].used) continue;
         if (std::string wrong = check_segment(s); !wrong.empty()) return wrong;
@@ -43,7 +43,7 @@ std::string Heap::check_block(BlockId block, const Segment& segment) const {
         case State::Live:
         case State::Leased:
             if (node.more) return at(node.address, "live block with entries of several streams");
-            if (!accounts_[node.account].used) return at(node.address, "live block on an unknown account");
+            if (!ledger_[node.account].used) return at(node.address, "live block on an unknown account");
             if (node.state == State::Leased && segments_[arenas_[node.slot].segment].container != block)
                 return at(node.address, "leased block and its arena disagree");
             return "";
@@ -72,7 +72,7 @@ std::string Heap::check_block(BlockId block, const Segment& segment) const {
 // Bytes are conserved: reserved = live + free + cached, and every account equals the blocks charged to it.
 std::string Heap::check_sums() const {
     uint64_t live = 0, cached = 0, reserved = 0, live_blocks = 0;
-    std::vector<uint64_t> free(arenas_.size()), charged(accounts_.size()), requested(accounts_.size());
+    std::vector<uint64_t> free(arenas_.size()), charged(ledger_.size()), requested(ledger_.size());
     for (const Segment& segment : segments_) {
         if (!segment.used) continue;
         if (!segment.container) reserved += segment.nbytes;
@@ -83,19 +83,21 @@ std::string Heap::check_sums() const {
             if (node.state != State::Live && node.state != State::Leased) continue;
             ++live_blocks;
             if (!segment.container) live += bytes(node);
-            for (int32_t a = static_cast<int32_t>(node.account); a >= 0; a = accounts_[a].parent) {
+            for (int32_t a = static_cast<int32_t>(node.account); a >= 0; a = ledger_[a].parent) {
                 charged[a] += bytes(node);
                 requested[a] += bytes(node) - node.slack;
             }
         }
     }
-    if (reserved != reserved_ || live != live_ || cached != cached_ || live_blocks != live_blocks_)
+    Account all = ledger_.totals();
+    uint64_t expected = all.hits[0] + all.hits[1] + all.hits[2] - all.frees - leases_closed_;
+    if (reserved != reserved_ || live != ledger_[0].live || cached != cached_ || live_blocks != expected)
         return "the heap's totals differ from the sum of its blocks";
-    if (reserved_ != live_ + arenas_[0].free + arenas_[1].free + cached_) return "reserved is not live + free + cached";
+    if (reserved_ != live + arenas_[0].free + arenas_[1].free + cached_) return "reserved is not live + free + cached";
     for (size_t a = 0; a < arenas_.size(); ++a)
         if (free[a] != arenas_[a].free) return "arena " + std::to_string(a) + ": free bytes differ from its blocks";
-    for (size_t a = 0; a < accounts_.size(); ++a)
-        if (accounts_[a].used && (charged[a] != accounts_[a].live || requested[a] != accounts_[a].requested))
+    for (uint32_t a = 0; a < ledger_.size(); ++a)
+        if (ledger_[a].used && (charged[a] != ledger_[a].live || requested[a] != ledger_[a].requested))
             return "account " + std::to_string(a) + " differs from the blocks charged to it";
     return "";
 }

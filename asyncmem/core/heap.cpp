@@ -16,19 +16,20 @@ constexpr uint32_t narrow = 32;         // candidates of one class looked at by 
 constexpr uint32_t wide = 4096;         // and by take_foreign, which runs only when the fast takes missed
 }  // namespace
 
+// The way of a hit is one straight line: its few functions are inlined wherever they are called.
+#define HIT_PATH [[gnu::always_inline]] inline
+
 Heap::Heap(uint64_t granule, const Tuning& tuning) : shift_(static_cast<uint32_t>(std::countr_zero(granule))) {
     if (granule < 512 || granule > 65536 || !std::has_single_bit(granule))
         throw std::invalid_argument("granule must be a power of two from 512 to 65536");
     arenas_.resize(2);
     arenas_[0].used = arenas_[1].used = true;
-    accounts_.resize(1);
-    accounts_[0].used = true;
     configure(tuning);
     add_stream();
 }
 
 void Heap::configure(const Tuning& tuning) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     bool moved = tuning.small_limit != tuning_.small_limit;
     tuning_ = tuning;
     shared_.max_blocks = tuning.shared_cache_blocks;
@@ -47,61 +48,20 @@ void Heap::configure(const Tuning& tuning) {
 }
 
 Tuning Heap::tuning() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     return tuning_;
 }
 
-BlockId Heap::take(const Ask& ask, Outcome& outcome) {
-    std::lock_guard lock(mutex_);
-    return take_locked(ask, outcome);
+// Bookkeeping of a block that leaves a cache.
+HIT_PATH void Heap::release(Node& node) {
+    node.shared = false;
+    cached_ -= bytes(node);
 }
 
-BlockId Heap::take_locked(const Ask& ask, Outcome& outcome) {
-    outcome = Outcome{};
-    uint64_t granules = (ask.nbytes + (uint64_t{1} << shift_) - 1) >> shift_;
-    uint64_t nbytes = granules << shift_;
-    if (refused(ask, nbytes, outcome)) return 0;
-    BlockId block = 0;
-    uint32_t natural = natural_arena(nbytes);
-    if (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural)
-        block = take_cached(granules, ask.stream, outcome);
-    if (!block) {
-        Search search{granules, ask.stream, Bound::Done, narrow};
-        block = place(ask, search);
-        outcome.touched += search.touched;
-        if (!block) {
-            outcome.reason = NoMemory;
-            ++total_.misses;
-            return 0;
-        }
-        outcome.level = 3;
-    }
-    grant(block, ask, outcome);
-    return block;
-}
-
-bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
-    need_stream(ask.stream);
-    need_account(ask.account);
-    if (ask.nbytes == 0 || ask.nbytes > max_size) throw std::invalid_argument("size must be from 1 to 2**47 bytes");
-    if (ask.arena >= 0 && (static_cast<size_t>(ask.arena) >= arenas_.size() || !arenas_[ask.arena].used))
-        throw std::invalid_argument("unknown arena");
-    if (ask.door && accounts_[ask.account].barred) {
-        outcome.reason = GateClosed;
-        ++total_.barred;
-    } else if (!affordable(ask.account, nbytes)) {
-        outcome.reason = OverLimit;
-        ++total_.refusals;
-    }
-    return outcome.reason != Served;
-}
-
-BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) {
+HIT_PATH BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) {
     Cache& local = streams_[stream]->cache;
     Bin& bin = local.bin(granules);
-    if (bin.granules != granules) {
-        strike(local, bin, granules);
-    } else {
+    if (bin.granules == granules) {
         bin.hot = true;
         bin.strikes = 0;
         if (BlockId block = bin.head) {
@@ -111,14 +71,20 @@ BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) 
             outcome.touched = 1;
             return block;
         }
+    } else {
+        strike(local, bin, granules);
     }
-    Bin& common = shared_.bin(granules);
-    if (common.granules != granules) return 0;
+    return take_shared(granules, stream, outcome);
+}
+
+BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
+    Bin& bin = shared_.bin(granules);
+    if (bin.granules != granules) return 0;
     uint32_t depth = 0;
-    for (BlockId block = common.head; block && depth < shared_depth; block = nodes_[block].slot, ++depth) {
+    for (BlockId block = bin.head; block && depth < shared_depth; block = nodes_[block].slot, ++depth) {
         ++outcome.touched;
         if (!eligible(nodes_[block], stream, Bound::Done)) continue;
-        shared_.remove(nodes_, common, block, granules << shift_);
+        shared_.remove(nodes_, bin, block, granules << shift_);
         release(nodes_[block]);
         resolve(nodes_[block], stream);
         outcome.level = 2;
@@ -127,53 +93,102 @@ BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) 
     return 0;
 }
 
-// Bookkeeping of a block that leaves a cache.
-void Heap::release(Node& node) {
-    node.shared = false;
-    cached_ -= bytes(node);
-}
-
 // A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
 void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
     if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
     if (!bin.head) bin = Bin{.granules = granules};
 }
 
-void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
+HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
+    bool inside = ask.arena >= 2;
+    if (ask.stream >= streams_.size() || !ledger_.known(ask.account) || ask.nbytes - 1 >= max_size ||
+        ledger_[ask.account].inner != inside || (inside && !known_arena(ask.arena)))
+        explain(ask);
+    if (ask.door && ledger_[ask.account].barred) {
+        outcome.reason = GateClosed;
+        ++total_.barred;
+    } else if (!ledger_.affordable(ask.account, nbytes)) {
+        outcome.reason = OverLimit;
+        ++total_.refusals;
+    }
+    return outcome.reason != Served;
+}
+
+void Heap::explain(const Ask& ask) const {
+    need_stream(ask.stream);
+    need_account(ask.account);
+    if (ask.nbytes == 0 || ask.nbytes > max_size) throw std::invalid_argument("size must be from 1 to 2**47 bytes");
+    if (ask.arena >= 2 && !known_arena(ask.arena)) throw std::invalid_argument("unknown arena");
+    throw std::invalid_argument("the inside of a lease, and only that, is charged to an account below none");
+}
+
+// Everything about a grant but the account's side of it.
+HIT_PATH void Heap::enliven(BlockId block, const Ask& ask, uint32_t level) {
     Node& node = nodes_[block];
     node.state = State::Live;
     node.stream = ask.stream;
     node.account = ask.account;
     node.slack = static_cast<uint16_t>(bytes(node) - ask.nbytes);
-    node.link = outcome.level;
-    outcome.address = node.address;
-    charge(ask.account, bytes(node), ask.nbytes);
-    for (int32_t a = static_cast<int32_t>(ask.account); a >= 0; a = accounts_[a].parent) {
-        ++accounts_[a].allocations;
-        ++accounts_[a].hits[outcome.level - 1];
-    }
-    ++total_.allocations;
-    ++total_.hits[outcome.level - 1];
-    ++live_blocks_;
-    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
-    if (node.arena >= 2) return;  // inside a lease: the heap's bytes were counted when the lease was opened
-    live_ += bytes(node);
-    total_.peak_live = std::max(total_.peak_live, live_);
-    if (live_ > live_high_) {
+    node.link = level;
+}
+
+HIT_PATH void Heap::raise_marks(Outcome& outcome) {
+    uint64_t live = ledger_[0].live;
+    if (live > live_high_) {
         live_high_ = no_limit;
         outcome.flags |= LiveCrossed;
     }
-    if (reserved_ - live_ < free_low_) {
+    if (reserved_ - live < free_low_) {
         free_low_ = 0;
         outcome.flags |= FreeLow;
     }
 }
 
-BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
-    std::lock_guard lock(mutex_);
+HIT_PATH void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
+    enliven(block, ask, outcome.level);
+    outcome.address = nodes_[block].address;
+    ledger_.grant(ask.account, bytes(nodes_[block]), ask.nbytes, outcome.level);
+    raise_marks(outcome);
+}
+
+// A block from the caches or from mapped memory, not yet granted.
+HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    BlockId block = 0;
+    outcome.touched = 0;
+    if (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_))
+        block = take_cached(granules, ask.stream, outcome);
+    return block ? block : take_placed(granules, ask, outcome);
+}
+
+BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
+    Search search{granules, ask.stream, Bound::Done, narrow};
+    BlockId block = place(ask, search);
+    outcome.touched += search.touched;
+    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
+    if (block) {
+        outcome.level = 3;
+    } else {
+        outcome.reason = NoMemory;
+        ++total_.misses;
+    }
+    return block;
+}
+
+BlockId Heap::take(const Ask& ask, Outcome& outcome) {
+    std::lock_guard lock(lock_);
     outcome = Outcome{};
-    uint64_t granules = (ask.nbytes + (uint64_t{1} << shift_) - 1) >> shift_;
-    if (refused(ask, granules << shift_, outcome)) return 0;
+    if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
+    BlockId block = find_block(ask, outcome);
+    if (block) grant(block, ask, outcome);
+    return block;
+}
+
+BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
+    std::lock_guard lock(lock_);
+    outcome = Outcome{};
+    if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
     for (Bound bound : {Bound::Done, Bound::Recorded, Bound::Any}) {
         if (bound == Bound::Any && !late) break;
@@ -195,51 +210,56 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
 }
 
 bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
+    outcome = Outcome{};
+    Ask one = ask;
+    one.nbytes = 1;
+    uint64_t total = 0, requested = 0, hits[3] = {};
+    for (size_t i = 0; i < count; ++i) {
+        if (sizes[i] - 1 >= max_size) one.nbytes = sizes[i];
+        requested += sizes[i];
+        total += rounded(sizes[i]);
+    }
+    // Asked about all of them at once, so that a batch over a limit disturbs nothing.
+    if (refused(one, total, outcome)) return false;
     // Largest first, equal sizes in a row: what is asked for together is cut side by side from the same hole.
     std::vector<uint32_t> order(count);
     std::iota(order.begin(), order.end(), 0);
     if (!std::is_sorted(sizes, sizes + count, std::greater<>()))
         std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return sizes[a] > sizes[b]; });
-    Outcome all{};
-    Ask one = ask;
     for (size_t i = 0; i < count; ++i) {
         one.nbytes = sizes[order[i]];
-        BlockId block = take_locked(one, outcome);
-        granted[order[i]] = {block, outcome.address};
-        all.flags |= outcome.flags;
-        all.touched = std::max(all.touched, outcome.touched);
-        all.level = outcome.level;
-        if (block) continue;
-        while (i--) put_back_locked(granted[order[i]].block, {});
-        outcome.flags = all.flags;
-        return false;
+        BlockId block = find_block(one, outcome);
+        if (!block) {
+            while (i--) retract(granted[order[i]].block, {});
+            outcome.level = 0;
+            return false;
+        }
+        enliven(block, one, outcome.level);
+        ++hits[outcome.level - 1];
+        granted[order[i]] = {block, nodes_[block].address};
     }
-    outcome = all;
+    ledger_.grant(ask.account, total, requested, 1, hits[0]);
+    ledger_.grant(ask.account, 0, 0, 2, hits[1]);
+    ledger_.grant(ask.account, 0, 0, 3, hits[2]);
+    raise_marks(outcome);
     return true;
 }
 
 uint32_t Heap::put_back(BlockId block, const Entries& owed) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : owed) need_stream(entry.stream);
-    put_back_locked(block, owed);
+    Node& node = nodes_[block];
+    ledger_.undo(node.account, bytes(node), bytes(node) - node.slack, node.link);
+    if (!owed.empty()) --total_.foreign;
+    retract(block, owed);
     return released_flags();
 }
 
-void Heap::put_back_locked(BlockId block, const Entries& owed) {
+// Give a granted block to the index with the entries it was taken with.
+void Heap::retract(BlockId block, const Entries& owed) {
     Node& node = nodes_[block];
-    uint32_t level = node.link;
-    credit(node.account, bytes(node), bytes(node) - node.slack);
-    for (int32_t a = static_cast<int32_t>(node.account); a >= 0; a = accounts_[a].parent) {
-        --accounts_[a].allocations;
-        --accounts_[a].hits[level - 1];
-    }
-    --total_.allocations;
-    --total_.hits[level - 1];
-    --live_blocks_;
-    if (!owed.empty()) --total_.foreign;
-    if (node.arena < 2) live_ -= bytes(node);
     Entries home = node.epoch ? Entries{{node.stream, node.epoch}} : Entries{};
     Entries sorted = owed;
     normalise(sorted);
@@ -247,21 +267,69 @@ void Heap::put_back_locked(BlockId block, const Entries& owed) {
     settle(block);
 }
 
+// Put a freed block into the stream's cache, else into the shared one, if its size is asked for again and again.
+HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
+    Node& node = nodes_[block];
+    uint64_t nbytes = bytes(node);
+    Cache& local = streams_[node.stream]->cache;
+    Bin& bin = local.bin(node.granules);
+    if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
+    if (only_home && local.has_room(nbytes)) {
+        local.push(nodes_, bin, block, nbytes);
+    } else if (!keep_shared(block)) {
+        return false;
+    }
+    cached_ += nbytes;
+    total_.peak_cached = std::max(total_.peak_cached, cached_);
+    return true;
+}
+
+bool Heap::keep_shared(BlockId block) {
+    Node& node = nodes_[block];
+    Bin& bin = shared_.bin(node.granules);
+    if (bin.granules != node.granules) strike(shared_, bin, node.granules);
+    if (bin.granules != node.granules || !shared_.has_room(bytes(node))) return false;
+    bin.strikes = 0;
+    shared_.push(nodes_, bin, block, bytes(node));
+    node.shared = true;
+    return true;
+}
+
+// Everything about a free but the account's side of it.
+HIT_PATH void Heap::give_back(BlockId block, const Entries* extra) {
+    Node& node = nodes_[block];
+    node.epoch = streams_[node.stream]->epochs.open;
+    if (extra && !extra->empty()) {
+        Entries sorted = undone(*extra);
+        normalise(sorted);
+        store_entries(node, joined({{node.stream, node.epoch}}, sorted));
+    }
+    if (!keep(block, node.more == 0)) settle(block);
+}
+
+HIT_PATH uint32_t Heap::free_locked(BlockId block, const Entries* extra) {
+    const Node& node = nodes_[block];
+    bool inside = node.arena >= 2;
+    ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
+    give_back(block, extra);
+    return inside ? 0 : released_flags();
+}
+
 uint32_t Heap::free(BlockId block) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_live(block);
     return free_locked(block, nullptr);
 }
 
 uint32_t Heap::free(BlockId block, const Entries& extra) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : extra) need_stream(entry.stream);
     return free_locked(block, &extra);
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_live(block);
     Entries everything;
     for (uint32_t s = 0; s < streams_.size(); ++s) everything.push_back({s, streams_[s]->epochs.open});
@@ -269,7 +337,7 @@ uint32_t Heap::free_everywhere(BlockId block) {
 }
 
 uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     // All or nothing: mark every block first, so that one named twice or not live is found before any is freed.
     for (size_t i = 0; i < count; ++i) {
         if (nodes_.known(blocks[i]) && nodes_[blocks[i]].state == State::Live) {
@@ -279,48 +347,21 @@ uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
         while (i--) nodes_[blocks[i]].state = State::Live;
         throw std::invalid_argument("not a live block (freed already, never taken, or named twice)");
     }
-    uint32_t flags = 0;
-    for (size_t i = 0; i < count; ++i) flags |= free_locked(blocks[i], nullptr);
-    return flags;
-}
-
-uint32_t Heap::free_locked(BlockId block, const Entries* extra) {
-    Node& node = nodes_[block];
-    credit(node.account, bytes(node), bytes(node) - node.slack);
-    for (int32_t a = static_cast<int32_t>(node.account); a >= 0; a = accounts_[a].parent) ++accounts_[a].frees;
-    ++total_.frees;
-    --live_blocks_;
-    if (node.arena < 2) live_ -= bytes(node);
-    node.epoch = streams_[node.stream]->epochs.open;
-    if (extra && !extra->empty()) {
-        Entries sorted = undone(*extra);
-        normalise(sorted);
-        store_entries(node, joined({{node.stream, node.epoch}}, sorted));
+    // Blocks of one account in a row, as in a batch, are credited together.
+    bool inside = true;
+    for (size_t i = 0, from = 0; i < count; from = i) {
+        uint32_t account = nodes_[blocks[i]].account;
+        uint64_t total = 0, slack = 0;
+        for (; i < count && nodes_[blocks[i]].account == account; ++i) {
+            const Node& node = nodes_[blocks[i]];
+            total += bytes(node);
+            slack += node.slack;
+            inside = inside && node.arena >= 2;
+            give_back(blocks[i], nullptr);
+        }
+        ledger_.free(account, total, total - slack, i - from);
     }
-    if (!keep(block, node.more == 0)) settle(block);
-    return node.arena < 2 ? released_flags() : 0;
-}
-
-// Put a freed block into the stream's cache, else into the shared one, if its size is asked for again and again.
-bool Heap::keep(BlockId block, bool only_home) {
-    Node& node = nodes_[block];
-    if (!cacheable(node)) return false;
-    Cache& local = streams_[node.stream]->cache;
-    Bin& bin = local.bin(node.granules);
-    if (bin.granules != node.granules || !bin.hot) return false;
-    if (only_home && local.has_room(bytes(node))) {
-        local.push(nodes_, bin, block, bytes(node));
-    } else {
-        Bin& common = shared_.bin(node.granules);
-        if (common.granules != node.granules) strike(shared_, common, node.granules);
-        if (common.granules != node.granules || !shared_.has_room(bytes(node))) return false;
-        common.strikes = 0;
-        shared_.push(nodes_, common, block, bytes(node));
-        node.shared = true;
-    }
-    cached_ += bytes(node);
-    total_.peak_cached = std::max(total_.peak_cached, cached_);
-    return true;
+    return inside ? 0 : released_flags();
 }
 
 uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {
@@ -337,7 +378,7 @@ uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {
 }
 
 uint64_t Heap::flush(int64_t stream) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
     for (size_t s = 0; s < streams_.size(); ++s) {
@@ -347,16 +388,6 @@ uint64_t Heap::flush(int64_t stream) {
     if (stream < 0)
         for (Bin& bin : shared_.bins()) drained += drain(shared_, bin, UINT32_MAX);
     return drained;
-}
-
-// Flags of an operation that gave bytes back.
-uint32_t Heap::released_flags() {
-    uint32_t flags = gates_closed_ ? uint32_t{Waiting} : 0;
-    if (live_ < live_low_) {
-        live_low_ = 0;
-        flags |= LiveCrossed;
-    }
-    return flags;
 }
 
 void Heap::need_live(BlockId block) const {

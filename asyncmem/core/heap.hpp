@@ -1,6 +1,6 @@
 // The heap: which block serves which request, and what must be waited for first. Integers in, integers out.
 //
-// Knows no Python, no driver, no time. Every public method takes the one mutex for a bounded piece of work, calls nothing
+// Knows no Python, no driver, no time. Every public method takes the one lock for a bounded piece of work, calls nothing
 // while it holds it, and may be used from any thread with or without the GIL. Wrong arguments throw std::invalid_argument
 // and change nothing. The rules are explained in DESIGN.md and spelled out once more, in plain Python, in reference/.
 #pragma once
@@ -14,12 +14,13 @@
 #include "cache.hpp"
 #include "entries.hpp"
 #include "index.hpp"
+#include "ledger.hpp"
+#include "lock.hpp"
 #include "node.hpp"
 
 namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
-constexpr uint64_t no_limit = INT64_MAX;
 
 enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed };
 enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2, FreeLow = 4 };
@@ -55,17 +56,6 @@ struct Outcome {
 struct Granted {
     BlockId block;
     uint64_t address;
-};
-
-struct Account {
-    uint64_t limit = no_limit;
-    uint64_t live = 0, requested = 0, peak = 0;
-    uint64_t allocations = 0, frees = 0, hits[3] = {};
-    int32_t parent = -1;
-    uint32_t children = 0;
-    bool used = false;
-    bool gated = false;   // its own gate is closed
-    bool barred = false;  // its own gate or that of an account above is closed
 };
 
 struct Segment {
@@ -183,6 +173,10 @@ private:
     };
 
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
+    uint64_t rounded(uint64_t nbytes) const {
+        uint64_t mask = (uint64_t{1} << shift_) - 1;
+        return (nbytes + mask) & ~mask;
+    }
     uint32_t natural_arena(uint64_t nbytes) const { return nbytes < tuning_.small_limit ? 0 : 1; }
     bool cacheable(const Node& node) const { return node.arena == natural_arena(bytes(node)); }
 
@@ -209,27 +203,39 @@ private:
     Entries resolve(Node& node, uint32_t stream);
 
     // taking and freeing (heap.cpp)
-    BlockId take_locked(const Ask& ask, Outcome& outcome);
+    BlockId find_block(const Ask& ask, Outcome& outcome);
+    void enliven(BlockId block, const Ask& ask, uint32_t level);
+    void raise_marks(Outcome& outcome);
     bool refused(const Ask& ask, uint64_t nbytes, Outcome& outcome);
+    [[noreturn]] void explain(const Ask& ask) const;
     BlockId take_cached(uint64_t granules, uint32_t stream, Outcome& outcome);
+    BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
+    BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
     uint32_t free_locked(BlockId block, const Entries* extra);
     bool keep(BlockId block, bool only_home);
+    bool keep_shared(BlockId block);
     void release(Node& node);
     uint64_t drain(Cache& cache, Bin& bin, uint32_t most);
-    void put_back_locked(BlockId block, const Entries& owed);
+    void retract(BlockId block, const Entries& owed);
+    void give_back(BlockId block, const Entries* extra);
     void strike(Cache& cache, Bin& bin, uint64_t granules);
-    uint32_t released_flags();
+    // Flags of an operation that gave bytes back.
+    uint32_t released_flags() {
+        uint32_t flags = ledger_.gates_closed() ? uint32_t{Waiting} : 0;
+        if (ledger_[0].live < live_low_) {
+            live_low_ = 0;
+            flags |= LiveCrossed;
+        }
+        return flags;
+    }
+    bool known_arena(int64_t arena) const {
+        return arena >= 0 && static_cast<size_t>(arena) < arenas_.size() && arenas_[arena].used;
+    }
     void need_live(BlockId block) const;
     void need_held(BlockId block) const;
     void need_stream(int64_t stream) const;
-
-    // accounts (accounts.cpp)
-    bool affordable(uint32_t account, uint64_t nbytes) const;
-    void charge(uint32_t account, uint64_t nbytes, uint64_t requested);
-    void credit(uint32_t account, uint64_t nbytes, uint64_t requested);
     void need_account(int64_t account) const;
-    void update_bars();
 
     // leases and segments (segments.cpp)
     uint32_t add_range(const Segment& segment, uint64_t epoch, uint32_t stream);
@@ -243,7 +249,7 @@ private:
     std::string check_caches() const;
     std::string check_indexes() const;
 
-    mutable std::mutex mutex_;
+    mutable Lock lock_;
     const uint32_t shift_;
     Tuning tuning_;
     NodeTable nodes_;
@@ -253,14 +259,12 @@ private:
     std::vector<uint32_t> free_arenas_;
     std::vector<Segment> segments_;
     std::vector<uint32_t> free_segments_;
-    std::vector<Account> accounts_;
-    std::vector<uint32_t> free_accounts_;
+    Ledger ledger_;
     Cache shared_{10};
-    uint32_t gates_closed_ = 0;
     uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
-    uint64_t reserved_ = 0, live_ = 0, cached_ = 0;
-    uint64_t live_blocks_ = 0;
-    Counts total_{};  // the counters and peaks; gauges are filled in by counts()
+    uint64_t reserved_ = 0, cached_ = 0;
+    uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free
+    Counts total_{};  // counters and peaks that no account has; counts() fills in the rest
 };
 
 }  // namespace asyncmem

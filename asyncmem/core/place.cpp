@@ -55,6 +55,7 @@ Entries Heap::resolve(Node& node, uint32_t stream) {
         }
         store_entries(node, {});
     }
+    node.stream = stream;
     node.epoch = own;
     return owed;
 }
@@ -227,7 +228,7 @@ void Heap::settle(BlockId block) {
 }
 
 uint64_t Heap::merge() {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     uint64_t before = total_.merges;
     for (const Segment& segment : segments_) {
         if (!segment.used) continue;

@@ -8,8 +8,8 @@ namespace asyncmem {
 
 // The largest free block outside the caches: of one arena, or (-1) of arenas 0 and 1.
 uint64_t Heap::largest(int32_t arena) const {
-    std::lock_guard lock(mutex_);
-    if (arena >= 0 && (static_cast<size_t>(arena) >= arenas_.size() || !arenas_[arena].used))
+    std::lock_guard lock(lock_);
+    if (arena >= 0 && !known_arena(arena))
         throw std::invalid_argument("unknown arena");
     uint64_t most = 0;
     for (size_t a = 0; a < arenas_.size(); ++a) {
@@ -23,28 +23,28 @@ uint64_t Heap::largest(int32_t arena) const {
 }
 
 uint64_t Heap::live() const {
-    std::lock_guard lock(mutex_);
-    return live_;
+    std::lock_guard lock(lock_);
+    return ledger_[0].live;
 }
 
 uint64_t Heap::reserved() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     return reserved_;
 }
 
 uint64_t Heap::free_bytes() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     return arenas_[0].free + arenas_[1].free;
 }
 
 uint64_t Heap::cached_bytes() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     return cached_;
 }
 
 // Free bytes outside leases that some stream has still to be done with. Walks the blocks that owe anything.
 uint64_t Heap::pending_bytes() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     uint64_t pending = 0;
     for (uint32_t a : {0, 1}) {
         auto& by_key = arenas_[a].by_key;
@@ -60,17 +60,22 @@ uint64_t Heap::pending_bytes() const {
 }
 
 Counts Heap::counts() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     Counts c = total_;
     c.reserved = reserved_;
-    c.live = live_;
+    c.live = ledger_[0].live;
+    c.peak_live = ledger_[0].peak;
     c.free = arenas_[0].free + arenas_[1].free;
     c.cached = cached_;
     c.shared_cached = shared_.bytes();
     c.stream_cached = cached_ - c.shared_cached;
     c.cached_blocks = shared_.blocks();
     for (auto& stream : streams_) c.cached_blocks += stream->cache.blocks();
-    c.live_blocks = live_blocks_;
+    Account all = ledger_.totals();
+    std::copy(std::begin(all.hits), std::end(all.hits), std::begin(c.hits));
+    c.allocations = all.hits[0] + all.hits[1] + all.hits[2];
+    c.frees = all.frees;
+    c.live_blocks = c.allocations - c.frees - leases_closed_;
     for (const Arena& arena : arenas_) {
         for (auto& index : arena.by_key) c.free_blocks += index ? index->count() : 0;
     }
@@ -81,13 +86,13 @@ Counts Heap::counts() const {
         if (first.state == State::Free && !first.after) c.empty += segment.nbytes;
     }
     c.streams = streams_.size();
-    c.accounts = accounts_.size() - free_accounts_.size();
+    for (uint32_t a = 0; a < ledger_.size(); ++a) c.accounts += ledger_[a].used;
     c.leases = arenas_.size() - free_arenas_.size() - 2;
     return c;
 }
 
 std::vector<SegmentInfo> Heap::segments() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     std::vector<SegmentInfo> all;
     for (uint32_t s = 0; s < segments_.size(); ++s)
         if (segments_[s].used && !segments_[s].container) all.push_back(survey(s));
@@ -118,7 +123,7 @@ SegmentInfo Heap::survey(uint32_t id) const {
 }
 
 std::vector<EmptySegment> Heap::empty_segments() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     std::vector<EmptySegment> empty;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
@@ -132,7 +137,7 @@ std::vector<EmptySegment> Heap::empty_segments() const {
 
 // Every block, segment by segment in address order; the inside of a lease after the segments.
 std::vector<BlockInfo> Heap::blocks() const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     std::vector<BlockInfo> all;
     for (bool leases : {false, true}) {
         for (const Segment& segment : segments_) {

@@ -7,7 +7,7 @@
 namespace asyncmem {
 
 uint32_t Heap::add_stream() {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     streams_.push_back(std::make_unique<Stream>());
     streams_.back()->cache.max_blocks = tuning_.stream_cache_blocks;
     streams_.back()->cache.max_bytes = tuning_.stream_cache_bytes;
@@ -15,19 +15,19 @@ uint32_t Heap::add_stream() {
 }
 
 uint64_t Heap::open_epoch(uint32_t stream) const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_stream(stream);
     return streams_[stream]->epochs.open;
 }
 
 uint64_t Heap::close_epoch(uint32_t stream) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_stream(stream);
     return streams_[stream]->epochs.open++;
 }
 
 void Heap::publish(uint32_t stream, uint64_t epoch) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_stream(stream);
     Epochs& epochs = streams_[stream]->epochs;
     // A fence recorded before the epoch was closed would not cover frees that joined it later.
@@ -36,7 +36,7 @@ void Heap::publish(uint32_t stream, uint64_t epoch) {
 }
 
 void Heap::mark_done(uint32_t stream, uint64_t epoch) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_stream(stream);
     Epochs& epochs = streams_[stream]->epochs;
     if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: it cannot be done");
@@ -45,14 +45,14 @@ void Heap::mark_done(uint32_t stream, uint64_t epoch) {
 }
 
 int Heap::entry_state(uint32_t stream, uint64_t epoch) const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_stream(stream);
     const Epochs& epochs = streams_[stream]->epochs;
     return epoch <= epochs.done ? 2 : epoch <= epochs.recorded ? 1 : 0;
 }
 
 uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_stream(stream);
     uint64_t mask = (uint64_t{1} << shift_) - 1;
     if (arena > 1) throw std::invalid_argument("segments are born in arena 0 or 1");
@@ -89,7 +89,7 @@ uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream
 }
 
 Entries Heap::remove_segment(uint32_t segment) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     if (segment >= segments_.size() || !segments_[segment].used || segments_[segment].container)
         throw std::invalid_argument("unknown segment");
     BlockId block = segments_[segment].first;
@@ -106,7 +106,7 @@ Entries Heap::remove_segment(uint32_t segment) {
 }
 
 uint32_t Heap::open_lease(BlockId block) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_live(block);
     uint32_t arena = new_arena();
     Node& node = nodes_[block];
@@ -135,8 +135,8 @@ uint32_t Heap::new_arena() {
 }
 
 uint32_t Heap::close_lease(uint32_t arena) {
-    std::lock_guard lock(mutex_);
-    if (arena < 2 || arena >= arenas_.size() || !arenas_[arena].used) throw std::invalid_argument("unknown lease");
+    std::lock_guard lock(lock_);
+    if (arena < 2 || !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint32_t range_id = arenas_[arena].segment;
     Segment range = segments_[range_id];
     Node container = nodes_[range.container];
@@ -146,9 +146,8 @@ uint32_t Heap::close_lease(uint32_t arena) {
         index_remove(block);
         freed.push_back(block);
     }
-    credit(container.account, bytes(container), bytes(container) - container.slack);
-    if (container.arena < 2) live_ -= bytes(container);
-    --live_blocks_;
+    ledger_.credit(container.account, bytes(container), bytes(container) - container.slack);
+    ++leases_closed_;
     adopt_range(range, container);
     nodes_.release(range.container);
     segments_[range_id] = Segment{};
@@ -168,11 +167,8 @@ void Heap::adopt_range(const Segment& range, const Node& container) {
         node.arena = container.arena;
         last = block;
         if (node.state == State::Pending) continue;
-        uint64_t requested = bytes(node) - node.slack;
-        credit(node.account, bytes(node), requested);
-        charge(container.account, bytes(node), requested);
+        ledger_.move(node.account, container.account, bytes(node), bytes(node) - node.slack);
         node.account = container.account;
-        if (node.arena < 2) live_ += bytes(node);
     }
     nodes_[range.first].before = container.before;
     nodes_[last].after = container.after;
@@ -185,7 +181,7 @@ void Heap::adopt_range(const Segment& range, const Node& container) {
 }
 
 void Heap::set_home(BlockId block, uint32_t stream) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_live(block);
     need_stream(stream);
     nodes_[block].stream = stream;
@@ -193,25 +189,25 @@ void Heap::set_home(BlockId block, uint32_t stream) {
 }
 
 uint64_t Heap::address(BlockId block) const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_held(block);
     return nodes_[block].address;
 }
 
 uint64_t Heap::size(BlockId block) const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_held(block);
     return bytes(nodes_[block]);
 }
 
 uint32_t Heap::account_of(BlockId block) const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_held(block);
     return nodes_[block].account;
 }
 
 uint32_t Heap::home(BlockId block) const {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(lock_);
     need_held(block);
     return nodes_[block].stream;
 }

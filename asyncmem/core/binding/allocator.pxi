@@ -40,7 +40,7 @@ cdef class Allocator:
             InvalidRequest: An argument that cannot be right; a nonzero timeout on a running event loop's thread.
             OutOfMemoryError: There is no such memory, with all facts.
         """
-        cdef Buffer buffer = self.take(size, stream, tag)
+        cdef Buffer buffer = _take(self, size, stream, tag)
         if buffer is not None:
             return buffer
         return self._allocate(size, stream, tag, priority, timeout)
@@ -65,7 +65,7 @@ cdef class Allocator:
         cdef Buffer buffer
         # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
         if core is not None and core.streak < 1000:
-            buffer = self.take(size, stream, tag)
+            buffer = _take(self, size, stream, tag)
             if buffer is not None:
                 core.streak += 1
                 return _ready(buffer, buffer.nbytes)
@@ -73,7 +73,7 @@ cdef class Allocator:
 
     def try_allocate(self, size, *, stream=None, tag=None):
         """Answer a buffer if that takes no waiting, growing or overtaking, else None. From any thread."""
-        cdef Buffer buffer = self.take(size, stream, tag)
+        cdef Buffer buffer = _take(self, size, stream, tag)
         if buffer is not None:
             return buffer
         return self._try(size, stream, tag)
@@ -91,68 +91,72 @@ cdef class Allocator:
         cdef Core core = self.core
         cdef object batch
         if core is not None and core.streak < 1000:
-            batch = self.take_batch(sizes, stream, tag)
+            batch = _take_batch(self, sizes, stream, tag)
             if batch is not None:
                 core.streak += 1
-                return _ready(batch, 1)
+                return _ready(batch, 0)
         return self._request_batch(sizes, stream, tag, priority, timeout)
 
-    cdef bint ask(self, Ask* ask, object stream, object tag) except -1:
-        # Whether a fast door may serve this at all; fills in all but the size.
-        cdef Core core = self.core
-        if core is None or not core.fast or core.born != _generation:
-            return False
-        if tag is not None and type(tag) is not str:
-            return False
-        cdef int index = core.index_of(stream)
+
+cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) except -1:
+    # Whether a fast door may serve this at all; fills in all but the size.
+    cdef int index = 0
+    if door.core is None or not door.core.fast or door.core.born != _generation:
+        return False
+    if tag is not None and type(tag) is not str:
+        return False
+    if stream is not None:
+        index = door.core.index_of(stream)
         if index < 0:
             return False
-        ask.stream = index
-        ask.account = self.account
-        ask.arena = self.arena
-        ask.anywhere = False
-        ask.door = True
-        return True
+    ask.stream = index
+    ask.account = door.account
+    ask.arena = door.arena
+    ask.anywhere = False
+    ask.door = True
+    return True
 
-    cdef Buffer take(self, object size, object stream, object tag):
-        cdef Ask ask
-        cdef Core core = self.core
-        cdef uint32_t block
-        cdef int64_t nbytes
-        if not PyLong_CheckExact(size) or not self.ask(&ask, stream, tag):
-            return None
-        nbytes = _exact(size)
-        if nbytes <= 0:
-            return None
-        ask.nbytes = nbytes
-        block = core.c.take(ask, core.last)
-        if block == 0:
-            return None
-        return core.wrap(block, core.last.address, nbytes, ask.stream, None if tag is None else core.tag(tag))
 
-    cdef object take_batch(self, object sizes, object stream, object tag):
-        cdef Ask ask
-        cdef vector[uint64_t] wanted
-        cdef int64_t nbytes
-        if type(sizes) not in (list, tuple) or not self.ask(&ask, stream, tag):
-            return None
-        ask.nbytes = 1
-        wanted.reserve(len(sizes))
-        for size in sizes:
-            if not PyLong_CheckExact(size):
-                return None
-            nbytes = _exact(size)
+cdef inline Buffer _take(Allocator door, object size, object stream, object tag):
+    cdef Ask ask
+    cdef uint32_t block
+    cdef int64_t nbytes
+    if not PyLong_CheckExact(size) or not _ask(door, &ask, stream, tag):
+        return None
+    nbytes = _exact(size)
+    if nbytes <= 0:
+        return None
+    ask.nbytes = nbytes
+    block = door.core.c.take(ask, door.core.last)
+    if block == 0:
+        return None
+    return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, tag)
+
+
+cdef object _take_batch(Allocator door, object sizes, object stream, object tag):
+    cdef Ask ask
+    cdef vector[uint64_t] wanted
+    cdef int64_t nbytes = 0
+    cdef PyObject* known = NULL  # batches mostly repeat one int
+    if type(sizes) not in (list, tuple) or not _ask(door, &ask, stream, tag):
+        return None
+    ask.nbytes = 1
+    wanted.reserve(len(sizes))
+    for size in sizes:
+        if <PyObject*>size != known:
+            nbytes = _exact(size) if PyLong_CheckExact(size) else -1
             if nbytes <= 0:
                 return None
-            wanted.push_back(nbytes)
-        return self.core.take_batch(ask, wanted, self.core.tag(tag))
+            known = <PyObject*>size
+        wanted.push_back(nbytes)
+    return door.core.take_batch(ask, wanted, tag)
 
 
 cdef extern from "Python.h":
-    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) except? -1
+    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) noexcept
 
 
-cdef inline int64_t _exact(object size) except? -1:
+cdef inline int64_t _exact(object size) noexcept:
     # The size as a C integer, or -1 when it is larger than any block: the slow path says what is wrong with it.
     cdef int overflow = 0
     cdef int64_t nbytes = PyLong_AsLongLongAndOverflow(size, &overflow)

@@ -32,7 +32,9 @@ cdef class Batch:
         return len(self.buffers)
 
     def __iter__(self):
-        return iter(self.buffers)
+        cdef BatchIterator iterator = BatchIterator.__new__(BatchIterator)
+        iterator.batch = self
+        return iterator
 
     def __reversed__(self):
         return reversed(self.buffers)
@@ -69,7 +71,7 @@ cdef class Batch:
 
     def __aexit__(self, *details):
         self.__exit__()
-        return _ready(None, 0)
+        return _ready(None, -1)
 
 
 cdef Batch _batch(Core core, tuple buffers):
@@ -79,30 +81,57 @@ cdef Batch _batch(Core core, tuple buffers):
     return batch
 
 
+@cython.final
+@cython.no_gc
+@cython.freelist(8)
+cdef class BatchIterator:
+    # Keeps the batch and not only its tuple, so that `for buffer in await request` ends in one free of them all.
+    cdef Batch batch
+    cdef Py_ssize_t next
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Py_ssize_t i = self.next
+        if i >= len(self.batch.buffers):
+            raise StopIteration
+        self.next = i + 1
+        return <object>PyTuple_GET_ITEM(self.batch.buffers, i)
+
+    def __length_hint__(self):
+        return len(self.batch.buffers) - self.next
+
+
 cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
     # Free under one lock the buffers that need no order with other streams; the rest is left to themselves.
     cdef vector[uint32_t] blocks
     cdef uint32_t flags
-    cdef Buffer buffer
+    cdef PyObject* item
+    cdef Py_ssize_t i
     if core.born != _generation:
         return
     blocks.reserve(len(buffers))
-    for item in buffers:
-        buffer = <Buffer>item
-        # The tuple, `item` and `buffer` hold one reference each.
-        if unshared_only and (<PyObject*>item).ob_refcnt > 3:
+    for i in range(len(buffers)):
+        item = PyTuple_GET_ITEM(buffers, i)
+        if unshared_only and item.ob_refcnt > 1:
             continue
-        if buffer.alive and buffer.block and buffer.notes is None and buffer.exports == 0:
-            buffer.alive = False
-            if buffer.label is not None:
-                buffer.label.live -= buffer.nbytes
-            blocks.push_back(buffer.block)
-            buffer.block = 0
+        if (<Buffer>item).alive and (<Buffer>item).block and (<Buffer>item).noted == NULL and not (<Buffer>item).exports:
+            (<Buffer>item).alive = False
+            (<Buffer>item).untag()
+            blocks.push_back((<Buffer>item).block)
+            (<Buffer>item).block = 0
     if blocks.empty():
         return
     flags = core.c.free_many(blocks.data(), blocks.size())
     if flags:
         core.signal(flags)
+
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_GET_ITEM(tuple buffers, Py_ssize_t i)
+    tuple PyTuple_New(Py_ssize_t count)
+    void PyTuple_SET_ITEM(object buffers, Py_ssize_t i, object stolen)
 
 
 from collections.abc import Sequence

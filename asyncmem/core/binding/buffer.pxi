@@ -3,9 +3,25 @@
 cdef char _nothing = 0  # where the buffer protocol points for an empty buffer
 
 
+# Slots that are mostly empty are plain pointers, NULL for None: filling and clearing a handful of object attributes is a
+# chain of updates of None's reference count, which took half the time of a hit.
+
+cdef inline object _read(PyObject* slot):
+    return None if slot == NULL else <object>slot
+
+
+cdef inline void _write(PyObject** slot, object value) noexcept:
+    cdef PyObject* old = slot[0]
+    if value is None:
+        slot[0] = NULL
+    else:
+        Py_INCREF(value)
+        slot[0] = <PyObject*>value
+    Py_XDECREF(old)
+
+
 @cython.final
 @cython.no_gc
-@cython.freelist(512)
 cdef class Buffer:
     """Memory on a device, yours until you free or drop it.
 
@@ -18,10 +34,10 @@ cdef class Buffer:
         notes: What the pool remembers about it: further streams, its owner, where it was made; None for most.
     """
 
-    cdef Core core
-    cdef Tag label
-    cdef public object notes
-    cdef object late  # a 1-tuple of the stream named by a free() that waits for the last export
+    cdef PyObject* owner  # its Core
+    cdef PyObject* label  # its Tag
+    cdef PyObject* noted  # what the pool has noted about it
+    cdef PyObject* late  # a 1-tuple of the stream named by a free() that waits for the last export
     cdef object __weakref__
     cdef uint64_t where
     cdef readonly int64_t nbytes
@@ -31,40 +47,58 @@ cdef class Buffer:
     cdef readonly bint alive
 
     def __dealloc__(self):
-        if not self.alive:
-            return
-        self.alive = False
-        if self.notes is None:
-            self.give()
-        else:
-            self.forget()
+        if self.alive:
+            self.alive = False
+            if self.noted == NULL:
+                self.give()
+            else:
+                self.forget()
+        Py_XDECREF(self.label)
+        Py_XDECREF(self.noted)
+        Py_XDECREF(self.late)
+        Py_XDECREF(self.owner)
 
     cdef inline void give(self) noexcept:
         # The one release of a buffer that only its home stream has used.
-        cdef Core core = self.core
         cdef uint32_t flags
         cdef uint32_t block = self.block
-        if self.label is not None:
-            self.label.live -= self.nbytes
+        if self.label != NULL:
+            (<Tag>self.label).live -= self.nbytes
         self.block = 0
-        if block == 0 or core.born != _generation:
+        if block == 0 or (<Core>self.owner).born != _generation:
             return
-        flags = core.c.free(block)
+        flags = (<Core>self.owner).c.free(block)
         if flags:
-            core.signal(flags)
+            (<Core>self.owner).signal(flags)
+
+    cdef void untag(self) noexcept:
+        if self.label != NULL:
+            (<Tag>self.label).live -= self.nbytes
+
+    cdef inline Core core(self):
+        return <Core>self.owner
+
+    @property
+    def notes(self):
+        """What the pool has noted about the buffer, None for most. Must not own anything that owns the buffer."""
+        return _read(self.noted)
+
+    @notes.setter
+    def notes(self, value):
+        _write(&self.noted, value)
 
     cdef void forget(self) noexcept:
         # A noted buffer was dropped: the pool says so when it knows where it was made, and orders its streams.
-        if self.core.pool is not None and getattr(self.notes, "site", None) is not None and not self.core.forked:
+        if self.core().pool is not None and getattr(_read(self.noted), "site", None) is not None and not self.core().forked:
             try:
-                self.core.pool._forgotten(self)
+                self.core().pool._forgotten(self)
             except BaseException:
-                PyErr_WriteUnraisable(self.core)
+                PyErr_WriteUnraisable(self.core())
         self.finish(None)
 
     cdef void finish(self, object stream) noexcept:
         # Release where an error cannot be raised: what the pool cannot order is owed to every stream.
-        cdef Core core = self.core
+        cdef Core core = self.core()
         if self.block == 0 or core.born != _generation:
             self.give()
             return
@@ -82,12 +116,11 @@ cdef class Buffer:
         cdef uint32_t block = self.block
         if block == 0:
             return
-        if self.label is not None:
-            self.label.live -= self.nbytes
+        self.untag()
         self.block = 0
-        flags = self.core.c.free_everywhere(block)
+        flags = self.core().c.free_everywhere(block)
         if flags:
-            self.core.signal(flags)
+            self.core().signal(flags)
 
     def free(self, stream=None):
         """Give the memory back now. Does nothing when it was given back already.
@@ -102,22 +135,22 @@ cdef class Buffer:
         """
         if not self.alive:
             return
-        if stream is None and self.notes is None and self.exports == 0:
+        if stream is None and self.noted == NULL and self.exports == 0:
             self.alive = False
             self.give()
         else:
             self.free_ordered(stream)
 
     cdef int free_ordered(self, object stream) except -1:
-        cdef Core core = self.core
+        cdef Core core = self.core()
         self.alive = False
         if core.born != _generation:
             return 0
         if self.exports:
-            self.late = (stream,)
+            _write(&self.late, (stream,))
             core._exported += self.nbytes
             return 0
-        if self.block == 0 or (self.notes is None and core.index_of(stream) == <int>self.home):
+        if self.block == 0 or (self.noted == NULL and core.index_of(stream) == <int>self.home):
             self.give()
             return 0
         if core.pool is None:
@@ -137,21 +170,20 @@ cdef class Buffer:
         cdef uint32_t block = self.block
         if self.alive:
             raise RuntimeError("_release() is for a buffer that is being freed")
-        if block == 0 or self.core.born != _generation:
+        if block == 0 or self.core().born != _generation:
             return
         cdef vector[Entry] extra = _entries_in(entries)
-        flags = self.core.c.free_entries(block, extra)
+        flags = self.core().c.free_entries(block, extra)
         self.block = 0
-        if self.label is not None:
-            self.label.live -= self.nbytes
+        self.untag()
         if flags:
-            self.core.signal(flags)
+            self.core().signal(flags)
 
     def _set_home(self, index):
         """Make stream number `index` the home. For the pool, which has ordered it behind the former one."""
         self.need("hand_over()")
         if self.block:
-            self.core.c.set_home(self.block, _index(index, "stream"))
+            self.core().c.set_home(self.block, _index(index, "stream"))
         self.home = _index(index, "stream")
 
     def _disown(self):
@@ -162,9 +194,8 @@ cdef class Buffer:
             raise BufferError("the buffer is exported")
         self.alive = False
         self.block = 0
-        self.notes = None
-        if self.label is not None:
-            self.label.live -= self.nbytes
+        _write(&self.noted, None)
+        self.untag()
         return block
 
     def _pin(self):
@@ -177,12 +208,13 @@ cdef class Buffer:
 
     cdef void unexported(self) noexcept:
         self.exports -= 1
-        if self.exports or self.late is None:
+        if self.exports or self.late == NULL:
             return
-        stream = self.late[0]
-        self.late = None
-        self.core._exported -= self.nbytes
-        if stream is None and self.notes is None:
+        stream = (<object>self.late)[0]
+        _write(&self.late, None)
+        core = self.core()
+        core._exported -= self.nbytes
+        if stream is None and self.noted == NULL:
             self.give()
         else:
             self.finish(stream)
@@ -201,27 +233,27 @@ cdef class Buffer:
     @property
     def size(self):
         """Bytes of the block behind it, rounded up; 0 for an empty or released buffer."""
-        return self.core.c.size(self.block) if self.block else 0
+        return self.core().c.size(self.block) if self.block else 0
 
     @property
     def device(self):
         """The device that owns the memory."""
-        return self.core.device
+        return self.core().device
 
     @property
     def location(self):
         """The kind of that device: "cuda", "host", "simulated"."""
-        return self.core.device.kind
+        return self.core().device.kind
 
     @property
     def stream(self):
         """The home stream: the one it was allocated for or handed over to."""
-        return self.core.stream_objects[self.home]
+        return self.core().stream_objects[self.home]
 
     @property
     def tag(self):
         """The tag it was allocated with, or None."""
-        return None if self.label is None else self.label.name
+        return None if self.label == NULL else (<Tag>self.label).name
 
     @property
     def is_freed(self):
@@ -230,7 +262,7 @@ cdef class Buffer:
 
     @property
     def _core(self):
-        return self.core
+        return self.core()
 
     @property
     def _block(self):
@@ -238,7 +270,7 @@ cdef class Buffer:
 
     @property
     def _account(self):
-        return self.core.c.account_of(self.block) if self.block else 0
+        return self.core().c.account_of(self.block) if self.block else 0
 
     @property
     def _address(self):
@@ -252,19 +284,19 @@ cdef class Buffer:
 
     def __repr__(self):
         state = f"at {self.where:#x}" if self.alive else "freed"
-        tag = "" if self.label is None else f" tag={self.label.name!r}"
-        return f"<Buffer {self.nbytes} B {state} on {getattr(self.core.device, 'name', self.core.device)}{tag}>"
+        tag = "" if self.label == NULL else f" tag={(<Tag>self.label).name!r}"
+        return f"<Buffer {self.nbytes} B {state} on {getattr(self.core().device, 'name', self.core().device)}{tag}>"
 
     def __enter__(self):
         self.need("with")
-        if self.core.pool is not None:
-            self.core.pool._entered(self)
+        if self.core().pool is not None:
+            self.core().pool._entered(self)
         return self
 
     def __exit__(self, *details):
         if self.alive:
-            if self.core.pool is not None:
-                self.core.pool._left(self)
+            if self.core().pool is not None:
+                self.core().pool._left(self)
             self.free()
 
     def __aenter__(self):
@@ -272,7 +304,7 @@ cdef class Buffer:
 
     def __aexit__(self, *details):
         self.__exit__()
-        return _ready(None, 0)
+        return _ready(None, -1)
 
     def use_on(self, stream):
         """Let another stream use it from here on: that stream waits for the home's work so far, and its own later work
@@ -285,7 +317,7 @@ cdef class Buffer:
         self.need("hand_over()")
         self.hooks()._hand_over(self, stream)
         if self.block:
-            self.home = self.core.c.home(self.block)
+            self.home = self.core().c.home(self.block)
 
     def to_device(self):
         """Move a buffer that fell back to the host to the device it was asked for. Awaitable."""
@@ -293,9 +325,9 @@ cdef class Buffer:
         return self.hooks()._to_device(self)
 
     cdef object hooks(self):
-        if self.core.pool is None:
+        if self.core().pool is None:
             raise RuntimeError("the pool of this buffer is gone: it can only be read and freed")
-        return self.core.pool
+        return self.core().pool
 
     def view(self, dtype="uint8", shape=None):
         """Answer a typed array over the whole buffer or its first elements; it keeps the buffer alive, not unfreed.
@@ -309,7 +341,7 @@ cdef class Buffer:
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.need("the buffer protocol")
-        if not self.core.device.host_readable:
+        if not self.core().device.host_readable:
             raise BufferError(f"{self.location} memory cannot be read by the host: copy it there first")
         cdef void* start = <void*>&_nothing if self.block == 0 else <void*><size_t>self.where
         PyBuffer_FillInfo(view, self, start, self.nbytes, 0, flags)
@@ -332,7 +364,7 @@ cdef class Buffer:
 
     def __dlpack_device__(self):
         """Answer (device type, number) by the DLPack protocol."""
-        return self.core.device.dlpack_device
+        return self.core().device.dlpack_device
 
 
 @cython.final
@@ -362,3 +394,64 @@ cdef object _array_type():
 
         _array = Array
     return _array
+
+
+cdef extern from "recycle.h":
+    ctypedef void (*destructor)(PyObject*) noexcept
+    ctypedef struct asyncmem_recycler:
+        destructor slow
+    PyObject* asyncmem_reuse(asyncmem_recycler* recycler) noexcept
+    bint asyncmem_has_room(asyncmem_recycler* recycler) noexcept
+    bint asyncmem_has_weakrefs(PyObject* self) noexcept
+    void asyncmem_keep(asyncmem_recycler* recycler, PyObject* self) noexcept
+    void asyncmem_recycle(asyncmem_recycler* recycler, object type, destructor fast) noexcept
+
+
+cdef asyncmem_recycler _buffers
+
+
+cdef inline Buffer _new_buffer():
+    cdef PyObject* spare = asyncmem_reuse(&_buffers)
+    if spare == NULL:
+        return Buffer.__new__(Buffer)
+    buffer = <Buffer>spare
+    Py_DECREF(buffer)  # the cast took a reference of its own
+    return buffer
+
+
+cdef void _drop_buffer(PyObject* self) noexcept:
+    # The destructor. `self` has no references: it must not be bound to a name.
+    cdef PyObject* owner = (<Buffer>self).owner
+    cdef uint32_t block = (<Buffer>self).block
+    cdef uint32_t flags = 0
+    if (_has_slots(self) or owner == NULL or (<Core>owner).born != _generation or not asyncmem_has_room(&_buffers)):
+        _buffers.slow(self)
+        return
+    if (<Buffer>self).alive:
+        (<Buffer>self).alive = False
+        (<Buffer>self).block = 0
+        if block:
+            flags = (<Core>owner).c.free(block)
+    (<Buffer>self).owner = NULL
+    asyncmem_keep(&_buffers, self)
+    if flags:
+        _signal_aside(owner, flags)
+    Py_XDECREF(owner)
+
+
+cdef inline bint _has_slots(PyObject* self) noexcept:
+    return ((<Buffer>self).label != NULL or (<Buffer>self).noted != NULL or (<Buffer>self).late != NULL
+            or (<Buffer>self).exports != 0 or asyncmem_has_weakrefs(self))
+
+
+cdef void _signal_aside(PyObject* owner, uint32_t flags) noexcept:
+    # In a destructor an exception may be on its way: it is put aside while Python code runs.
+    cdef PyObject* kind
+    cdef PyObject* value
+    cdef PyObject* traceback
+    PyErr_Fetch(&kind, &value, &traceback)
+    (<Core>owner).signal(flags)
+    PyErr_Restore(kind, value, traceback)
+
+
+asyncmem_recycle(&_buffers, Buffer, _drop_buffer)

@@ -19,6 +19,7 @@ cdef class Tag:
     cdef int64_t live
 
 
+@cython.final
 cdef class Core(Heap):
     """A heap whose blocks are handed out as buffers of one device."""
 
@@ -96,11 +97,11 @@ cdef class Core(Heap):
         """Answer a buffer whose memory the stream may use at once, or None. Gates are ignored: the pool's slow path decides."""
         cdef uint64_t size = _size(nbytes)
         cdef Ask ask = self._ask(size, stream_index, account, arena, anywhere)
-        cdef Tag noted = self.tag(tag)
+        self.tag(tag)
         cdef uint32_t block = self.c.take(ask, self.last)
         if not block:
             return None
-        return self.wrap(block, self.last.address, <int64_t>size, ask.stream, noted)
+        return _wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag)
 
     def grant_many(self, sizes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
         """Answer a batch with one buffer a size, or None when not all fit. Zero sizes give empty buffers."""
@@ -108,7 +109,7 @@ cdef class Core(Heap):
         cdef vector[uint64_t] wanted
         for size in sizes:
             wanted.push_back(0 if size == 0 and isinstance(size, int) else _size(size))
-        return self.take_batch(ask, wanted, self.tag(tag))
+        return self.take_batch(ask, wanted, tag)
 
     def adopt(self, block, nbytes, tag=None):
         """Wrap a block that was taken from this heap, or (0, 0) as an empty buffer."""
@@ -116,9 +117,9 @@ cdef class Core(Heap):
         if index == 0:
             if nbytes != 0:
                 raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
-            return self.wrap(0, 0, 0, 0, self.tag(tag))
+            return _wrap(self, 0, 0, 0, 0, tag)
         cdef uint64_t size = _size(nbytes)
-        return self.wrap(index, self.c.address(index), <int64_t>size, self.c.home(index), self.tag(tag))
+        return _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag)
 
     def adopt_many(self, blocks, sizes, tag=None):
         """Wrap blocks that were taken from this heap as one batch."""
@@ -127,6 +128,8 @@ cdef class Core(Heap):
     cdef Tag tag(self, object name):
         if name is None:
             return None
+        if type(name) is not str:
+            raise TypeError(f"tag must be a str or None, got {type(name).__name__}")
         if self.last_tag is not None and self.last_tag.name is name:
             return self.last_tag
         cdef object found = self.tags.get(name)
@@ -139,43 +142,32 @@ cdef class Core(Heap):
         self.last_tag = <Tag>found
         return <Tag>found
 
-    cdef Buffer wrap(self, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, Tag tag):
-        cdef Buffer buffer = Buffer.__new__(Buffer)
-        buffer.core = self
-        buffer.block = block
-        buffer.where = address
-        buffer.nbytes = nbytes
-        buffer.home = home
-        buffer.alive = True
-        if tag is not None:
-            buffer.label = tag
-            tag.live += nbytes
-        if self.last.flags:
-            self.signal_last()
-        return buffer
-
-    cdef object take_batch(self, const Ask& ask, vector[uint64_t]& wanted, Tag tag):
+    cdef object take_batch(self, const Ask& ask, vector[uint64_t]& sizes, object tag):
+        # One lock for all. Empty buffers have no block: their sizes are left out of the take.
+        cdef vector[uint64_t] wanted
         cdef vector[Granted] granted
-        cdef vector[uint64_t] filled
-        cdef Py_ssize_t i, count = wanted.size()
-        cdef object served
+        cdef Py_ssize_t i, count = sizes.size()
+        cdef Granted* next
+        cdef object buffers, buffer
+        self.tag(tag)  # before anything is taken, so that a wrong one raises here
         for i in range(count):
-            if wanted[i]:
-                filled.push_back(wanted[i])
-        granted.resize(filled.size())
-        served = self.c.take_many(ask, filled.data(), filled.size(), granted.data(), self.last)
-        if not served:
+            if sizes[i]:
+                wanted.push_back(sizes[i])
+        granted.resize(wanted.size())
+        if not self.c.take_many(ask, wanted.data(), wanted.size(), granted.data(), self.last):
             self.signal_last()
             return None
-        cdef list buffers = []
-        cdef Py_ssize_t next = 0
+        next = granted.data()
+        buffers = PyTuple_New(count)
         for i in range(count):
-            if wanted[i]:
-                buffers.append(self.wrap(granted[next].block, granted[next].address, wanted[i], ask.stream, tag))
+            if sizes[i]:
+                buffer = _wrap(self, next.block, next.address, sizes[i], ask.stream, tag)
                 next += 1
             else:
-                buffers.append(self.wrap(0, 0, 0, ask.stream, tag))
-        return _batch(self, tuple(buffers))
+                buffer = _wrap(self, 0, 0, 0, ask.stream, tag)
+            Py_INCREF(buffer)
+            PyTuple_SET_ITEM(buffers, i, buffer)
+        return _batch(self, <tuple>buffers)
 
     cdef void signal_last(self) noexcept:
         cdef uint32_t flags = self.last.flags
@@ -207,3 +199,22 @@ cdef class Core(Heap):
         self.last_stream = stream
         self.last_index = index
         return index
+
+
+cdef inline Buffer _wrap(Core core, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, object tag):
+    cdef Buffer buffer = _new_buffer()
+    cdef Tag label
+    Py_INCREF(core)
+    buffer.owner = <PyObject*>core
+    buffer.block = block
+    buffer.where = address
+    buffer.nbytes = nbytes
+    buffer.home = home
+    buffer.alive = True
+    if tag is not None:
+        label = core.tag(tag)
+        _write(&buffer.label, label)
+        label.live += nbytes
+    if core.last.flags:
+        core.signal_last()
+    return buffer

@@ -255,7 +255,7 @@ cdef class Heap:
         """Answer an account's counts."""
         cdef Account a = self.c.account(_index(account, "account"))
         return AccountCounts(a.parent, None if a.limit == no_limit else a.limit, a.live, a.requested, a.peak,
-                             a.allocations, a.frees, a.hits[0], a.hits[1], a.hits[2])
+                             a.hits[0] + a.hits[1] + a.hits[2], a.frees, a.hits[0], a.hits[1], a.hits[2])
 
     def set_gate(self, account, closed):
         """Close or open an account's gate: behind a closed one the fast doors miss, take() does not."""

@@ -42,7 +42,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint64_t address
 
     cdef struct Account:
-        uint64_t limit, live, requested, peak, allocations, frees
+        uint64_t limit, live, requested, peak, frees
         uint64_t hits[3]
         int32_t parent
 

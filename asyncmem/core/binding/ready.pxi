@@ -12,7 +12,6 @@ cdef enum Stage:
 
 @cython.final
 @cython.no_gc
-@cython.freelist(64)
 cdef class Ready:
     """A request granted at the call: an awaitable, a coroutine to task groups, a finished future to callbacks.
 
@@ -20,36 +19,46 @@ cdef class Ready:
     memory back.
     """
 
-    cdef object value
-    cdef object weak
-    cdef object entered
-    cdef int64_t nbytes
+    cdef PyObject* value  # until handed out
+    cdef PyObject* weak  # from then on, when anybody could ask again
+    cdef PyObject* entered  # what `async with` holds
+    cdef int64_t nbytes  # -1 when the value is None
     cdef Stage stage
 
     def __init__(self, value=None, /):
-        self.value = value
-        self.nbytes = 0 if value is None else value.nbytes
+        _write(&self.value, value)
+        self.nbytes = -1 if value is None else value.nbytes
+
+    def __dealloc__(self):
+        Py_XDECREF(self.value)
+        Py_XDECREF(self.weak)
+        Py_XDECREF(self.entered)
 
     __class_getitem__ = classmethod(GenericAlias)
 
-    cdef object hand_out(self):
-        if self.stage == Holding:
-            value = self.value
-            if value is not None and not asyncmem_is_temporary(<PyObject*>self):
-                self.weak = PyWeakref_NewRef(value, None)
-            self.value = None
-            self.stage = HandedOut
-            return value
-        return self.handed_out()
-
-    cdef object handed_out(self):
-        # The value was handed out before: it is still there if somebody else holds it.
-        if self.stage == HandedOut and self.weak is None and self.nbytes == 0:
-            return None
-        value = None if self.weak is None else self.weak()
-        if value is None:
-            raise BufferReleased(self.nbytes, action="awaiting its request again")
+    cdef PyObject* hand_out(self, bint asked_again) except NULL:
+        # A new reference. Who may ask again finds the value by a weak reference; nobody can when the interpreter's stack
+        # holds the only reference to this object.
+        cdef PyObject* value = self.value
+        if self.stage != Holding:
+            return self.handed_out()
+        if value == NULL:
+            value = <PyObject*>None
+            Py_INCREF(None)
+        elif asked_again:
+            weak = PyWeakref_NewRef(<object>value, None)
+            _write(&self.weak, weak)
+        self.value = NULL
+        self.stage = HandedOut
         return value
+
+    cdef PyObject* handed_out(self) except NULL:
+        # Handed out before: it is still there if somebody else holds it.
+        value = None if self.weak == NULL else (<object>self.weak)()
+        if value is None and self.nbytes >= 0:
+            raise BufferReleased(self.nbytes, action="awaiting its request again")
+        Py_INCREF(value)
+        return <PyObject*>value
 
     def __await__(self):
         return self
@@ -58,7 +67,7 @@ cdef class Ready:
         return self
 
     def __next__(self):
-        raise StopIteration(self.hand_out())
+        raise StopIteration(self.result())
 
     def send(self, value):
         """Finish at once: raise StopIteration with the result, as a coroutine without any suspension does."""
@@ -77,7 +86,7 @@ cdef class Ready:
         """Give the memory back if it was not handed out."""
         if self.stage == Holding:
             self.stage = Dropped
-            self.value = None
+            _write(&self.value, None)
 
     def done(self):
         """Answer True: the request was granted at the call."""
@@ -85,14 +94,10 @@ cdef class Ready:
 
     def result(self):
         """Answer the buffer, the same one that awaiting gives. Raises BufferReleased once it is gone."""
-        if self.stage != Holding:
-            return self.handed_out()
-        value = self.value
-        if value is not None:
-            self.weak = PyWeakref_NewRef(value, None)
-        self.value = None
-        self.stage = HandedOut
-        return value
+        cdef PyObject* value = self.hand_out(True)
+        result = <object>value
+        Py_DECREF(result)
+        return result
 
     def cancel(self, msg=None):
         """Answer False: it is too late to cancel."""
@@ -111,33 +116,54 @@ cdef class Ready:
         callback(self)
 
     def __aenter__(self):
-        self.entered = self.result()
-        self.entered.__enter__()
-        return _ready(self.entered, self.nbytes)
+        entered = self.result()
+        entered.__enter__()
+        _write(&self.entered, entered)
+        return _ready(entered, self.nbytes)
 
     def __aexit__(self, *details):
-        entered = self.entered
-        self.entered = None
+        entered = _read(self.entered)
+        _write(&self.entered, None)
         if entered is not None:
             entered.__exit__(*details)
-        return _ready(None, 0)
+        return _ready(None, -1)
 
     def __repr__(self):
-        return f"<Ready {('with ' + repr(self.value)) if self.stage == Holding else 'handed out'}>"
+        return f"<Ready {('with ' + repr(_read(self.value))) if self.stage == Holding else 'handed out'}>"
 
 
 
-cdef PyObject* _hand_out_checked(PyObject* self) except NULL:
-    value = (<Ready>self).hand_out()
-    Py_INCREF(value)
-    return <PyObject*>value
+cdef PyObject* _hand_out(PyObject* self) except NULL:
+    return (<Ready>self).hand_out(not asyncmem_is_temporary(self))
 
 
-cdef Ready _ready(object value, int64_t nbytes):
-    cdef Ready ready = Ready.__new__(Ready)
-    ready.value = value
+cdef asyncmem_recycler _readies
+
+
+cdef inline Ready _ready(object value, int64_t nbytes):
+    cdef PyObject* spare = asyncmem_reuse(&_readies)
+    cdef Ready ready
+    if spare == NULL:
+        ready = Ready.__new__(Ready)
+    else:
+        ready = <Ready>spare
+        Py_DECREF(ready)  # the cast took a reference of its own
+    ready.stage = Holding
     ready.nbytes = nbytes
+    if value is not None:
+        Py_INCREF(value)
+        ready.value = <PyObject*>value
     return ready
 
 
-asyncmem_patch(Ready, <asyncmem_handout>_hand_out_checked)
+cdef void _drop_ready(PyObject* self) noexcept:
+    # The destructor. `self` has no references: it must not be bound to a name.
+    if ((<Ready>self).value != NULL or (<Ready>self).weak != NULL or (<Ready>self).entered != NULL
+            or not asyncmem_has_room(&_readies)):
+        _readies.slow(self)
+        return
+    asyncmem_keep(&_readies, self)
+
+
+asyncmem_recycle(&_readies, Ready, _drop_ready)
+asyncmem_patch(Ready, <asyncmem_handout>_hand_out)

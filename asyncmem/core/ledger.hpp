@@ -1,0 +1,96 @@
+// Accounts: who holds how much and may hold how much. Every charge goes to an account and to all above it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace asyncmem {
+
+constexpr uint64_t no_limit = INT64_MAX;
+
+struct Account {
+    uint64_t limit = no_limit;
+    uint64_t live = 0, requested = 0, peak = 0;
+    uint64_t frees = 0, hits[3] = {};  // hits: grants by level, 1 to 3
+    int32_t parent = -1;
+    uint32_t children = 0;
+    bool used = false;
+    bool inner = false;   // below none of the pool's: serves the inside of leases, whose block is charged already
+    bool gated = false;   // its own gate is closed
+    bool barred = false;  // its own gate or that of an account above is closed
+};
+
+class Ledger {
+public:
+    Ledger() : accounts_(1) { accounts_[0].used = true; }
+
+    bool known(int64_t id) const {
+        return id >= 0 && static_cast<size_t>(id) < accounts_.size() && accounts_[id].used;
+    }
+    Account& operator[](uint32_t id) { return accounts_[id]; }
+    const Account& operator[](uint32_t id) const { return accounts_[id]; }
+    uint32_t size() const { return static_cast<uint32_t>(accounts_.size()); }
+    uint32_t gates_closed() const { return gates_closed_; }
+
+    bool affordable(uint32_t id, uint64_t nbytes) const {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent)
+            if (accounts_[a].live + nbytes > accounts_[a].limit) return false;
+        return true;
+    }
+
+    // `count` blocks granted at `level` (1, 2, 3), given back, and one grant undone.
+    void grant(uint32_t id, uint64_t nbytes, uint64_t requested, uint32_t level, uint64_t count = 1) {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
+            charge_one(accounts_[a], nbytes, requested);
+            accounts_[a].hits[level - 1] += count;
+        }
+    }
+    void free(uint32_t id, uint64_t nbytes, uint64_t requested, uint64_t count = 1) {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
+            accounts_[a].live -= nbytes;
+            accounts_[a].requested -= requested;
+            accounts_[a].frees += count;
+        }
+    }
+    void undo(uint32_t id, uint64_t nbytes, uint64_t requested, uint32_t level) {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
+            accounts_[a].live -= nbytes;
+            accounts_[a].requested -= requested;
+            --accounts_[a].hits[level - 1];
+        }
+    }
+    // A live block changes hands without being freed.
+    void move(uint32_t from, uint32_t to, uint64_t nbytes, uint64_t requested) {
+        credit(from, nbytes, requested);
+        for (int32_t a = static_cast<int32_t>(to); a >= 0; a = accounts_[a].parent)
+            charge_one(accounts_[a], nbytes, requested);
+    }
+    void credit(uint32_t id, uint64_t nbytes, uint64_t requested) {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
+            accounts_[a].live -= nbytes;
+            accounts_[a].requested -= requested;
+        }
+    }
+
+    // Everything that was ever granted and freed, by accounts that are gone too.
+    Account totals() const;
+    uint32_t add(int32_t parent, uint64_t limit);
+    void remove(uint32_t id);
+    void set_gate(uint32_t id, bool closed);
+
+private:
+    static void charge_one(Account& account, uint64_t nbytes, uint64_t requested) {
+        account.live += nbytes;
+        account.requested += requested;
+        account.peak = std::max(account.peak, account.live);
+    }
+    void update_bars();
+
+    std::vector<Account> accounts_;
+    std::vector<uint32_t> reuse_;
+    Account gone_;  // counters of removed accounts that had none above them
+    uint32_t gates_closed_ = 0;
+};
+
+}  // namespace asyncmem

@@ -1,0 +1,41 @@
+"""Bins and the direct-mapped tables of them."""
+
+from dataclasses import dataclass, field
+
+from asyncmem.core.reference.blocks import Block
+
+
+@dataclass(slots=True)
+class Bin:
+    """Blocks of exactly one size, the newest last."""
+
+    granules: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    strikes: int = 0
+    """Misses by other sizes since the bin was last asked for its own."""
+    hot: bool = False
+    """Its size was asked for twice in a row."""
+
+
+class Cache:
+    """A direct-mapped table of bins with caps over all of them."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.bins = [Bin() for _ in range(1 << bits)]
+        self.max_blocks = 0
+        self.max_bytes = 0
+        self.bytes = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in all bins."""
+        return sum(len(slot.blocks) for slot in self.bins)
+
+    def bin(self, granules: int) -> Bin:
+        """Answer the one bin where blocks of this size may be."""
+        return self.bins[(granules * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 64 - self.bits]
+
+    def has_room(self, nbytes: int) -> bool:
+        """Answer whether the caps allow one block more."""
+        return self.blocks < self.max_blocks and self.bytes + nbytes <= self.max_bytes
