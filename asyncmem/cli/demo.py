@@ -12,14 +12,21 @@ from asyncmem.cli.demonstration.pipeline import Outcome, run
 from asyncmem.cli.demonstration.plan import Plan
 from asyncmem.cli.demonstration.report import as_json, as_table, shortcomings
 from asyncmem.cli.demonstration.stages import device_for
-from asyncmem.cli.parameters import SizeParameter
+from asyncmem.cli.parameters import read_size
 from asyncmem.devices import Device
 from asyncmem.figures import format_size
 
 
 @click.command()
 @click.option("--device", "name", default="host", show_default=True, help='Where to run: "host" or "simulated".')
-@click.option("--limit", type=SizeParameter(), default="32 MiB", show_default=True, help="What the pool may reserve.")
+@click.option(
+    "--limit",
+    callback=read_size,
+    metavar="SIZE",
+    default="32 MiB",
+    show_default=True,
+    help="What the pool may reserve.",
+)
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1, max=3600), default=5.0, show_default=True, help="How long to run."
 )

@@ -6,16 +6,13 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.units import parse_size
 
 
-class SizeParameter(click.ParamType[int]):
-    """A number of bytes: an integer, or text such as "64 MiB"."""
+def read_size(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    """Read a number of bytes, an integer or text such as "64 MiB", as the callback of an option.
 
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Read it where it is given, so that a mistake names the option."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(str(value), what=param.human_readable_name if param else self.name)
-        except InvalidRequest as error:
-            self.fail(f"expected {error.expected}, got {error.got}", param, ctx)
+    Read there and not where it is used, a mistake is shown with the option's name.
+    """
+    try:
+        return parse_size(text)
+    except InvalidRequest as error:
+        message = f"expected {error.expected}, got {error.got}"
+        raise click.BadParameter(message, ctx=context, param=parameter) from error
