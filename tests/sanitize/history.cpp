@@ -1,0 +1,192 @@
+// Random histories over the C++ heap alone: one thread with check() along the way, then several threads at once.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "heap.hpp"
+
+using namespace asyncmem;
+
+namespace {
+
+constexpr uint64_t segment = uint64_t{1} << 26;
+constexpr int streams = 3;
+
+void demand(bool holds, const std::string& what) {
+    if (holds) return;
+    std::fprintf(stderr, "broken: %s\n", what.c_str());
+    std::abort();
+}
+
+void sound(const Heap& heap) {
+    std::string wrong = heap.check();
+    demand(wrong.empty(), wrong);
+}
+
+// One thread's part: blocks that only it knows, and all the operations that threads may do at the same time.
+class Actor {
+public:
+    Actor(Heap& heap, unsigned seed) : heap_(heap), draw_(seed) {}
+
+    void step() {
+        switch (below(16)) {
+            case 0: return take_foreign();
+            case 1: return take_many();
+            case 2: return finish_epoch();
+            case 3: return lease();
+            case 4: return look();
+            case 5: return free_some();
+            default: return below(2) ? take() : free_one();
+        }
+    }
+
+    void free_all() {
+        while (!live_.empty()) free_one();
+    }
+
+private:
+    uint64_t below(uint64_t n) { return draw_() % n; }
+    Ask ask() {
+        uint64_t sizes[] = {512, 4096, 4096, 4096, 65536, 1 << 20, 1 + below(1 << 21)};
+        return {.nbytes = sizes[below(7)], .stream = static_cast<uint32_t>(below(streams)), .anywhere = below(2) == 0};
+    }
+
+    void take() {
+        Outcome outcome;
+        if (BlockId block = heap_.take(ask(), outcome)) live_.push_back(block);
+    }
+
+    void take_foreign() {
+        Outcome outcome;
+        Entries owed;
+        BlockId block = heap_.take_foreign(ask(), below(2), owed, outcome);
+        if (!block) return;
+        if (below(2))
+            live_.push_back(block);
+        else
+            heap_.put_back(block, owed);
+    }
+
+    void take_many() {
+        Outcome outcome;
+        std::vector<uint64_t> sizes(below(8));
+        for (uint64_t& size : sizes) size = ask().nbytes;
+        std::vector<Granted> granted(sizes.size());
+        if (!heap_.take_many(ask(), sizes.data(), sizes.size(), granted.data(), outcome)) return;
+        for (Granted& one : granted) live_.push_back(one.block);
+    }
+
+    void free_one() {
+        if (live_.empty()) return;
+        std::swap(live_[below(live_.size())], live_.back());
+        BlockId block = live_.back();
+        live_.pop_back();
+        uint32_t stream = static_cast<uint32_t>(below(streams));
+        if (below(4))
+            heap_.free(block);
+        else
+            heap_.free(block, {{stream, heap_.open_epoch(stream)}});
+    }
+
+    void free_some() {
+        size_t count = std::min<size_t>(live_.size(), below(20));
+        heap_.free_many(live_.data() + live_.size() - count, count);
+        live_.resize(live_.size() - count);
+    }
+
+    void finish_epoch() {
+        uint32_t stream = static_cast<uint32_t>(below(streams));
+        uint64_t epoch = heap_.close_epoch(stream);
+        heap_.publish(stream, epoch);
+        if (below(2)) heap_.mark_done(stream, epoch);
+    }
+
+    void lease() {
+        Outcome outcome;
+        BlockId block = heap_.take({.nbytes = 1 << 20, .stream = 0}, outcome);
+        if (!block) return;
+        uint32_t arena = heap_.open_lease(block);
+        uint32_t account = heap_.add_account(-1, no_limit);
+        Ask inside{.nbytes = 5000, .stream = 1, .account = account, .arena = static_cast<int32_t>(arena)};
+        Entries owed;
+        if (BlockId inner = heap_.take_foreign(inside, true, owed, outcome)) live_.push_back(inner);
+        heap_.close_lease(arena);
+        heap_.remove_account(account);
+    }
+
+    void look() {
+        heap_.counts();
+        heap_.largest(-1);
+        heap_.pending_bytes();
+        if (below(8) == 0) heap_.flush(-1);
+        if (below(8) == 0) heap_.merge();
+        if (below(64) == 0) sound(heap_);
+    }
+
+    Heap& heap_;
+    std::mt19937 draw_;
+    std::vector<BlockId> live_;
+};
+
+void wrong_arguments_change_nothing(Heap& heap) {
+    Outcome outcome;
+    auto refused = [&](auto call) {
+        try {
+            call();
+        } catch (const std::invalid_argument&) {
+            return;
+        }
+        demand(false, "a wrong argument was accepted");
+    };
+    refused([&] { heap.take({.nbytes = 0}, outcome); });
+    refused([&] { heap.take({.nbytes = ~uint64_t{0}}, outcome); });
+    refused([&] { heap.take({.nbytes = 512, .stream = 99}, outcome); });
+    refused([&] { heap.free(BlockId{0}); });
+    refused([&] { heap.free(BlockId{1} << 31); });
+    refused([&] { heap.close_lease(7); });
+    refused([&] { heap.remove_segment(1000); });
+    Entries owed;
+    BlockId block = heap.take_foreign({.nbytes = 512}, true, owed, outcome);
+    heap.free(block);
+    refused([&] { heap.free(block); });
+    sound(heap);
+}
+
+void settle_down(Heap& heap) {
+    heap.flush(-1);
+    heap.merge();
+    sound(heap);
+    demand(heap.live() == 0, "bytes are live that nobody holds");
+    demand(heap.free_bytes() == heap.reserved(), "not everything is free after everything was freed");
+    std::vector<EmptySegment> empty = heap.empty_segments();
+    demand(empty.size() == heap.segments().size(), "a segment did not come together again");
+    for (const EmptySegment& one : empty) heap.remove_segment(one.id);
+    demand(heap.reserved() == 0, "a removed segment still counts");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    int threads = argc > 1 ? std::atoi(argv[1]) : 1;
+    int steps = argc > 2 ? std::atoi(argv[2]) : 20000;
+    for (unsigned seed = 0; seed < 4; ++seed) {
+        Heap heap(512, Tuning{.best_fit = seed % 2 == 0});
+        for (int i = 1; i < streams; ++i) heap.add_stream();
+        for (uint32_t i = 0; i < 4; ++i) heap.add_segment((i + 1) * 2 * segment, segment, i % 2, 0);
+        std::vector<std::thread> crew;
+        for (int t = 0; t < threads; ++t)
+            crew.emplace_back([&heap, seed, steps, t] {
+                Actor actor(heap, seed * 100 + static_cast<unsigned>(t));
+                for (int i = 0; i < steps; ++i) actor.step();
+                actor.free_all();
+            });
+        for (std::thread& one : crew) one.join();
+        wrong_arguments_change_nothing(heap);
+        settle_down(heap);
+    }
+    std::printf("%d thread(s) x %d steps x 4 histories: sound\n", threads, steps);
+}
