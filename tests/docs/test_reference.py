@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import asyncmem
+from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
@@ -108,6 +109,13 @@ def test_every_door_that_is_listed_is_there() -> None:
     assert doors
     for kind in (asyncmem.AsyncMemoryPool, asyncmem.Budget, asyncmem.Lease):
         assert doors <= set(dir(kind))
+
+
+def test_every_command_is_listed_with_its_options() -> None:
+    """The table of commands has all of them, each with its own options and no other."""
+    listed = {cells[0].split()[1].rstrip("`"): set(re.findall(r"--\w+", cells[1])) for cells in rows("Command line")}
+    there = {name: {word for option in one.params for word in option.opts} for name, one in commands.commands.items()}
+    assert listed == {name: {word for word in words if word.startswith("--")} for name, words in there.items()}
 
 
 def test_every_benchmark_has_a_row_on_its_page() -> None:

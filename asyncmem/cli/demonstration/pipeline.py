@@ -1,6 +1,7 @@
 """Runs the demonstration: many items at once through three stages that share one small pool."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from asyncmem.cli.demonstration.plan import TOTAL_BYTES, Plan
 from asyncmem.cli.demonstration.stages import Stages, stages_for
 from asyncmem.cli.demonstration.ticker import Ticker
 from asyncmem.devices import Device
+from asyncmem.errors import PoolTimeout
 from asyncmem.stats import PoolStats
 
 REFRESH: float = 0.25
@@ -88,7 +90,7 @@ class Pipeline:
         self._wrong = 0
 
     async def run(self, show: Show, ticker: Ticker) -> None:
-        """Work until the plan's time is over, and show the progress meanwhile."""
+        """Begin items until the plan's time is over, finish them, and show the progress meanwhile."""
         async with asyncio.TaskGroup() as both:
             showing = both.create_task(self._show(show, ticker))
             async with asyncio.TaskGroup() as workers:
@@ -101,14 +103,17 @@ class Pipeline:
         return Progress(self.pool.stats(), time.monotonic() - self._started, self._items, self._wrong)
 
     async def _work(self) -> None:
-        while time.monotonic() - self._started < self.plan.seconds:
-            right = await self._item(next(self._numbers))
-            self._items += 1
-            self._wrong += not right
+        deadline = self._started + self.plan.seconds
+        # Items that have not begun by the deadline give up waiting; those that have are finished.
+        with contextlib.suppress(PoolTimeout):
+            while (left := deadline - time.monotonic()) > 0:
+                right = await self._item(next(self._numbers), left)
+                self._items += 1
+                self._wrong += not right
 
-    async def _item(self, index: int) -> bool:
+    async def _item(self, index: int, patience: float) -> bool:
         nbytes, stages = self.plan.item_bytes, self.stages
-        async with self.raws.allocate_async(nbytes, stream=stages.decoding, tag="raw") as raw:
+        async with self.raws.allocate_async(nbytes, stream=stages.decoding, tag="raw", timeout=patience) as raw:
             stages.decode(index, raw)
             async with self.features.allocate_async(nbytes, stream=stages.transforming, tag="features") as features:
                 stages.transform(raw, features)

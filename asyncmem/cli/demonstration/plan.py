@@ -10,7 +10,7 @@ OVERSUBSCRIPTION: Final = 5
 """How many times the limit the items in flight would need if none of them waited."""
 
 SMALLEST_LIMIT: Final = 2 << 20
-LARGEST_ITEM: Final = 16 << 20
+LARGEST_ITEM: Final = 32 << 20
 TOTAL_BYTES: Final = 16
 """What the last stage needs for one item: two numbers of 8 bytes."""
 
