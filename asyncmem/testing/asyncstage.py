@@ -39,6 +39,7 @@ class AsyncioStage:
         try:
             await actor.run()
         finally:
+            actor.request = None  # or the stage would keep a request alive that the actor has dropped
             self.lives[name] = Life(self._births[name], self._loop.steps)
 
     def watch(self, request: C) -> C:

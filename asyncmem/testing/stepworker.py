@@ -10,14 +10,21 @@ Job = Callable[[], None]
 class StepWorker:
     """Stand in for the pool's background thread in a deterministic test.
 
-    Jobs run in the order of their submission, one a step, on the thread of the running loop (asyncio or trio). What
-    it cannot show is a job at work while the loop runs: that is for tests with real threads.
+    Jobs run in the order of their submission, one a step, on the thread of the running loop (asyncio or trio). It never
+    ticks: nothing that somebody waits for may depend on a timer alone. What it cannot show is a job at work while the
+    loop runs; that is for tests with real threads.
+
+    Args:
+        name: Taken for the sake of the real worker's signature; likewise `tick`.
+        died: Called with the error that a job raised; the worker runs no more then.
     """
 
-    def __init__(self, *_names: object, **_settings: object) -> None:
-        """Make an idle worker; takes and ignores whatever names and settings the real one takes."""
-        self._jobs: deque[Job] = deque()
+    def __init__(self, name: str, tick: Callable[[], bool], died: Callable[[BaseException], None]) -> None:
+        self.name = name
+        self.tick = tick
         self.alive = False
+        self._died = died
+        self._jobs: deque[Job] = deque()
 
     def start(self) -> None:
         """Begin to take jobs."""
@@ -28,15 +35,25 @@ class StepWorker:
         self._jobs.append(job)
         _soon(self._run_next)
 
-    def close(self, timeout: float | None = None) -> None:  # noqa: ARG002 - nothing here takes time
-        """Run what was submitted, as a joined thread would have, and take no more jobs."""
+    def close(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - nothing here takes time
+        """Run what was submitted, as a joined thread would have, and take no more jobs; answer that it has ended."""
         while self._jobs:
             self._run_next()
         self.alive = False
+        return True
 
     def _run_next(self) -> None:
-        if self._jobs:
-            self._jobs.popleft()()
+        if not self._jobs:
+            return
+        job = self._jobs.popleft()
+        if not self.alive:
+            return
+        try:
+            job()
+        except BaseException as error:
+            # As with the thread: the pool hears of whatever ends its worker.
+            self.alive = False
+            self._died(error)
 
 
 def _soon(call: Job) -> None:

@@ -97,6 +97,7 @@ class TrioStage(trio.abc.Instrument):
             await actor.run()
         finally:
             actor.alive = False
+            actor.request = None  # or the stage would keep a request alive that the actor has dropped
             self.lives[name] = Life(born, self._steps)
             self._ended.set()
 

@@ -12,10 +12,16 @@ from asyncmem.testing import StepLoop, run_steps
 from asyncmem.testing.stepworker import StepWorker
 
 
+def make_worker() -> tuple[StepWorker, list[BaseException]]:
+    errors: list[BaseException] = []
+    worker = StepWorker("name", lambda: True, errors.append)
+    worker.start()
+    return worker, errors
+
+
 async def submitted(log: list[str]) -> None:
     """Submit two jobs and let a neighbour run meanwhile."""
-    worker = StepWorker()
-    worker.start()
+    worker, _ = make_worker()
     for name in ("first", "second"):
         worker.submit(partial(log.append, name))
     log.append("submitted")
@@ -44,8 +50,7 @@ def test_jobs_are_system_tasks_on_trio() -> None:
 def test_job_without_a_loop_runs_at_once() -> None:
     """Where no loop runs nobody could be waiting, so the job is done by the caller."""
     ran: list[int] = []
-    worker = StepWorker("name")
-    worker.start()
+    worker, _ = make_worker()
     worker.submit(lambda: ran.append(threading.get_ident()))
     assert ran == [threading.get_ident()]
 
@@ -55,14 +60,22 @@ def test_close_finishes_what_was_submitted() -> None:
     log: list[str] = []
 
     async def main() -> None:
-        worker = StepWorker()
-        worker.start()
+        worker, _ = make_worker()
         assert worker.alive
         worker.submit(partial(log.append, "job"))
-        worker.close(1.0)
+        assert worker.close(1.0)
         assert log == ["job"]
         assert not worker.alive
         await asyncio.sleep(0)
 
     run_steps(main())
     assert log == ["job"]
+
+
+def test_job_that_raises_ends_the_worker() -> None:
+    """The pool hears of the error, and the jobs behind it do not run."""
+    worker, errors = make_worker()
+    worker.submit(partial(divmod, 1, 0))
+    worker.submit(lambda: errors.append(AssertionError("ran all the same")))
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    assert not worker.alive

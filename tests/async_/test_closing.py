@@ -1,0 +1,186 @@
+"""Closing fails the waiters first, is bounded, can be repeated, and leaves held buffers valid."""
+
+import anyio
+import pytest
+
+from asyncmem import AsyncMemoryPool, LeakWarning, PoolClosed
+from asyncmem.core import Buffer
+from asyncmem.testing.conservation import whole
+
+from .loops import Run
+from .support import LIMIT, MIB, GatedDevice, make_pool, stepped_pool, turns
+
+pytestmark = pytest.mark.hazard("H11")
+
+
+async def expect_closed(pool: AsyncMemoryPool, nbytes: int = MIB) -> None:
+    with pytest.raises(PoolClosed):
+        await pool.allocate_async(nbytes)
+
+
+def test_waiters_hear_of_it_before_anything_else(virtually: Run) -> None:
+    """Everybody who waits gets PoolClosed, although the memory they wait for is never freed."""
+
+    async def main() -> None:
+        pool = stepped_pool()
+        await pool.open()
+        held = await pool.allocate_async(LIMIT)
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(expect_closed, pool)
+            await turns(3)
+            with pytest.warns(LeakWarning):
+                await pool.aclose()
+        held.free()
+        whole(pool)
+
+    virtually(main)
+
+
+def test_held_buffers_stay_valid_and_are_named(virtually: Run) -> None:
+    """A buffer held over the end of its pool can be used and freed; the warning names it."""
+
+    async def main() -> Buffer:
+        pool = stepped_pool()
+        async with pool:
+            kept = await pool.allocate_async(MIB, tag="kept")
+            with pytest.warns(LeakWarning, match="kept"):
+                await pool.aclose()
+        assert kept.alive
+        assert kept.address
+        return kept
+
+    virtually(main).free()
+
+
+def test_closing_twice_and_closing_what_never_opened_is_fine(virtually: Run) -> None:
+    """aclose is idempotent, also before open; a closed pool cannot be opened again."""
+
+    async def main() -> None:
+        never = stepped_pool()
+        await never.aclose()
+        pool = stepped_pool()
+        await pool.open()
+        await pool.open()
+        await pool.aclose()
+        await pool.aclose()
+        for closed in (never, pool):
+            with pytest.raises(PoolClosed):
+                await closed.open()
+            with pytest.raises(PoolClosed):
+                await closed.allocate_async(MIB)
+            with pytest.raises(PoolClosed):
+                closed.try_allocate(MIB)
+
+    virtually(main)
+
+
+def test_two_tasks_may_close_at_once(virtually: Run) -> None:
+    """Concurrent aclose calls both return."""
+
+    async def main() -> None:
+        pool = stepped_pool()
+        await pool.open()
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.aclose)
+            group.start_soon(pool.aclose)
+
+    virtually(main)
+
+
+def test_closing_in_a_cancelled_scope_still_closes(virtually: Run) -> None:
+    """A cancelled aclose has refused new requests and failed the waiters; a second one finishes the work."""
+
+    async def main() -> None:
+        pool = stepped_pool()
+        await pool.open()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await pool.aclose()
+        await expect_closed(pool)
+        await pool.aclose()
+        assert pool.device.reserved == 0  # type: ignore[attr-defined]  # the simulated device knows
+
+    virtually(main)
+
+
+def test_drain_waits_for_buffers_to_come_back(virtually: Run) -> None:
+    """aclose(drain=True) serves who waits already, waits until everything is freed, and refuses newcomers."""
+
+    async def main() -> None:
+        pool = stepped_pool()
+        await pool.open()
+        held = await pool.allocate_async(LIMIT)
+
+        async def last() -> None:
+            await anyio.sleep(5)
+            held.free()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(last)
+            await pool.aclose(timeout=60, drain=True)
+        assert anyio.current_time() >= 5
+        whole(pool)
+
+    virtually(main)
+
+
+def test_drain_is_bounded(virtually: Run) -> None:
+    """A buffer that never comes back holds aclose up for its timeout and no longer."""
+
+    async def main() -> None:
+        pool = stepped_pool()
+        await pool.open()
+        held = await pool.allocate_async(MIB)
+        before = anyio.current_time()
+        with pytest.warns(LeakWarning):
+            await pool.aclose(timeout=5, drain=True)
+        assert anyio.current_time() - before == pytest.approx(5, abs=1)
+        held.free()
+
+    virtually(main)
+
+
+def test_everything_goes_back_to_the_device(virtually: Run) -> None:
+    """After the last buffer is freed nothing of a closed pool is left on the device."""
+
+    async def main() -> None:
+        async with stepped_pool(segment_size=2 * MIB) as pool:
+            for buffer in [await pool.allocate_async(2 * MIB) for _ in range(4)]:
+                buffer.free()
+        assert pool.device.reserved == 0  # type: ignore[attr-defined]  # the simulated device knows
+
+    virtually(main)
+
+
+@pytest.mark.may_block
+def test_closing_while_the_worker_grows_is_bounded(everywhere: Run) -> None:
+    """A driver call that hangs does not hang aclose: waiters hear at once, and the late segment is not lost."""
+    device = GatedDevice()
+
+    async def main() -> AsyncMemoryPool:
+        pool = make_pool(device=device)
+        await pool.open()
+        async with anyio.create_task_group() as group:
+            group.start_soon(expect_closed, pool)
+            await anyio.to_thread.run_sync(device.entered.wait, 30)
+            with pytest.warns(RuntimeWarning):
+                await pool.aclose(timeout=0.05)
+        device.gate.set()
+        return pool
+
+    pool = everywhere(main)
+    pool.check()
+
+
+def test_leaving_the_block_closes_also_under_an_error(virtually: Run) -> None:
+    """An error inside `async with pool` comes out as it is, and the pool is closed."""
+
+    async def main() -> None:
+        pool = stepped_pool()
+        with pytest.raises(LookupError):
+            async with pool:
+                raise LookupError
+        await expect_closed(pool)
+
+    virtually(main)

@@ -1,0 +1,115 @@
+"""Buffers and requests may be dropped anywhere: in the middle of the pool's own work, by the collector, in threads."""
+
+import gc
+import random
+import threading
+from collections.abc import Iterator
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from asyncmem import AsyncMemoryPool
+from asyncmem.testing.conservation import refillable, whole
+
+from .loops import Run
+from .support import LIMIT, MIB, make_pool, stepped_pool, turns
+
+pytestmark = pytest.mark.hazard("H15")
+
+
+class Cycle:
+    """Keeps what it is given until the garbage collector comes."""
+
+    def __init__(self, kept: object) -> None:
+        self.kept = kept
+        self.self = self
+
+
+@pytest.fixture
+def eager_collection() -> Iterator[None]:
+    """Let the collector run at nearly every allocation of a Python object."""
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("eager_collection")
+def test_garbage_is_given_back_from_within_the_pool(everywhere: Run) -> None:
+    """Buffers and waiting requests in reference cycles are finalized while the pool is at work; nothing is lost."""
+
+    async def main() -> None:
+        async with make_pool() as pool:
+            async with anyio.create_task_group() as group:
+                for number in range(10):
+                    group.start_soon(litter, pool, random.Random(number))
+            gc.collect()
+            whole(pool)
+            await refillable(pool, LIMIT)
+
+    async def litter(pool: AsyncMemoryPool, random_: random.Random) -> None:
+        for _ in range(10):
+            request = pool.allocate_async(random_.randrange(1, 4) * MIB)
+            if random_.random() < 0.3:
+                Cycle(request)
+                del request
+                gc.collect()
+                continue
+            Cycle(await request)
+            del request
+            await turns()
+            gc.collect()
+
+    everywhere(main)
+
+
+def test_cycle_in_the_collector_wakes_a_waiter(virtually: Run) -> None:
+    """Memory that only the collector finds goes to whoever waits for it."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            Cycle(await pool.allocate_async(LIMIT))
+            request = pool.allocate_async(LIMIT)
+            gc.collect()
+            with anyio.fail_after(5):
+                (await request).free()
+            whole(pool)
+
+    virtually(main)
+
+
+@pytest.mark.may_block
+def test_buffers_dropped_in_threads_reach_the_waiters(everywhere: Run) -> None:
+    """Threads that drop buffers, and threads that allocate, share a pool with tasks that wait."""
+
+    async def main() -> None:
+        async with make_pool() as pool:
+
+            def churn(seed: int) -> None:
+                random_ = random.Random(seed)
+                for _ in range(50):
+                    kept = [pool.allocate(random_.randrange(1, 2) * MIB, timeout=30)]
+                    if random_.random() < 0.5:
+                        kept.append(Cycle(kept))  # type: ignore[arg-type]  # a cycle around the buffer
+
+            async def wait() -> None:
+                for _ in range(20):
+                    async with pool.allocate_async(2 * MIB):
+                        await turns()
+
+            with anyio.fail_after(50):
+                async with anyio.create_task_group() as group:
+                    for seed in range(3):
+                        group.start_soon(anyio.to_thread.run_sync, churn, seed)
+                        group.start_soon(wait)
+                    group.start_soon(collect, threading.Event())
+            gc.collect()
+            whole(pool)
+
+    async def collect(_: threading.Event) -> None:
+        for _ in range(200):
+            gc.collect(1)
+            await anyio.sleep(0.002)
+
+    everywhere(main)

@@ -1,0 +1,204 @@
+"""The worker makes the calls that block, never in anybody's context, and is never missed in silence."""
+
+import contextvars
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from asyncmem import AsyncMemoryPool, PoolClosed
+from asyncmem.devices import Latencies, Simulated
+from asyncmem.testing.conservation import refillable, whole
+
+from .loops import Run
+from .support import LIMIT, MIB, make_pool, quick_device, turns
+
+BLOCKING = {"allocate_segment", "free_segment", "memory", "block", "close"}
+
+
+def callers(device: Simulated) -> set[int]:
+    """The threads that made calls which block."""
+    return {call.thread for call in device.calls if call.name in BLOCKING}
+
+
+@pytest.mark.hazard("H17")
+def test_no_driver_call_that_blocks_is_made_on_the_loop(everywhere: Run) -> None:
+    """Growing, trimming, resizing and closing call the driver from the worker only."""
+
+    async def main() -> None:
+        device = quick_device()
+        async with make_pool(device=device, segment_size=2 * MIB, pregrow=2 * MIB) as pool:
+            await pool.wait()
+            for mib in (2, 4, 6, 8):
+                async with pool.allocate_async(mib * MIB):
+                    pass
+            async with anyio.create_task_group() as group:
+                for mib in (3, 5, 7):
+                    group.start_soon(use, pool, mib)
+            await pool.trim()
+            await pool.warmup([(MIB, 4)])
+            pool.resize(limit=4 * MIB)
+        assert callers(device)
+        assert threading.get_ident() not in callers(device)
+        assert pool.stats().loop_blocking_calls == 0
+
+    async def use(pool: AsyncMemoryPool, mib: int) -> None:
+        async with pool.allocate_async(mib * MIB):
+            await turns(2)
+
+    everywhere(main)
+
+
+@pytest.mark.hazard("H17")
+@pytest.mark.may_block
+def test_synchronous_growth_on_the_loop_is_counted(everywhere: Run) -> None:
+    """allocate() on a loop's thread grows in place, and says so in the statistics."""
+
+    async def main() -> int:
+        async with make_pool() as pool:
+            pool.allocate(MIB).free()
+            return pool.stats().loop_blocking_calls
+
+    assert everywhere(main) >= 1
+
+
+@pytest.mark.hazard("H13")
+@pytest.mark.may_block
+def test_waiters_hear_when_the_worker_dies(everywhere: Run) -> None:
+    """An error nobody expected ends the worker: the waiters get it, the pool closes, and what is held stays valid."""
+
+    async def main() -> None:
+        device = quick_device()
+        pool = make_pool(device=device, segment_size=2 * MIB)
+        held = await pool.allocate_async(2 * MIB)
+        device.fail("allocate_segment", times=100, error=ZeroDivisionError("a bug in the driver"))
+        with pytest.warns(RuntimeWarning, match="a bug in the driver"):
+            await refused(pool)
+        assert held.alive
+        held.free()
+        whole(pool)
+
+    async def refused(pool: AsyncMemoryPool) -> None:
+        for _ in range(2):
+            with pytest.raises(PoolClosed, match="a bug in the driver"):
+                await pool.allocate_async(4 * MIB)
+        await pool.aclose()
+
+    everywhere(main)
+
+
+@pytest.mark.hazard("H22")
+def test_pool_keeps_nobodys_context(everywhere: Run) -> None:
+    """What the first user of a pool had in its context variables is not kept alive by the pool."""
+    variable: contextvars.ContextVar[object] = contextvars.ContextVar("variable")
+
+    class Luggage:
+        pass
+
+    async def main() -> None:
+        async with make_pool(segment_size=2 * MIB) as pool:
+            dead = await first_use(pool)
+            await turns(5)
+            gc.collect()
+            assert dead() is None
+
+    async def first_use(pool: AsyncMemoryPool) -> Callable[[], object]:
+        luggage = Luggage()
+
+        async def carry() -> None:
+            variable.set(luggage)
+            async with pool.allocate_async(4 * MIB), pool.allocate_async(4 * MIB):
+                with anyio.move_on_after(0):
+                    await pool.allocate_async(MIB)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(carry)
+        return weakref.ref(luggage)
+
+    everywhere(main)
+
+
+@pytest.mark.hazard("H22")
+@pytest.mark.may_block
+def test_pool_may_be_opened_and_closed_in_different_tasks(everywhere: Run) -> None:
+    """No scope is held open between open and aclose, so neither task's cancellation touches the worker."""
+
+    async def main() -> None:
+        pool = make_pool()
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.open)
+        with anyio.CancelScope() as scope:
+            (await pool.allocate_async(MIB)).free()
+            scope.cancel()
+        await refillable(pool, LIMIT)
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.aclose)
+
+    everywhere(main)
+
+
+@pytest.mark.hazard("H22")
+def test_closed_pool_leaves_no_thread_behind(everywhere: Run) -> None:
+    """After aclose the worker's thread has ended."""
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        async with make_pool() as pool:
+            (await pool.allocate_async(MIB)).free()
+            assert set(threading.enumerate()) - before
+
+    everywhere(main)
+    own = {thread for thread in set(threading.enumerate()) - before if "asyncmem" in thread.name}
+    assert not own
+
+
+class LockedDevice(Simulated):
+    """A device whose driver takes a lock of its own for each call, and holds it while it calls back."""
+
+    def __init__(self) -> None:
+        super().__init__(latencies=Latencies.zero(), autojump=True)
+        self.driver_lock = threading.Lock()
+        self.re_entered: list[str] = []
+        log_enter = self.log.enter
+
+        def enter(name: str, nbytes: int = 0, *, cost: str = "") -> None:
+            if self.calling_back == threading.get_ident():
+                self.re_entered.append(name)
+            log_enter(name, nbytes, cost=cost)
+
+        self.calling_back: int | None = None
+        self.log.enter = enter  # type: ignore[method-assign]  # watched here
+
+    def advance(self, seconds: float) -> None:
+        self.calling_back = threading.get_ident()
+        try:
+            super().advance(seconds)
+        finally:
+            self.calling_back = None
+
+
+@pytest.mark.hazard("H16")
+@pytest.mark.may_block
+def test_pool_never_calls_the_driver_from_within_a_callback_of_its() -> None:
+    """Fences that complete while the driver is busy calling back lead to no driver call on that thread."""
+
+    async def main() -> None:
+        device = LockedDevice()
+        async with make_pool(device=device) as pool:
+            one, two = device.create_stream("one"), device.create_stream("two")
+            for _ in range(5):
+                buffer = await pool.allocate_async(LIMIT, stream=one)
+                one.launch(1.0, writes=[buffer])
+                buffer.free()
+                request = pool.allocate_async(LIMIT, stream=two)
+                device.advance(2.0)
+                (await request).free()
+                await pool.trim()
+            assert device.re_entered == []
+            whole(pool)
+
+    anyio.run(main)
