@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -95,7 +94,7 @@ def _print(results: dict[str, Row], console: Console) -> None:
 
 def _table(results: dict[str, Row]) -> Table:
     title = "The fastest repeat of each side, and the median beside it"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
     table.add_column("row", no_wrap=True)
     for heading in ("asyncmem", "median", "floor", "median", "ratio", "at most"):
         table.add_column(heading, justify="right", no_wrap=True)

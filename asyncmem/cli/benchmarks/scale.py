@@ -8,7 +8,7 @@ from typing import Final
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.churn import random_plan
-from asyncmem.cli.benchmarks.measure import Effort, Loop, interleave, unrolled
+from asyncmem.cli.benchmarks.measure import QUICK, Effort, Loop, interleave, unrolled
 from asyncmem.cli.benchmarks.result import Row
 from asyncmem.core import Heap
 from asyncmem.devices import Simulated
@@ -32,7 +32,8 @@ def measure(effort: Effort) -> Row:
 
 
 async def _measure(effort: Effort) -> Row:
-    many = max(int(MANY * effort.share), 10 * FEW)
+    # A quick run has as many: with fewer, caches of the processor still hold the floor and not the blocks.
+    many = MANY if effort.share >= QUICK.share else 10 * FEW
     async with _pool() as small, _pool() as large:
         sides = [_loop(small, FEW), _loop(large, many), _floor(FEW), _floor(many)]
         few, lots, floor_few, floor_many = await interleave(sides, effort, per_turn=STEPS)
