@@ -8,17 +8,8 @@ from setuptools import Extension, setup
 CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "place", "report", "segments"]
 PARTS = ["allocator", "batch", "buffer", "core", "heap", "heap_api", "ready"]
-HEADERS = [
-    "cache.hpp",
-    "entries.hpp",
-    "heap.hpp",
-    "immediate.h",
-    "index.hpp",
-    "ledger.hpp",
-    "lock.hpp",
-    "node.hpp",
-    "recycle.h",
-]
+HEADERS = ["cache.hpp", "entries.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp"]
+HEADERS += ["immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.
 GCC_ON_X86 = platform.machine() == "x86_64" and platform.system() == "Linux"

@@ -2,6 +2,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, 
 from types import GenericAlias, TracebackType
 from typing import Final, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, final, overload
 
+from typing_extensions import CapsuleType
+
 from asyncmem.core.array import Array
 from asyncmem.core.report import AccountCounts, BlockInfo, HeapCounts, HeapOptions, HeapReport, SegmentCounts
 from asyncmem.devices.base import Device, Stream
@@ -180,7 +182,7 @@ class Buffer:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object: ...
+    ) -> CapsuleType: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final

@@ -14,6 +14,7 @@ from asyncmem.errors import BufferReleased, InvalidRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from typing_extensions import CapsuleType
 
     from asyncmem.core._core import Buffer
 
@@ -123,7 +124,7 @@ class Array:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
-    ) -> object:
+    ) -> CapsuleType:
         """Export by the DLPack protocol; the capsule, and whatever consumes it, counts as an export of the buffer.
 
         Args:
@@ -148,7 +149,7 @@ class Array:
         address = self.buffer.address if self.nbytes else 0
         return make(self.buffer._pin(), address, self.shape, self._element.dlpack, device)
 
-    def _copied(self, max_version: tuple[int, int] | None) -> object:
+    def _copied(self, max_version: tuple[int, int] | None) -> CapsuleType:
         if self.__dlpack_device__() != _DLPACK_CPU:
             raise BufferError("copy=True is only for memory that the host can read: copy on a stream instead")
         numbers = cast("NDArray[np.number]", self.numpy().copy())

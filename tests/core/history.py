@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, Unpack, cast
 
-from asyncmem.core import Heap
+from asyncmem.core import Heap, HeapOptions
 from asyncmem.core.reference import ReferenceHeap
 
 T = TypeVar("T")
@@ -19,8 +19,8 @@ class Pair:
     Blocks are numbered differently, so pairs are matched by address, which must always be the same.
     """
 
-    def __init__(self, twin: ReferenceHeap | None = None, **options: object) -> None:
-        self.fast = Heap(**options)  # type: ignore[arg-type]  # options come by name from the tests
+    def __init__(self, twin: ReferenceHeap | None = None, **options: Unpack[HeapOptions]) -> None:
+        self.fast = Heap(**options)
         self.twin = ReferenceHeap(**options) if twin is None else twin
         self.live: list[tuple[int, int]] = []
         self.leases: list[int] = []
@@ -31,9 +31,9 @@ class Pair:
 
     def both(self, call: Callable[[Heap | ReferenceHeap], T]) -> T:
         """Make the same call on both and demand the same answer, or an error from both."""
-        answers = [_attempt(lambda heap=heap: call(heap)) for heap in (self.fast, self.twin)]
-        assert answers[0] == answers[1]
-        return answers[0]  # type: ignore[return-value]  # an error's name where the call failed
+        fast, twin = _attempt(call, self.fast), _attempt(call, self.twin)
+        assert fast == twin
+        return cast("T", fast)
 
     def compare(self) -> None:
         """Demand that both are sound and the same in everything that can be seen."""
@@ -61,12 +61,16 @@ class Pair:
         self.both(lambda heap: heap.add_segment(address, nbytes, arena, stream))
 
     def remove_empty(self) -> None:
-        for segment, *_ in self.fast.empty_segments()[:1]:
-            self.both(lambda heap, segment=segment: heap.remove_segment(segment))
+        if empty := self.fast.empty_segments():
+            self.both(lambda heap: heap.remove_segment(empty[0][0]))
 
     def add_stream(self) -> None:
         self.streams += 1
         self.both(lambda heap: heap.add_stream())
+
+    def finish(self, stream: int) -> None:
+        epoch = self.both(lambda heap: heap.close_epoch(stream))
+        self.both(lambda heap: heap.mark_done(stream, epoch))
 
     def take(self, nbytes: int, stream: int, place: tuple[int, int], *, anywhere: bool = False) -> None:
         account, arena = place
@@ -135,9 +139,9 @@ class Pair:
         ]
 
 
-def _attempt(call: Callable[[], T]) -> T | str:
+def _attempt(call: Callable[[Heap | ReferenceHeap], T], heap: Heap | ReferenceHeap) -> T | str:
     try:
-        return call()
+        return call(heap)
     except ValueError as error:
         return type(error).__name__
 
@@ -240,12 +244,22 @@ def _account(pair: Pair, draw: random.Random) -> None:
 
 
 def _tune(pair: Pair, draw: random.Random) -> None:
-    name, value = draw.choice((
-        ("strategy", "good_fit"), ("strategy", "best_fit"), ("small_limit", 1 << 18), ("small_limit", 1 << 20),
-        ("stream_cache_blocks", 2), ("stream_cache_bytes", 1 << 20), ("stream_cache_blocks", 256),
-        ("shared_cache_blocks", 3), ("shared_cache_bytes", 1 << 16), ("shared_cache_bytes", 1 << 28),
-    ))  # fmt: skip
-    pair.both(lambda heap: heap.configure(**{name: value}))
+    options = draw.choice(_TUNINGS)
+    pair.both(lambda heap: heap.configure(**options))
+
+
+_TUNINGS: tuple[HeapOptions, ...] = (
+    {"strategy": "good_fit"},
+    {"strategy": "best_fit"},
+    {"small_limit": 1 << 18},
+    {"small_limit": 1 << 20},
+    {"stream_cache_blocks": 2},
+    {"stream_cache_bytes": 1 << 20},
+    {"stream_cache_blocks": 256},
+    {"shared_cache_blocks": 3},
+    {"shared_cache_bytes": 1 << 16},
+    {"shared_cache_bytes": 1 << 28},
+)
 
 
 def _watch(pair: Pair, draw: random.Random) -> None:

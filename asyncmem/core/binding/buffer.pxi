@@ -52,7 +52,7 @@ cdef class Buffer:
             if self.noted == NULL:
                 self.give()
             else:
-                self.forget()
+                self.bequeath()
         Py_XDECREF(self.label)
         Py_XDECREF(self.noted)
         Py_XDECREF(self.late)
@@ -87,13 +87,24 @@ cdef class Buffer:
     def notes(self, value):
         _write(&self.noted, value)
 
+    cdef void bequeath(self) noexcept:
+        # A noted buffer is dropped, and the pool orders its streams. The pool sees a fresh object with all that this one
+        # had: what is being destroyed must not be shown to code that could keep it, if only in a traceback.
+        cdef Buffer heir = Buffer.__new__(Buffer)
+        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
+        heir.where, heir.nbytes, heir.block, heir.home = self.where, self.nbytes, self.block, self.home
+        Py_XINCREF(self.owner)
+        self.label = self.noted = NULL
+        self.block = 0
+        heir.forget()
+
     cdef void forget(self) noexcept:
-        # A noted buffer was dropped: the pool says so when it knows where it was made, and orders its streams.
-        if self.core().pool is not None and getattr(_read(self.noted), "site", None) is not None and not self.core().forked:
+        cdef Core core = self.core()
+        if core.pool is not None and core.born == _generation and getattr(_read(self.noted), "site", None) is not None:
             try:
-                self.core().pool._forgotten(self)
-            except BaseException:
-                PyErr_WriteUnraisable(self.core())
+                core.pool._forgotten(self)
+            except BaseException as error:
+                _report(error, core)
         self.finish(None)
 
     cdef void finish(self, object stream) noexcept:
@@ -105,8 +116,8 @@ cdef class Buffer:
         if core.pool is not None:
             try:
                 core.pool._free_noted(self, stream)
-            except BaseException:
-                PyErr_WriteUnraisable(core)
+            except BaseException as error:
+                _report(error, core)
                 self.give_everywhere()
         else:
             self.give_everywhere()

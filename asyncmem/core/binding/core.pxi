@@ -181,8 +181,8 @@ cdef class Core(Heap):
             return
         try:
             self.pool._signal(flags)
-        except BaseException:
-            PyErr_WriteUnraisable(self)
+        except BaseException as error:
+            _report(error, self)
 
     cdef int index_of(self, object stream):
         """The number of a stream that is known, else -1."""
@@ -199,6 +199,12 @@ cdef class Core(Heap):
         self.last_stream = stream
         self.last_index = index
         return index
+
+
+cdef void _report(object error, object where) noexcept:
+    # For what cannot be raised: to sys.unraisablehook.
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(where)
 
 
 cdef inline Buffer _wrap(Core core, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, object tag):

@@ -1,0 +1,144 @@
+"""Typed views, and what other libraries make of a buffer without a copy."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from asyncmem.core import dtype_size
+from asyncmem.core._dlpack import legacy_capsule
+from asyncmem.errors import BufferReleased, InvalidRequest
+
+from .support import FakePool, assert_all_free
+
+
+@pytest.fixture
+def pool() -> FakePool:
+    return FakePool()
+
+
+def test_numpy_shares_the_memory_every_way(pool: FakePool) -> None:
+    """numpy(), asarray, from_dlpack and frombuffer see each other's writes."""
+    array = pool.allocate(4 * 12).view("float32", (3, 4))
+    array.numpy()[:] = 3
+    for same in (array.numpy(), np.asarray(array), np.from_dlpack(array)):
+        assert same.shape == (3, 4)
+        assert same.dtype == np.float32
+        assert (same == 3).all()
+    assert np.frombuffer(memoryview(array.buffer), dtype=np.float32).sum() == 36
+    assert np.from_dlpack(array.buffer).dtype == np.uint8
+
+
+@pytest.mark.parametrize("make", [np.asarray, np.from_dlpack, lambda a: a.numpy()], ids=["asarray", "dlpack", "numpy"])
+def test_an_array_made_elsewhere_keeps_the_block_after_free(pool: FakePool, make: type) -> None:
+    """Memory that numpy holds is given back only when numpy lets go."""
+    buffer = pool.allocate(4096)
+    foreign = make(buffer.view("int64"))
+    buffer.free()
+    assert pool.core.exported_bytes == 4096
+    del foreign
+    gc.collect()
+    assert pool.core.exported_bytes == 0
+    assert_all_free(pool)
+
+
+def test_every_use_of_an_array_over_a_freed_buffer_raises(pool: FakePool) -> None:
+    """A view does not keep its buffer from being freed."""
+    array = pool.allocate(4096).view()
+    array.buffer.free()
+    for use in (array.numpy, array.__dlpack__, lambda: array.__array_interface__):
+        with pytest.raises(BufferReleased):
+            use()
+
+
+@pytest.mark.parametrize("version", [None, (0, 8), (1, 0), (1, 2)])
+def test_capsules_have_the_version_asked_for(pool: FakePool, version: tuple[int, int] | None) -> None:
+    """A consumer of DLPack 1 gets a versioned capsule, an older one the legacy kind; unused ones free themselves."""
+    array = pool.allocate(4096).view("uint8")
+    capsule = array.__dlpack__(max_version=version)
+    kind = "dltensor_versioned" if version is not None and version >= (1, 0) else "dltensor"
+    assert f'"{kind}"' in repr(capsule)
+    array.buffer.free()
+    assert pool.core.exported_bytes == 4096
+    del capsule
+    assert pool.core.exported_bytes == 0
+
+
+def test_short_floats_travel_by_dlpack_only(pool: FakePool) -> None:
+    """bfloat16 and float8 have no numpy type: views and capsules work, numpy() says what to do instead."""
+    array = pool.allocate(64).view("bfloat16", (2, -1))
+    assert (array.shape, array.dtype, array.nbytes, dtype_size("float8_e5m2")) == ((2, 16), "bfloat16", 64, 1)
+    assert array.__dlpack__(max_version=(1, 0)) is not None
+    with pytest.raises(BufferError, match="uint16"):
+        array.numpy()
+    with pytest.raises(AttributeError, match="DLPack"):
+        _ = array.__array_interface__
+
+
+@pytest.mark.parametrize("dtype", ["object", "datetime64[s]", ">f4", "no such type", 17])
+def test_types_that_devices_do_not_share_are_refused(pool: FakePool, dtype: object) -> None:
+    """Objects, dates, swapped bytes and nonsense raise InvalidRequest."""
+    with pytest.raises(InvalidRequest, match="dtype"):
+        pool.allocate(64).view(dtype)
+
+
+@pytest.mark.parametrize("shape", [(17,), (-2,), (-1, -1), (3, -1), 1.5, ("a",)])
+def test_shapes_that_do_not_fit_are_refused(pool: FakePool, shape: object) -> None:
+    """A shape must fit into the buffer, and -1 must divide it."""
+    with pytest.raises((InvalidRequest, TypeError)):
+        pool.allocate(64).view("float32", shape)  # type: ignore[arg-type]  # what is tested
+
+
+def test_memory_the_host_cannot_read_is_not_read() -> None:
+    """Where the device is not host readable, host protocols say so by the errors their consumers know."""
+    buffer = FakePool(host_readable=False, kind="simulated").allocate(64)
+    with pytest.raises(BufferError, match="cannot be read by the host"):
+        memoryview(buffer)
+    assert not hasattr(buffer, "__array_interface__")
+    assert not hasattr(buffer, "__cuda_array_interface__")
+
+
+def test_cuda_memory_offers_its_interface_and_notes_unknown_users() -> None:
+    """Reading the CUDA array interface notes users that name no stream; its default stream is the protocol's 1."""
+    pool = FakePool(host_readable=False, kind="cuda")
+    interface = pool.allocate(64).view("float32").__cuda_array_interface__
+    assert (interface["version"], interface["shape"], interface["typestr"]) == (3, (16,), "<f4")
+    assert (interface["stream"], pool.called("use_on")) == (1, [None])
+
+
+def test_dlpack_orders_the_consumers_stream_on_cuda() -> None:
+    """None is the legacy default stream, -1 a consumer that orders itself, a number that stream."""
+    pool = FakePool(host_readable=False, kind="cuda")
+    pool.device.dlpack_device = (2, 0)
+    for stream in (None, -1, 7):
+        pool.allocate(64).__dlpack__(stream=stream)
+    assert pool.called("use_on") == [1, None, 7]
+
+
+def test_exports_that_cannot_be_are_buffer_errors(pool: FakePool) -> None:
+    """Another device raises BufferError, a stream for host memory InvalidRequest; a copy is a copy."""
+    array = pool.allocate(64).view()
+    with pytest.raises(BufferError, match="device"):
+        array.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(InvalidRequest, match="stream"):
+        array.__dlpack__(stream=5)
+    copied = np.from_dlpack(array, copy=True)
+    array.numpy()[:] = 9
+    assert copied.max() == 0 or not (copied == 9).all()
+
+
+def test_an_empty_buffer_is_a_valid_view_of_nothing(pool: FakePool) -> None:
+    """Zero bytes can be viewed and exported, and freeing them gives nothing back."""
+    buffer = pool.core.adopt(0, 0)
+    assert (buffer.address, len(memoryview(buffer)), buffer.view("float32").shape) == (0, 0, (0,))
+    assert np.from_dlpack(buffer).size == 0
+    buffer.free()
+    assert_all_free(pool)
+
+
+def test_capsules_own_their_owner() -> None:
+    """The object behind a capsule lives exactly as long as the capsule."""
+    owner = np.zeros(4)
+    capsule = legacy_capsule(owner, owner.ctypes.data, (2, 2), (2, 64, 1), (1, 0))
+    del owner
+    assert capsule is not None

@@ -1,0 +1,91 @@
+"""The compiled heap and its plain twin live through the same histories and never differ."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from asyncmem.core.reference import ReferenceHeap
+from asyncmem.core.reference.blocks import Block, Entries
+from asyncmem.core.reference.place import Search
+
+from .history import SEGMENT, SIZES, Pair, random_step
+
+
+def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> None:
+    draw = random.Random(seed)
+    pair = Pair(twin)
+    pair.add_segment(SEGMENT, 0, 0)
+    pair.add_segment(2 * SEGMENT, 1, 0)
+    for _ in range(steps):
+        random_step(pair, draw)
+        pair.compare()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_long_histories_are_equal_step_by_step(seed: int) -> None:
+    """Whatever is asked of both heaps, blocks, levels, flags, counts and reports stay equal after every step."""
+    live_through(seed, 200)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(0, 2), st.integers(0, 9)), max_size=60))
+def test_takes_and_frees_on_three_streams_are_equal(steps: list[tuple[int, int, int]]) -> None:
+    """Hypothesis finds no order of takes, frees and finished epochs in which the two differ."""
+    pair = Pair()
+    pair.add_segment(SEGMENT, 0, 0)
+    pair.add_segment(2 * SEGMENT, 1, 0)
+    pair.add_stream()
+    pair.add_stream()
+    for nbytes, stream, choice in steps:
+        if choice < 5:
+            pair.take(nbytes, stream, (0, -1), anywhere=choice == 4)
+        elif choice < 8 and pair.live:
+            pair.free(nbytes + choice, [(stream, 1)] if choice == 7 else [])
+        elif choice == 8:
+            pair.finish(stream)
+        else:
+            pair.take_foreign(nbytes, stream, (0, -1), late=True, keep=True)
+        pair.compare()
+
+
+class DropsDependencyOnMerge(ReferenceHeap):
+    @override
+    def absorb(self, low: Block, high: Block) -> None:
+        high.entries = {}
+        super().absorb(low, high)
+
+
+class IgnoresOtherStreams(ReferenceHeap):
+    @override
+    def eligible(self, block: Block, stream: int, bound: str) -> bool:
+        return True
+
+
+class ForgetsOtherUsers(ReferenceHeap):
+    @override
+    def give_back(self, block: Block, extra: Entries) -> None:
+        super().give_back(block, {})
+
+
+class TakesTheLargest(ReferenceHeap):
+    @override
+    def best_of(self, candidates: list[Block], search: Search, *, ordered: bool) -> Block | None:
+        return max(candidates, key=lambda block: block.granules) if ordered else None
+
+
+BROKEN = [DropsDependencyOnMerge, IgnoresOtherStreams, ForgetsOtherUsers, TakesTheLargest]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broken_rule_is_seen(broken: type[ReferenceHeap]) -> None:
+    """A twin with one rule broken differs within a few histories, so the comparison does hold the rules."""
+
+    def many_histories() -> None:
+        for seed in range(25):
+            live_through(seed, 200, broken())
+
+    with pytest.raises(AssertionError):
+        many_histories()
