@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "place", "report", "segments"]
-PARTS = ["allocator", "batch", "buffer", "core", "heap", "heap_api", "ready"]
+PARTS = ["allocator", "batch", "buffer", "core", "heap", "heap_api", "ready", "spares"]
 HEADERS = ["cache.hpp", "entries.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp"]
 HEADERS += ["immediate.h", "recycle.h"]
 

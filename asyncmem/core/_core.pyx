@@ -35,6 +35,7 @@ REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE = 0, 1, 2, 3
 include "binding/heap.pxi"
 include "binding/core.pxi"
 include "binding/buffer.pxi"
+include "binding/spares.pxi"
 include "binding/batch.pxi"
 include "binding/ready.pxi"
 include "binding/allocator.pxi"

@@ -1,4 +1,4 @@
-from typing_extensions import CapsuleType
+from typing_extensions import CapsuleType as CapsuleType
 
 def legacy_capsule(
     owner: object, address: int, shape: tuple[int, ...], dtype: tuple[int, int, int], device: tuple[int, int]

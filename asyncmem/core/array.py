@@ -14,9 +14,9 @@ from asyncmem.errors import BufferReleased, InvalidRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from typing_extensions import CapsuleType
 
     from asyncmem.core._core import Buffer
+    from asyncmem.core._dlpack import CapsuleType
 
 _DLPACK_CPU: Final = (1, 0)
 
