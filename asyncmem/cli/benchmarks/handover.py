@@ -1,6 +1,6 @@
 """What does it cost that a free wakes a waiter, which resumes with the memory, when few and when many are waiting?
 
-A relay: every worker waits for the one buffer there is, frees it as soon as it has it, and queues again. The floor is
+A relay: every worker waits for the one buffer that moves, frees it as soon as it has it, and queues again. The floor is
 the same relay with a token in an `asyncio.Queue`. A queue lets whoever asks first have what was just put, woken getter
 or not, so two queues are used in turn; otherwise a worker would take back the token that it has just passed on.
 """
@@ -19,6 +19,8 @@ BOUND: Final = 1.3
 QUESTION: Final = "a free wakes a waiter that resumes, against an asyncio.Queue hand-over, per hand-over"
 WAITING: Final = (1, 10_000)
 SIZE: Final = 1 << 20
+RESIDENTS: Final = 31
+"""Buffers that stay where they are, as in any pool that is full: one free among them changes no level of pressure."""
 
 Baton = TypeVar("Baton")
 
@@ -67,8 +69,10 @@ async def _measure(waiting: int, effort: Effort) -> Row:
 
 @contextlib.asynccontextmanager
 async def pool_relay(waiting: int) -> AsyncIterator[Loop]:
-    """Let `waiting` workers and one more wait for a pool's only buffer."""
-    async with AsyncMemoryPool("host", limit=SIZE, segment_size=SIZE) as pool:
+    """Let `waiting` workers and one more wait for the one buffer of a full pool that changes hands."""
+    limit = SIZE * (RESIDENTS + 1)
+    async with AsyncMemoryPool("host", limit=limit, segment_size=limit) as pool:
+        residents = [await pool.allocate_async(SIZE) for _ in range(RESIDENTS)]
         relay = Relay(await pool.allocate_async(SIZE), Buffer.free)
 
         async def worker() -> None:
@@ -78,6 +82,7 @@ async def pool_relay(waiting: int) -> AsyncIterator[Loop]:
         async with workers(waiting + 1, worker):
             yield relay.run
             relay.baton.free()
+        residents.clear()
 
 
 @contextlib.asynccontextmanager
