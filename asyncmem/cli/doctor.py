@@ -43,7 +43,7 @@ def _print(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def _devices(diagnosis: Diagnosis) -> Table:
-    table = _grid()
+    table = _grid(3)
     for device in diagnosis.devices:
         mark = "[green]ready[/]" if device.available else "[yellow]no[/]"
         table.add_row(device.name, mark, escape(device.detail))
@@ -51,7 +51,7 @@ def _devices(diagnosis: Diagnosis) -> Table:
 
 
 def _machine(diagnosis: Diagnosis) -> Table:
-    machine, nvidia, table = diagnosis.machine, diagnosis.nvidia, _grid()
+    machine, nvidia, table = diagnosis.machine, diagnosis.nvidia, _grid(2)
     table.add_row("python", f"{machine.implementation} {machine.python}, {escape(machine.executable)}")
     table.add_row("platform", f"{machine.platform}, {machine.processors} processors")
     table.add_row("core", escape(machine.core or f"not loaded: {machine.core_error}"))
@@ -64,11 +64,15 @@ def _machine(diagnosis: Diagnosis) -> Table:
 
 
 def _options(diagnosis: Diagnosis) -> Table:
-    table = _grid()
+    table = _grid(3)
     for option in diagnosis.options:
         table.add_row(option.name, escape(option.value), option.origin)
     return table
 
 
-def _grid() -> Table:
-    return Table(box=None, show_header=False, padding=(0, 2))
+def _grid(columns: int) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for _ in range(columns):
+        # A path that is cut short is of no use to anybody.
+        table.add_column(overflow="fold")
+    return table

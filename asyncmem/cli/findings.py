@@ -101,13 +101,17 @@ def _options(environ: Mapping[str, str]) -> tuple[tuple[OptionLine, ...], str | 
 
 def _shown(name: str, value: object) -> str:
     """Print an option's value with its unit."""
-    if isinstance(value, float):
-        return _shown_float(name, value)
-    is_size = isinstance(value, int) and not isinstance(value, bool)
-    # Counts are the only whole numbers that are no sizes.
-    if is_size and not name.endswith("_blocks") and name != "max_waiting":
-        return format_size(int(str(value)))
-    return "none" if value is None or value == () else str(value)
+    match value:
+        case None | ():
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case int():
+            # Counts are the only whole numbers that are no sizes.
+            return str(value) if name.endswith("_blocks") or name == "max_waiting" else format_size(value)
+        case float():
+            return _shown_float(name, value)
+    return str(value)
 
 
 def _shown_float(name: str, value: float) -> str:

@@ -52,6 +52,9 @@ def test_an_option_says_which_variable_set_it(invoke: Invoke, monkeypatch: pytes
     assert options["pregrow"] == ("16 MiB", "ASYNCMEM_CONF")
     assert options["timeout"] == ("none", "default")
     assert options["fraction"] == ("90%", "default")
+    assert options["defragment"] == ("on", "default")
+    assert options["stall_after"] == ("10 s", "default")
+    assert options["shared_cache_blocks"] == ("1024", "default")
 
 
 def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
