@@ -96,6 +96,8 @@ class Pipeline:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.plan.in_flight):
                     workers.create_task(self._work())
+                    # One after the other, as work comes in: all in one turn of the loop would be a stall of our own.
+                    await asyncio.sleep(0)
             showing.cancel()
 
     def progress(self) -> Progress:
