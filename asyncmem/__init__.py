@@ -38,7 +38,7 @@ from asyncmem.pool import AsyncMemoryPool, Budget, Lease, MemoryShare, Request
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "Array",

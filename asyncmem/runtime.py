@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncmem.pool import AsyncMemoryPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from asyncmem.stats import PoolStats
 
@@ -97,11 +98,13 @@ def device(name: str = "auto") -> RuntimeDevice:
         return _devices.setdefault(name, RuntimeDevice(name))
 
 
-def run(main: Callable[[], Coroutine[object, object, T]], *, debug: bool | None = None) -> T:
-    """Run a coroutine function to its end, on uvloop where it is installed, else on asyncio.
+def run(
+    main: Callable[[], Coroutine[object, object, T]] | Coroutine[object, object, T], *, debug: bool | None = None
+) -> T:
+    """Run a program to its end, on uvloop where it is installed, else on asyncio.
 
     Args:
-        main: Called without arguments on the loop; its result is the answer.
+        main: A coroutine, or a function without arguments that makes one; its result is the answer.
         debug: Whether the loop checks for slow callbacks and forgotten awaits.
     """
     try:
@@ -111,4 +114,4 @@ def run(main: Callable[[], Coroutine[object, object, T]], *, debug: bool | None 
     else:
         factory = uvloop.new_event_loop
     with asyncio.Runner(debug=debug, loop_factory=factory) as runner:
-        return runner.run(main())
+        return runner.run(main if isinstance(main, Coroutine) else main())

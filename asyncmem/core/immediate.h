@@ -33,7 +33,8 @@ static PySendResult asyncmem_send(PyObject *self, PyObject *arg, PyObject **resu
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030E0000 && !defined(Py_GIL_DISABLED)
 
 /* A StopIteration whose last instance is emptied and kept instead of being freed, so it never holds a value longer than
- * the interpreter does. */
+ * the interpreter does. A used one is not tracked by the cycle collector: it lives for the length of one await, and only
+ * who drives the await by hand and ties the exception into a cycle could lose it. */
 static PyTypeObject asyncmem_stop_type;
 static PyObject *asyncmem_spare; /* an emptied instance with no references, or NULL */
 
@@ -43,7 +44,7 @@ static void asyncmem_stop_dealloc(PyObject *self) {
         ((PyTypeObject *)PyExc_StopIteration)->tp_dealloc(self);
         return;
     }
-    PyObject_GC_UnTrack(self);
+    if (PyObject_GC_IsTracked(self)) PyObject_GC_UnTrack(self);
     s->suppress_context = 0;
     Py_CLEAR(s->notes);
     Py_CLEAR(s->traceback);
@@ -72,8 +73,11 @@ static void asyncmem_stop(PyObject *value) {
     PyObject *stop = asyncmem_spare;
     if (stop) {
         asyncmem_spare = NULL;
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
         _Py_NewReference(stop);
-        PyObject_GC_Track(stop);
+#else
+        Py_SET_REFCNT(stop, 1);
+#endif
     } else {
         stop = PyObject_CallNoArgs((PyObject *)&asyncmem_stop_type);
         if (!stop) {

@@ -41,9 +41,11 @@ class Waiter:
 
 W = TypeVar("W", bound=Waiter)
 
+_ANY = 1 << 63
+
 
 class Queue(Generic[W]):
-    """Waiters in order, grouped by size so that choosing one looks at a few dozen at most.
+    """Waiters in order, grouped by size so that choosing one looks at each size once, however many ask for it.
 
     Leaving is a mark on the waiter, not a search: a storm of cancellations costs the same for each. Not thread-safe;
     its owner holds the pool's turn.
@@ -83,10 +85,9 @@ class Queue(Generic[W]):
         waiter.mark = self.overtaken
         waiter.queue = self
         self._arrivals.append(waiter)
-        size = waiter.nbytes.bit_length()
-        group = self._by_size.get(size)
+        group = self._by_size.get(waiter.nbytes)
         if group is None:
-            group = self._by_size[size] = []
+            group = self._by_size[waiter.nbytes] = []
         heapq.heappush(group, (-waiter.priority, waiter.seq, waiter))
         self._urgent += waiter.priority != 0
         self._places += 1
@@ -114,8 +115,8 @@ class Queue(Generic[W]):
         """Answer who must be served first: the most urgent, or the oldest once its budget forbids that."""
         if not self._urgent:
             return self.oldest()
-        urgent = min(self._fronts())[2]
-        return urgent if self._may_overtake(urgent) else self.oldest()
+        urgent = min(self._fronts(_ANY))[2]
+        return urgent if self.may_overtake(urgent) else self.oldest()
 
     def first_in_line(self) -> W | None:
         """Answer the head when that takes no thought, because all priorities are 0; else None."""
@@ -128,33 +129,39 @@ class Queue(Generic[W]):
             arrivals.popleft()
         return arrivals[0] if arrivals else None
 
-    def serve(self, grant: Callable[[W], bool]) -> list[W]:
+    def serve(self, grant: Callable[[W], bool], room: Callable[[], int]) -> list[W]:
         """Grant to everybody who fits, in order, as far as the overtaking budget allows.
 
         Args:
             grant: Tries to serve one waiter and says whether it did; when it did, what it gives is booked already.
+            room: Answers the bytes that are free; who asks for more is not tried.
 
         Returns:
             Who was served and has left, in that order.
         """
         served: list[W] = []
-        while (next_one := self._serve_one(grant)) is not None:
+        while (next_one := self._serve_one(grant, room)) is not None:
             served.append(next_one)
         return served
 
-    def _serve_one(self, grant: Callable[[W], bool]) -> W | None:
+    def _serve_one(self, grant: Callable[[W], bool], room: Callable[[], int]) -> W | None:
         head = self.head()
         if head is None:
             return None
-        if grant(head):
+        free = room()
+        if head.nbytes <= free and grant(head):
             return self._granted(head)
-        # Only the front of each size group is tried: within a group the ones behind are smaller by half at most.
-        for _, _, waiter in sorted(self._fronts()):
-            if waiter is not head and self._may_overtake(waiter) and grant(waiter):
-                return self._granted(waiter)
+        # What failed once is not tried again in as large a size, so the tries are few however many wait.
+        smallest = min(head.nbytes, free + 1)
+        for _, _, waiter in sorted(self._fronts(smallest)):
+            if waiter.nbytes < smallest and self.may_overtake(waiter):
+                if grant(waiter):
+                    return self._granted(waiter)
+                smallest = waiter.nbytes
         return None
 
-    def _may_overtake(self, waiter: W) -> bool:
+    def may_overtake(self, waiter: W) -> bool:
+        """Say whether a waiter may be granted before the oldest one."""
         oldest = self.oldest()
         if oldest is None or oldest is waiter:
             return True
@@ -166,8 +173,8 @@ class Queue(Generic[W]):
         self.leave(waiter)
         return waiter
 
-    def _fronts(self) -> Iterator[tuple[int, int, W]]:
-        for size in list(self._by_size):
+    def _fronts(self, below: int) -> Iterator[tuple[int, int, W]]:
+        for size in [size for size in self._by_size if size < below]:
             group = self._by_size[size]
             while group and group[0][2].queue is not self:
                 heapq.heappop(group)

@@ -7,13 +7,13 @@ queue marks the flow as changed, and the turn pumps it before it lets go.
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncmem.core import FLAG_FREE, FLAG_LIVE, FLAG_WAITING
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout, RequestCancelled, TooManyRequests
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
@@ -104,7 +104,7 @@ class Flow:
             elif waiting.total > self.supply.limit - self.core.live() and share.may_wait:
                 self._queue_up(waiting, share)  # there is no such memory before somebody frees some
                 self._changed = share is not self.pool or self.options.fallback is not None or waiting.inline
-            elif self._anyone_before(share) or not self._grant(waiting):
+            elif self._anyone_before(share) or not self._grant_at_once(waiting):
                 self._queue_up(waiting, share)
                 self._changed = True
         finally:
@@ -207,7 +207,7 @@ class Flow:
     def fail(self, waiting: Waiting | None, error: Exception) -> None:
         """End a request with an error, from an errand; without one the error is a warning."""
         if waiting is None:
-            warnings.warn(f"pool {self.pool.name!r}: {error}", RuntimeWarning, stacklevel=2)
+            alarm(f"pool {self.pool.name!r}: {error}", RuntimeWarning)
             return
         with self.turn:
             self.withdraw(waiting, error)
@@ -337,27 +337,32 @@ class Flow:
                 self._serve()
                 head = self.queue.head()
                 again = head is not None and self._provide(head)
+            if head is not None and not self.busy and self.queue.overtaken > head.mark:
+                self.watch.overtaken()
         self._left_over = self.core.reserved() - self.core.live()
         self._gate()
 
     def _serve(self) -> None:
         for budget in reversed(self.budgets):  # the inner ones were made last
             if len(budget.queue):
-                for waiting in budget.queue.serve(budget.let_through):
+                for waiting in budget.queue.serve(budget.let_through, budget.room):
                     budget.parent_queue.join(waiting)
-        for waiting in self.queue.serve(self._grant):
+        for waiting in self.queue.serve(self._grant, self._room):
             self.tally.left(waiting)
             self.tally.misses += len(waiting.sizes)
             self._owed.append(waiting.wake)
 
+    def _room(self) -> int:
+        return self.core.reserved() - self.core.live()
+
     def _grant(self, waiting: Waiting) -> bool:
-        if waiting.overdue:
-            return False
+        return not waiting.overdue and self._grant_at_once(waiting)
+
+    def _grant_at_once(self, waiting: Waiting) -> bool:
         found = self.taker.take(waiting)
-        if found is None:
-            return False
-        self._granted(waiting, found)
-        return True
+        if found is not None:
+            self._granted(waiting, found)
+        return found is not None
 
     def _granted(self, waiting: Waiting, found: Buffer | Batch) -> None:
         for budget in waiting.promised:
@@ -411,10 +416,10 @@ class Flow:
             return True
         if self.busy or head.inline:
             return False
-        errand = self.ladder.next_errand(head)
+        errand = self.ladder.grow_for(head)
         if errand is None and self.ladder.tidy():
             return True
-        errand = errand or self._errand_without_hope(head)
+        errand = errand or self.ladder.make_room_for(head) or self._errand_without_hope(head)
         if errand is not None:
             self.busy = True
             self._owed.append(partial(self.submit, partial(self._run, errand)))
@@ -424,21 +429,28 @@ class Flow:
         with self.turn:
             if waiting.done or self.queue.head() is not waiting:
                 return None
-            errand = self.ladder.next_errand(waiting)
+            errand = self.ladder.grow_for(waiting)
             if errand is None and self.ladder.tidy():
                 self.changed()
                 return _nothing
-            return errand
+            return errand or self.ladder.make_room_for(waiting)
 
     def _errand_without_hope(self, waiting: Waiting) -> Errand | None:
+        if self.options.fallback is not None:
+            return partial(self._serve_from_host, waiting)
         # Waiting helps as long as somebody holds memory, or some is under way.
         if self.core.live() == 0 and not self.supply.leaving and not self.supply.coming:
             return self.ladder.last_errand(waiting)
-        return self.fallback(waiting)
-
-    def fallback(self, waiting: Waiting) -> Errand | None:
-        """Answer the errand that serves a request from the host instead, where the pool was told to."""
         return None
+
+    def _serve_from_host(self, waiting: Waiting) -> None:
+        found = self.pool.fallback.serve(waiting)
+        with self.turn:
+            if not waiting.done:
+                self._leave(waiting)
+                self._granted(waiting, found)
+                self.tally.cpu_fallbacks += len(waiting.sizes)
+                self._owed.append(waiting.wake)
 
     def _run(self, errand: Errand) -> None:
         try:

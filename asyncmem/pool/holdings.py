@@ -49,30 +49,29 @@ def label(owner: Hashable) -> str:
 
 
 class Holdings:
-    """Bytes held by owner. Changed under the pool's turn only."""
+    """What is held, by owner: addresses and bytes. Changed under the pool's turn only."""
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, int] = {}
+        self._held: dict[Hashable, list[tuple[int, int]]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, owner: Hashable, nbytes: int) -> None:
-        """Count bytes as held by an owner until `release`."""
-        self._held[owner] = self._held.get(owner, 0) + nbytes
+    def hold(self, owner: Hashable, place: tuple[int, int]) -> None:
+        """Count a range (address, bytes) as held by an owner until `release`."""
+        self._held.setdefault(owner, []).append(place)
 
-    def release(self, owner: Hashable, nbytes: int) -> None:
+    def release(self, owner: Hashable, place: tuple[int, int]) -> None:
         """Undo one `hold`."""
-        left = self._held.get(owner, 0) - nbytes
-        if left > 0:
-            self._held[owner] = left
-        else:
-            self._held.pop(owner, None)
+        places = self._held[owner]
+        places.remove(place)
+        if not places:
+            del self._held[owner]
 
     def of(self, owner: Hashable) -> int:
         """Answer the bytes that an owner holds."""
-        return self._held.get(owner, 0)
+        return sum(nbytes for _, nbytes in self._held.get(owner, ()))
 
-    def table(self) -> Mapping[Hashable, int]:
+    def table(self) -> Mapping[Hashable, list[tuple[int, int]]]:
         """Answer what everybody holds."""
         return self._held

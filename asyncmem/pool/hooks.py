@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest, LeakWarning
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.holdings import current_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import Notes, notes_of
@@ -33,7 +32,7 @@ class Hooks(Share):
         notes = notes_of(buffer)
         if notes.owner is None:
             with self.flow.turn:
-                notes.hold(self.flow.share_of(buffer), current_owner(running_home(self.flow.home)), buffer.size)
+                notes.hold(self.flow.share_of(buffer), current_owner(running_home(self.flow.home)), _place(buffer))
 
     def _left(self, buffer: Buffer) -> None:
         """Hear that a block ends; the buffer is freed next, which ends the hold."""
@@ -45,10 +44,9 @@ class Hooks(Share):
         if stream is not None:
             users.add(flow.stream_index(stream))
         users.discard(buffer.home)
-        nbytes = buffer.size  # the release takes it away
         buffer._release(flow.retire.entries_for(users) if users else ())
         if isinstance(notes, Notes) and notes.owner is not None:
-            flow.turn.post(partial(notes.let_go, nbytes))
+            flow.turn.post(notes.let_go)
         if flow.supply.direct:
             flow.turn.post(flow.upkeep.give_back_soon)
 
@@ -69,10 +67,9 @@ class Hooks(Share):
     def _forgotten(self, buffer: Buffer) -> None:
         site = buffer.notes.site if isinstance(buffer.notes, Notes) else None
         tag = f" tagged {buffer.tag!r}" if buffer.tag else ""
-        warnings.warn(
+        alarm(
             f"a buffer of {format_size(buffer.nbytes)}{tag} was dropped and never freed; it was made at {site}",
             LeakWarning,
-            stacklevel=2,
         )
 
     async def _to_device(self, buffer: Buffer) -> Buffer:
@@ -85,3 +82,7 @@ class Hooks(Share):
         await moved.stream.synchronize()
         buffer.free()
         return moved
+
+
+def _place(buffer: Buffer) -> tuple[int, int]:
+    return buffer.address, buffer.size

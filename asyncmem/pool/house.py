@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from typing import TYPE_CHECKING
 
 from asyncmem.core import Core
 from asyncmem.devices import Device, device
 from asyncmem.engine.retire import Retire
-from asyncmem.errors import LeakWarning, PoolClosed
+from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
+from asyncmem.figures import format_size
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.flow import Flow
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.supply import Supply
@@ -46,6 +47,9 @@ class House:
         if isinstance(options.limit, int):
             self.device.suggest_capacity(options.limit)
         self.total = self.device.capacity
+        known = ("auto", "direct", *self.device.segment_kinds)
+        if options.segments not in known:
+            raise InvalidRequest("segments", options.segments, f"one of {', '.join(map(repr, known))} on this device")
         self.core = Core(self.device, pool, **core_settings(options))
         self.retire = Retire(
             self.core,
@@ -57,7 +61,10 @@ class House:
         me = weakref.ref(self)
         self.worker = factory(f"asyncmem {pool.name}", lambda: _tick(me), lambda error: _died(me, error))
         self.flow = Flow(pool, self.core, self.retire, self._make_supply, self.worker.submit, options)
+        with self.flow.turn:
+            self.flow.pressure.look()
         self.released = False
+        self.counted: dict[str, float] = {}  # the counters at the last reset
         _houses.add(self)
         self.core.open = not (options.track or self.flow.supply.direct)
         self.core.observed = not self.core.open
@@ -98,7 +105,7 @@ class House:
     def tick(self) -> bool:
         """Look after an idle pool, on the worker's thread."""
         flow = self.flow
-        flow.retire.poll()
+        flow.taker.poll()
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device
             if len(flow.queue):
@@ -110,8 +117,8 @@ class House:
     def break_down(self, error: BaseException) -> None:
         """Close loudly after the worker has died of an error."""
         name = self.flow.pool.name
-        warnings.warn(f"pool {name!r}: the worker ended with {error!r}; the pool is closed", RuntimeWarning, stacklevel=2)
         self.flow.close(PoolClosed(name, f"its worker ended with {error!r}"))
+        alarm(f"pool {name!r}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
 
 
 def _forked() -> None:
@@ -135,17 +142,18 @@ def core_settings(options: PoolOptions) -> dict[str, object]:
 
 
 def warn_of_leaks(house: House) -> None:
-    """Name the buffers that are still held when their pool is closed."""
-    counts = house.core.counts()
-    if counts.live_blocks == 0:
+    """Name the buffers that are still held when their pool is closed; freed ones that are still exported are not held."""
+    core = house.core
+    held = core.account(0).requested - core.exported_bytes
+    if held <= 0:
         return
-    tags = ", ".join(f"{tag!r}: {nbytes} bytes" for tag, nbytes in house.core.tag_bytes().items())
-    warnings.warn(
-        f"pool {house.flow.pool.name!r} was closed while {counts.live_blocks} buffers of {counts.live} bytes were held"
+    tags = ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in core.tag_bytes().items())
+    alarm(
+        f"pool {house.flow.pool.name!r} was closed while buffers of {format_size(held)} were held"
         + (f" ({tags})" if tags else "")
         + "; they stay valid until they are freed",
         LeakWarning,
-        stacklevel=3,
+        level=4,
     )
 
 

@@ -32,19 +32,26 @@ class Ladder:
         self._supply = flow.supply
         self.rungs = flow.tally.rungs
 
-    def next_errand(self, waiting: Waiting) -> Callable[[], None] | None:
-        """Answer what would bring memory for this request, or None where only others can."""
+    def grow_for(self, waiting: Waiting) -> Callable[[], None] | None:
+        """Answer the errand that gets all of a request from the device, or None where the limit forbids it."""
         order = self._supply.order(waiting.pieces)
+        return None if order is None else partial(self._grow, order, waiting)
+
+    def make_room_for(self, waiting: Waiting) -> Callable[[], None] | None:
+        """Answer the errand that turns free memory into what a request needs, or None where only others can help.
+
+        Comes after `tidy`. What is given back makes room for growth that holds the whole request, so the two rungs
+        cannot undo each other for ever.
+        """
+        order = self._supply.order_part(waiting.pieces)
         if order is not None:
             return partial(self._grow, order, waiting)
-        returns = self._supply.detach_for(max(waiting.pieces))
-        if returns:
-            return partial(self._trim, returns, waiting)
-        return None
+        returns = self._supply.detach_for(waiting.total)
+        return partial(self._trim, returns, waiting) if returns or self._supply.stranded else None
 
     def tidy(self) -> bool:
         """Make the most of what is mapped, at once; says whether that changed anything."""
-        found = {"retire": self._flow.retire.poll(), "flush": self._core.flush(), "merge": self._core.merge()}
+        found = {"retire": self._flow.taker.poll(), "flush": self._core.flush(), "merge": self._core.merge()}
         for rung, gain in found.items():
             self.rungs[rung] += gain > 0
         return any(found.values())

@@ -117,10 +117,11 @@ class Lease(Share):
         flow = super().flow
         core = found._core
         owner = current_owner(running_home(flow.home))
+        place = found.address, found.size
         with flow.turn:
             account = core.add_account(-1, None)
             self._attach(core, account, core.open_lease(found._disown()))
-            self._range.hold(self.parent, owner, self._size)
+            self._range.hold(self.parent, owner, place)
             flow.shares[account] = self
         return self
 
@@ -130,7 +131,7 @@ class Lease(Share):
         self._ended = True
         flow = super().flow
         with flow.turn:
-            self._range.let_go(self._size)
+            self._range.let_go()
             flow.core.close_lease(self._arena)
             flow.shares.pop(self._account, None)
             self._attach(None)  # shuts the doors

@@ -23,29 +23,31 @@ class Notes:
     Attributes:
         owner: Who holds it until a block ends, or None.
         share: Where `owner` counts as its holder.
+        place: Address and bytes that it holds.
         users: Streams, by index, that use it beside its home.
         site: "file:line" where it was asked for, when tracking is on.
     """
 
-    __slots__ = ("owner", "share", "site", "users")
+    __slots__ = ("owner", "place", "share", "site", "users")
 
     def __init__(self, site: str | None = None) -> None:
         self.owner: Hashable = None
         self.share: Share | None = None
+        self.place = (0, 0)
         self.users: set[int] = set()
         self.site = site
 
-    def hold(self, share: Share, owner: Hashable, nbytes: int) -> None:
-        """Count the buffer as held by an owner, in its share and whatever that is a part of (with the turn held)."""
-        self.owner, self.share = owner, share
+    def hold(self, share: Share, owner: Hashable, place: tuple[int, int]) -> None:
+        """Count a range as held by an owner, in a share and whatever that is a part of (with the turn held)."""
+        self.owner, self.share, self.place = owner, share, place
         for one in share.lineage():
-            one.holdings.hold(owner, nbytes)
+            one.holdings.hold(owner, place)
 
-    def let_go(self, nbytes: int) -> None:
+    def let_go(self) -> None:
         """Undo `hold` (with the turn held)."""
         if self.owner is not None and self.share is not None:
             for one in self.share.lineage():
-                one.holdings.release(self.owner, nbytes)
+                one.holdings.release(self.owner, self.place)
         self.owner = None
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
 from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.options import PoolOptions
+from asyncmem.pool.alarm import alarm
+from asyncmem.pool.fallback import HostFallback
 from asyncmem.pool.hooks import Hooks
 from asyncmem.pool.house import House, core_settings, warn_of_leaks
 from asyncmem.pool.latch import Latch
-from asyncmem.pool.snapshot import pool_stats, summary
+from asyncmem.pool.snapshot import counters, pool_stats, since, summary
 from asyncmem.pool.waiting import Waiting
 from asyncmem.pool.worker import Worker
 from asyncmem.units import format_size, parse_size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from asyncmem.core import Batch, Buffer
     from asyncmem.devices import Device
     from asyncmem.options import OptionArguments
     from asyncmem.pool.flow import Flow
@@ -67,6 +69,7 @@ class AsyncMemoryPool(Hooks):
         self._house: House | None = None
         self._closed = False
         self._ready: Latch[object] | None = None
+        self.fallback = HostFallback(self)
 
     def __repr__(self) -> str:
         if self._house is None:
@@ -115,9 +118,13 @@ class AsyncMemoryPool(Hooks):
             flow.supply.fill(order)
         sizes = [size for size, count in self._options.warmup for _ in range(count)]
         if sizes and flow.closed is None:
-            waiting = Waiting(flow, self, tuple(sizes), None)
-            waiting.batch = True
-            flow.ask_blocking(waiting).free()
+            self.serve_blocking(tuple(sizes), batch=True, tag=None).free()
+
+    def serve_blocking(self, sizes: tuple[int, ...], *, batch: bool, tag: str | None) -> Buffer | Batch:
+        """Answer buffers from a thread that may block, without a place in the loop's order."""
+        waiting = Waiting(self.flow, self, sizes, None)
+        waiting.batch, waiting.tag = batch, tag
+        return self.flow.ask_blocking(waiting)
 
     async def open(self, *, wait: bool = False) -> None:
         """Start the worker; nothing where it runs already.
@@ -185,15 +192,22 @@ class AsyncMemoryPool(Hooks):
 
     def _finish(self, house: House) -> Latch[object]:
         house.flow.close(PoolClosed(self.name))
-        return house.run(house.release)
+        last: Latch[object] = Latch(house.release)
+        if house.worker.alive:
+            house.worker.submit(last)
+        else:  # it died, or ended with a fork: what is free goes back from here
+            last()
+        return last
 
     def _end(self, house: House, last: Latch[object]) -> None:
-        if not last.done or not house.worker.close(1.0):
-            warnings.warn(
+        house.worker.close(0)
+        if not last.done:
+            alarm(
                 f"pool {self.name!r}: its worker is still in a call of the device; it ends after that",
                 RuntimeWarning,
-                stacklevel=3,
+                level=3,
             )
+        self.fallback.close()
         warn_of_leaks(house)
 
     async def __aenter__(self) -> Self:
@@ -223,7 +237,7 @@ class AsyncMemoryPool(Hooks):
         if house is None or self._closed or house.core.forked:
             return
         self._closed = True
-        warnings.warn(f"pool {self.name!r} was dropped and never closed", LeakWarning, stacklevel=2, source=self)
+        alarm(f"pool {self.name!r} was dropped and never closed", LeakWarning)
         house.flow.turn.post(house.flow.shut)
         house.worker.submit(house.release)
         house.worker.submit(_end_of(house))
@@ -293,6 +307,11 @@ class AsyncMemoryPool(Hooks):
         """Give wholly free segments back: at once, or on an event loop's thread soon, by the worker."""
         self.flow.upkeep.empty_cache()
 
+    def reset_stats(self) -> None:
+        """Start the counters again from zero, and the peaks from what there is now."""
+        self.reset_peaks()
+        self.house.counted = counters(pool_stats(self))
+
     def reset_peaks(self) -> None:
         """Start the peaks again from what there is now."""
         self.house.core.reset_peaks()
@@ -309,7 +328,7 @@ class AsyncMemoryPool(Hooks):
 
     def stats(self) -> PoolStats:
         """Answer the figures of this moment."""
-        return pool_stats(self)
+        return since(pool_stats(self), self.house.counted)
 
     def summary(self) -> str:
         """Answer the figures of this moment as text for one screen."""

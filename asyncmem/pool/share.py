@@ -271,9 +271,13 @@ class Budget(Share):
             self._core.set_limit(self._account, nbytes)
             self.flow.changed()
 
+    def room(self) -> int:
+        """Answer the bytes that may still be let through."""
+        return self._limit - self._core.account(self._account).live - self._promised
+
     def let_through(self, waiting: Waiting) -> bool:
         """Count a request against this budget, if it fits, so that it may wait further up (with the turn held)."""
-        if self._core.account(self._account).live + self._promised + waiting.total > self._limit:
+        if waiting.total > self.room():
             return False
         self._promised += waiting.total
         waiting.promised += (self,)

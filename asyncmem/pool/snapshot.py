@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncmem.facts import OutOfMemoryFacts
@@ -26,7 +27,7 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
     misses = tally.misses + flow.taker.foreign
     memory = supply.memory
     return PoolStats(
-        name=pool.name, device=pool.device.name, limit=supply.limit, pressure=flow.pressure.level,
+        name=pool.name, device=pool.device.name, limit=supply.limit, pressure=Pressure.of(counts.live / max(supply.limit, 1)),
         allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
         cached_bytes=counts.reserved - counts.live,
         inactive_split_bytes=counts.reserved - counts.live - counts.empty, pending_fence_bytes=core.pending(),
@@ -42,6 +43,23 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         cancellations=tally.cancellations, deadlocks=tally.deadlocks, late_fences=retired.late_fences,
         loop_blocking_calls=tally.loop_blocking_calls, cpu_fallbacks=tally.cpu_fallbacks, rungs=dict(tally.rungs),
     )  # fmt: skip
+
+
+_COUNTERS = (
+    "num_allocations", "num_frees", "hits_stream", "hits_shared", "hits_mapped", "num_cache_misses", "driver_calls",
+    "grows", "trims", "waits", "wait_seconds", "bypassed_bytes", "handed_back", "timeouts", "cancellations",
+    "deadlocks", "late_fences", "loop_blocking_calls", "cpu_fallbacks",
+)  # fmt: skip
+
+
+def counters(stats: PoolStats) -> dict[str, float]:
+    """Answer what only grows, to be taken off later figures."""
+    return {name: getattr(stats, name) for name in _COUNTERS}
+
+
+def since(stats: PoolStats, counted: dict[str, float]) -> PoolStats:
+    """Answer the figures with the counters as they have grown since then."""
+    return replace(stats, **{name: getattr(stats, name) - before for name, before in counted.items()})
 
 
 def share_stats(share: Share) -> PoolStats:

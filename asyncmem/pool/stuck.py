@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import TYPE_CHECKING
 
-from asyncmem.engine.deadlock import Claim, stuck
+from asyncmem.engine.deadlock import Claim, Space, stuck
 from asyncmem.errors import DeadlockError, StallWarning
 from asyncmem.facts import OwnerInfo, owner_table
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.holdings import current_owner, label
 
 if TYPE_CHECKING:
@@ -38,16 +38,34 @@ class DeadlockWatch:
                 if share.holdings.of(owner):
                     self._resolve(share)
 
+    def overtaken(self) -> None:
+        """Look again, because a grant may have used up what may overtake the head, and so barred others."""
+        if len(self._flow.pool.holdings):
+            self._resolve(self._flow.pool)
+
     def _resolve(self, share: Share) -> None:
-        sleeping = [one for one in self._flow.waiters() if one.owner is not None and share in one.share.lineage()]
-        claims = [Claim(one.owner, one.total, one.deadline is None) for one in sleeping]
-        caught = {id(claim) for claim in stuck(claims, share.holdings.table(), share.capacity())}
-        lost = [one for one, claim in zip(sleeping, claims, strict=True) if id(claim) in caught]
-        if lost:
+        # A victim is expected to free what it holds; if that is not enough for the others, there is another.
+        while lost := self._lost(share):
             self._flow.tally.deadlocks += 1
-            victim = max(lost, key=lambda one: one.since)
+            victim = max(lost, key=lambda one: one.seq)
             error = DeadlockError(pool=share.name, owners=owners_of(lost), hints=_hints(lost))
             self._flow.withdraw(victim, error)
+
+    def _lost(self, share: Share) -> list[Waiting]:
+        sleeping = [one for one in self._flow.waiters() if one.owner is not None and share in one.share.lineage()]
+        sleeping.sort(key=lambda one: one.seq)
+        queue = self._flow.queue
+        claims = [
+            Claim(
+                one.owner, one.total, max(one.pieces), one.deadline is None,
+                barred=one.queue is queue and not queue.may_overtake(one),
+            )
+            for one in sleeping
+        ]  # fmt: skip
+        segments = [(one.address, one.nbytes) for one in self._flow.supply.segments.values()]
+        space = Space(share.capacity(), self._flow.supply.limit, segments)
+        caught = {id(claim) for claim in stuck(claims, share.holdings.table(), space)}
+        return [one for one, claim in zip(sleeping, claims, strict=True) if id(claim) in caught]
 
     def stalled(self) -> None:
         """Warn with the table of owners when nothing has moved for `stall_after` seconds while somebody waits."""
@@ -57,11 +75,10 @@ class DeadlockWatch:
             self._seen, self._since = self._flow.progress, now
         elif self._flow.options.stall_after is not None and now - self._since >= self._flow.options.stall_after:
             self._since = None  # once for each stall
-            warnings.warn(
+            alarm(
                 f"pool {self._flow.pool.name!r}: nothing was granted for {self._flow.options.stall_after:g} s, and "
                 f"nothing proves a deadlock\n{owner_table(owners_of(waiting))}",
                 StallWarning,
-                stacklevel=2,
             )
 
 

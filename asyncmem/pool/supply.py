@@ -86,7 +86,7 @@ class Supply:
         self.trims = 0
         self.memory = MemoryInfo(free=device.capacity, total=device.capacity)  # what was last seen; the worker asks
         self.segments: dict[int, Segment] = {}
-        self._stranded: list[Return] = []
+        self.stranded: list[Return] = []  # what the device did not take back; offered again with the next
         self._in_arena = [0, 0]
         self._arena_of: dict[int, int] = {}
 
@@ -104,20 +104,24 @@ class Supply:
         return Room(self.limit, self._core.reserved() + self.leaving, self.coming)
 
     def order(self, sizes: Sequence[int]) -> Order | None:
-        """Decide on growth for buffers of these sizes; None where the limit or the device forbids it."""
-        order = self._plan_for(sizes)
-        if order is not None:
-            self.coming += order.nbytes
-        return order
+        """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it."""
+        return self._count(self._plan(sum(sizes), self.growth.arena(max(sizes))))
+
+    def order_part(self, sizes: Sequence[int]) -> Order | None:
+        """Decide on growth for the largest of these sizes, where the free memory may hold the others."""
+        total, largest = sum(sizes), max(sizes)
+        if len(sizes) == 1 or self._core.reserved() - self._core.live() + largest < total:
+            return None
+        return self._count(self._plan(largest, self.growth.arena(largest)))
 
     def can_order(self, sizes: Sequence[int]) -> bool:
         """Say whether `order` would answer one."""
-        return self._plan_for(sizes) is not None
+        return self._plan(sum(sizes), self.growth.arena(max(sizes))) is not None
 
-    def _plan_for(self, sizes: Sequence[int]) -> Order | None:
-        # One segment for all of them, else one for the largest: the others may fit elsewhere.
-        arena = self.growth.arena(max(sizes))
-        return self._plan(sum(sizes), arena) or self._plan(max(sizes), arena)
+    def _count(self, order: Order | None) -> Order | None:
+        if order is not None:
+            self.coming += order.nbytes
+        return order
 
     def order_ahead(self) -> Order | None:
         """Decide on growth ahead of need, when less than the headroom is free; None where there is enough."""
@@ -222,14 +226,14 @@ class Supply:
             DeviceError: The device failed. What it did not take counts as reserved and is offered again next time.
         """
         given = 0
-        returns, self._stranded = [*self._stranded, *returns], []
+        returns, self.stranded = [*self.stranded, *returns], []
         while returns:
             one = returns[-1]
             try:
                 self._retire.settle(one.entries)
                 self._device.free_segment(one.segment)
             except BaseException:
-                self._stranded = returns
+                self.stranded = returns
                 raise
             returns.pop()
             given += one.segment.nbytes

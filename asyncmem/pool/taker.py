@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncmem.core import Batch
-from asyncmem.errors import AsyncmemError
+from asyncmem.errors import AsyncmemError, DeviceError
 from asyncmem.pool.notes import Notes
 
 if TYPE_CHECKING:
@@ -36,8 +36,15 @@ class Taker:
             for buffer in found if isinstance(found, Batch) else [found]:
                 buffer.notes = note = Notes(waiting.site)
                 if waiting.holder is not None:
-                    note.hold(waiting.share, waiting.holder, buffer.size)
+                    note.hold(waiting.share, waiting.holder, (buffer.address, buffer.size))
         return found
+
+    def poll(self) -> int:
+        """Look which fences are done; one that cannot be asked counts as not done."""
+        try:
+            return self._retire.poll()
+        except DeviceError:
+            return 0  # a device that is lost says so to whoever grows or frees on it
 
     def _find(self, share: Share, ask: Waiting) -> Buffer | Batch | None:
         found = share.grant(ask, anywhere=False)
@@ -45,7 +52,7 @@ class Taker:
             return found
         # Memory of the other size class is only for requests that cannot have a segment of their own.
         anywhere = share.may_wait and not self._supply.can_order(ask.pieces)
-        if anywhere or self._retire.poll():
+        if anywhere or self.poll():
             found = share.grant(ask, anywhere=anywhere)
         if found is None and len(self._core.stream_objects) > 1:
             found = self._take_foreign(share, ask, anywhere=anywhere)

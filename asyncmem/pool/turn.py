@@ -47,10 +47,12 @@ class Turn:
         """Settle what is owed and let go of the lock."""
         notes, lock = self._notes, self._lock
         while True:
-            while notes:
-                notes.popleft()()
-            owed = self._settle()
-            lock.release()
+            try:
+                while notes:
+                    notes.popleft()()
+                owed = self._settle()
+            finally:
+                lock.release()  # also after a defect, which would be a hang otherwise
             for call in owed:
                 call()
             # A note that came while the lock was held was left to us; one that comes now finds the lock free.

@@ -147,8 +147,9 @@ class Waiting(Waiter):
         """Let a task sleep until the end; False when that has come."""
         with self.keeper.turn:
             if not self.done:
-                self._sleepers += (sleeper,)
                 self.keeper.asleep(self)
+            if not self.done:  # it may be the victim of the deadlock that it closed
+                self._sleepers += (sleeper,)
             return not self.done
 
     def abandon(self, sleeper: Sleeper) -> None:

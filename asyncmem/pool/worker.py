@@ -45,9 +45,13 @@ class Worker:
         self._jobs.put(job)
 
     def close(self, timeout: float | None = None) -> bool:
-        """End the thread after the jobs that were submitted (blocks); says whether it ended in time."""
+        """End the thread after the jobs that were submitted; says whether it has ended.
+
+        Args:
+            timeout: The most seconds that this blocks for; 0 does not block, None has no bound.
+        """
         self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
+        if timeout != 0 and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -40,9 +40,9 @@ cdef class Allocator:
             InvalidRequest: An argument that cannot be right; a nonzero timeout on a running event loop's thread.
             OutOfMemoryError: There is no such memory, with all facts.
         """
-        cdef Buffer buffer = _take(self, size, stream, tag)
-        if buffer is not None:
-            return buffer
+        cdef PyObject* buffer = _take(self, size, stream, tag)
+        if buffer != NULL:
+            return asyncmem_owned(buffer)
         return self._allocate(size, stream, tag, priority, timeout)
 
     def allocate_async(self, size, *, stream=None, tag=None, priority=0, timeout=None):
@@ -61,21 +61,20 @@ cdef class Allocator:
         Raises:
             InvalidRequest: An argument that cannot be right. Everything else is raised at the await.
         """
-        cdef Core core = self.core
-        cdef Buffer buffer
+        cdef PyObject* buffer
         # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
-        if core is not None and core.streak < 1000:
+        if self.core is not None and self.core.streak < 1000:
             buffer = _take(self, size, stream, tag)
-            if buffer is not None:
-                core.streak += 1
-                return _ready(buffer, buffer.nbytes)
+            if buffer != NULL:
+                self.core.streak += 1
+                return asyncmem_owned(_ready(buffer, (<Buffer>buffer).nbytes))
         return self._request(size, stream, tag, priority, timeout)
 
     def try_allocate(self, size, *, stream=None, tag=None):
         """Answer a buffer if that takes no waiting, growing or overtaking, else None. From any thread."""
-        cdef Buffer buffer = _take(self, size, stream, tag)
-        if buffer is not None:
-            return buffer
+        cdef PyObject* buffer = _take(self, size, stream, tag)
+        if buffer != NULL:
+            return asyncmem_owned(buffer)
         return self._try(size, stream, tag)
 
     def allocate_batch(self, sizes, *, stream=None, tag=None, priority=0, timeout=None):
@@ -94,7 +93,7 @@ cdef class Allocator:
             batch = _take_batch(self, sizes, stream, tag)
             if batch is not None:
                 core.streak += 1
-                return _ready(batch, 0)
+                return _granted(batch, 0)
         return self._request_batch(sizes, stream, tag, priority, timeout)
 
 
@@ -117,19 +116,20 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
     return True
 
 
-cdef inline Buffer _take(Allocator door, object size, object stream, object tag):
+cdef inline PyObject* _take(Allocator door, object size, object stream, object tag) except? NULL:
+    # A buffer with one reference, the caller's; NULL for a miss.
     cdef Ask ask
     cdef uint32_t block
     cdef int64_t nbytes
     if not PyLong_CheckExact(size) or not _ask(door, &ask, stream, tag):
-        return None
+        return NULL
     nbytes = _exact(size)
     if nbytes <= 0:
-        return None
+        return NULL
     ask.nbytes = nbytes
     block = door.core.c.take(ask, door.core.last)
     if block == 0:
-        return None
+        return NULL
     return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, tag)
 
 

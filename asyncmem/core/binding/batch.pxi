@@ -67,11 +67,11 @@ cdef class Batch:
             buffer.__exit__()
 
     def __aenter__(self):
-        return _ready(self.__enter__(), self.nbytes)
+        return _granted(self.__enter__(), self.nbytes)
 
     def __aexit__(self, *details):
         self.__exit__()
-        return _ready(None, -1)
+        return _granted(None, -1)
 
 
 cdef Batch _batch(Core core, tuple buffers):
@@ -131,7 +131,7 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
 cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEM(tuple buffers, Py_ssize_t i)
     tuple PyTuple_New(Py_ssize_t count)
-    void PyTuple_SET_ITEM(object buffers, Py_ssize_t i, object stolen)
+    void PyTuple_SET_ITEM(object buffers, Py_ssize_t i, PyObject* stolen)
 
 
 from collections.abc import Sequence

@@ -311,11 +311,11 @@ cdef class Buffer:
             self.free()
 
     def __aenter__(self):
-        return _ready(self.__enter__(), self.nbytes)
+        return _granted(self.__enter__(), self.nbytes)
 
     def __aexit__(self, *details):
         self.__exit__()
-        return _ready(None, -1)
+        return _granted(None, -1)
 
     def use_on(self, stream):
         """Let another stream use it from here on: that stream waits for the home's work so far, and its own later work

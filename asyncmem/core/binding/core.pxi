@@ -101,7 +101,7 @@ cdef class Core(Heap):
         cdef uint32_t block = self.c.take(ask, self.last)
         if not block:
             return None
-        return _wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag)
+        return asyncmem_owned(_wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag))
 
     def grant_many(self, sizes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
         """Answer a batch with one buffer a size, or None when not all fit. Zero sizes give empty buffers."""
@@ -117,9 +117,10 @@ cdef class Core(Heap):
         if index == 0:
             if nbytes != 0:
                 raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
-            return _wrap(self, 0, 0, 0, 0, tag)
+            return asyncmem_owned(_wrap(self, 0, 0, 0, 0, tag))
         cdef uint64_t size = _size(nbytes)
-        return _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag)
+        return asyncmem_owned(
+            _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag))
 
     def adopt_many(self, blocks, sizes, tag=None):
         """Wrap blocks that were taken from this heap as one batch."""
@@ -148,7 +149,8 @@ cdef class Core(Heap):
         cdef vector[Granted] granted
         cdef Py_ssize_t i, count = sizes.size()
         cdef Granted* next
-        cdef object buffers, buffer
+        cdef object buffers
+        cdef PyObject* buffer
         self.tag(tag)  # before anything is taken, so that a wrong one raises here
         for i in range(count):
             if sizes[i]:
@@ -165,7 +167,6 @@ cdef class Core(Heap):
                 next += 1
             else:
                 buffer = _wrap(self, 0, 0, 0, ask.stream, tag)
-            Py_INCREF(buffer)
             PyTuple_SET_ITEM(buffers, i, buffer)
         return _batch(self, <tuple>buffers)
 
@@ -207,20 +208,26 @@ cdef void _report(object error, object where) noexcept:
     PyErr_WriteUnraisable(where)
 
 
-cdef inline Buffer _wrap(Core core, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, object tag):
-    cdef Buffer buffer = _new_buffer()
-    cdef Tag label
+cdef inline PyObject* _wrap(
+    Core core, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, object tag
+) except NULL:
+    # A buffer over a granted block, with one reference, the caller's.
+    cdef PyObject* buffer = _new_buffer()
     Py_INCREF(core)
-    buffer.owner = <PyObject*>core
-    buffer.block = block
-    buffer.where = address
-    buffer.nbytes = nbytes
-    buffer.home = home
-    buffer.alive = True
+    (<Buffer>buffer).owner = <PyObject*>core
+    (<Buffer>buffer).block = block
+    (<Buffer>buffer).where = address
+    (<Buffer>buffer).nbytes = nbytes
+    (<Buffer>buffer).home = home
+    (<Buffer>buffer).alive = True
     if tag is not None:
-        label = core.tag(tag)
-        _write(&buffer.label, label)
-        label.live += nbytes
+        _label(core, buffer, tag)
     if core.last.flags:
         core.signal_last()
     return buffer
+
+
+cdef void _label(Core core, PyObject* buffer, object name) noexcept:
+    cdef Tag tag = core.tag(name)
+    _write(&(<Buffer>buffer).label, tag)
+    tag.live += (<Buffer>buffer).nbytes

@@ -119,14 +119,14 @@ cdef class Ready:
         entered = self.result()
         entered.__enter__()
         _write(&self.entered, entered)
-        return _ready(entered, self.nbytes)
+        return _granted(entered, self.nbytes)
 
     def __aexit__(self, *details):
         entered = _read(self.entered)
         _write(&self.entered, None)
         if entered is not None:
             entered.__exit__(*details)
-        return _ready(None, -1)
+        return _granted(None, -1)
 
     def __repr__(self):
         return f"<Ready {('with ' + repr(_read(self.value))) if self.stage == Holding else 'handed out'}>"
@@ -140,20 +140,24 @@ cdef PyObject* _hand_out(PyObject* self) except NULL:
 cdef asyncmem_recycler _readies
 
 
-cdef inline Ready _ready(object value, int64_t nbytes):
-    cdef PyObject* spare = asyncmem_reuse(&_readies)
-    cdef Ready ready
-    if spare == NULL:
-        ready = Ready.__new__(Ready)
-    else:
-        ready = <Ready>spare
-        Py_DECREF(ready)  # the cast took a reference of its own
-    ready.stage = Holding
-    ready.nbytes = nbytes
-    if value is not None:
-        Py_INCREF(value)
-        ready.value = <PyObject*>value
+cdef inline PyObject* _ready(PyObject* value, int64_t nbytes) except NULL:
+    # A request with one reference, the caller's, over a reference that it takes over (NULL for None).
+    cdef PyObject* ready = asyncmem_reuse(&_readies)
+    if ready == NULL:
+        fresh = Ready.__new__(Ready)
+        Py_INCREF(fresh)
+        ready = <PyObject*>fresh
+    (<Ready>ready).stage = Holding
+    (<Ready>ready).nbytes = nbytes
+    (<Ready>ready).value = value
     return ready
+
+
+cdef object _granted(object value, int64_t nbytes):
+    if value is None:
+        return asyncmem_owned(_ready(NULL, -1))
+    Py_INCREF(value)
+    return asyncmem_owned(_ready(<PyObject*>value, nbytes))
 
 
 cdef void _drop_ready(PyObject* self) noexcept:

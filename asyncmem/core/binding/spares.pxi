@@ -5,6 +5,7 @@ cdef extern from "recycle.h":
     ctypedef struct asyncmem_recycler:
         destructor slow
     PyObject* asyncmem_reuse(asyncmem_recycler* recycler) noexcept
+    object asyncmem_owned(PyObject* self)
     bint asyncmem_has_room(asyncmem_recycler* recycler) noexcept
     bint asyncmem_has_weakrefs(PyObject* self) noexcept
     void asyncmem_keep(asyncmem_recycler* recycler, PyObject* self) noexcept
@@ -14,13 +15,14 @@ cdef extern from "recycle.h":
 cdef asyncmem_recycler _buffers
 
 
-cdef inline Buffer _new_buffer():
+cdef inline PyObject* _new_buffer() except NULL:
+    # With one reference, the caller's.
     cdef PyObject* spare = asyncmem_reuse(&_buffers)
-    if spare == NULL:
-        return Buffer.__new__(Buffer)
-    buffer = <Buffer>spare
-    Py_DECREF(buffer)  # the cast took a reference of its own
-    return buffer
+    if spare != NULL:
+        return spare
+    buffer = Buffer.__new__(Buffer)
+    Py_INCREF(buffer)
+    return <PyObject*>buffer
 
 
 cdef void _drop_buffer(PyObject* self) noexcept:
