@@ -223,21 +223,24 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
     // Asked about all of them at once, so that a batch over a limit disturbs nothing.
     if (refused(one, total, outcome)) return false;
     // Largest first, equal sizes in a row: what is asked for together is cut side by side from the same hole.
-    std::vector<uint32_t> order(count);
-    std::iota(order.begin(), order.end(), 0);
-    if (!std::is_sorted(sizes, sizes + count, std::greater<>()))
+    std::vector<uint32_t> order;  // empty: as asked
+    if (!std::is_sorted(sizes, sizes + count, std::greater<>())) {
+        order.resize(count);
+        std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return sizes[a] > sizes[b]; });
+    }
+    auto turn = [&](size_t i) { return order.empty() ? i : order[i]; };
     for (size_t i = 0; i < count; ++i) {
-        one.nbytes = sizes[order[i]];
+        one.nbytes = sizes[turn(i)];
         BlockId block = find_block(one, outcome);
         if (!block) {
-            while (i--) retract(granted[order[i]].block, {});
+            while (i--) retract(granted[turn(i)].block, {});
             outcome.level = 0;
             return false;
         }
         enliven(block, one, outcome.level);
         ++hits[outcome.level - 1];
-        granted[order[i]] = {block, nodes_[block].address};
+        granted[turn(i)] = {block, nodes_[block].address};
     }
     ledger_.grant(ask.account, total, requested, 1, hits[0]);
     ledger_.grant(ask.account, 0, 0, 2, hits[1]);

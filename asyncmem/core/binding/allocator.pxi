@@ -149,7 +149,7 @@ cdef object _take_batch(Allocator door, object sizes, object stream, object tag)
                 return None
             known = <PyObject*>size
         wanted.push_back(nbytes)
-    return door.core.take_batch(ask, wanted, tag)
+    return door.core.take_batch(ask, wanted, tag, True)
 
 
 cdef extern from "Python.h":

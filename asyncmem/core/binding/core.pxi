@@ -109,7 +109,7 @@ cdef class Core(Heap):
         cdef vector[uint64_t] wanted
         for size in sizes:
             wanted.push_back(0 if size == 0 and isinstance(size, int) else _size(size))
-        return self.take_batch(ask, wanted, tag)
+        return self.take_batch(ask, wanted, tag, False)
 
     def adopt(self, block, nbytes, tag=None):
         """Wrap a block that was taken from this heap, or (0, 0) as an empty buffer."""
@@ -143,18 +143,21 @@ cdef class Core(Heap):
         self.last_tag = <Tag>found
         return <Tag>found
 
-    cdef object take_batch(self, const Ask& ask, vector[uint64_t]& sizes, object tag):
+    cdef object take_batch(self, const Ask& ask, vector[uint64_t]& sizes, object tag, bint all_filled):
         # One lock for all. Empty buffers have no block: their sizes are left out of the take.
-        cdef vector[uint64_t] wanted
+        cdef vector[uint64_t] filled
+        cdef vector[uint64_t]* wanted = &sizes
         cdef vector[Granted] granted
         cdef Py_ssize_t i, count = sizes.size()
         cdef Granted* next
         cdef object buffers
         cdef PyObject* buffer
         self.tag(tag)  # before anything is taken, so that a wrong one raises here
-        for i in range(count):
-            if sizes[i]:
-                wanted.push_back(sizes[i])
+        if not all_filled:
+            for i in range(count):
+                if sizes[i]:
+                    filled.push_back(sizes[i])
+            wanted = &filled
         granted.resize(wanted.size())
         if not self.c.take_many(ask, wanted.data(), wanted.size(), granted.data(), self.last):
             self.signal_last()
