@@ -4,7 +4,12 @@ Any loop over a million objects is slower than the same over a thousand, because
 processor's caches. So the growth of our loop is compared with the growth of the same loop over `object()`.
 """
 
+import math
+from array import array
+from collections.abc import Iterator
 from typing import Final
+
+import numpy as np
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.churn import random_plan
@@ -20,6 +25,7 @@ MANY: Final = 1_000_000
 SMALLEST: Final = 512
 LARGEST: Final = 256 << 10
 STEPS: Final = 20_000
+PLANS: Final = 50
 CAPACITY: Final = 1 << 40
 SEGMENT: Final = 1 << 44
 MOST_NODES: Final = 64
@@ -68,17 +74,23 @@ def _pool() -> AsyncMemoryPool:
 
 def _loop(pool: AsyncMemoryPool, live: int) -> Loop:
     held = [pool.allocate(size) for _, size in random_plan(live, live, SMALLEST, LARGEST)]
-    names = {"pool": pool, "held": held, "plan": random_plan(STEPS, live, SMALLEST, LARGEST)}
-    return unrolled("for slot, size in plan: held[slot] = pool.allocate(size)", names, times=1)
+    names = {"pool": pool, "held": held, "plans": endless_plans(live)}
+    return unrolled("for slot, size in next(plans): held[slot] = pool.allocate(size)", names, times=1)
 
 
 def _floor(live: int) -> Loop:
-    names = {
-        "object": object,
-        "held": [object() for _ in range(live)],
-        "plan": random_plan(STEPS, live, SMALLEST, LARGEST),
-    }
-    return unrolled("for slot, size in plan: held[slot] = object()", names, times=1)
+    names = {"object": object, "held": [object() for _ in range(live)], "plans": endless_plans(live)}
+    return unrolled("for slot, size in next(plans): held[slot] = object()", names, times=1)
+
+
+def endless_plans(live: int) -> Iterator[Iterator[tuple[int, int]]]:
+    """Give plan after plan, each with other victims: those of one alone would soon be in the processor's caches."""
+    draw = np.random.default_rng(0)
+    slots = [array("q", draw.integers(0, live, STEPS).tobytes()) for _ in range(PLANS)]
+    logarithms = (draw.uniform(math.log(SMALLEST), math.log(LARGEST), STEPS) for _ in range(PLANS))
+    sizes = [array("q", np.exp(one).astype(np.int64).tobytes()) for one in logarithms]
+    while True:
+        yield from map(zip, slots, sizes)
 
 
 def nodes_touched(live: int) -> int:
