@@ -39,6 +39,10 @@ def trio_virtual(main: Main[T]) -> T:
     return trio.run(limited, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
+def plain(main: Main[T]) -> T:
+    return asyncio.run(main())
+
+
 def debug(main: Main[T]) -> T:
     return asyncio.run(main(), debug=True)
 

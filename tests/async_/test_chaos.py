@@ -10,8 +10,8 @@ from asyncmem import AsyncMemoryPool, PoolTimeout
 from asyncmem.core import Buffer
 from asyncmem.testing.conservation import refillable, whole
 
-from .loops import Run
-from .support import MIB, make_pool, stepped_pool
+from .loops import Run, on_trio, plain, uv
+from .support import MIB, make_pool, quick_device, stepped_pool
 
 TASKS = 200
 STEPS = 500
@@ -67,7 +67,8 @@ class Chaos:
 
 @pytest.mark.hazard("H1", "H6", "H10")
 @pytest.mark.timeout(60)
-def test_chaos_conserves_every_byte(everywhere: Run) -> None:
+@pytest.mark.parametrize("run", [plain, uv, on_trio], ids=lambda run: run.__name__)
+def test_chaos_conserves_every_byte(run: Run) -> None:
     """200 tasks of 500 random steps over a tenth of their demand end with nothing held, and none of them starved."""
 
     async def main() -> None:
@@ -83,7 +84,7 @@ def test_chaos_conserves_every_byte(everywhere: Run) -> None:
             whole(pool)
             await refillable(pool, LIMIT)
 
-    everywhere(main)
+    run(main)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -91,7 +92,7 @@ def test_chaos_with_a_manager_conserves_every_byte(virtually: Run, seed: int) ->
     """The same under virtual time, while the pool is resized, trimmed and reconfigured."""
 
     async def main() -> None:
-        async with stepped_pool(4 * MIB, segment_size=2 * MIB) as pool:
+        async with stepped_pool(4 * MIB, device=quick_device(8 * MIB), segment_size=2 * MIB) as pool:
             chaos = Chaos(pool)
             random_ = random.Random(seed)
 

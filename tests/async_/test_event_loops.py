@@ -84,9 +84,8 @@ def test_second_loop_is_refused_while_the_first_is_served(everywhere: Run) -> No
             async with pool.allocate_async(LIMIT):
                 error = str(await anyio.to_thread.run_sync(asyncio.run, waits_elsewhere(pool)))
             served, refused = error.split("got")
-            assert "loop" in served.lower()
             assert "<" in served.split("serves")[1], "the loop that is served is not named"
-            assert "Loop" in refused
+            assert "<" in refused, "the loop that is refused is not named"
             await hold_and_wait(pool)
             whole(pool)
 

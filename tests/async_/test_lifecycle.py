@@ -101,12 +101,14 @@ def test_smaller_limit_refuses_who_can_no_longer_fit(virtually: Run) -> None:
     """resize() below what somebody waits for fails that request at once, instead of letting it wait for ever."""
 
     async def main() -> None:
-        async with stepped_pool() as pool, pool.allocate_async(2 * MIB):
+        async with stepped_pool() as pool:
+            held = await pool.allocate_async(2 * MIB)
             request = pool.allocate_async(8 * MIB)
             pool.resize(limit=4 * MIB)
-            with pytest.raises(OutOfMemoryError):
+            with anyio.fail_after(5), pytest.raises(OutOfMemoryError):
                 await request
-            whole(pool, live=2 * MIB)
+            held.free()
+            whole(pool)
 
     virtually(main)
 
@@ -224,7 +226,9 @@ def test_pool_that_is_dropped_open_ends_its_worker() -> None:
         pool = None
         gc.collect()
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        for _ in range(50):  # the collector cannot have the pool while the worker is still at its first job
+            gc.collect()
+            thread.join(0.1)
         assert not thread.is_alive()
 
 

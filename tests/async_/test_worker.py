@@ -80,13 +80,13 @@ def test_waiters_hear_when_the_worker_dies(everywhere: Run) -> None:
             await refused(pool)
         assert held.alive
         held.free()
+        await pool.aclose()
         whole(pool)
 
     async def refused(pool: AsyncMemoryPool) -> None:
         for _ in range(2):
             with pytest.raises(PoolClosed, match="a bug in the driver"):
                 await pool.allocate_async(4 * MIB)
-        await pool.aclose()
 
     everywhere(main)
 
@@ -111,9 +111,10 @@ def test_pool_keeps_nobodys_context(everywhere: Run) -> None:
 
         async def carry() -> None:
             variable.set(luggage)
-            async with pool.allocate_async(4 * MIB), pool.allocate_async(4 * MIB):
-                with anyio.move_on_after(0):
-                    await pool.allocate_async(MIB)
+            held = [await pool.allocate_async(4 * MIB), await pool.allocate_async(4 * MIB)]
+            with anyio.move_on_after(0):
+                await pool.allocate_async(MIB)
+            held.clear()
 
         async with anyio.create_task_group() as group:
             group.start_soon(carry)
@@ -152,8 +153,9 @@ def test_closed_pool_leaves_no_thread_behind(everywhere: Run) -> None:
             assert set(threading.enumerate()) - before
 
     everywhere(main)
-    own = {thread for thread in set(threading.enumerate()) - before if "asyncmem" in thread.name}
-    assert not own
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 class LockedDevice(Simulated):
