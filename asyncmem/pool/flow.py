@@ -294,6 +294,11 @@ class Flow:
         self.options = options
         self.queue.bypass = int(options.bypass * limit)
         self.supply.reconfigure(options, limit)
+        self.core.set_limit(0, limit)
+        for waiting in list(self.waiters()):
+            error = waiting.share.refusal(waiting)
+            if error is not None:
+                self.withdraw(waiting, error)
         self.retire.late_fences = options.late_fences
         self.core.observed = self._owner_blocks > 0 or options.track or self.supply.direct
         self.pressure.look()
@@ -339,6 +344,8 @@ class Flow:
                 again = head is not None and self._provide(head)
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
+            if self.core.reserved() > self.supply.limit:
+                self.upkeep.shrink()
         self._left_over = self.core.reserved() - self.core.live()
         self._gate()
 

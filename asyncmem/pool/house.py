@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from asyncmem.core import Core
+from asyncmem.core import GRANULE, Core
 from asyncmem.devices import Device, device
 from asyncmem.engine.retire import Retire
 from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
@@ -62,6 +63,7 @@ class House:
         self.worker = factory(f"asyncmem {pool.name}", lambda: _tick(me), lambda error: _died(me, error))
         self.flow = Flow(pool, self.core, self.retire, self._make_supply, self.worker.submit, options)
         with self.flow.turn:
+            self.core.set_limit(0, self.flow.supply.limit)
             self.flow.pressure.look()
         self.released = False
         self.counted: dict[str, float] = {}  # the counters at the last reset
@@ -80,8 +82,7 @@ class House:
 
     def ceiling(self, options: PoolOptions) -> int:
         """Answer the limit in bytes, in whole granules."""
-        limit = min(options.ceiling(self.total), self.total)
-        return -(-limit // 512) * 512
+        return -(-options.ceiling(self.total) // GRANULE) * GRANULE
 
     def run(self, call: Callable[[], object]) -> Latch[object]:
         """Have the worker make a call, and answer what to wait on."""
@@ -101,6 +102,14 @@ class House:
             self.released = True
             if self._owns_device:
                 self.device.close()
+            self.worker.close(0)
+
+    def run_last(self, job: Callable[[], None]) -> None:
+        """Have a job run for a closed pool: by the worker, or by a thread of its own where that has died."""
+        if self.worker.alive:
+            self.worker.submit(job)
+        else:
+            threading.Thread(target=job, name=f"{self.flow.pool.name} is closed", daemon=True).start()
 
     def tick(self) -> bool:
         """Look after an idle pool, on the worker's thread."""
@@ -112,13 +121,13 @@ class House:
                 flow.changed()
             flow.watch.stalled()
             flow.upkeep.defragment()
-        return flow.closed is None
+        return not self.released
 
     def break_down(self, error: BaseException) -> None:
         """Close loudly after the worker has died of an error."""
         name = self.flow.pool.name
-        self.flow.close(PoolClosed(name, f"its worker ended with {error!r}"))
         alarm(f"pool {name!r}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
+        self.flow.close(PoolClosed(name, f"its worker ended with {error!r}"))
 
 
 def _forked() -> None:

@@ -193,14 +193,10 @@ class AsyncMemoryPool(Hooks):
     def _finish(self, house: House) -> Latch[object]:
         house.flow.close(PoolClosed(self.name))
         last: Latch[object] = Latch(house.release)
-        if house.worker.alive:
-            house.worker.submit(last)
-        else:  # it died, or ended with a fork: what is free goes back from here
-            last()
+        house.run_last(last)
         return last
 
     def _end(self, house: House, last: Latch[object]) -> None:
-        house.worker.close(0)
         if not last.done:
             alarm(
                 f"pool {self.name!r}: its worker is still in a call of the device; it ends after that",
@@ -239,8 +235,7 @@ class AsyncMemoryPool(Hooks):
         self._closed = True
         alarm(f"pool {self.name!r} was dropped and never closed", LeakWarning)
         house.flow.turn.post(house.flow.shut)
-        house.worker.submit(house.release)
-        house.worker.submit(_end_of(house))
+        house.run_last(house.release)
 
     # -- control ---------------------------------------------------------------------------------------------------
 
@@ -342,6 +337,3 @@ class AsyncMemoryPool(Hooks):
         """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""
         return self.flow.pressure.changes()
 
-
-def _end_of(house: House) -> Latch[object]:
-    return Latch(lambda: house.worker.close(0))

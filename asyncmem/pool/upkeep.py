@@ -10,6 +10,7 @@ from asyncmem.stats import SegmentInfo
 
 if TYPE_CHECKING:
     from asyncmem.pool.flow import Flow
+    from asyncmem.pool.supply import Return
 
 _ARENAS = ("small", "large")
 
@@ -66,9 +67,16 @@ class Upkeep:
         else:
             self._flow.submit(partial(self.trim, 0))
 
+    def shrink(self) -> None:
+        """Have the worker give back what is above a limit that was lowered, as far as it is free (with the turn held)."""
+        self._core.flush()
+        self._send_back(self._supply.detach(self._core.reserved() - self._supply.limit))
+
     def give_back_soon(self) -> None:
         """Take free segments out of the heap now and have the worker give them back (with the turn held)."""
-        returns = self._supply.detach()
+        self._send_back(self._supply.detach())
+
+    def _send_back(self, returns: list[Return]) -> None:
         if returns:
             self._flow.owe(partial(self._flow.submit, self._flow.ladder.trim(returns)))
 
@@ -82,8 +90,9 @@ class Upkeep:
             self._flow.tally.rungs["merge"] += 1
 
     def release_the_rest(self) -> None:
-        """Give back what the last buffer of a closed pool held, on the thread that freed it."""
-        self._flow.pool.house.release()
+        """Give back what the last buffer of a closed pool held."""
+        house = self._flow.pool.house
+        house.run_last(house.release)
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Answer what the pool has from its device."""

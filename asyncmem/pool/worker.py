@@ -29,12 +29,13 @@ class Worker:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._tick = tick
         self._died = died
+        self._dead = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        """Whether the thread takes jobs."""
+        return self._thread.is_alive() and not self._dead
 
     def start(self) -> None:
         """Start the thread."""
@@ -60,6 +61,7 @@ class Worker:
             while self._step():
                 pass
         except BaseException as error:  # noqa: BLE001 -- the pool must hear of anything that ends its worker
+            self._dead = True
             self._died(error)
 
     def _step(self) -> bool:
