@@ -50,8 +50,7 @@ class StepWorker:
             return
         try:
             job()
-        except BaseException as error:
-            # As with the thread: the pool hears of whatever ends its worker.
+        except BaseException as error:  # noqa: BLE001 - as with the thread, the pool hears of whatever ends its worker
             self.alive = False
             self._died(error)
 

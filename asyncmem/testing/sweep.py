@@ -84,8 +84,7 @@ class _Campaign:
         self.runs += 1
         try:
             return self._player(self._scenario, kind, seed, strike)
-        except Exception as error:
-            # Whatever ends a run is its verdict, and the next run has to follow.
+        except Exception as error:  # noqa: BLE001 - whatever ends a run is its verdict, and the next run has to follow
             self.failures.append(Failure(strike, seed, kind, error.with_traceback(None)))
             return {}
 

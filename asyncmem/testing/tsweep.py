@@ -129,7 +129,7 @@ class TrioStage(trio.abc.Instrument):
             if self._strike is not None and self._steps == self._strike.step:
                 for name in self._strike.victims:
                     self._hit(name)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a check raises is the verdict of this run
             self.problem = self.problem or error
             self._checks.clear()
 
@@ -143,7 +143,7 @@ def play_on_trio(scenario: Scenario, kind: Kind, seed: int | None, strike: Strik
     """Play `scenario` once on trio; see `asyncmem.testing.sweep.Player`."""
     stage = TrioStage(kind, strike)
     clock = trio.testing.MockClock(autojump_threshold=0)
-    with _ordered_by(seed or 0), _bare_errors():
+    with ordered_by(seed or 0), _bare_errors():
         trio.run(partial(_play, scenario, stage), clock=clock, instruments=[stage])
     if stage.problem is not None:
         raise stage.problem
@@ -174,7 +174,7 @@ def _bare_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _ordered_by(seed: int) -> Iterator[None]:
+def ordered_by(seed: int) -> Iterator[None]:
     """Let `seed` alone decide in which order trio runs the tasks of a batch.
 
     Trio keeps a switch for this, meant for test tools, that it documents nowhere; hence the private names.

@@ -10,6 +10,7 @@ import trio.testing
 import uvloop
 
 from asyncmem.testing import StepLoop, run_steps
+from asyncmem.testing.tsweep import ordered_by
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[object, object, T]]
@@ -36,7 +37,8 @@ def trio_virtual(main: Main[T]) -> T:
         with trio.fail_after(1_000_000):
             return await main()
 
-    return trio.run(limited, clock=trio.testing.MockClock(autojump_threshold=0))
+    with ordered_by(0):
+        return trio.run(limited, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def plain(main: Main[T]) -> T:
