@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "node.hpp"
 
@@ -16,13 +16,9 @@ struct Bin {
     bool hot = false;      // its size was asked for twice in a row: worth keeping blocks for
 };
 
+// What a table of bins has in common whatever its size: caps, totals, and how blocks come and go.
 class Cache {
 public:
-    explicit Cache(uint32_t bits) : shift_(64 - bits), bins_(size_t{1} << bits) {}
-
-    Bin& bin(uint64_t granules) { return bins_[(granules * 0x9E3779B97F4A7C15u) >> shift_]; }
-    const std::vector<Bin>& bins() const { return bins_; }
-    std::vector<Bin>& bins() { return bins_; }
 
     bool has_room(uint64_t nbytes) const { return blocks_ < max_blocks && bytes_ + nbytes <= max_bytes; }
 
@@ -58,10 +54,20 @@ public:
     uint64_t max_bytes = 0;
 
 private:
-    uint32_t shift_;
-    std::vector<Bin> bins_;
     uint64_t blocks_ = 0;
     uint64_t bytes_ = 0;
+};
+
+// A direct-mapped table of 2**bits bins, inside the object that holds it.
+template <uint32_t bits>
+class BinTable : public Cache {
+public:
+    Bin& bin(uint64_t granules) { return table_[(granules * 0x9E3779B97F4A7C15u) >> (64 - bits)]; }
+    std::span<const Bin> bins() const { return table_; }
+    std::span<Bin> bins() { return table_; }
+
+private:
+    Bin table_[1u << bits];
 };
 
 }  // namespace asyncmem

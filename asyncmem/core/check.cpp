@@ -103,7 +103,7 @@ std::string Heap::check_sums() const {
 }
 
 std::string Heap::check_caches() const {
-    auto walk = [this](const Cache& cache, bool shared, uint32_t stream) -> std::string {
+    auto walk = [this](const auto& cache, bool shared, uint32_t stream) -> std::string {
         uint64_t blocks = 0, total = 0;
         for (const Bin& bin : cache.bins()) {
             uint32_t count = 0;

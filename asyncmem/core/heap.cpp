@@ -34,7 +34,7 @@ void Heap::configure(const Tuning& tuning) {
     tuning_ = tuning;
     shared_.max_blocks = tuning.shared_cache_blocks;
     shared_.max_bytes = tuning.shared_cache_bytes;
-    auto fit = [&](Cache& cache) {
+    auto fit = [&](auto& cache) {
         // Cached blocks lie in the arena that their size asks for, so moving the border empties the caches.
         if (!moved && cache.blocks() <= cache.max_blocks && cache.bytes() <= cache.max_bytes) return;
         for (Bin& bin : cache.bins()) drain(cache, bin, UINT32_MAX);
@@ -59,7 +59,7 @@ HIT_PATH void Heap::release(Node& node) {
 }
 
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) {
-    Cache& local = streams_[stream]->cache;
+    auto& local = streams_[stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
         bin.hot = true;
@@ -274,7 +274,7 @@ void Heap::retract(BlockId block, const Entries& owed) {
 HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     Node& node = nodes_[block];
     uint64_t nbytes = bytes(node);
-    Cache& local = streams_[node.stream]->cache;
+    auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
     if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
     if (only_home && local.has_room(nbytes)) {

@@ -154,7 +154,7 @@ public:
 private:
     struct Stream {
         Epochs epochs;
-        Cache cache{8};
+        BinTable<8> cache;
     };
     struct Arena {
         std::vector<std::unique_ptr<FreeIndex>> by_key;  // 0 clean, 1 several streams, 2 + s only stream s
@@ -260,7 +260,7 @@ private:
     std::vector<Segment> segments_;
     std::vector<uint32_t> free_segments_;
     Ledger ledger_;
-    Cache shared_{10};
+    BinTable<10> shared_;
     uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
     uint64_t reserved_ = 0, cached_ = 0;
     uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free

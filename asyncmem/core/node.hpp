@@ -43,10 +43,8 @@ static_assert(sizeof(Node) == 64, "one node a cache line");
 // Nodes never move: growing adds a chunk, so no operation copies the table.
 class NodeTable {
 public:
-    NodeTable() { reuse_.reserve(chunk_nodes); }
-
-    Node& operator[](BlockId id) { return chunks_[id >> chunk_bits].get()[id & (chunk_nodes - 1)]; }
-    const Node& operator[](BlockId id) const { return chunks_[id >> chunk_bits].get()[id & (chunk_nodes - 1)]; }
+    Node& operator[](BlockId id) { return chunks_[id >> chunk_bits][id & (chunk_nodes - 1)]; }
+    const Node& operator[](BlockId id) const { return chunks_[id >> chunk_bits][id & (chunk_nodes - 1)]; }
     bool known(BlockId id) const { return id != 0 && id < size_; }
     uint32_t size() const { return size_; }
 
@@ -56,7 +54,7 @@ public:
             reuse_.pop_back();
             return id;
         }
-        if ((size_ >> chunk_bits) == chunks_.size()) add_chunk();
+        if (!chunks_[size_ >> chunk_bits]) add_chunk(size_ >> chunk_bits);
         return size_++;
     }
 
@@ -66,21 +64,23 @@ public:
     }
 
 private:
-    static constexpr uint32_t chunk_bits = 14;
+    static constexpr uint32_t chunk_bits = 16;
     static constexpr uint32_t chunk_nodes = 1u << chunk_bits;
+    static constexpr uint32_t most_chunks = 4096;
     struct Freed {
         void operator()(Node* chunk) const { std::free(chunk); }
     };
 
-    void add_chunk() {
+    void add_chunk(uint32_t at) {
+        if (at + 1 == most_chunks) throw std::bad_alloc();
+        reuse_.reserve(size_t{at + 1} * chunk_nodes);  // so that release() never allocates
         // calloc: the pages of a fresh chunk are touched one by one as nodes are used, not all at once.
-        auto* chunk = static_cast<Node*>(std::calloc(chunk_nodes, sizeof(Node)));
-        if (!chunk) throw std::bad_alloc();
-        chunks_.emplace_back(chunk);
-        reuse_.reserve(chunks_.size() * chunk_nodes);  // so that release() never allocates
+        chunks_[at].reset(static_cast<Node*>(std::calloc(chunk_nodes, sizeof(Node))));
+        if (!chunks_[at]) throw std::bad_alloc();
     }
 
-    std::vector<std::unique_ptr<Node, Freed>> chunks_;
+    // The table of chunks lies in the object itself: one load less on the way to every node.
+    std::unique_ptr<Node[], Freed> chunks_[most_chunks];
     std::vector<BlockId> reuse_;
     uint32_t size_ = 1;
 };

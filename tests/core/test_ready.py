@@ -232,3 +232,17 @@ def test_closed_doors_serve_nothing(pool: FakePool) -> None:
         assert isinstance(core.grant(4096), Buffer)
     core.open = True
     assert isinstance(pool.allocate(4096), Buffer)
+
+
+def test_a_subclass_may_replace_a_door() -> None:
+    """Subclasses get descriptors of their own for the doors' sake, but what they define themselves stays."""
+
+    class Guarded(FakePool):
+        def try_allocate(self, size: object, **_options: object) -> Buffer | None:  # type: ignore[override]  # narrower
+            return None if size == 13 else super().try_allocate(4096)
+
+    pool = Guarded()
+    assert pool.try_allocate(13) is None
+    assert isinstance(pool.try_allocate(12), Buffer)
+    assert isinstance(pool.allocate(13), Buffer)
+    assert Guarded.allocate.__doc__ == FakePool.allocate.__doc__

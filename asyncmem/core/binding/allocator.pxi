@@ -1,5 +1,9 @@
 # Allocator: the doors. A hit is served here; everything else is the subclass's, in Python.
 
+cdef extern from "doors.h":
+    int asyncmem_own_method(object cls, const char* name) except -1
+
+
 cdef class Allocator:
     """Serve buffers: at once when mapped memory allows, else by the slow methods of the subclass."""
 
@@ -13,6 +17,9 @@ cdef class Allocator:
         self.core = core
         self.account = _index(account, "account")
         self.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
+        if type(self) is not Allocator:
+            for name in (b"allocate", b"allocate_async", b"try_allocate", b"allocate_batch"):
+                asyncmem_own_method(type(self), name)
 
     @property
     def _core(self):
