@@ -21,7 +21,6 @@ from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.snapshot import out_of_memory_facts
 from asyncmem.pool.stuck import DeadlockWatch
 from asyncmem.pool.taker import Taker
-from asyncmem.pool.tally import Tally
 from asyncmem.pool.turn import Turn
 from asyncmem.pool.upkeep import Upkeep
 from asyncmem.pool.waiting import ThreadSleeper, Waiting
@@ -68,7 +67,7 @@ class Flow:
         self.options = options
         self.turn = Turn(self._settle)
         self.supply = make_supply(self.turn)
-        self.tally = Tally()
+        self.tally = pool.tally
         self.queue: Queue[Waiting] = Queue(int(options.bypass * self.supply.limit))
         self.taker = Taker(core, retire, self.supply)
         self.ladder = Ladder(self)
@@ -193,11 +192,13 @@ class Flow:
         """End a request with the turn held: it leaves the queue, or the grant nobody took comes back."""
         if waiting.done:
             if waiting.result is not None:
-                self.tally.handed_back += 1
+                for tally in waiting.tallies():
+                    tally.handed_back += 1
                 waiting.finish(None, self._cancelled(waiting))
             return
         if reason is None:
-            self.tally.cancellations += 1
+            for tally in waiting.tallies():
+                tally.cancellations += 1
             reason = self._cancelled(waiting)
         self._leave(waiting)
         waiting.finish(None, reason)
@@ -214,7 +215,8 @@ class Flow:
 
     def timed_out(self, waiting: Waiting) -> Exception:
         """Make the error for a deadline that has passed, and count it."""
-        self.tally.timeouts += 1
+        for tally in waiting.tallies():
+            tally.timeouts += 1
         ahead = sum(1 for other in self.queue if other.seq < waiting.seq)
         return PoolTimeout(
             pool=self.pool.name, asked=waiting.nbytes, timeout=waiting.timeout or 0.0, ahead=ahead,
@@ -355,8 +357,9 @@ class Flow:
                 for waiting in budget.queue.serve(budget.let_through, budget.room):
                     budget.parent_queue.join(waiting)
         for waiting in self.queue.serve(self._grant, self._room):
-            self.tally.left(waiting)
-            self.tally.misses += len(waiting.sizes)
+            for tally in waiting.tallies():
+                tally.left(waiting)
+                tally.misses += len(waiting.sizes)
             self._owed.append(waiting.wake)
 
     def _room(self) -> int:
@@ -390,7 +393,8 @@ class Flow:
             )
             waiting.finish(None, error)
             return
-        self.tally.waits += 1
+        for tally in waiting.tallies():
+            tally.waits += 1
         share.queue.join(waiting)
         self.core.set_gate(share._account, True)
 
@@ -403,7 +407,8 @@ class Flow:
         for budget in waiting.promised:
             budget.unpromise(waiting.total)
         waiting.promised = ()
-        self.tally.left(waiting)
+        for tally in waiting.tallies():
+            tally.left(waiting)
 
     def _gate(self) -> None:
         closed = self.closed is not None

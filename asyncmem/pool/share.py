@@ -15,6 +15,7 @@ from asyncmem.pool.notes import call_site
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import share_stats, waiter_infos
 from asyncmem.units import MAX_SIZE, parse_duration, parse_size
+from asyncmem.pool.tally import Tally
 from asyncmem.pool.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Share(Allocator):
         self.name = name
         self.parent = parent
         self.holdings = Holdings()
+        self.tally = Tally()
 
     # -- asked by the pool's machinery -----------------------------------------------------------------------------
 

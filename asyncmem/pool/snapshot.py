@@ -66,15 +66,20 @@ def share_stats(share: Share) -> PoolStats:
     """Answer what a budget or a lease has of its own."""
     flow = share.flow
     counts = flow.core.account(share._account)
-    limit = share.own_limit()
+    limit, tally = share.own_limit(), share.tally
     waiting = [one for one in flow.waiters() if share in one.share.lineage()]
     return PoolStats(
         name=share.name, device=flow.pool.device.name, limit=limit, pressure=Pressure.of(counts.live / limit),
         allocated_bytes=counts.live, active_bytes=counts.requested, peak_allocated=counts.peak,
         num_allocations=counts.allocations, num_frees=counts.frees,
         active_buffers=counts.allocations - counts.frees, hits_stream=counts.stream_hits,
-        hits_shared=counts.shared_hits, hits_mapped=counts.placed, waiting=len(waiting),
-        waiting_bytes=sum(one.nbytes for one in waiting), bypassed_bytes=share.queue.overtaken,
+        hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - tally.misses),
+        num_cache_misses=tally.misses, waiting=len(waiting), waiting_bytes=sum(one.nbytes for one in waiting),
+        waits=tally.waits, wait_seconds=tally.wait_seconds, longest_wait=tally.longest_wait,
+        handed_back=tally.handed_back, timeouts=tally.timeouts, cancellations=tally.cancellations,
+        deadlocks=tally.deadlocks, bypassed_bytes=share.queue.overtaken if share.may_wait else 0,
+        reserved_bytes=limit if not share.may_wait else 0,
+        largest_hole=0 if share.may_wait else flow.core.largest(share._arena),
     )  # fmt: skip
 
 
@@ -103,9 +108,12 @@ def out_of_memory_facts(flow: Flow, waiting: Waiting) -> OutOfMemoryFacts:
     counts = core.counts()
     holders = sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP]
     rungs = {rung: count for rung, count in flow.tally.rungs.items() if count}
+    reserved, live = counts.reserved, counts.live
+    if not share.may_wait:  # a lease has a range of its own
+        reserved, live = share.own_limit(), core.account(share._account).live
     return OutOfMemoryFacts(
-        asked=waiting.nbytes, device=flow.pool.device.name, limit=share.capacity(), reserved=counts.reserved,
-        live=counts.live, free=counts.reserved - counts.live, largest_hole=core.largest(share._arena),
+        asked=waiting.nbytes, device=flow.pool.device.name, limit=share.capacity(), reserved=reserved,
+        live=live, free=reserved - live, largest_hole=core.largest(share._arena),
         pending_fence_bytes=core.pending(), waiting=len(flow.queue), waiting_bytes=flow.queue.bytes,
         holders=tuple(holders), rungs=rungs, advice=tuple(_advice(flow, waiting, counts.reserved - counts.live)),
     )  # fmt: skip

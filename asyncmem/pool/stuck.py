@@ -46,9 +46,10 @@ class DeadlockWatch:
     def _resolve(self, share: Share) -> None:
         # A victim is expected to free what it holds; if that is not enough for the others, there is another.
         while lost := self._lost(share):
-            self._flow.tally.deadlocks += 1
             victim = max(lost, key=lambda one: one.seq)
             error = DeadlockError(pool=share.name, owners=owners_of(lost), hints=_hints(lost))
+            for tally in victim.tallies():
+                tally.deadlocks += 1
             self._flow.withdraw(victim, error)
 
     def _lost(self, share: Share) -> list[Waiting]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from asyncmem.core import Batch, Buffer
     from asyncmem.pool.home import Home, Sleeper
     from asyncmem.pool.share import Budget, Share
+    from asyncmem.pool.tally import Tally
     from asyncmem.pool.turn import Turn
 
 GRANULE = 512  # the heap's unit
@@ -87,6 +88,11 @@ class Waiting(Waiter):
     def pieces(self) -> list[int]:
         """What each of its buffers takes of the heap, in bytes; `total` is their sum."""
         return [-(-nbytes // GRANULE) * GRANULE for nbytes in self.sizes]
+
+    def tallies(self) -> tuple[Tally, ...]:
+        """Answer where it counts: at the pool, and at the budgets and leases it was asked of."""
+        share = self.share
+        return (share.tally,) if share.parent is None else tuple(one.tally for one in share.lineage())
 
     def limit_to(self, timeout: float | None) -> None:
         """Give up so many seconds after the call; never for None."""
