@@ -53,12 +53,12 @@ def test_garbage_is_given_back_from_within_the_pool(everywhere: Run) -> None:
             if random_.random() < 0.3:
                 Cycle(request)
                 del request
-                gc.collect()
+                gc.collect(0)
                 continue
             Cycle(await request)
             del request
             await turns()
-            gc.collect()
+            gc.collect(0)
 
     everywhere(main)
 
@@ -70,7 +70,7 @@ def test_cycle_in_the_collector_wakes_a_waiter(virtually: Run) -> None:
         async with stepped_pool() as pool:
             Cycle(await pool.allocate_async(LIMIT))
             request = pool.allocate_async(LIMIT)
-            gc.collect()
+            gc.collect(0)
             with anyio.fail_after(5):
                 (await request).free()
             whole(pool)
@@ -92,7 +92,7 @@ def test_buffers_dropped_in_threads_reach_the_waiters(everywhere: Run) -> None:
                     if random_.random() < 0.5:
                         Cycle(buffer)
                     del buffer  # held on to, it would be in the way of what this thread asks for next
-                    gc.collect()
+                    gc.collect(0)
 
             async def wait() -> None:
                 for _ in range(20):
