@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import sys
 import threading
 import weakref
@@ -276,3 +277,19 @@ def test_signals_of_a_free_reach_the_pool_even_from_a_destructor(pool: FakePool)
 def _raise_with(buffer_holder: list[Buffer]) -> None:
     _held = buffer_holder.pop()
     raise KeyError("under way")
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_touches_nothing(pool: FakePool) -> None:
+    """In a fork's child the doors miss and frees only mark the object: the memory is its parent's."""
+    freed, dropped = pool.allocate(4096), [pool.allocate(4096)]
+    child = os.fork()
+    if child == 0:
+        before = pool.core.live()
+        freed.free()
+        dropped.clear()
+        sound = pool.core.forked and freed.is_freed and pool.core.live() == before
+        os._exit(0 if sound and not isinstance(pool.allocate(4096), Buffer) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert freed.alive
+    assert isinstance(pool.allocate(4096), Buffer)

@@ -238,7 +238,7 @@ def test_a_subclass_may_replace_a_door() -> None:
     """Subclasses get descriptors of their own for the doors' sake, but what they define themselves stays."""
 
     class Guarded(FakePool):
-        def try_allocate(self, size: object, **_options: object) -> Buffer | None:  # type: ignore[override]  # narrower
+        def try_allocate(self, size: object, **_options: object) -> Buffer | None:
             return None if size == 13 else super().try_allocate(4096)
 
     pool = Guarded()
