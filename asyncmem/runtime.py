@@ -108,7 +108,7 @@ def run(
         debug: Whether the loop checks for slow callbacks and forgotten awaits.
     """
     try:
-        import uvloop  # noqa: PLC0415 -- not on every platform
+        import uvloop
     except ImportError:
         factory = None
     else:

@@ -81,8 +81,7 @@ def stuck(claims: Iterable[Claim], held: Mapping[Hashable, Sequence[Range]], spa
         served = [
             one
             for place, one in enumerate(waiting)
-            if not one.patient
-            or (one.nbytes <= most and one.largest <= longest and (place == 0 or not one.barred))
+            if not one.patient or (one.nbytes <= most and one.largest <= longest and (place == 0 or not one.barred))
         ]
         if not served:
             break

@@ -19,5 +19,7 @@ def alarm(text: str, category: type[Warning], *, level: int = 2) -> None:
         warnings.warn(text, category, stacklevel=level + 1)
     except Warning as raised:
         sys.unraisablehook(
-            SimpleNamespace(exc_type=category, exc_value=raised, exc_traceback=raised.__traceback__, err_msg=None, object=alarm)
+            SimpleNamespace(
+                exc_type=category, exc_value=raised, exc_traceback=raised.__traceback__, err_msg=None, object=alarm
+            )
         )

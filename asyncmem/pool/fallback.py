@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncmem.core import Batch, Buffer
     from asyncmem.pool.pool import AsyncMemoryPool
+    from asyncmem.pool.share import Share
     from asyncmem.pool.waiting import Waiting
 
 
@@ -16,14 +17,14 @@ class HostFallback:
     """A host pool that stands in for another, made at the first need."""
 
     def __init__(self, pool: AsyncMemoryPool) -> None:
-        self._for = weakref.ref(pool)
+        self._for: weakref.ref[Share] = weakref.ref(pool)
         self._name = f"{pool.name} on the host"
         self._making = threading.Lock()
         self._pool: AsyncMemoryPool | None = None
 
     def serve(self, waiting: Waiting) -> Buffer | Batch:
         """Answer what a request asked for, from host memory (blocks for as long as that takes to map)."""
-        from asyncmem.pool.pool import AsyncMemoryPool  # noqa: PLC0415 -- it has one of these
+        from asyncmem.pool.pool import AsyncMemoryPool
 
         with self._making:
             if self._pool is None:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from asyncmem.core import Batch, Buffer, Core
     from asyncmem.engine.retire import Retire
     from asyncmem.facts import OutOfMemoryFacts
-    from asyncmem.pool.home import Home
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.home import Home
+    from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.supply import Supply
 
@@ -54,7 +55,7 @@ class Flow:
 
     def __init__(
         self,
-        pool: Share,
+        pool: AsyncMemoryPool,
         core: Core,
         retire: Retire,
         make_supply: Callable[[Turn], Supply],
@@ -141,15 +142,15 @@ class Flow:
             InvalidRequest: Another loop is served, and it is still open.
         """
         home = running_home(self.home)
-        if home is not self.home or home is None:
-            self._serve_loop(home, waiting)
+        if home is None:
+            raise InvalidRequest("await", waiting, "a running event loop, asyncio's or trio's")
+        if home is not self.home:
+            self._serve_loop(home)
         if waiting.home is not home:
             waiting.move_to(home)
         return home
 
-    def _serve_loop(self, home: Home | None, waiting: Waiting) -> None:
-        if home is None:
-            raise InvalidRequest("await", waiting, "a running event loop, asyncio's or trio's")
+    def _serve_loop(self, home: Home) -> None:
         if self.home is not None and not self.home.is_closed():
             raise InvalidRequest("await", home, f"the event loop that pool {self.pool.name!r} serves, {self.home!r}")
         self.home = home
@@ -272,9 +273,10 @@ class Flow:
             return False
         queue = self.queue
         head = None if self._changed or self.closed is not None else queue.first_in_line()
-        plain = head is not None and head.deadline is None and head.site is None and head.holder is None
-        found = head.share.grant(head, anywhere=True) if plain else None
-        if found is None:
+        found = None
+        if head is not None and head.deadline is None and head.site is None and head.holder is None:
+            found = head.share.grant(head, anywhere=True)
+        if head is None or found is None:
             turn.give_up()
             return False
         queue.leave(head)
@@ -339,11 +341,9 @@ class Flow:
         if self.core.live() == 0:
             self._empty()
         if self.closed is None:
-            again = True
-            while again:
+            self._serve()
+            while (head := self.queue.head()) is not None and self._provide(head):
                 self._serve()
-                head = self.queue.head()
-                again = head is not None and self._provide(head)
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
@@ -388,9 +388,7 @@ class Flow:
         most = self.options.max_waiting
         standing = sum(1 for _ in self.waiters()) if most is not None else 0
         if most is not None and standing >= most and not waiting.inline:
-            error = TooManyRequests(
-                pool=self.pool.name, waiting=standing, max_waiting=most, asked=waiting.nbytes
-            )
+            error = TooManyRequests(pool=self.pool.name, waiting=standing, max_waiting=most, asked=waiting.nbytes)
             waiting.finish(None, error)
             return
         for tally in waiting.tallies():

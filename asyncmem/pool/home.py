@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     import trio
+    from trio.lowlevel import Abort
 
 
 class Sleeper(Protocol):
@@ -44,8 +45,13 @@ class Parking(Protocol):
 class Home(Protocol):
     """The event loop that a pool serves."""
 
-    loop: object
-    now: Callable[[], float]  # the loop's clock, in seconds
+    @property
+    def loop(self) -> object:
+        """The asyncio loop, or None."""
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """The loop's clock, in seconds; any thread may ask it."""
 
     def is_running_here(self) -> bool: ...
     def is_closed(self) -> bool: ...
@@ -201,11 +207,12 @@ class TrioHome:
 
     async def _park(self, place: Parking) -> None:
         trio = self._trio
+        succeeded: Abort = trio.lowlevel.Abort.SUCCEEDED
         sleeper = _TrioSleeper(self, trio.lowlevel.current_task())
 
-        def abort(_: object) -> trio.lowlevel.Abort:
+        def abort(_: object) -> Abort:
             sleeper.done = True
-            return trio.lowlevel.Abort.SUCCEEDED
+            return succeeded
 
         try:
             with trio.CancelScope(deadline=float("inf") if place.deadline is None else place.deadline) as scope:

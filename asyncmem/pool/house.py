@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from asyncmem.core import GRANULE, Core
 from asyncmem.devices import Device, device
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from asyncmem.pool.turn import Turn
 
     class WorkerLike(Protocol):
-        alive: bool
+        """What a pool asks of its worker."""
 
+        @property
+        def alive(self) -> bool: ...
         def start(self) -> None: ...
         def submit(self, job: Callable[[], None]) -> None: ...
         def close(self, timeout: float | None = None) -> bool: ...
 
     WorkerFactory = Callable[[str, Callable[[], bool], Callable[[BaseException], None]], WorkerLike]
-
-
-_CACHES = ("stream_cache_blocks", "stream_cache_bytes", "shared_cache_blocks", "shared_cache_bytes")
 
 
 class House:
@@ -144,14 +143,32 @@ _houses: weakref.WeakSet[House] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_forked)
 
 
-def core_settings(options: PoolOptions) -> dict[str, object]:
-    """Answer the options that the core takes, by its names; a pool without caching keeps no blocks."""
-    caches = {name: 0 if options.segments == "direct" else getattr(options, name) for name in _CACHES}
-    return {"small_limit": options.small_limit, "strategy": options.strategy, **caches}
+class CoreSettings(TypedDict):
+    """The options that the core takes, by its names."""
+
+    small_limit: int
+    strategy: str
+    stream_cache_blocks: int
+    stream_cache_bytes: int
+    shared_cache_blocks: int
+    shared_cache_bytes: int
+
+
+def core_settings(options: PoolOptions) -> CoreSettings:
+    """Answer what the core is told; a pool without caching keeps no blocks."""
+    blocks = 0 if options.segments == "direct" else 1
+    return {
+        "small_limit": options.small_limit,
+        "strategy": options.strategy,
+        "stream_cache_blocks": blocks * options.stream_cache_blocks,
+        "stream_cache_bytes": options.stream_cache_bytes,
+        "shared_cache_blocks": blocks * options.shared_cache_blocks,
+        "shared_cache_bytes": options.shared_cache_bytes,
+    }
 
 
 def warn_of_leaks(house: House) -> None:
-    """Name the buffers that are still held when their pool is closed; freed ones that are still exported are not held."""
+    """Name the buffers still held when their pool is closed; freed ones that are still exported are not held."""
     core = house.core
     held = core.account(0).requested - core.exported_bytes
     if held <= 0:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Buffer
     from asyncmem.pool.flow import Flow
-    from asyncmem.units import Size
     from asyncmem.pool.waiting import Waiting
+    from asyncmem.units import Size
 
 
 @final
@@ -118,10 +118,12 @@ class Lease(Share):
         core = found._core
         owner = current_owner(running_home(flow.home))
         place = found.address, found.size
+        parent = self.parent
+        assert parent is not None
         with flow.turn:
             account = core.add_account(-1, None)
             self._attach(core, account, core.open_lease(found._disown()))
-            self._range.hold(self.parent, owner, place)
+            self._range.hold(parent, owner, place)
             flow.shares[account] = self
         return self
 

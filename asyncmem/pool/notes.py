@@ -62,7 +62,7 @@ def notes_of(buffer: Buffer) -> Notes:
 def call_site() -> str | None:
     """Answer "file:line" of the innermost caller outside of this package."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+    while frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         if frame.f_back is None:
             return None
         frame = frame.f_back

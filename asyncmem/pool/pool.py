@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
+from asyncmem.errors import LeakWarning, PoolClosed
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.fallback import HostFallback
@@ -83,7 +82,9 @@ class AsyncMemoryPool(Hooks):
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self.summary()}</pre>" if self._house is not None else f"<pre>{self!r}</pre>".replace("<asy", "asy")
+        return (
+            f"<pre>{self.summary()}</pre>" if self._house is not None else f"<pre>{self!r}</pre>".replace("<asy", "asy")
+        )
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -336,4 +337,3 @@ class AsyncMemoryPool(Hooks):
     def pressure_changes(self) -> AsyncIterator[Pressure]:
         """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""
         return self.flow.pressure.changes()
-

@@ -91,7 +91,7 @@ class _Listener:
                 self._sleeper = sleeper
             return not self._levels
 
-    def abandon(self, sleeper: Sleeper) -> None:
+    def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002 -- there is only one
         with self._flow.turn:
             self._sleeper = None
 

@@ -35,7 +35,7 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
 
     __slots__ = ("__weakref__", "_driver", "_entered", "_flow", "_handed", "_polite", "_waiting")
 
-    def __init__(self, flow: Flow, waiting: Waiting, polite: bool) -> None:  # noqa: FBT001 -- made for every wait
+    def __init__(self, flow: Flow, waiting: Waiting, polite: bool) -> None:
         self._flow = flow
         self._waiting = waiting
         self._polite = polite

@@ -1,10 +1,10 @@
-"""What the pool, its budgets and its leases have in common: the doors, and where a request goes that finds them shut."""
+"""What pool, budgets and leases have in common: the doors, and where a request goes that finds them shut."""
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, dtype_size
 from asyncmem.engine.admit import Queue
@@ -14,9 +14,9 @@ from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import call_site
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import share_stats, waiter_infos
-from asyncmem.units import MAX_SIZE, parse_duration, parse_size
 from asyncmem.pool.tally import Tally
 from asyncmem.pool.waiting import Waiting
+from asyncmem.units import MAX_SIZE, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -113,7 +113,7 @@ class Share(Allocator):
         waiting = self._read((size,), stream, tag, 0, None)
         return cast("Buffer | None", waiting.keeper.try_now(waiting))
 
-    def _started(self, waiting: Waiting) -> Request:
+    def _started(self, waiting: Waiting) -> Request[Any]:
         flow, core = waiting.keeper, self._core
         polite = core.streak >= STREAK_LIMIT
         if polite:
@@ -126,9 +126,9 @@ class Share(Allocator):
         patient: bool = True,
     ) -> Waiting:  # fmt: skip
         flow = self._flow or self.flow
-        if len(sizes) != 1 or type(sizes[0]) is not int or not 0 < sizes[0] <= MAX_SIZE:
-            sizes = tuple(parse_size(size) for size in sizes)
-        waiting = Waiting(flow, self, sizes, running_home(flow.home))
+        first = sizes[0] if len(sizes) == 1 else None
+        exact = (first,) if type(first) is int and 0 < first <= MAX_SIZE else tuple(parse_size(one) for one in sizes)
+        waiting = Waiting(flow, self, exact, running_home(flow.home))
         if stream is not None:
             waiting.stream = flow.stream_index(stream)
         if tag is not None:
@@ -189,11 +189,11 @@ class Share(Allocator):
         self, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
         timeout: float | None = None,
     ) -> Lease:  # fmt: skip
-        """Promise one contiguous range, whose inner allocations never wait: ``async with pool.lease("1 GiB") as lease``.
+        """Promise one contiguous range, whose inner allocations never wait: ``async with pool.lease("1 GiB") as it``.
 
         The arguments are those of `allocate_async`; waiting for the range starts when the block is entered.
         """
-        from asyncmem.pool.lease import Lease  # noqa: PLC0415 -- a lease is a share itself
+        from asyncmem.pool.lease import Lease
 
         return Lease(self, size, stream=stream, tag=tag, priority=priority, timeout=timeout)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.pool.holdings import label
 from asyncmem.stats import PoolStats, Pressure, WaiterInfo
-from asyncmem.units import format_share, format_size
 
 if TYPE_CHECKING:
     from asyncmem.pool.flow import Flow
@@ -27,7 +27,8 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
     misses = tally.misses + flow.taker.foreign
     memory = supply.memory
     return PoolStats(
-        name=pool.name, device=pool.device.name, limit=supply.limit, pressure=Pressure.of(counts.live / max(supply.limit, 1)),
+        name=pool.name, device=pool.device.name, limit=supply.limit,
+        pressure=Pressure.of(counts.live / max(supply.limit, 1)),
         allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
         cached_bytes=counts.reserved - counts.live,
         inactive_split_bytes=counts.reserved - counts.live - counts.empty, pending_fence_bytes=core.pending(),
@@ -134,16 +135,16 @@ def _advice(flow: Flow, waiting: Waiting, free: int) -> list[str]:
 
 def summary(stats: PoolStats) -> str:
     """Lay the figures of a pool out on one screen."""
+    live = f"{format_size(stats.allocated_bytes)} in {format_count(stats.active_buffers, 'buffer')}"
+    reserved = f"{format_size(stats.reserved_bytes)} in {format_count(stats.segments, 'segment')}"
+    waits = f"{format_count(stats.waits, 'wait')} so far, the longest {format_duration(stats.longest_wait)}"
     rows = [
         ("pool", f"{stats.name} on {stats.device}"),
-        ("live", f"{format_size(stats.allocated_bytes)} in {stats.active_buffers} buffers"
-                 f" (peak {format_size(stats.peak_allocated)})"),
-        ("reserved", f"{format_size(stats.reserved_bytes)} in {stats.segments} segments"
-                     f" (peak {format_size(stats.peak_reserved)}, limit {format_size(stats.limit or 0)})"),
+        ("live", f"{live} (peak {format_size(stats.peak_allocated)})"),
+        ("reserved", f"{reserved} (peak {format_size(stats.peak_reserved)}, limit {format_size(stats.limit or 0)})"),
         ("pressure", stats.pressure.name),
-        ("hits", f"{format_share(stats.cache_hit_rate)} of {stats.num_allocations} allocations"),
-        ("waiting", f"{stats.waiting} for {format_size(stats.waiting_bytes)}"
-                    f" ({stats.waits} waits so far, the longest {stats.longest_wait:.3f} s)"),
+        ("hits", f"{format_share(stats.cache_hit_rate)} of {format_count(stats.num_allocations, 'allocation')}"),
+        ("waiting", f"{stats.waiting} for {format_size(stats.waiting_bytes)} ({waits})"),
         ("fragmentation", format_share(stats.fragmentation)),
-    ]  # fmt: skip
+    ]
     return "\n".join(f"{name:<14} {text}" for name, text in rows)

@@ -71,9 +71,7 @@ class Supply:
         self._retire = retire
         self._turn = turn
         self.direct = options.segments == "direct"
-        self.growth = Growth(
-            options.segment_size, options.small_limit, device.granularity, exact=self.direct
-        )
+        self.growth = Growth(options.segment_size, options.small_limit, device.granularity, exact=self.direct)
         self._kind = options.segments
         self.zero = options.zero_segments
         self.pregrow = options.pregrow
@@ -166,17 +164,18 @@ class Supply:
         wishes = [order.nbytes] if spare >= order.nbytes else []
         if order.need < order.nbytes or not wishes:
             wishes.append(order.need)
-        for last, nbytes in enumerate(wishes, start=1):
-            try:
-                segment = self._device.allocate_segment(nbytes, self._kind)
-            except OutOfMemoryError:
-                if last == len(wishes):
-                    raise
-            else:
-                break
+        segment = self._first_of(wishes)
         if self.zero:
             self._device.fill(segment.address, segment.nbytes, 0, self._device.default_stream)
         return segment
+
+    def _first_of(self, wishes: list[int]) -> Segment:
+        for nbytes in wishes[:-1]:
+            try:
+                return self._device.allocate_segment(nbytes, self._kind)
+            except OutOfMemoryError:
+                continue
+        return self._device.allocate_segment(wishes[-1], self._kind)
 
     def _arrived(self, segment: Segment, arena: int) -> None:
         number = self._core.add_segment(segment.address, segment.nbytes, arena, 0)

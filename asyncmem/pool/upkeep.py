@@ -9,6 +9,8 @@ from asyncmem.pool.home import running_home
 from asyncmem.stats import SegmentInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.supply import Return
 
@@ -34,7 +36,7 @@ class Upkeep:
             errand = self._flow.ladder.grow_ahead(order)
             self._flow.owe(partial(self._flow.submit, partial(self._run_ahead, errand)))
 
-    def _run_ahead(self, errand: object) -> None:
+    def _run_ahead(self, errand: Callable[[], None]) -> None:
         try:
             errand()
         finally:
@@ -65,10 +67,13 @@ class Upkeep:
         if running_home(self._flow.home) is None:
             self.trim(0)
         else:
-            self._flow.submit(partial(self.trim, 0))
+            self._flow.submit(self._trim_all)
+
+    def _trim_all(self) -> None:
+        self.trim(0)
 
     def shrink(self) -> None:
-        """Have the worker give back what is above a limit that was lowered, as far as it is free (with the turn held)."""
+        """Have the worker give back what is free above a limit that was lowered (with the turn held)."""
         self._core.flush()
         self._send_back(self._supply.detach(self._core.reserved() - self._supply.limit))
 

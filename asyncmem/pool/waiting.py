@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from asyncmem.engine.admit import Waiter
 
@@ -16,27 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from asyncmem.core import Batch, Buffer
+    from asyncmem.pool.flow import Flow
     from asyncmem.pool.home import Home, Sleeper
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.tally import Tally
-    from asyncmem.pool.turn import Turn
 
 GRANULE = 512  # the heap's unit
-
-
-class Keeper(Protocol):
-    """What a waiting request asks of the pool that keeps it. All but `turn` are called with the turn held."""
-
-    turn: Turn
-
-    def withdraw(self, waiting: Waiting, reason: Exception | None) -> None:
-        """Take it out of the queue and fail it; give a grant back that nobody took."""
-
-    def asleep(self, waiting: Waiting) -> None:
-        """Hear that somebody sleeps on it now, and look for a deadlock."""
-
-    def timed_out(self, waiting: Waiting) -> Exception:
-        """Make the error for a deadline that has passed."""
 
 
 class Waiting(Waiter):
@@ -70,7 +55,7 @@ class Waiting(Waiter):
     _callbacks: tuple[Callable[[], None], ...] = ()
     _sleepers: tuple[Sleeper, ...] = ()
 
-    def __init__(self, keeper: Keeper, share: Share, sizes: tuple[int, ...], home: Home | None) -> None:
+    def __init__(self, keeper: Flow, share: Share, sizes: tuple[int, ...], home: Home | None) -> None:
         self.keeper = keeper
         self.share = share
         self.sizes = sizes

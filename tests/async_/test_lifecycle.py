@@ -108,6 +108,8 @@ def test_smaller_limit_refuses_who_can_no_longer_fit(virtually: Run) -> None:
             with anyio.fail_after(5), pytest.raises(OutOfMemoryError):
                 await request
             held.free()
+            await turns(5)
+            pool.reset_peaks()  # what was reserved under the former limit
             whole(pool)
 
     virtually(main)
@@ -224,12 +226,11 @@ def test_pool_that_is_dropped_open_ends_its_worker() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pool = None
-        gc.collect()
-    for thread in set(threading.enumerate()) - before:
-        for _ in range(50):  # the collector cannot have the pool while the worker is still at its first job
-            gc.collect()
-            thread.join(0.1)
-        assert not thread.is_alive()
+        for thread in set(threading.enumerate()) - before:
+            for _ in range(50):  # the collector cannot have the pool while the worker is still at its first job
+                gc.collect()
+                thread.join(0.1)
+            assert not thread.is_alive()
 
 
 def test_several_pools_share_nothing(virtually: Run) -> None:
