@@ -410,7 +410,9 @@ class Flow:
 
     def _gate(self) -> None:
         closed = self.closed is not None
-        self.core.set_gate(0, closed or len(self.queue) > 0)
+        # Above a limit that was lowered every free is looked at, until enough has gone back.
+        above = self.core.reserved() > self.supply.limit
+        self.core.set_gate(0, closed or above or len(self.queue) > 0)
         for budget in self.budgets:
             self.core.set_gate(budget._account, closed or len(budget.queue) > 0)
 
