@@ -165,6 +165,7 @@ def test_forked_child_is_told_and_touches_nothing() -> None:
     buffer.free()
     whole(pool)
     pool.allocate(LIMIT).free()
+    pool.close()
 
 
 def _child_is_refused(pool: AsyncMemoryPool, buffer: Buffer) -> bool:
