@@ -158,7 +158,7 @@ def core_settings(options: PoolOptions) -> CoreSettings:
     """Answer what the core is told; a pool without caching keeps no blocks."""
     blocks = 0 if options.segments == "direct" else 1
     return {
-        "small_limit": options.small_limit,
+        "small_limit": max(blocks * options.small_limit, 1),  # direct: every request has a segment of its own
         "strategy": options.strategy,
         "stream_cache_blocks": blocks * options.stream_cache_blocks,
         "stream_cache_bytes": options.stream_cache_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import threading
 from typing import TYPE_CHECKING, Self
@@ -82,9 +83,7 @@ class AsyncMemoryPool(Hooks):
         )
 
     def _repr_html_(self) -> str:
-        return (
-            f"<pre>{self.summary()}</pre>" if self._house is not None else f"<pre>{self!r}</pre>".replace("<asy", "asy")
-        )
+        return f"<pre>{html.escape(repr(self) if self._house is None else self.summary())}</pre>"
 
     # -- life ------------------------------------------------------------------------------------------------------
 

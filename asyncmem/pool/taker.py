@@ -32,7 +32,7 @@ class Taker:
     def take(self, waiting: Waiting) -> Buffer | Batch | None:
         """Answer what was asked, or None where the mapped memory has no room for all of it."""
         found = self._find(waiting.share, waiting)
-        if found is not None and (waiting.site is not None or waiting.holder is not None):
+        if found is not None and (waiting.site is not None or waiting.holder is not None or self._supply.direct):
             for buffer in found if isinstance(found, Batch) else [found]:
                 buffer.notes = note = Notes(waiting.site)
                 if waiting.holder is not None:
