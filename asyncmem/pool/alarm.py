@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from types import SimpleNamespace
+
+
+class _Unraisable:
+    """Has the interpreter report an error as it reports those of finalizers: by raising it in one."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __del__(self) -> None:
+        raise self._error
 
 
 def alarm(text: str, category: type[Warning], *, level: int = 2) -> None:
-    """Warn; where warnings are errors, report the error as unraisable instead of raising it.
+    """Warn; where warnings are errors, have the error reported as unraisable instead of raising it.
 
     Args:
         text: What happened.
@@ -18,8 +26,4 @@ def alarm(text: str, category: type[Warning], *, level: int = 2) -> None:
     try:
         warnings.warn(text, category, stacklevel=level + 1)
     except Warning as raised:
-        sys.unraisablehook(
-            SimpleNamespace(
-                exc_type=category, exc_value=raised, exc_traceback=raised.__traceback__, err_msg=None, object=alarm
-            )
-        )
+        _Unraisable(raised)

@@ -78,6 +78,10 @@ class Ladder:
 
     def _give_up(self, waiting: Waiting) -> None:
         options = self._flow.options
+        if self._supply.refused is not None and not waiting.asked_again:
+            waiting.asked_again = True
+            self._supply.refused = None  # others may have given memory back since
+            return
         if options.collect and not waiting.collected:
             waiting.collected = True
             self.rungs["collect"] += 1

@@ -49,6 +49,7 @@ class Waiting(Waiter):
     awaited = 0  # how many tasks await it now
     tries = 0  # how often `on_oom` was asked for it
     collected = False  # the garbage collector has run for it
+    asked_again = False  # the device was asked once more for it, after it had refused
     done = False
     result: Buffer | Batch | None = None
     error: Exception | None = None
