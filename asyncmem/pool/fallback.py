@@ -32,7 +32,12 @@ class HostFallback:
                 self._pool.fallback_of = self._for
         return self._pool.serve_blocking(waiting.sizes, batch=waiting.batch, tag=waiting.tag)
 
-    def close(self) -> None:
+    async def aclose(self, timeout: float) -> None:
         """Close the host pool with the one that it stands in for; its buffers stay valid until they are freed."""
         if self._pool is not None:
-            self._pool.close()
+            await self._pool.aclose(timeout)
+
+    def close(self, timeout: float) -> None:
+        """Close it from synchronous code (blocks for at most `timeout` seconds)."""
+        if self._pool is not None:
+            self._pool.close(timeout)

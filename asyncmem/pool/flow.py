@@ -246,6 +246,7 @@ class Flow:
             self.core.set_gate(0, True)
             for waiting in list(self.waiters()):
                 self.withdraw(waiting, error)
+            self.pressure.end()
 
     def shut(self) -> None:
         """Refuse everything from now on (with the turn held)."""

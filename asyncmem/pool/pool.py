@@ -22,7 +22,7 @@ from asyncmem.pool.worker import Worker
 from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable
     from types import TracebackType
     from typing import Unpack
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from asyncmem.devices import Device
     from asyncmem.options import OptionArguments
     from asyncmem.pool.flow import Flow
-    from asyncmem.stats import PoolStats, Pressure, SegmentInfo
+    from asyncmem.pool.pressure import PressureChanges
+    from asyncmem.stats import PoolStats, SegmentInfo
     from asyncmem.units import Size
 
 _numbers = itertools.count(1)
@@ -178,6 +179,7 @@ class AsyncMemoryPool(Hooks):
             last = self._finish(house)
         with anyio.CancelScope(shield=True):
             await last.wait(timeout)
+            await self.fallback.aclose(timeout)
         self._end(house, last)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -188,6 +190,7 @@ class AsyncMemoryPool(Hooks):
             return
         last = self._finish(house)
         last.block(timeout)
+        self.fallback.close(timeout)
         self._end(house, last)
 
     def _finish(self, house: House) -> Latch[object]:
@@ -203,7 +206,6 @@ class AsyncMemoryPool(Hooks):
                 RuntimeWarning,
                 level=3,
             )
-        self.fallback.close()
         warn_of_leaks(house)
 
     async def __aenter__(self) -> Self:
@@ -333,6 +335,6 @@ class AsyncMemoryPool(Hooks):
         """Answer the segments that the pool has from its device."""
         return self.flow.upkeep.segments()
 
-    def pressure_changes(self) -> AsyncIterator[Pressure]:
+    def pressure_changes(self) -> PressureChanges:
         """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""
         return self.flow.pressure.changes()

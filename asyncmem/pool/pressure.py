@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from asyncmem.pool.home import Parked, running_home
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from asyncmem.core import Core
     from asyncmem.pool.flow import Flow
-    from asyncmem.pool.home import Home, Sleeper
+    from asyncmem.pool.home import Sleeper
 
 
 class PressureWatch:
@@ -25,7 +24,7 @@ class PressureWatch:
     def __init__(self, flow: Flow, core: Core) -> None:
         self._flow = flow
         self._core = core
-        self._listeners: list[_Listener] = []
+        self._listeners: weakref.WeakSet[PressureChanges] = weakref.WeakSet()
         self.level = Pressure.LOW
         self.free_low = 0
 
@@ -45,45 +44,51 @@ class PressureWatch:
         for listener in self._listeners:
             listener.put(None)
 
-    async def changes(self) -> AsyncIterator[Pressure]:
+    def changes(self) -> PressureChanges:
         """Give each new level as it comes; a slow listener sees every change, in order."""
-        home = running_home(self._flow.home)
-        assert home is not None, "an async generator runs on a loop"
-        listener = _Listener(self._flow, home)
+        listener = PressureChanges(self._flow)
         with self._flow.turn:
-            self._listeners.append(listener)
-        try:
-            while (level := await listener.get()) is not None:
-                yield level
-        finally:
-            with self._flow.turn:
-                self._listeners.remove(listener)
+            self._listeners.add(listener)
+        return listener
 
 
 NEVER = (1 << 63) - 1
 
 
-class _Listener:
-    """A queue of levels with one reader. A place to park in."""
+class PressureChanges:
+    """The levels as they change, for one reader: ``async for level in pool.pressure_changes()``.
+
+    It hears changes from the time when it was made, until it is dropped or the pool is closed. A place to park in.
+    """
 
     deadline: float | None = None
 
-    def __init__(self, flow: Flow, home: Home) -> None:
+    def __init__(self, flow: Flow) -> None:
         self._flow = flow
-        self._home = home
         self._levels: deque[Pressure | None] = deque()
         self._sleeper: Sleeper | None = None
 
     def put(self, level: Pressure | None) -> None:
+        """Hear a level, or None for the end (with the turn held)."""
         self._levels.append(level)
         if self._sleeper is not None:
             self._flow.owe(self._sleeper.wake)
             self._sleeper = None
 
-    async def get(self) -> Pressure | None:
-        if not self._levels:
-            await Parked(self._home, self)
-        return self._levels.popleft()
+    def __aiter__(self) -> Self:
+        """Answer itself."""
+        return self
+
+    async def __anext__(self) -> Pressure:
+        """Wait for the next change. Cancelled: it is not lost, and comes with the next call."""
+        home = running_home(self._flow.home)
+        assert home is not None, "an async for loop runs on an event loop"
+        while not self._levels:
+            await Parked(home, self)
+        level = self._levels.popleft()
+        if level is None:
+            raise StopAsyncIteration
+        return level
 
     def admit(self, sleeper: Sleeper) -> bool:
         with self._flow.turn:
