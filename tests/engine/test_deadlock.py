@@ -62,7 +62,9 @@ def test_barred_waiter_waits_for_those_before_it() -> None:
 def test_proof_agrees_with_trying_every_order(owners: list[tuple[int, int]], capacity: int) -> None:
     """Stuck is exactly what no order of serving the waiters resolves, counted in bytes."""
     names = [str(number) for number in range(len(owners))]
-    held = {name: [(index * 10, size)] for index, (name, (size, _)) in enumerate(zip(names, owners, strict=True)) if size}
+    held = {
+        name: [(index * 10, size)] for index, (name, (size, _)) in enumerate(zip(names, owners, strict=True)) if size
+    }
     claims = [claim(name, wanted) for name, (_, wanted) in zip(names, owners, strict=True)]
     space = Space(capacity, 1000, [])
 
