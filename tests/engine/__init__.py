@@ -1,0 +1,1 @@
+"""The decisions by themselves."""
