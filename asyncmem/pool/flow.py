@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from asyncmem.core import FLAG_FREE, FLAG_LIVE, FLAG_WAITING
 from asyncmem.engine.admit import Queue
-from asyncmem.errors import InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout, RequestCancelled, TooManyRequests
+from asyncmem.errors import (
+    Described,
+    InvalidRequest,
+    OutOfMemoryError,
+    PoolClosed,
+    PoolTimeout,
+    RequestCancelled,
+    TooManyRequests,
+)
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
@@ -152,7 +160,8 @@ class Flow:
 
     def _serve_loop(self, home: Home) -> None:
         if self.home is not None and not self.home.is_closed():
-            raise InvalidRequest("await", home, f"the event loop that pool {self.pool.name!r} serves, {self.home!r}")
+            served = f"the event loop that pool {self.pool.name!r} serves, {self.home!r}"
+            raise InvalidRequest("await", Described(repr(home)), served)
         self.home = home
 
     async def yield_once(self, waiting: Waiting) -> None:
