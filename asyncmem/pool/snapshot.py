@@ -11,6 +11,7 @@ from asyncmem.pool.holdings import label
 from asyncmem.stats import PoolStats, Pressure, WaiterInfo
 
 if TYPE_CHECKING:
+    from asyncmem.core import Core
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.share import Share
@@ -32,7 +33,7 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
         cached_bytes=counts.reserved - counts.live,
         inactive_split_bytes=counts.reserved - counts.live - counts.empty, pending_fence_bytes=core.pending(),
-        exported_bytes=core.exported_bytes, largest_hole=core.largest(),
+        exported_bytes=core.exported_bytes, largest_hole=largest_hole(core),
         peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
         total_memory=memory.total, free_memory=memory.free, active_buffers=counts.live_blocks,
         segments=counts.segments, num_allocations=counts.allocations, num_frees=counts.frees,
@@ -51,6 +52,12 @@ _COUNTERS = (
     "grows", "trims", "waits", "wait_seconds", "bypassed_bytes", "handed_back", "timeouts", "cancellations",
     "deadlocks", "late_fences", "loop_blocking_calls", "cpu_fallbacks",
 )  # fmt: skip
+
+
+def largest_hole(core: Core) -> int:
+    """Answer the longest range that is free or would be after a flush: a segment of which nothing is held is one."""
+    whole = (one.nbytes for one in core.segments() if one.live == 0)
+    return max(core.largest(), *whole, 0)
 
 
 def counters(stats: PoolStats) -> dict[str, float]:
@@ -114,7 +121,8 @@ def out_of_memory_facts(flow: Flow, waiting: Waiting) -> OutOfMemoryFacts:
         reserved, live = share.own_limit(), core.account(share._account).live
     return OutOfMemoryFacts(
         asked=waiting.nbytes, device=flow.pool.device.name, limit=share.capacity(), reserved=reserved,
-        live=live, free=reserved - live, largest_hole=core.largest(share._arena),
+        live=live, free=reserved - live,
+        largest_hole=largest_hole(core) if share.may_wait else core.largest(share._arena),
         pending_fence_bytes=core.pending(), waiting=len(flow.queue), waiting_bytes=flow.queue.bytes,
         holders=tuple(holders), rungs=rungs, advice=tuple(_advice(flow, waiting, counts.reserved - counts.live)),
     )  # fmt: skip

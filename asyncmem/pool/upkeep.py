@@ -88,7 +88,7 @@ class Upkeep:
     def defragment(self) -> None:
         """Merge free neighbours of different streams, when enough is in pieces (with the turn held)."""
         options = self._flow.options
-        free = self._core.free_bytes() + self._core.cached_bytes()
+        free = self._core.free_bytes()
         if not options.defragment or len(self._flow.queue) or free == 0:
             return
         if 1 - self._core.largest() / free > options.merge_threshold and self._core.merge():
