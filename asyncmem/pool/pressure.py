@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Self
@@ -30,14 +31,25 @@ class PressureWatch:
 
     def look(self) -> None:
         """Find the level, tell the listeners if it is another one, and set the marks anew."""
+        while True:
+            level = self._now()
+            if level is not self.level:
+                self.level = level
+                for listener in self._listeners:
+                    listener.put(level)
+            self._set_marks(level)
+            # Others free and take meanwhile; what they changed before the marks were set nobody has told.
+            if self._now() is level:
+                return
+
+    def _now(self) -> Pressure:
         limit = self._flow.supply.limit
-        level = Pressure.of(self._core.live() / limit) if limit else Pressure.LOW
-        if level is not self.level:
-            self.level = level
-            for listener in self._listeners:
-                listener.put(level)
+        return Pressure.of(self._core.live() / limit) if limit else Pressure.LOW
+
+    def _set_marks(self, level: Pressure) -> None:
+        limit = self._flow.supply.limit
         low, high = level.band
-        self._core.set_marks(int(low * limit), int(high * limit) if high < 1 else NEVER, self.free_low)
+        self._core.set_marks(math.ceil(low * limit), int(high * limit) if high < 1 else NEVER, self.free_low)
 
     def end(self) -> None:
         """End the iteration of all listeners."""

@@ -47,10 +47,15 @@ class Turn:
         """Settle what is owed and let go of the lock."""
         notes, lock = self._notes, self._lock
         while True:
+            owed: list[Callable[[], None]] = []
             try:
-                while notes:
-                    notes.popleft()()
-                owed = self._settle()
+                # What settling itself gives rise to comes before the wake-ups, so that nobody acts ahead of it.
+                while True:
+                    while notes:
+                        notes.popleft()()
+                    owed += self._settle()
+                    if not notes:
+                        break
             finally:
                 lock.release()  # also after a defect, which would be a hang otherwise
             for call in owed:
