@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "place", "report", "segments"]
-PARTS = ["allocator", "batch", "buffer", "core", "heap", "heap_api", "ready", "spares"]
+PARTS = ["allocator", "batch", "buffer", "core", "desk", "heap", "heap_api", "line", "ready", "spares", "turn"]
 HEADERS = ["cache.hpp", "entries.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp"]
 HEADERS += ["doors.h", "immediate.h", "recycle.h"]
 

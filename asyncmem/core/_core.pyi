@@ -1,6 +1,7 @@
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from types import GenericAlias, TracebackType
-from typing import Final, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, final, overload
+from typing import Any, Final, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, final, overload
 
 from typing_extensions import CapsuleType
 
@@ -232,6 +233,109 @@ class Ready(Coroutine[object, object, _T], Generic[_T]):
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> Ready[None]: ...
+
+class Turn:
+    def __init__(self, settle: Callable[[], list[Callable[[], None]]]) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+    def acquire(self) -> None: ...
+    def leave(self) -> None: ...
+    def renew(self) -> None: ...
+    def post(self, note: Callable[[], None]) -> None: ...
+
+class Waiter:
+    nbytes: int
+    total: int
+    priority: int
+    seq: int
+    mark: int
+    queue: object
+    keeper: Desk
+    share: Allocator
+    home: Any  # the pool's, which this layer does not know; likewise those below
+    deadline: float | None
+    site: str | None
+    holder: Any
+    promised: tuple[Any, ...]
+    owner: Any
+    tag: str | None
+    result: Any
+    error: Exception | None
+    since: float
+    stream: int
+    awaited: int
+    batch: bool
+    done: bool
+    timeout: float | None  # seconds from the call
+    inline: bool  # its thread carries out by itself what it needs, so the worker leaves it alone
+    tries: int  # how often `on_oom` was asked for it
+    collected: bool  # the garbage collector has run for it
+    asked_again: bool  # the device was asked once more for it, after it had refused
+    _sizes: tuple[int, ...] | None
+    _callbacks: tuple[Any, ...]
+    _sleepers: tuple[Any, ...]
+    def __init__(self, nbytes: int, priority: int = 0) -> None: ...
+    def finish(self, result: Buffer | Batch | None, error: Exception | None) -> None: ...
+    def wake(self) -> None: ...
+
+_W = TypeVar("_W", bound=Waiter)
+
+class Line(Generic[_W]):
+    overtaken: int
+    by_size: dict[int, list[tuple[int, int, _W]]]
+    filed: int
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def urgent(self) -> int: ...
+    @property
+    def empty(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[_W]: ...
+    def join(self, waiter: _W) -> None: ...
+    def leave(self, waiter: _W) -> None: ...
+    def oldest(self) -> _W | None: ...
+    def unfiled(self) -> list[_W]: ...
+
+class Waits:
+    waits: int
+    wait_seconds: float
+    longest_wait: float
+    def left(self, waiting: object) -> None: ...
+
+class Desk:
+    queue: Any  # the subclass names their types
+    tally: Any
+    held: Any
+    kinds: tuple[type[Waiter], type[Ticket[Any]]]
+    named: ContextVar[Any]
+    closed: Exception | None
+    refusing: Exception | None
+    plain: bool
+    progress: int
+    home: Any
+    _changed: bool
+    _left_over: int
+    def _connect(self, core: Core, pool: object, settle: Callable[[], list[Callable[[], None]]]) -> None: ...
+    @property
+    def core(self) -> Core: ...
+    @property
+    def turn(self) -> Turn: ...
+    @property
+    def pool(self) -> object: ...
+
+class Ticket(Generic[_T]):
+    _handed: Any
+    def __init__(self, flow: Desk, waiting: Waiter, polite: bool) -> None: ...
+    @property
+    def _flow(self) -> Desk: ...
+    @property
+    def _waiting(self) -> Waiter: ...
+    @property
+    def _polite(self) -> bool: ...
+    def __await__(self) -> Generator[Any, Any, _T]: ...
 
 class Allocator:
     def _attach(self, core: Core | None, account: int = 0, arena: int = -1) -> None: ...

@@ -2,7 +2,8 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
 # A copied or unpickled handle would free its block twice; signatures are for help() and for the test of the stub.
 # cython: auto_pickle=False, embedsignature=True, embedsignature.format=clinic
-"""The thin binding over the C++ heap, and the handles that users hold: Buffer, Batch, Ready, and the doors of Allocator."""
+"""The thin binding over the C++ heap, and the handles that users hold: Buffer, Batch, Ready, the doors of
+Allocator, and plain waits: Turn, Line, Desk."""
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -16,6 +17,8 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 import os
+from asyncio import InvalidStateError
+from collections import deque
 from types import GenericAlias
 
 from asyncmem.core.report import (
@@ -33,9 +36,12 @@ FLAG_WAITING, FLAG_LIVE, FLAG_FREE = 1, 2, 4
 REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE = 0, 1, 2, 3
 
 include "binding/heap.pxi"
+include "binding/turn.pxi"
 include "binding/core.pxi"
 include "binding/buffer.pxi"
 include "binding/spares.pxi"
 include "binding/batch.pxi"
 include "binding/ready.pxi"
+include "binding/line.pxi"
+include "binding/desk.pxi"
 include "binding/allocator.pxi"

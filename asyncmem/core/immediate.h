@@ -122,6 +122,44 @@ static int asyncmem_patch(PyObject *type, asyncmem_handout hand_out) {
     return asyncmem_stop_ready();
 }
 
+/* The same for an awaitable that may suspend first: `yields` says whether the answer goes to the event loop. */
+typedef PyObject *(*asyncmem_stepper)(PyObject *self, PyObject *sent, int *yields);
+
+static asyncmem_stepper asyncmem_step;
+
+static PySendResult asyncmem_step_send(PyObject *self, PyObject *sent, PyObject **result) {
+    int yields = 0;
+    *result = asyncmem_step(self, sent, &yields);
+    return !*result ? PYGEN_ERROR : yields ? PYGEN_NEXT : PYGEN_RETURN;
+}
+
+static PyObject *asyncmem_step_next(PyObject *self) {
+    int yields = 0;
+    PyObject *value = asyncmem_step(self, Py_None, &yields);
+    if (!value || yields) return value;
+    asyncmem_stop(value);
+    return NULL;
+}
+
+static int asyncmem_patch_steps(PyObject *type, asyncmem_stepper step) {
+    static PyAsyncMethods methods;
+    PyTypeObject *t = (PyTypeObject *)type;
+    asyncmem_step = step;
+    if (t->tp_as_async) methods = *t->tp_as_async;
+    methods.am_send = asyncmem_step_send;
+    t->tp_as_async = &methods;
+    t->tp_iternext = asyncmem_step_next;
+    PyType_Modified(t);
+    return 0;
+}
+
+/* An instance of a type that takes no arguments, without its __init__. */
+static inline PyObject *asyncmem_new(PyObject *type) {
+    static PyObject *none;
+    if (!none) none = PyTuple_New(0);
+    return none ? ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, none, NULL) : NULL;
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,123 +11,37 @@ older waiter stood in the queue; a waiter notes the total when it joins. What ov
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from asyncmem.core import Line, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-
-class Waiter:
-    """One request's place in a queue: how much it asks for, and how urgent it is.
-
-    Attributes:
-        nbytes: Bytes asked for, of all the parts of a batch together.
-        priority: Larger is sooner.
-        seq: Place in the order of arrival, given by the queue.
-        mark: The queue's overtaking total when it joined.
-        queue: Where it stands now, if it waits.
-    """
-
-    priority = 0
-    seq = 0
-    mark = 0
-    queue: object = None
-
-    def __init__(self, nbytes: int, priority: int = 0) -> None:
-        self.nbytes = nbytes
-        self.priority = priority
-
 
 W = TypeVar("W", bound=Waiter)
 
 _ANY = 1 << 63
 
 
-class Queue(Generic[W]):
+class Queue(Line[W], Generic[W]):
     """Waiters in order, grouped by size so that choosing one looks at each size once, however many ask for it.
 
-    Leaving is a mark on the waiter, not a search: a storm of cancellations costs the same for each. Not thread-safe;
-    its owner holds the pool's turn.
+    The groups are made when somebody has to be chosen: while the oldest is served each time, nobody is filed by size.
+    Not thread-safe; its owner holds the pool's turn.
 
     Args:
         bypass: The most bytes that may overtake any one waiter.
-
-    Attributes:
-        bytes: What the waiters ask for together.
-        overtaken: Bytes granted so far past an older waiter.
-        empty: Whether nobody stands here.
     """
 
     def __init__(self, bypass: int) -> None:
         self.bypass = bypass
-        self.bytes = 0
-        self.overtaken = 0
-        self.empty = True
-        self._count = 0
-        self._urgent = 0
-        self._places = 0
-        self._joined = 0
-        self._arrivals: deque[W] = deque()
-        self._by_size: dict[int, list[tuple[int, int, W]]] = {}
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[W]:
-        """Go through the waiters in the order of arrival."""
-        return (waiter for waiter in self._arrivals if waiter.queue is self)
-
-    def join(self, waiter: W) -> None:
-        """Put a waiter at the end of its priority."""
-        self._joined += 1
-        waiter.seq = self._joined
-        waiter.mark = self.overtaken
-        waiter.queue = self
-        self._arrivals.append(waiter)
-        group = self._by_size.get(waiter.nbytes)
-        if group is None:
-            group = self._by_size[waiter.nbytes] = []
-        heapq.heappush(group, (-waiter.priority, waiter.seq, waiter))
-        self._urgent += waiter.priority != 0
-        self._places += 1
-        self._count += 1
-        self.empty = False
-        self.bytes += waiter.nbytes
-
-    def leave(self, waiter: W) -> None:
-        """Take a waiter out, wherever it stands; one that has left already is left alone."""
-        if waiter.queue is not self:
-            return
-        waiter.queue = None
-        self._urgent -= waiter.priority != 0
-        self._count -= 1
-        self.bytes -= waiter.nbytes
-        if self._count == 0:
-            self.empty = True
-            self._places = 0
-            self._arrivals.clear()
-            self._by_size.clear()
-        elif self._places > 2 * self._count + 64:
-            self._sweep()
 
     def head(self) -> W | None:
         """Answer who must be served first: the most urgent, or the oldest once its budget forbids that."""
-        if not self._urgent:
+        if not self.urgent:
             return self.oldest()
         urgent = min(self._fronts(_ANY))[2]
         return urgent if self.may_overtake(urgent) else self.oldest()
-
-    def first_in_line(self) -> W | None:
-        """Answer the head when that takes no thought, because all priorities are 0; else None."""
-        return None if self._urgent else self.oldest()
-
-    def oldest(self) -> W | None:
-        """Answer the waiter that has stood here longest."""
-        arrivals = self._arrivals
-        while arrivals and arrivals[0].queue is not self:
-            arrivals.popleft()
-        return arrivals[0] if arrivals else None
 
     def serve(self, grant: Callable[[W], bool], room: Callable[[], int]) -> list[W]:
         """Grant to everybody who fits, in order, as far as the overtaking budget allows.
@@ -174,20 +88,26 @@ class Queue(Generic[W]):
         return waiter
 
     def _fronts(self, below: int) -> Iterator[tuple[int, int, W]]:
-        for size in [size for size in self._by_size if size < below]:
-            group = self._by_size[size]
+        self._file()
+        for size in [size for size in self.by_size if size < below]:
+            group = self.by_size[size]
             while group and group[0][2].queue is not self:
                 heapq.heappop(group)
-                self._places -= 1
+                self.filed -= 1
             if group:
                 yield group[0]
             else:
-                del self._by_size[size]
+                del self.by_size[size]
+
+    def _file(self) -> None:
+        for waiter in self.unfiled():
+            group = self.by_size.setdefault(waiter.nbytes, [])
+            heapq.heappush(group, (-waiter.priority, waiter.seq, waiter))
+            self.filed += 1
 
     def _sweep(self) -> None:
-        self._arrivals = deque(waiter for waiter in self._arrivals if waiter.queue is self)
-        groups = {size: [place for place in group if place[2].queue is self] for size, group in self._by_size.items()}
-        self._by_size = {size: group for size, group in groups.items() if group}
-        self._places = self._count
-        for group in self._by_size.values():
+        groups = {size: [place for place in group if place[2].queue is self] for size, group in self.by_size.items()}
+        self.by_size = {size: group for size, group in groups.items() if group}
+        self.filed = sum(map(len, self.by_size.values()))
+        for group in self.by_size.values():
             heapq.heapify(group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncmem.core import FLAG_FREE, FLAG_LIVE, FLAG_WAITING
+from asyncmem.core import FLAG_FREE, FLAG_LIVE, Desk
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import (
     Described,
@@ -22,21 +22,22 @@ from asyncmem.errors import (
     TooManyRequests,
 )
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.holdings import named_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pressure import PressureWatch
+from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
 from asyncmem.pool.stuck import DeadlockWatch
 from asyncmem.pool.taker import Taker
-from asyncmem.pool.turn import Turn
 from asyncmem.pool.upkeep import Upkeep
 from asyncmem.pool.waiting import ThreadSleeper, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncmem.core import Batch, Buffer, Core
+    from asyncmem.core import Batch, Buffer, Core, Turn
     from asyncmem.engine.retire import Retire
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.options import PoolOptions
@@ -48,18 +49,17 @@ if TYPE_CHECKING:
     Errand = Callable[[], None]
 
 
-class Flow:
+class Flow(Desk):
     """The requests of one pool, its budgets included. Attributes change under the turn only.
 
     Attributes:
-        turn: The pool's lock.
-        queue: Who waits for memory.
         closed: The error of a closed pool, or None.
-        refusing: The error that newcomers get from now on, or None.
-        home: The event loop that is served now.
         busy: Whether an errand for the queue is under way.
-        progress: Counts grants, so that a standstill shows.
     """
+
+    if TYPE_CHECKING:  # the core keeps these, and tells none of their types
+        pool: AsyncMemoryPool
+        home: Home | None
 
     def __init__(
         self,
@@ -70,30 +70,26 @@ class Flow:
         submit: Callable[[Errand], None],
         options: PoolOptions,
     ) -> None:
-        self.pool = pool
-        self.core = core
+        self._connect(core, pool, self._settle)
         self.retire = retire
         self.options = options
-        self.turn = Turn(self._settle)
+        self.plain = _is_plain(options)
         self.supply = make_supply(self.turn)
         self.tally = pool.tally
         self.queue: Queue[Waiting] = Queue(int(options.bypass * self.supply.limit))
         self.taker = Taker(core, retire, self.supply)
         self.ladder = Ladder(self)
         self.watch = DeadlockWatch(self)
-        self.closed: Exception | None = None
-        self.refusing: Exception | None = None
-        self.home: Home | None = None
+        self.held = pool.holdings.table()
+        self.kinds = Waiting, Request
+        self.named = named_owner
         self.busy = False
-        self.progress = 0
         self.budgets: list[Budget] = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.pressure = PressureWatch(self, core)
         self.upkeep = Upkeep(self)
         self.submit = submit
         self._owed: list[Callable[[], None]] = []
-        self._changed = False
-        self._left_over = 0  # free bytes that the head could not use at the last pump
         self._notes = [partial(self._noticed, flags) for flags in range(8)]
         self._emptied: Latch[None] | None = None
         self._owner_blocks = 0
@@ -272,32 +268,11 @@ class Flow:
         return latch
 
     def notice(self, flags: int) -> None:
-        """Hear from a free or a take that somebody waits, or that a mark was crossed. From anywhere, finalizers too."""
-        if flags != FLAG_WAITING or not self._hand_over():
-            self.turn.post(self._notes[flags])
+        """Hear from a free or a take what `hand_over` left undone, or that a mark was crossed. From anywhere."""
+        self.turn.post(self._notes[flags])
 
-    def _hand_over(self) -> bool:
-        # The common wake-up, without the whole pump: what was just freed is what the only candidate waits for.
-        turn = self.turn
-        if not turn.take_quickly():
-            return False
-        queue = self.queue
-        head = None if self._changed or self.closed is not None else queue.first_in_line()
-        found = None
-        if head is not None and head.deadline is None and head.site is None and head.holder is None:
-            found = head.share.grant(head, anywhere=True)
-        if head is None or found is None:
-            turn.give_up()
-            return False
-        queue.leave(head)
-        self._granted(head, found)
-        self._owed.append(head.wake)
-        if queue.empty:
-            self.core.set_gate(0, False)
-        elif self.core.reserved() - self.core.live() > self._left_over:
-            self._changed = True
-        turn.leave()
-        return True
+    def _dropped(self, waiting: Waiting) -> None:
+        self.turn.post(partial(self.withdraw, waiting, None))
 
     def owe(self, call: Callable[[], None]) -> None:
         """Have a call made once the turn is free."""
@@ -307,6 +282,7 @@ class Flow:
         """Go on with other options (with the turn held)."""
         self.options = options
         self.queue.bypass = int(options.bypass * limit)
+        self.plain = _is_plain(options)
         self.supply.reconfigure(options, limit)
         self.core.set_limit(0, limit)
         for waiting in list(self.waiters()):
@@ -385,11 +361,14 @@ class Flow:
         return found is not None
 
     def _granted(self, waiting: Waiting, found: Buffer | Batch) -> None:
+        self._keep_promises(waiting)
+        waiting.finish(found, None)
+        self.progress += 1
+
+    def _keep_promises(self, waiting: Waiting) -> None:
         for budget in waiting.promised:
             budget.unpromise(waiting.total)
         waiting.promised = ()
-        waiting.finish(found, None)
-        self.progress += 1
 
     def _queue_up(self, waiting: Waiting, share: Share) -> None:
         if not share.may_wait:
@@ -412,9 +391,7 @@ class Flow:
     def _leave(self, waiting: Waiting) -> None:
         for queue in (self.queue, *(budget.queue for budget in self.budgets)):
             queue.leave(waiting)
-        for budget in waiting.promised:
-            budget.unpromise(waiting.total)
-        waiting.promised = ()
+        self._keep_promises(waiting)
         for tally in waiting.tallies():
             tally.left(waiting)
 
@@ -497,6 +474,11 @@ class Flow:
         if waiting.admit(sleeper):
             sleeper.sleep(waiting.remaining)
         waiting.expire()
+
+
+def _is_plain(options: PoolOptions) -> bool:
+    """Say whether nothing is asked of every request that only the way in Python does."""
+    return options.timeout is None and options.fallback is None and options.max_waiting is None
 
 
 def _nothing() -> None:

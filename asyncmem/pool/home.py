@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -88,7 +89,10 @@ class AsyncioHome:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.now = loop.time
+        self.now = time.monotonic if _is_own(loop.time, asyncio.BaseEventLoop.time) else loop.time
+        own_future = _is_own(loop.create_future, asyncio.BaseEventLoop.create_future)
+        self.future_type = asyncio.Future if own_future else None
+        self.task_of = _task_of
         self.thread = threading.get_ident()
         self._inbox: deque[Callable[[], None]] = deque()
         self._armed = False
@@ -139,6 +143,17 @@ class AsyncioHome:
 
     async def yield_once(self) -> None:
         await asyncio.sleep(0)
+
+
+def _is_own(method: object, expected: object) -> bool:
+    """Say whether a loop has asyncio's own method, which may then be skipped for what it calls."""
+    return getattr(method, "__func__", None) is expected
+
+
+# In 3.11 the function is written in Python and asks for the running loop, a system call.
+_task_of: Callable[[asyncio.AbstractEventLoop], object] = asyncio.current_task
+if sys.version_info < (3, 12):
+    _task_of = vars(asyncio.tasks)["_current_tasks"].get
 
 
 class _AsyncioSleeper:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
+    from asyncmem.core import Turn
     from asyncmem.options import PoolOptions
     from asyncmem.pool.pool import AsyncMemoryPool
-    from asyncmem.pool.turn import Turn
 
     class WorkerLike(Protocol):
         """What a pool asks of its worker."""

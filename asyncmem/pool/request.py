@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
 
+from asyncmem.core import Ticket
 from asyncmem.errors import BufferReleased, InvalidRequest, RequestCancelled
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ T = TypeVar("T", bound="Buffer | Batch")
 
 
 @final
-class Request(Coroutine[Any, Any, T], Generic[T]):
+class Request(Ticket[T], Coroutine[Any, Any, T], Generic[T]):
     """An allocation under way: await it, or use it with ``async with``.
 
     It has started when it is made. It is a coroutine to `asyncio.create_task`, `gather`, `wait_for`, task groups and
@@ -33,14 +34,13 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
     `cancel` ends the request itself; whoever awaits it gets `RequestCancelled`.
     """
 
-    __slots__ = ("__weakref__", "_driver", "_entered", "_flow", "_handed", "_polite", "_waiting")
+    __slots__ = ("_driver", "_entered")
 
-    def __init__(self, flow: Flow, waiting: Waiting, polite: bool) -> None:
-        self._flow = flow
-        self._waiting = waiting
-        self._polite = polite
-        self._handed: weakref.ref[T] | None = None
-        self._driver: Generator[Any, Any, T] | None = None
+    if TYPE_CHECKING:
+        _flow: Flow
+        _waiting: Waiting
+        _handed: weakref.ref[T] | None
+        _driver: Generator[Any, Any, T]
 
     def __repr__(self) -> str:
         waiting = self._waiting
@@ -94,8 +94,8 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
         if not self._waiting.when_done(partial(_call, callback, self)):
             callback(self)
 
-    def __await__(self) -> Generator[Any, Any, T]:
-        """Wait for the memory; see the class for what cancellation leaves behind."""
+    def _wait(self) -> Generator[Any, Any, T]:
+        # Every await that is not plain: see `Ticket.__await__`.
         waiting = self._waiting
         if not waiting.done:
             try:
@@ -115,22 +115,24 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol carries the loop's own values
         """Drive it as a coroutine: for event loops."""
-        if self._driver is None:
-            self._driver = self.__await__()
-        return self._driver.send(value)
+        return self._driven().send(value)
 
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol has two signatures
         """Raise inside it as a coroutine: for event loops."""
-        if self._driver is None:  # cancelled before its task began: the body, which would clean up, never ran
+        if not hasattr(self, "_driver"):  # cancelled before its task began: the body never ran, which would clean up
             self.cancel()
-            self._driver = self.__await__()
-        return self._driver.throw(*error)
+        return self._driven().throw(*error)
 
     def close(self) -> None:
         """End it as a coroutine: for event loops."""
-        if self._driver is not None:
+        if hasattr(self, "_driver"):
             self._driver.close()
         self.cancel()
+
+    def _driven(self) -> Generator[Any, Any, T]:
+        if not hasattr(self, "_driver"):
+            self._driver = self.__await__()
+        return self._driver
 
     async def __aenter__(self) -> T:
         """Wait for the memory and hold it until the block ends; the current task counts as its owner."""
@@ -145,13 +147,6 @@ class Request(Coroutine[Any, Any, T], Generic[T]):
         found = self._entered
         del self._entered
         await found.__aexit__(kind, error, trace)
-
-    def __del__(self) -> None:
-        # The garbage collector may have come in the middle of the pool's own work: leave a note, never wait.
-        if self._waiting.done:
-            self._waiting.result = None  # a grant nobody took; the queue may still know the waiter for a while
-        else:
-            self._flow.turn.post(partial(self._flow.withdraw, self._waiting, None))
 
 
 def _call(callback: Callable[[Request[T]], object], request: Request[T]) -> None:

@@ -18,11 +18,10 @@ from asyncmem.errors import OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.core import Core
+    from asyncmem.core import Core, Turn
     from asyncmem.devices import Device, Segment
     from asyncmem.engine.retire import Retire
     from asyncmem.options import PoolOptions
-    from asyncmem.pool.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)

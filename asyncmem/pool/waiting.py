@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from asyncmem.engine.admit import Waiter
+from asyncmem.core import GRANULE, Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.tally import Tally
 
-GRANULE = 512  # the heap's unit
+_MOST = 1 << 62
 
 
 class Waiting(Waiter):
     """A request that the pool has taken in. All state changes happen under the pool's turn.
 
-    The defaults below are the class's, so that making one sets only what differs: it is made for every wait.
+    Those that take the pool's compiled ways are made without `__init__`; the rest is then as the core has it.
 
     Args:
         keeper: The pool's flow.
@@ -36,39 +36,41 @@ class Waiting(Waiter):
         home: The event loop it was asked on, or None outside of any.
     """
 
-    batch = False  # the answer is a `Batch`, also for one size
-    stream = 0  # the core's index of the stream
-    tag: str | None = None
-    timeout: float | None = None  # seconds from the call
-    deadline: float | None = None  # by `clock`
-    site: str | None = None  # "file:line" of the call, when tracking is on
-    holder: Hashable = None  # who holds what comes of it from the start: what `pool.owner(...)` named
-    inline = False  # its thread carries out by itself what it needs, so the worker leaves it alone
-    owner: Hashable = None  # who sleeps on it, while somebody does
-    promised: tuple[Budget, ...] = ()  # budgets that count it already, while it waits for memory further up
-    awaited = 0  # how many tasks await it now
-    tries = 0  # how often `on_oom` was asked for it
-    collected = False  # the garbage collector has run for it
-    asked_again = False  # the device was asked once more for it, after it had refused
-    done = False
-    result: Buffer | Batch | None = None
-    error: Exception | None = None
-    _callbacks: tuple[Callable[[], None], ...] = ()
-    _sleepers: tuple[Sleeper, ...] = ()
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # the core keeps these, and tells none of their types
+        keeper: Flow
+        share: Share
+        home: Home | None
+        promised: tuple[Budget, ...]  # budgets that count it already, while it waits for memory further up
+        owner: Hashable  # who sleeps on it, while somebody does
+        holder: Hashable  # who holds what comes of it from the start: what `pool.owner(...)` named
+        result: Buffer | Batch | None
+        _callbacks: tuple[Callable[[], None], ...]
+        _sleepers: tuple[Sleeper, ...]
 
     def __init__(self, keeper: Flow, share: Share, sizes: tuple[int, ...], home: Home | None) -> None:
         self.keeper = keeper
         self.share = share
-        self.sizes = sizes
         self.home = home
-        self.clock = time.monotonic if home is None else home.now
         self.since = self.clock()
         if len(sizes) == 1:
             self.nbytes = sizes[0]
             self.total = -(-sizes[0] // GRANULE) * GRANULE
         else:
-            self.nbytes = sum(sizes)
-            self.total = sum(self.pieces)
+            self._sizes = sizes
+            self.nbytes = min(sum(sizes), _MOST)
+            self.total = min(sum(self.pieces), _MOST)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each buffer, as asked."""
+        return (self.nbytes,) if self._sizes is None else self._sizes
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What tells the time here."""
+        return time.monotonic if self.home is None else self.home.now
 
     @property
     def pieces(self) -> list[int]:
@@ -90,7 +92,7 @@ class Waiting(Waiter):
         """Go on by the clock of a loop, for a request that was made outside of any."""
         if self.home is None:
             shift = home.now() - self.clock()
-            self.home, self.clock = home, home.now
+            self.home = home
             self.since += shift
             self.deadline = None if self.deadline is None else self.deadline + shift
 
@@ -109,15 +111,7 @@ class Waiting(Waiter):
         """Whether its deadline has passed."""
         return self.deadline is not None and self.clock() >= self.deadline
 
-    def finish(self, result: Buffer | Batch | None, error: Exception | None) -> None:
-        """Settle it, with the turn held; whoever sleeps is woken by `wake` once the turn is free."""
-        self.done = True
-        self.owner = None
-        self.result = result
-        self.error = error
-
-    def wake(self) -> None:
-        """Wake the sleepers and run the callbacks of a settled request. Without the turn."""
+    def _wake_others(self) -> None:
         for sleeper in self._sleepers:
             sleeper.wake()
         self._sleepers = ()

@@ -69,12 +69,17 @@ cdef class Allocator:
             InvalidRequest: An argument that cannot be right. Everything else is raised at the await.
         """
         cdef PyObject* buffer
+        cdef object ticket
         # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
         if self.core is not None and self.core.streak < 1000:
             buffer = _take(self, size, stream, tag)
             if buffer != NULL:
                 self.core.streak += 1
                 return asyncmem_owned(_ready(buffer, (<Buffer>buffer).nbytes))
+            if self.core.desk is not None and priority == 0 and timeout is None:
+                ticket = self.core.desk.queue_up(self, size, stream, tag)
+                if ticket is not None:
+                    return ticket
         return self._request(size, stream, tag, priority, timeout)
 
     def try_allocate(self, size, *, stream=None, tag=None):

@@ -19,12 +19,16 @@ cdef class Tag:
     cdef int64_t live
 
 
+cdef class Desk
+
+
 @cython.final
 cdef class Core(Heap):
     """A heap whose blocks are handed out as buffers of one device."""
 
     cdef readonly object device
     cdef public object pool
+    cdef Desk desk  # the pool's, once it is open
     cdef readonly list stream_objects
     cdef readonly dict stream_ids
     cdef dict tags
@@ -184,7 +188,8 @@ cdef class Core(Heap):
         if self.pool is None:
             return
         try:
-            self.pool._signal(flags)
+            if flags != Flag.Waiting or self.desk is None or not self.desk.hand_over():
+                self.pool._signal(flags)
         except BaseException as error:
             _report(error, self)
 

@@ -1,0 +1,405 @@
+# Desk: the plain ways of a request through the pool, compiled: to queue, to sleep, and to be handed what was just freed.
+#
+# An asyncio.Queue hands over in 2.3 us, of which most is the event loop's; the same in Python took 11. So these three
+# steps make no Python call of our own (the row `handover` of the benchmarks). Whatever is not plain they leave as it is
+# and to `asyncmem.pool`: budgets, batches, deadlines, owners who hold something, other threads and other loops.
+
+cdef extern from "Python.h":
+    int PyContextVar_Get(object var, PyObject* fallback, PyObject** value) except -1
+    Py_ssize_t Py_REFCNT(object) noexcept
+    int PyIter_Send(object iterator, object value, PyObject** result) noexcept
+    int PYGEN_NEXT
+
+
+
+
+cdef extern from "immediate.h":
+    ctypedef PyObject* (*asyncmem_stepper)(PyObject* self, PyObject* sent, int* yields)
+    object asyncmem_new(object type)
+    int asyncmem_patch_steps(object type, asyncmem_stepper step) except -1
+
+
+cdef inline PyObject* raised_unless(PyObject* answer) except NULL:
+    return answer
+
+
+cdef class Waits:
+    """Counters of requests that had to wait."""
+
+    cdef public int64_t waits
+    cdef public double wait_seconds, longest_wait
+
+    def left(self, waiting):
+        """Count the end of a wait, whatever it was."""
+        self.count(waiting.age)
+
+    cdef inline void count(self, double age) noexcept:
+        self.wait_seconds += age
+        if age > self.longest_wait:
+            self.longest_wait = age
+
+
+cdef class Desk:
+    """What the compiled ways of a request know of their pool's flow, which is a subclass.
+
+    Attributes:
+        core: The heap with its buffers.
+        turn: The pool's lock.
+        queue: Who waits for memory.
+        pool: The pool itself, whose plain requests may take the compiled ways.
+        tally: Counts the waits.
+        held: What is held by whom; while that is empty nobody's sleep can close a circle.
+        kinds: The types of what is queued and of what the caller gets.
+        named: The context variable that names an owner.
+        plain: Whether no option asks for more than these ways do.
+        refusing: The error that newcomers get from now on, or None.
+        progress: Counts grants, so that a standstill shows.
+    """
+
+    cdef readonly Core core
+    cdef readonly Turn turn
+    cdef readonly object pool
+    cdef public Line queue
+    cdef public Waits tally
+    cdef public dict held
+    cdef public tuple kinds
+    cdef public object named, closed, refusing
+    cdef public bint plain, _changed
+    cdef public uint64_t _left_over  # free bytes that the head could not use at the last pump
+    cdef public int64_t progress
+    cdef object _home, loop, future_type, task_of, now
+    cdef unsigned long thread
+
+    def _connect(self, Core core, pool, settle):
+        self.core = core
+        self.pool = pool
+        self.turn = Turn(settle)
+        core.desk = self
+
+    @property
+    def home(self):
+        """The event loop that is served now."""
+        return self._home
+
+    @home.setter
+    def home(self, home):
+        self._home = home
+        self.loop = getattr(home, "loop", None)
+        self.now = None if home is None else home.now
+        if self.loop is not None:
+            self.thread, self.future_type, self.task_of = home.thread, home.future_type, home.task_of
+
+    cdef object task_here(self):
+        # The task that runs now on the loop that is served; None elsewhere. Asking for the running loop is a system call.
+        if self.loop is None or PyThread_get_thread_ident() != self.thread:
+            return None
+        return self.task_of(self.loop)
+
+    cdef object queue_up(self, Allocator door, object size, object stream, object tag):
+        # A request for memory that there is not before somebody frees some, waiting already; None where that is not so.
+        cdef Core core = self.core
+        cdef Ask ask
+        cdef Account account
+        cdef Waiter waiter
+        cdef int64_t nbytes, total
+        if door is not self.pool or not self.plain or self.refusing is not None or not PyLong_CheckExact(size):
+            return None
+        if not _ask(door, &ask, stream, tag) or self.task_here() is None:
+            return None
+        nbytes = _exact(size)
+        total = (nbytes + 511) // 512 * 512
+        account = core.c.account(0)
+        if nbytes <= 0 or <uint64_t>total > account.limit or account.live + total <= account.limit:
+            return None
+        if not self.turn.take_quickly():
+            return None
+        try:
+            waiter = asyncmem_new(self.kinds[0])
+            waiter.keeper, waiter.share, waiter.home, waiter.since = self, self.pool, self._home, self.now()
+            waiter.nbytes, waiter.total, waiter.stream, waiter.tag = nbytes, total, ask.stream, tag
+            self.queue.put(waiter)
+            self.tally.waits += 1
+            core.c.set_gate(0, True)
+            account = core.c.account(0)  # again: what was freed before the gate closed told nobody
+            self._changed = account.live + total <= account.limit
+        finally:
+            self.leave_turn()
+        ticket = <Ticket>asyncmem_new(self.kinds[1])
+        ticket._flow, ticket._waiting = self, waiter
+        return ticket
+
+    cdef int leave_turn(self) except -1:
+        if self._changed:
+            self.turn.leave()
+        else:
+            self.turn.let_go()
+        return 0
+
+    cdef bint hand_over(self) except -1:
+        # Give what was just freed to who is next, without the whole pump; False where that takes more thought.
+        cdef Waiter head
+        cdef object found = None
+        cdef uint64_t room
+        if not self.turn.take_quickly():
+            return False
+        try:
+            head = None
+            if not (self._changed or self.closed is not None or self.queue.urgent):
+                head = self.queue.eldest()
+            if head is not None and head.deadline is None and head.site is None and head.holder is None:
+                found = self.granted(head)
+            if found is not None:
+                self.queue.remove(head)
+                if head.share is self.pool and head.home is self._home is not None:
+                    self.tally.count(<double>self.now() - head.since)
+                else:
+                    for tally in head.tallies():
+                        tally.left(head)
+                if head.promised:
+                    self._keep_promises(head)
+                head.settle(found, None)
+                self.progress += 1
+                room = self.core.c.reserved() - self.core.c.live()
+                if self.queue.count:
+                    self._changed = room > self._left_over
+                elif self.core.c.reserved() <= self.core.c.account(0).limit:
+                    self.core.c.set_gate(0, False)
+                else:  # above a limit that was lowered
+                    self._changed = True
+        finally:
+            self.leave_turn()
+        if found is None:
+            return False
+        head.rouse()
+        return True
+
+    cdef object granted(self, Waiter head):
+        cdef Core core = self.core
+        cdef Ask ask
+        cdef uint32_t block
+        if (head.share is not self.pool or head.batch or head.nbytes <= 0
+                or head.tag is not None and type(head.tag) is not str):
+            return head.share.grant(head, anywhere=True)
+        ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, ask.door = head.nbytes, head.stream, 0, -1, True, False
+        block = core.c.take(ask, core.last)
+        if not block:
+            return None
+        return asyncmem_owned(_wrap(core, block, core.last.address, head.nbytes, head.stream, head.tag))
+
+    cdef bint lay_down(self, Waiter waiter, Nap nap) except -1:
+        # Let a task sleep until its request is settled; False where that takes more thought.
+        cdef PyObject* name
+        if waiter.home is not self._home or waiter.deadline is not None or waiter.nap != NULL or self.held:
+            return False
+        task = self.task_here()
+        if task is None:
+            return False
+        PyContextVar_Get(self.named, NULL, &name)
+        Py_XDECREF(name)
+        if name != NULL and name != <PyObject*>None:
+            return False
+        nap.future = self.future_type(loop=self.loop) if self.future_type is not None else self.loop.create_future()
+        if not self.turn.take_quickly():
+            return False
+        laid = not waiter.done
+        if laid:
+            waiter.owner = task
+            waiter.nap = <PyObject*>nap
+            waiter.awaited += 1
+            nap.thread, nap.stage = self.thread, Asleep
+        self.turn.let_go()
+        return laid
+
+
+cdef class Ticket:
+    """What the user holds of a request that waits. Dropped before the hand-out, it gives its place or its memory back."""
+
+    cdef readonly Desk _flow
+    cdef readonly Waiter _waiting
+    cdef readonly bint _polite
+    cdef public object _handed  # a weak reference to what was handed out
+    cdef object __weakref__
+
+    __class_getitem__ = classmethod(GenericAlias)
+
+    def __init__(self, Desk flow not None, Waiter waiting not None, bint polite):
+        self._flow, self._waiting, self._polite = flow, waiting, polite
+
+    def __del__(self):
+        # The garbage collector may have come in the middle of the pool's own work: leave a note, never wait.
+        cdef Waiter waiting = self._waiting
+        if waiting is None:
+            return
+        if waiting.done:
+            waiting.result = None  # a grant nobody took; the queue may still know the waiter for a while
+        else:
+            self._flow._dropped(waiting)
+
+    def __await__(self):
+        """Wait for the memory; see the class for what cancellation leaves behind."""
+        cdef Nap nap = Nap.__new__(Nap)
+        nap.ticket = self
+        nap.waiter = self._waiting
+        return nap
+
+    cdef PyObject* hand_out(self) except NULL:
+        # A new reference. Nobody can ask again when the caller's is the only reference to this object.
+        cdef Waiter waiting = self._waiting
+        if Py_REFCNT(self) == 1 and waiting.result is not None:
+            found, waiting.result = waiting.result, None
+        else:
+            found = self.result()
+        Py_INCREF(found)
+        return <PyObject*>found
+
+
+cdef enum Nap_stage:
+    Fresh, Asleep, Aside, Over
+
+
+@cython.final
+@cython.freelist(64)
+@cython.no_gc_clear
+cdef class Nap:
+    """One await of a request: a generator to the interpreter, and what wakes the task."""
+
+    cdef Ticket ticket  # until the end
+    cdef Waiter waiter
+    cdef object future
+    cdef object aside  # the generator that does it in Python
+    cdef unsigned long thread  # the loop's
+    cdef bint woken
+    cdef Nap_stage stage
+
+    def __dealloc__(self):
+        # Dropped asleep, which only happens to who drives an await by hand: tasks close theirs.
+        if self.stage == Asleep:
+            self.waiter.nap = NULL
+            self.waiter.awaited -= 1
+            if self.waiter.awaited == 0:
+                self.waiter.keeper._dropped(self.waiter)
+
+    cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
+        cdef PyObject* answer = NULL
+        cdef int status
+        if self.stage == Asleep:
+            if not self.woken and not self.future.done():
+                self.give_up()
+                raise RuntimeError("await wasn't used with future")
+            self.rise()
+            return self.answer()
+        if self.stage == Fresh:
+            if self.waiter.done and not self.ticket._polite:
+                self.stage = Over
+                return self.answer()
+            if not self.waiter.done and self.ticket._flow.lay_down(self.waiter, self):
+                yields[0] = True
+                self.future._asyncio_future_blocking = True
+                Py_INCREF(self.future)
+                return <PyObject*>self.future
+            self.stage = Aside
+            self.aside = self.ticket._wait()
+        if self.stage == Over:
+            Py_INCREF(None)
+            return <PyObject*>None
+        try:
+            status = PyIter_Send(self.aside, <object>sent, &answer)
+            yields[0] = status == PYGEN_NEXT
+            return raised_unless(answer)
+        finally:
+            if not yields[0]:
+                self.end()
+
+    cdef PyObject* answer(self) except NULL:
+        cdef Ticket ticket = self.ticket
+        self.ticket = None
+        return ticket.hand_out()
+
+    cdef int rise(self) except -1:
+        # The task goes on, one way or another.
+        if self.waiter.nap == <PyObject*>self:
+            self.waiter.nap = NULL
+        self.waiter.awaited -= 1
+        self.stage = Over
+        return 0
+
+    cdef int end(self) except -1:
+        self.stage = Over
+        self.ticket = self.aside = None
+        return 0
+
+    cdef int give_up(self) except -1:
+        try:
+            self.waiter.abandon(self)
+        finally:
+            self.rise()
+            self.ticket = None
+        return 0
+
+    cdef int wake(self) except -1:
+        self.waiter.nap = NULL
+        if PyThread_get_thread_ident() == self.thread:
+            self._finish()
+        else:
+            self.waiter.home.call(self._finish)
+        return 0
+
+    def _finish(self):
+        self.woken = True
+        try:
+            self.future.set_result(None)
+        except InvalidStateError:  # cancelled meanwhile
+            pass
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """Go on, as a generator does."""
+        cdef bint yields = False
+        cdef PyObject* found = self.step(<PyObject*>value, &yields)
+        answer = asyncmem_owned(found)
+        if yields:
+            return answer
+        raise StopIteration(answer)
+
+    def throw(self, kind, value=None, traceback=None):
+        """Raise inside the wait: a request whose last sleeper leaves so is withdrawn, or its grant given back."""
+        if self.stage == Aside:
+            try:
+                return self.aside.throw(kind, value, traceback) if value is not None else self.aside.throw(kind)
+            except BaseException:
+                self.end()
+                raise
+        if self.stage == Asleep:
+            self.give_up()
+        self.end()
+        if value is None:
+            value = kind if isinstance(kind, BaseException) else kind()
+        elif not isinstance(value, BaseException):
+            value = kind(value)
+        raise value.with_traceback(traceback) if traceback is not None else value
+
+    def close(self):
+        """End the wait as `throw` does, in silence."""
+        if self.stage == Aside:
+            self.aside.close()
+        elif self.stage == Asleep:
+            self.give_up()
+        self.end()
+
+
+cdef PyObject* _step(PyObject* self, PyObject* sent, int* yields) except NULL:
+    cdef bint again = False
+    cdef PyObject* found = (<Nap>self).step(sent, &again)
+    yields[0] = again
+    return found
+
+
+asyncmem_patch_steps(Nap, <asyncmem_stepper>_step)
