@@ -2,11 +2,13 @@
 
 A relay: every worker waits for the one buffer that moves, frees it as soon as it has it, and queues again. The floor is
 the same relay with a token in an `asyncio.Queue`. A queue lets whoever asks first have what was just put, woken getter
-or not, so two queues are used in turn; otherwise a worker would take back the token that it has just passed on.
+or not, so every worker waits at a queue of its own; otherwise one would take back, without a hand-over and without an
+iteration of the loop, the token that it has just passed on.
 """
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Final, Generic, TypeVar
@@ -87,21 +89,20 @@ async def pool_relay(waiting: int) -> AsyncIterator[Loop]:
 
 @contextlib.asynccontextmanager
 async def queue_relay(waiting: int) -> AsyncIterator[Loop]:
-    """Let `waiting` workers and one more wait for one token in a queue."""
-    lanes: tuple[asyncio.Queue[str], ...] = (asyncio.Queue(), asyncio.Queue())
-    released = 0
+    """Let `waiting` workers and one more wait for one token, which goes from each one's queue to the next one's."""
+    lanes: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(waiting + 1)]
+    order = itertools.cycle(lanes)
+    places = iter(lanes)
 
     def release(token: str) -> None:
-        nonlocal released
-        lanes[released // (waiting + 1) % 2].put_nowait(token)
-        released += 1
+        next(order).put_nowait(token)
 
     relay = Relay("token", release)
 
     async def worker() -> None:
+        lane = next(places)
         while True:
-            for lane in lanes:
-                relay.passed(await lane.get())
+            relay.passed(await lane.get())
 
     async with workers(waiting + 1, worker):
         yield relay.run
