@@ -105,14 +105,23 @@ class Flow(Desk):
             error = self.refusing or share.refusal(waiting)
             if error is not None:
                 waiting.finish(None, error)
-            elif waiting.total > self.supply.limit - self.core.live() and share.may_wait:
+            elif share.may_wait and not self._may_be_there(waiting):
                 self._queue_up(waiting, share)  # there is no such memory before somebody frees some
-                self._changed = share is not self.pool or self.options.fallback is not None or waiting.inline
+                if (
+                    share is not self.pool
+                    or self.options.fallback is not None
+                    or waiting.inline
+                    or self._may_be_there(waiting)
+                ):
+                    self._changed = True
             elif self._anyone_before(share) or not self._grant_at_once(waiting):
                 self._queue_up(waiting, share)
                 self._changed = True
         finally:
             turn.leave()
+
+    def _may_be_there(self, waiting: Waiting) -> bool:
+        return waiting.total <= self.supply.limit - self.core.live()
 
     def ask_blocking(self, waiting: Waiting) -> Buffer | Batch:
         """Serve a synchronous call: at once, with whatever errands that takes, or blocking until its deadline."""
