@@ -2,8 +2,8 @@
 
 A relay: every worker waits for the one buffer that moves, frees it as soon as it has it, and queues again. The floor is
 the same relay with a token in an `asyncio.Queue`. A queue lets whoever asks first have what was just put, woken getter
-or not, so every worker waits at a queue of its own; otherwise one would take back, without a hand-over and without an
-iteration of the loop, the token that it has just passed on.
+or not, so nobody waits at the queue that it puts the token into; otherwise one would take back, without a hand-over and
+without an iteration of the loop, the token that it has just passed on.
 """
 
 import asyncio
@@ -89,10 +89,10 @@ async def pool_relay(waiting: int) -> AsyncIterator[Loop]:
 
 @contextlib.asynccontextmanager
 async def queue_relay(waiting: int) -> AsyncIterator[Loop]:
-    """Let `waiting` workers and one more wait for one token, which goes from each one's queue to the next one's."""
-    lanes: list[asyncio.Queue[str]] = [asyncio.Queue() for _ in range(waiting + 1)]
+    """Let `waiting` workers and one more wait for one token, half of them at each of two queues it goes to in turn."""
+    lanes: tuple[asyncio.Queue[str], ...] = (asyncio.Queue(), asyncio.Queue())
     order = itertools.cycle(lanes)
-    places = iter(lanes)
+    places = itertools.cycle(lanes)
 
     def release(token: str) -> None:
         next(order).put_nowait(token)
