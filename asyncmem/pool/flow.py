@@ -89,6 +89,7 @@ class Flow(Desk):
         self.pressure = PressureWatch(self, core)
         self.upkeep = Upkeep(self)
         self.submit = submit
+        self._tried: Waiting | None = None
         self._owed: list[Callable[[], None]] = []
         self._notes = [partial(self._noticed, flags) for flags in range(8)]
         self._emptied: Latch[None] | None = None
@@ -114,9 +115,12 @@ class Flow(Desk):
                     or self._may_be_there(waiting)
                 ):
                     self._changed = True
-            elif self._anyone_before(share) or not self._grant_at_once(waiting):
+            elif self._anyone_before(share):
                 self._queue_up(waiting, share)
                 self._changed = True
+            elif not self._grant_at_once(waiting):
+                self._queue_up(waiting, share)
+                self._changed, self._tried = True, waiting
         finally:
             turn.leave()
 
@@ -336,7 +340,8 @@ class Flow(Desk):
         if self.core.live() == 0:
             self._empty()
         if self.closed is None:
-            self._serve()
+            if not self._tried_alone():
+                self._serve()
             while (head := self.queue.head()) is not None and self._provide(head):
                 self._serve()
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
@@ -345,6 +350,11 @@ class Flow(Desk):
                 self.upkeep.shrink()
         self._left_over = self.core.reserved() - self.core.live()
         self._gate()
+
+    def _tried_alone(self) -> bool:
+        # A newcomer that was tried in this same turn, and that nobody stands beside, need not be tried again.
+        tried, self._tried = self._tried, None
+        return tried is not None and len(self.queue) == 1 and tried.queue is self.queue
 
     def _serve(self) -> None:
         for budget in reversed(self.budgets):  # the inner ones were made last
