@@ -1,8 +1,9 @@
 """The pool: what joins the core, a device and the engine's decisions into something to await.
 
 `pool` is what users hold, with its `share`s (budgets and leases) and `request`s. `flow` knows the order in which a
-request is served; `taker`, `ladder` and `supply` are its steps, from cheap to dear; `turn` is the lock, `worker` the
-thread, `home` the event loop.
+request is served; `taker`, `ladder` and `supply` are its steps, from cheap to dear; `worker` is the thread, `home` the
+event loop, and `blocking` serves callers that cannot await. The lock, and the plain way from a free to the waiter that
+it wakes, are compiled: `Turn` and `Desk` in the core.
 """
 
 from asyncmem.pool.lease import Lease

@@ -22,6 +22,7 @@ from asyncmem.errors import (
     TooManyRequests,
 )
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.blocking import BlockingCalls
 from asyncmem.pool.holdings import named_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
@@ -32,7 +33,7 @@ from asyncmem.pool.snapshot import out_of_memory_facts
 from asyncmem.pool.stuck import DeadlockWatch
 from asyncmem.pool.taker import Taker
 from asyncmem.pool.upkeep import Upkeep
-from asyncmem.pool.waiting import ThreadSleeper, Waiting
+from asyncmem.pool.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,6 +80,7 @@ class Flow(Desk):
         self.queue: Queue[Waiting] = Queue(int(options.bypass * self.supply.limit))
         self.taker = Taker(core, retire, self.supply)
         self.ladder = Ladder(self)
+        self.blocking = BlockingCalls(self)
         self.watch = DeadlockWatch(self)
         self.held = pool.holdings.table()
         self.kinds = Waiting, Request
@@ -127,24 +129,6 @@ class Flow(Desk):
     def _may_be_there(self, waiting: Waiting) -> bool:
         return waiting.total <= self.supply.limit - self.core.live()
 
-    def ask_blocking(self, waiting: Waiting) -> Buffer | Batch:
-        """Serve a synchronous call: at once, with whatever errands that takes, or blocking until its deadline."""
-        waiting.inline = True
-        self.ask(waiting)
-        on_loop = waiting.home is not None
-        while not waiting.done:
-            errand = self._errand_inline(waiting)
-            if errand is None and waiting.timeout:
-                self._block(waiting)
-                break
-            self.tally.loop_blocking_calls += on_loop
-            self._run_inline(errand or self.ladder.last_errand(waiting))
-        if waiting.error is not None:
-            raise waiting.error
-        result, waiting.result = waiting.result, None
-        assert result is not None
-        return result
-
     def try_now(self, waiting: Waiting) -> Buffer | Batch | None:
         """Serve from what is mapped, if nobody waits; never grows."""
         with self.turn:
@@ -191,13 +175,6 @@ class Flow(Desk):
     def share_of(self, buffer: Buffer) -> Share:
         """Answer the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
-
-    def forbid_blocking_the_loop(self, waiting: Waiting) -> None:
-        """Refuse to block an event loop's thread until a deadline."""
-        if waiting.timeout and waiting.home is not None:
-            raise InvalidRequest(
-                "timeout", waiting.timeout, "0 or None on an event loop's thread", hint="await allocate_async instead"
-            )
 
     def watch_owners(self, change: int) -> None:
         """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
@@ -437,23 +414,14 @@ class Flow(Desk):
         errand = self.ladder.grow_for(head)
         if errand is None and self.ladder.tidy():
             return True
-        errand = errand or self.ladder.make_room_for(head) or self._errand_without_hope(head)
+        errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
         if errand is not None:
             self.busy = True
             self._owed.append(partial(self.submit, partial(self._run, errand)))
         return False
 
-    def _errand_inline(self, waiting: Waiting) -> Errand | None:
-        with self.turn:
-            if waiting.done or self.queue.head() is not waiting:
-                return None
-            errand = self.ladder.grow_for(waiting)
-            if errand is None and self.ladder.tidy():
-                self.changed()
-                return _nothing
-            return errand or self.ladder.make_room_for(waiting)
-
-    def _errand_without_hope(self, waiting: Waiting) -> Errand | None:
+    def errand_without_hope(self, waiting: Waiting) -> Errand | None:
+        """Answer what is left to do where no memory can be made: the host, or the last rungs (with the turn held)."""
         if self.options.fallback is not None:
             return partial(self._serve_from_host, waiting)
         # Waiting helps as long as somebody holds memory, or some is under way.
@@ -477,22 +445,6 @@ class Flow(Desk):
             with self.turn:
                 self.busy = False
                 self.changed()
-
-    def _run_inline(self, errand: Errand) -> None:
-        try:
-            errand()
-        finally:
-            with self.turn:
-                self.changed()
-
-    def _block(self, waiting: Waiting) -> None:
-        sleeper = ThreadSleeper()
-        with self.turn:
-            waiting.inline = False  # from here on the worker provides for it
-            self.changed()
-        if waiting.admit(sleeper):
-            sleeper.sleep(waiting.remaining)
-        waiting.expire()
 
 
 def _is_plain(options: PoolOptions) -> bool:

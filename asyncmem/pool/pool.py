@@ -125,7 +125,7 @@ class AsyncMemoryPool(Hooks):
         """Answer buffers from a thread that may block, without a place in the loop's order."""
         waiting = Waiting(self.flow, self, sizes, None)
         waiting.batch, waiting.tag = batch, tag
-        return self.flow.ask_blocking(waiting)
+        return self.flow.blocking.serve(waiting)
 
     async def open(self, *, wait: bool = False) -> None:
         """Start the worker; nothing where it runs already.

@@ -94,8 +94,8 @@ class Share(Allocator):
 
     def _allocate(self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None) -> Buffer:
         waiting = self._read((size,), stream, tag, priority, timeout, patient=False)
-        waiting.keeper.forbid_blocking_the_loop(waiting)
-        return cast("Buffer", waiting.keeper.ask_blocking(waiting))
+        waiting.keeper.blocking.allow(waiting)
+        return cast("Buffer", waiting.keeper.blocking.serve(waiting))
 
     def _request(
         self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None

@@ -6,7 +6,6 @@ from one that still matters.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -150,18 +149,3 @@ class Waiting(Waiter):
         with self.keeper.turn:
             if not self.done:
                 self.keeper.withdraw(self, self.keeper.timed_out(self))
-
-
-class ThreadSleeper:
-    """A thread that waits in `allocate(timeout=...)`."""
-
-    def __init__(self) -> None:
-        self._gate = threading.Semaphore(0)
-
-    def wake(self) -> None:
-        """Let the thread go on. From any thread."""
-        self._gate.release()
-
-    def sleep(self, timeout: float | None) -> None:
-        """Block this thread until woken, or for `timeout` seconds."""
-        self._gate.acquire(timeout=timeout)

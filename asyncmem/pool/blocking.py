@@ -1,0 +1,104 @@
+"""Synchronous callers: they carry out by themselves what their request needs, or block their own thread.
+
+torch, CuPy and plain threads cannot await. Their requests stand in the same queue as everybody's, so they barge past
+nobody; only the errands are theirs, because a thread that calls may block and need not wait for the worker.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from asyncmem.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncmem.core import Batch, Buffer
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.waiting import Waiting
+
+    Errand = Callable[[], None]
+
+
+class BlockingCalls:
+    """The way of a request whose caller does not await."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+
+    def allow(self, waiting: Waiting) -> None:
+        """Refuse to block an event loop's thread until a deadline."""
+        if waiting.timeout and waiting.home is not None:
+            raise InvalidRequest(
+                "timeout", waiting.timeout, "0 or None on an event loop's thread", hint="await allocate_async instead"
+            )
+
+    def serve(self, waiting: Waiting) -> Buffer | Batch:
+        """Serve a call at once, with whatever errands that takes, or block this thread until its deadline.
+
+        Raises:
+            OutOfMemoryError: There is no memory now, and the call has no deadline.
+            PoolTimeout: There was none until the deadline.
+        """
+        waiting.inline = True
+        self._flow.ask(waiting)
+        while not waiting.done:
+            errand = self._errand(waiting)
+            if errand is None and waiting.timeout:
+                self._block(waiting)
+                break
+            self._run(waiting, errand or self._flow.ladder.last_errand(waiting))
+        if waiting.error is not None:
+            raise waiting.error
+        result, waiting.result = waiting.result, None
+        assert result is not None
+        return result
+
+    def _errand(self, waiting: Waiting) -> Errand | None:
+        flow = self._flow
+        with flow.turn:
+            if waiting.done or flow.queue.head() is not waiting:
+                return None
+            errand = flow.ladder.grow_for(waiting)
+            if errand is None and flow.ladder.tidy():
+                flow.changed()
+                return _nothing
+            return errand or flow.ladder.make_room_for(waiting) or flow.errand_without_hope(waiting)
+
+    def _run(self, waiting: Waiting, errand: Errand) -> None:
+        if waiting.home is not None and errand is not _nothing:
+            self._flow.tally.loop_blocking_calls += 1
+        try:
+            errand()
+        finally:
+            with self._flow.turn:
+                self._flow.changed()
+
+    def _block(self, waiting: Waiting) -> None:
+        sleeper = ThreadSleeper()
+        with self._flow.turn:
+            waiting.inline = False  # from here on the worker provides for it
+            self._flow.changed()
+        if waiting.admit(sleeper):
+            sleeper.sleep(waiting.remaining)
+        waiting.expire()
+
+
+class ThreadSleeper:
+    """A thread that waits in `allocate(timeout=...)`."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Semaphore(0)
+
+    def wake(self) -> None:
+        """Let the thread go on. From any thread."""
+        self._gate.release()
+
+    def sleep(self, timeout: float | None) -> None:
+        """Block this thread until woken, or for `timeout` seconds."""
+        self._gate.acquire(timeout=timeout)
+
+
+def _nothing() -> None:
+    """Stand for an errand whose work was done while it was decided."""
