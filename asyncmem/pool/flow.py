@@ -36,7 +36,8 @@ from asyncmem.pool.upkeep import Upkeep
 from asyncmem.pool.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
+    from typing import Any
 
     from asyncmem.core import Batch, Buffer, Core, Turn
     from asyncmem.engine.retire import Retire
@@ -157,12 +158,12 @@ class Flow(Desk):
             raise InvalidRequest("await", Described(repr(home)), served)
         self.home = home
 
-    async def yield_once(self, waiting: Waiting) -> None:
+    def yield_once(self, waiting: Waiting) -> Generator[Any, Any, None]:
         """Let the loop run others after many hits in a row; a cancellation there gives the grant back."""
         home = running_home(self.home)
         try:
             if home is not None:
-                await home.yield_once()
+                yield from home.pause()
         except BaseException:
             with self.turn:
                 self.withdraw(waiting, None)

@@ -65,8 +65,8 @@ class Home(Protocol):
         A cancelled sleep calls `abandon` before it raises, also when the wake-up had come already.
         """
 
-    async def yield_once(self) -> None:
-        """Let the others of this loop run."""
+    def pause(self) -> Generator[Any, Any, None]:
+        """Let the others of this loop run: ``yield from`` it, in an ``__await__``."""
 
     def current_task(self) -> object: ...
 
@@ -141,8 +141,8 @@ class AsyncioHome:
             if timer is not None:
                 timer.cancel()
 
-    async def yield_once(self) -> None:
-        await asyncio.sleep(0)
+    def pause(self) -> Generator[Any, Any, None]:
+        yield  # what asyncio.sleep(0) comes to
 
 
 def _is_own(method: object, expected: object) -> bool:
@@ -239,8 +239,8 @@ class TrioHome:
         if scope.cancelled_caught:
             place.expire()
 
-    async def yield_once(self) -> None:
-        await self._trio.lowlevel.checkpoint()
+    def pause(self) -> Generator[Any, Any, None]:
+        return self._trio.lowlevel.checkpoint().__await__()
 
 
 class _TrioSleeper:

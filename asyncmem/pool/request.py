@@ -110,7 +110,7 @@ class Request(Ticket[T], Coroutine[Any, Any, T], Generic[T]):
                 finally:
                     waiting.awaited -= 1
         elif self._polite:
-            yield from self._flow.yield_once(waiting).__await__()
+            yield from self._flow.yield_once(waiting)
         return self.result()
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 -- the coroutine protocol carries the loop's own values

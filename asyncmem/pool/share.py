@@ -6,7 +6,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, dtype_size
+from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
@@ -100,7 +100,18 @@ class Share(Allocator):
     def _request(
         self, size: Size, stream: object, tag: str | None, priority: int, timeout: float | None
     ) -> Request[Buffer]:
+        if self._flow is not None and self._core.streak >= STREAK_LIMIT and isinstance(size, int | str):
+            # Many hits in a row: this one is granted as the others were, but its await lets the loop turn once.
+            self._core.streak = 0
+            granted = self.allocate_async(size, stream=stream, tag=tag, priority=priority, timeout=timeout)
+            return self._polite(granted.result()) if isinstance(granted, Ready) else granted
         return self._started(self._read((size,), stream, tag, priority, timeout))
+
+    def _polite(self, granted: Buffer) -> Request[Buffer]:
+        flow = self._flow or self.flow
+        waiting = Waiting(flow, self, (granted.nbytes,), None)
+        waiting.finish(granted, None)
+        return Request(flow, waiting, True)
 
     def _request_batch(
         self, sizes: Iterable[Size], stream: object, tag: str | None, priority: int, timeout: float | None
