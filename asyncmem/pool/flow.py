@@ -276,14 +276,18 @@ class Flow(Desk):
         self.plain = _is_plain(options)
         self.supply.reconfigure(options, limit)
         self.core.set_limit(0, limit)
-        for waiting in list(self.waiters()):
-            error = waiting.share.refusal(waiting)
-            if error is not None:
-                self.withdraw(waiting, error)
+        self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
         self.core.observed = self._owner_blocks > 0 or options.track or self.supply.direct
         self.pressure.look()
         self.changed()
+
+    def refuse_hopeless(self) -> None:
+        """Fail those who wait for more than a limit that was lowered allows (with the turn held)."""
+        for waiting in list(self.waiters()):
+            error = waiting.share.refusal(waiting)
+            if error is not None:
+                self.withdraw(waiting, error)
 
     def changed(self) -> None:
         """Have the queues looked at before the turn ends (with the turn held)."""

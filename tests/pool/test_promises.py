@@ -103,6 +103,20 @@ async def test_budget_counts_its_own_waits() -> None:
         assert pool.budget("other", limit=MIB).stats().waits == 0
 
 
+async def test_budget_that_shrinks_refuses_who_cannot_fit_any_more() -> None:
+    """A limit below what is live or waited for harms nobody else, and lets nobody wait for ever."""
+    async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
+        decode = pool.budget("decode", limit=4 * MIB)
+        held = await decode.allocate_async(3 * MIB)
+        request = decode.allocate_async(4 * MIB)
+        decode.resize(limit=2 * MIB)
+        pool.check()
+        with anyio.fail_after(5), pytest.raises(OutOfMemoryError):
+            await request
+        held.free()
+        (await decode.allocate_async(2 * MIB)).free()
+
+
 async def test_counters_start_again_at_a_reset() -> None:
     """`reset_stats` starts counters at zero and peaks at what there is."""
     async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
