@@ -1,0 +1,35 @@
+/* The driver calls of stream order, as a device offers them to compiled code: a fence, once made, is a pointer of its own.
+ *
+ * Every call may come from any thread, at any time, without the interpreter's lock and with no context current. It answers
+ * 0 for success and the driver's error code, above 0, for failure; what it could not make needs no release. None but
+ * `block` may block. The struct lives as long as its device, at the address `Device.fence_calls`; only streams whose
+ * `native` is true are named to it, by their `handle`. */
+#pragma once
+
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct AsyncmemFenceCalls {
+    void *context; /* the device's own; the first argument of every call */
+
+    /* A fence behind all that was submitted to the stream so far. The caller owns it until `release`. */
+    int (*record)(void *context, uint64_t stream, void **fence);
+    /* The same behind all that was submitted to every stream. */
+    int (*record_all)(void *context, void **fence);
+    /* 0 when the device has reached the fence, -1 when it has not, else the driver's code. */
+    int (*query)(void *context, void *fence);
+    /* Runs later work of the stream behind the fence, which may be released as soon as this has returned. */
+    int (*wait)(void *context, uint64_t stream, void *fence);
+    /* Blocks this thread until the device has reached the fence. */
+    int (*block)(void *context, void *fence);
+    /* 1 while work submitted to the stream is captured into a graph, 0 while it is run, else minus the driver's code. */
+    int (*capturing)(void *context, uint64_t stream);
+    /* The fence is not needed any more. Exactly one call a fence; it cannot fail. */
+    void (*release)(void *context, void *fence);
+} AsyncmemFenceCalls;
+
+#ifdef __cplusplus
+}
+#endif
