@@ -9,10 +9,11 @@ every method:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from asyncmem.devices.awaiting import wait_until_done
+from asyncmem.errors import DeviceError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +64,8 @@ class Stream(ABC):
     device: "Device"
     name: str
     handle: int  # the driver's number; 0 is the default stream
+    native: bool = False  # the device's `fence_calls` may be used with its handle, from any thread
+    lasting: bool = True  # False for a mere handle that nobody keeps alive: it is asked only while its user is known
 
     @abstractmethod
     def record(self) -> Fence:
@@ -71,6 +74,10 @@ class Stream(ABC):
     @abstractmethod
     def wait(self, fence: Fence) -> None:
         """Order all later work of this stream behind `fence`. The caller goes on at once."""
+
+    def capturing(self) -> bool:
+        """Tell whether what is submitted here is captured for later replays and not run: fences then mean nothing."""
+        return False
 
     def synchronize(self) -> Fence:
         """Return what to await until all work submitted so far is complete: ``await stream.synchronize()``."""
@@ -92,6 +99,8 @@ class Device(ABC):
     host_readable: bool  # its addresses can be read and written by this process
     dlpack_device: tuple[int, int]
     default_stream: Stream
+    fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
+    over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
 
     @property
     @abstractmethod
@@ -144,6 +153,38 @@ class Device(ABC):
     @abstractmethod
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy from `address` into host bytes, which hold the data once a later fence is reached."""
+
+    def copy_holds_up(self, host: memoryview) -> bool:  # noqa: ARG002  # for devices that tell memory from memory
+        """Tell whether `copy_in` and `copy_out` **block** for this memory, as CUDA does where it is not page-locked."""
+        return False
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: "Device", stream: Stream) -> None:  # noqa: ARG002  # nothing to do with them here
+        """Copy from an address of another device to one of this, in the order of `stream`, which is of either.
+
+        Raises:
+            InvalidRequest: There is no way between the two.
+        """
+        raise InvalidRequest("source_device", source_device, f"a device that {self.name!r} can copy from")
+
+    def grant_access(self, peers: "Sequence[Device]") -> None:
+        """Let the streams of other devices use all segments of this one, also those to come (**blocks**).
+
+        Raises:
+            InvalidRequest: One of them cannot.
+        """
+        if peers:
+            raise InvalidRequest("peers", list(peers), f"none: memory of {self.name!r} is its own")
+
+    def pinned(self) -> "Device":
+        """Return the device whose segments are host memory that copies of this one read and write directly.
+
+        It shares the streams of this one. Where host memory needs no preparation, it is the host itself.
+        """
+        raise InvalidRequest("device", self, "a device with page-locked host memory")
+
+    def fence_error(self, call: str, code: int) -> DeviceError:
+        """Make the error for a code that one of `fence_calls` answered."""
+        return DeviceError(call, code=code, code_name="UNKNOWN", device=self.name)
 
     @abstractmethod
     def close(self) -> None:
