@@ -7,7 +7,7 @@ of the interpreter lock in its loops), and waiting for a fence holds only the st
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -77,6 +77,11 @@ def _hold(fence: Fence) -> None:
         fence.block()
     except DeviceError:
         return  # a lost device runs nothing any more, so there is nothing left to be behind of
+
+
+def _same_memory(what: str, device: Device) -> None:
+    if not isinstance(device, Host):
+        raise InvalidRequest(what, device, "a host")
 
 
 class Host(Device):
@@ -177,6 +182,24 @@ class Host(Device):
         """Copy on the stream's thread; `target` is kept until then."""
         goal = bytes_of(target, writable=True)
         self._copy(goal, bytes_at(address, goal.size), stream)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Do nothing for other hosts: they are the same memory.
+
+        Raises:
+            InvalidRequest: One of `peers` is another kind of device.
+        """
+        for peer in peers:
+            _same_memory("peers", peer)
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Copy from another host, which is a copy like any other."""
+        _same_memory("source_device", source_device)
+        self.copy(target, source, nbytes, stream)
+
+    def pinned(self) -> "Host":
+        """Return the host itself: its copies read and write all of its memory without a detour."""
+        return self
 
     def close(self) -> None:
         """Take no more work and join the threads after what is queued (blocks)."""

@@ -4,8 +4,9 @@ Time is virtual unless asked otherwise, driver calls take as long as a real driv
 its thread, any call can be made to fail, and work that touches memory in no certain order raises at once.
 """
 
+import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from asyncmem.devices.addresses import Addresses, InventedAddresses
@@ -14,7 +15,7 @@ from asyncmem.devices.calls import Call, CallLog
 from asyncmem.devices.clock import Clock, VirtualClock, make_clock
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import OrderChecker
-from asyncmem.devices.pages import PAGE, Pages, bytes_at, bytes_of
+from asyncmem.devices.pages import PAGE, Pages, bytes_at, bytes_of, total_memory
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.timeline import Range, Timeline
@@ -68,6 +69,8 @@ class Simulated(Device):
         self._segments: dict[int, Segment] = {}
         self._book: StreamBook[SimulatedStream] = StreamBook(self.name)
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
+        self._visitor: SimulatedStream | None = None
+        self._pinned: weakref.ref[_SimulatedPinned] | None = None
 
     def __repr__(self) -> str:
         used = f"{format_size(self.reserved)} of {format_size(self.capacity)}"
@@ -199,6 +202,36 @@ class Simulated(Device):
         if self.host_readable:
             goal[:] = bytes_at(address, goal.size)
 
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Note the call (blocks); whether a peer may read is not checked.
+
+        Raises:
+            InvalidRequest: One of `peers` is another kind of device.
+        """
+        for peer in peers:
+            _same_kind("peers", peer)
+        self.log.enter("grant_access")
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Copy from another simulated device, as work that takes no time.
+
+        The devices have a clock each, so the host must have seen done what the device without `stream` does there.
+        """
+        other = _same_kind("source_device", source_device)
+        self.log.enter("peer_copy", nbytes)
+        other._submit(other._stream_for(stream), reads=[(source, nbytes)])
+        self._submit(self._stream_for(stream), writes=[(target, nbytes)])
+        if self.host_readable and other.host_readable:
+            bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+
+    def pinned(self) -> "Simulated":
+        """Return pretended page-locked memory: real host memory with the streams, the clock and the log of this one."""
+        found = self._pinned() if self._pinned is not None else None
+        if found is None:
+            found = _SimulatedPinned(self)
+            self._pinned = weakref.ref(found)
+        return found
+
     def close(self) -> None:
         """Wait for the callbacks that are due by the wall clock (blocks)."""
         self.log.enter("close")
@@ -214,7 +247,45 @@ class Simulated(Device):
     def _submit(self, stream: Stream, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
         self.timeline.submit(self._book.find(stream).handle, 0.0, reads, writes)
 
+    def _stream_for(self, stream: Stream) -> Stream:
+        # Another device's stream is behind nothing of this one but what the host has seen, as a new stream is.
+        if stream.device is self.default_stream.device:
+            return stream
+        if self._visitor is None:
+            self._visitor = self.create_stream("peers")
+        return self._visitor
+
     def _virtual(self) -> VirtualClock:
         if isinstance(self.clock, VirtualClock):
             return self.clock
         raise InvalidRequest("clock", "wall", "a device with the virtual clock")
+
+
+class _SimulatedPinned(Simulated):
+    kind = "simulated_pinned"
+    segment_kinds = ("pinned", "direct")
+
+    def __init__(self, owner: Simulated) -> None:
+        super().__init__(total_memory(), backing=True)
+        self.name = owner.name.replace("simulated", self.kind)
+        self.clock, self.log, self.timeline = owner.clock, owner.log, owner.timeline
+        self._book, self.default_stream = owner._book, owner.default_stream
+        self._owner = owner
+
+    def record_all(self) -> SimulatedFence:
+        return self._owner.record_all()
+
+    def create_stream(self, name: str | None = None) -> SimulatedStream:
+        return self._owner.create_stream(name)
+
+    def pinned(self) -> Simulated:
+        return self
+
+    def close(self) -> None:
+        """Do nothing: the owner closes."""
+
+
+def _same_kind(what: str, device: Device) -> Simulated:
+    if not isinstance(device, Simulated):
+        raise InvalidRequest(what, device, "a simulated device")
+    return device
