@@ -8,6 +8,7 @@ The layers, lowest first; a file imports only from those before its own:
     engine/     decisions: who is next, how much to grow, which fence covers what, who is stuck
     pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
     runtime     one pool a device for the whole process
+    exchange    memory of other libraries as arrays
     testing/    what tests of asynchronous memory need; public
     cli/        the command
 
@@ -32,6 +33,7 @@ from asyncmem.errors import (
     StallWarning,
     TooManyRequests,
 )
+from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
 from asyncmem.pool import AsyncMemoryPool, Budget, Lease, MemoryShare, Request
@@ -76,6 +78,7 @@ __all__ = [
     "Stream",
     "TooManyRequests",
     "WaiterInfo",
+    "asarray",
     "device",
     "run",
 ]

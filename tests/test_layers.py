@@ -31,6 +31,7 @@ LAYERS = {
     "engine": 2,
     "pool": 3,
     "runtime": 4,
+    "exchange": 4,
     "__init__": 4,
     "testing": 5,
     "pipeline": 5,
@@ -51,6 +52,7 @@ ALLOWED = {
     "pool.home": {"trio"},  # so is a pool's wait
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda": {"cuda"},
+    "devices.pointers": {"cuda"},
     "devices.opencl": {"pyopencl"},
 }
 

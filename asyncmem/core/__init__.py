@@ -26,7 +26,7 @@ from asyncmem.core._core import (
     Waits,
 )
 from asyncmem.core.array import Array
-from asyncmem.core.elements import ElementType, dtype_size, element_type
+from asyncmem.core.elements import ElementType, dtype_size, element_from_dlpack, element_type
 from asyncmem.core.report import (
     AccountCounts,
     BlockInfo,
@@ -71,5 +71,6 @@ __all__ = [
     "Waiter",
     "Waits",
     "dtype_size",
+    "element_from_dlpack",
     "element_type",
 ]

@@ -1,9 +1,10 @@
 # cython: language_level=3, binding=False
-"""Make DLPack capsules: versioned ones, and the ones from before DLPack 1.0."""
+"""Make and consume DLPack capsules: versioned ones, and the ones from before DLPack 1.0."""
 
+cimport cython
 from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.object cimport PyObject
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyCapsule_SetName
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -52,17 +53,31 @@ cdef extern from *:
         DLTensor dl_tensor
 
 
-# Consumers call the deleters from any thread, with or without the GIL.
-cdef void _delete(DLManagedTensor* managed) noexcept with gil:
-    Py_XDECREF(<PyObject*>managed.manager_ctx)
-    PyMem_RawFree(managed.dl_tensor.shape)
-    PyMem_RawFree(managed)
+cdef extern from "Python.h":
+    bint Py_IsInitialized() nogil
 
 
-cdef void _delete_versioned(DLManagedTensorVersioned* managed) noexcept with gil:
-    Py_XDECREF(<PyObject*>managed.manager_ctx)
-    PyMem_RawFree(managed.dl_tensor.shape)
-    PyMem_RawFree(managed)
+# The flags of a versioned tensor.
+READ_ONLY = 1
+COPIED = 2
+
+
+# Consumers call the deleters once, from any thread, with or without the GIL, and perhaps when there is no interpreter left
+# to give anything back to.
+cdef void _delete(DLManagedTensor* managed) noexcept nogil:
+    if Py_IsInitialized():
+        with gil:
+            Py_XDECREF(<PyObject*>managed.manager_ctx)
+            PyMem_RawFree(managed.dl_tensor.shape)
+            PyMem_RawFree(managed)
+
+
+cdef void _delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
+    if Py_IsInitialized():
+        with gil:
+            Py_XDECREF(<PyObject*>managed.manager_ctx)
+            PyMem_RawFree(managed.dl_tensor.shape)
+            PyMem_RawFree(managed)
 
 
 # A capsule that was consumed has another name, and its tensor another owner.
@@ -112,8 +127,8 @@ def legacy_capsule(owner, address, tuple shape, tuple dtype, tuple device):
     return PyCapsule_New(managed, "dltensor", _drop)
 
 
-def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device):
-    """Answer a "dltensor_versioned" capsule (DLPack 1.0) over row-major, writable memory."""
+def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device, uint64_t flags=0):
+    """Answer a "dltensor_versioned" capsule (DLPack 1.0) over row-major memory; `flags` add READ_ONLY and COPIED."""
     cdef DLManagedTensorVersioned* managed = (
         <DLManagedTensorVersioned*>PyMem_RawMalloc(sizeof(DLManagedTensorVersioned)))
     if not managed:
@@ -124,8 +139,73 @@ def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device):
         PyMem_RawFree(managed)
         raise
     managed.version.major, managed.version.minor = 1, 0
-    managed.flags = 0
+    managed.flags = flags
     Py_INCREF(owner)
     managed.manager_ctx = <void*>owner
     managed.deleter = _delete_versioned
     return PyCapsule_New(managed, "dltensor_versioned", _drop_versioned)
+
+
+@cython.final
+@cython.no_gc
+cdef class Loan:
+    """Memory received by DLPack; whoever lent it hears that it is not needed any more when this dies, on any thread.
+
+    Attributes:
+        address: Of the first element; 0 where there is none.
+        device: DLPack's (device type, number).
+        dtype: DLPack's (code, bits, lanes).
+        shape: The length of each dimension.
+        strides: In elements; None for row-major order.
+        readonly: Whether the lender wants nobody to write.
+    """
+
+    cdef DLManagedTensor* legacy
+    cdef DLManagedTensorVersioned* versioned
+    cdef readonly object address
+    cdef readonly tuple device, dtype, shape, strides
+    cdef readonly bint readonly
+
+    def __dealloc__(self):
+        if self.legacy and self.legacy.deleter:
+            self.legacy.deleter(self.legacy)
+        if self.versioned and self.versioned.deleter:
+            self.versioned.deleter(self.versioned)
+
+    cdef int read(self, DLTensor* tensor) except -1:
+        cdef int32_t i
+        self.device = (tensor.device.device_type, tensor.device.device_id)
+        self.dtype = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+        self.shape = tuple([tensor.shape[i] for i in range(tensor.ndim)])
+        if tensor.strides:
+            self.strides = tuple([tensor.strides[i] for i in range(tensor.ndim)])
+        self.address = <uint64_t><size_t>tensor.data + tensor.byte_offset if tensor.data else 0
+        return 0
+
+
+def receive(capsule):
+    """Consume a capsule, which gets the name that marks it as used, and answer the loan of its memory.
+
+    Raises:
+        BufferError: It is no DLPack capsule, one that was consumed before, or of a DLPack to come; it stays as it is.
+    """
+    cdef Loan loan = Loan.__new__(Loan)
+    cdef DLManagedTensor* legacy
+    cdef DLManagedTensorVersioned* versioned
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        versioned = <DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        # The rest of the struct is another one under another major version.
+        if versioned.version.major != 1:
+            raise BufferError(f"the memory comes by DLPack {versioned.version.major}, and this knows version 1")
+        loan.read(&versioned.dl_tensor)
+        loan.readonly = versioned.flags & READ_ONLY != 0
+        PyCapsule_SetName(capsule, "used_dltensor_versioned")
+        loan.versioned = versioned
+    elif PyCapsule_IsValid(capsule, "dltensor"):
+        legacy = <DLManagedTensor*>PyCapsule_GetPointer(capsule, "dltensor")
+        loan.read(&legacy.dl_tensor)
+        PyCapsule_SetName(capsule, "used_dltensor")
+        loan.legacy = legacy
+    else:
+        raise BufferError(f"expected a DLPack capsule that nobody has consumed yet, got {capsule!r}")
+    return loan

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast, final
+from typing import TYPE_CHECKING, Final, TypeVar, final, overload
 
 import numpy as np
 
-from asyncmem.core._dlpack import legacy_capsule, versioned_capsule
+from asyncmem.core._dlpack import COPIED, READ_ONLY, legacy_capsule, versioned_capsule
 from asyncmem.core.elements import element_type
 from asyncmem.errors import BufferReleased, InvalidRequest
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from asyncmem.core._core import Buffer
     from asyncmem.core._dlpack import CapsuleType
 
-_DLPACK_CPU: Final = (1, 0)
+S = TypeVar("S", bound=np.generic)
+
+# DLPack's device types: dlpack.h, DLDeviceType.
+_CPU: Final = (1, 0)
+_CUDA: Final = 2
 
 
 @final
@@ -29,7 +33,7 @@ class Array:
     What other libraries made of it before stays valid, because exports hold the memory.
 
     Attributes:
-        buffer: The buffer whose bytes these are.
+        buffer: The buffer whose bytes these are. That of `asarray` is over memory of another library.
         shape: The length of each dimension.
     """
 
@@ -72,46 +76,71 @@ class Array:
         """Answer one line: element type, shape, buffer."""
         return f"<Array {self._element.name}{list(self.shape)} over {self.buffer!r}>"
 
-    def numpy(self) -> NDArray[np.generic]:
-        """Answer a numpy array over the same memory, which counts as an export of the buffer.
+    @overload
+    def numpy(self) -> NDArray[np.generic]: ...
+
+    @overload
+    def numpy(self, dtype: type[S]) -> NDArray[S]: ...
+
+    def numpy(self, dtype: type[np.generic] | None = None) -> NDArray[np.generic]:
+        """Answer a numpy array over the same memory, which counts as an export of the buffer for as long as it lives.
 
         Work of streams on the memory is not waited for: synchronize first.
 
+        Args:
+            dtype: What the elements are, for type checkers; it converts nothing.
+
         Raises:
             BufferError: The host cannot read this memory, or numpy has no such element type.
+            InvalidRequest: The elements are something else than `dtype`.
         """
         self._need("numpy()")
         if self._element.numpy is None:
             plain = f"uint{self._element.itemsize * 8}"
             raise BufferError(f"numpy has no {self._element.name}: view the buffer as {plain!r}")
-        flat = np.frombuffer(memoryview(self.buffer)[: self.nbytes], dtype=self._element.numpy)
-        return flat.reshape(self.shape)
+        if dtype is not None and np.dtype(dtype) != self._element.numpy:
+            raise InvalidRequest("dtype", np.dtype(dtype).name, f"the array's own, {self._element.name}")
+        return np.frombuffer(self._bytes(), dtype=self._element.numpy).reshape(self.shape)
 
     @property
     def __array_interface__(self) -> dict[str, object]:
-        """Memory the host can read, by numpy's protocol; from the first read on, this array counts as an export."""
+        """Memory that the host can read, by numpy's protocol; each array made of it counts as an export by itself."""
         self._need("__array_interface__")
         if not self.buffer.device.host_readable:
             raise AttributeError(f"{self.buffer.location} memory cannot be read by the host: copy it there first")
-        return {"version": 3, **self._interface()}
+        # The protocol allows bytes in place of an address. numpy keeps them, and nothing else, until its array is gone.
+        return {"version": 3, **self._interface(), "data": self._bytes()}
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """CUDA memory by Numba's protocol, version 3; consumers name no stream, so the block waits for all of them."""
-        if self.buffer.device.kind != "cuda":
+        """CUDA memory by Numba's protocol, version 3, in the order of the home stream.
+
+        Consumers name neither their stream nor their end, only keep this object. So from the first read on it counts
+        as an export itself, until it is gone, and the block then waits for all streams of the device.
+        """
+        if self.__dlpack_device__()[0] != _CUDA:
             raise AttributeError(f"{self.buffer.location} memory is not CUDA memory")
         self._need("__cuda_array_interface__")
-        self.buffer.use_on(None)
+        interface = self._interface()
+        self.buffer._lend(None)
+        if self._pin is None:
+            self._pin = self.buffer._pin()
+        data = (self._address, self.buffer.readonly)
         # The protocol has no 0: 1 names the legacy default stream.
-        return {"version": 3, **self._interface(), "stream": self.buffer.stream.handle or 1}
+        return {"version": 3, **interface, "data": data, "stream": self.buffer.stream.handle or 1}
 
     def _interface(self) -> dict[str, object]:
         if self._element.numpy is None:
             raise AttributeError(f"array interfaces have no {self._element.name}: use DLPack")
-        if self._pin is None:
-            self._pin = self.buffer._pin()
-        address = self.buffer.address if self.nbytes else 0
-        return {"shape": self.shape, "typestr": self._element.numpy.str, "data": (address, False), "strides": None}
+        return {"shape": self.shape, "typestr": self._element.numpy.str, "strides": None}
+
+    def _bytes(self) -> memoryview:
+        return memoryview(self.buffer)[: self.nbytes]
+
+    @property
+    def _address(self) -> int:
+        # Of what has no elements, the protocols want no address.
+        return self.buffer.address if self.nbytes else 0
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Answer (device type, number) by the DLPack protocol."""
@@ -128,40 +157,55 @@ class Array:
         """Export by the DLPack protocol; the capsule, and whatever consumes it, counts as an export of the buffer.
 
         Args:
-            stream: On CUDA the consumer's stream as the protocol numbers them: it waits for the home stream, and the
-                block waits for it. -1: the consumer orders itself, and the block waits for the whole context.
+            stream: On CUDA the consumer's stream as the protocol numbers them (None or 1: the legacy default stream, 2:
+                the per-thread one, else a handle): it waits for the home stream, and the block waits for it. -1: the
+                consumer orders itself, and the block waits for all streams of the device.
             max_version: From (1, 0) on the capsule is a versioned one.
-            dl_device: Must be this memory's own device.
+            dl_device: This memory's own device, or (1, 0) where the host can read it.
             copy: True makes a copy, which only memory that the host can read allows.
 
         Raises:
             BufferError: The memory cannot be exported that way.
-            InvalidRequest: A stream for memory that has none.
+            InvalidRequest: A stream for memory that has none, or one that the protocol has not.
         """
         self._need("__dlpack__()")
-        device = self.__dlpack_device__()
-        if dl_device is not None and tuple(dl_device) != device:
-            raise BufferError(f"memory of DLPack device {device} cannot be exported to device {tuple(dl_device)}")
+        device = self._exported_as(dl_device)
+        versioned = max_version is not None and max_version[0] >= 1
         if copy:
-            return self._copied(max_version)
+            return self._copied(versioned=versioned)
+        if self.buffer.readonly and not versioned:
+            raise BufferError("the memory may only be read, which DLPack cannot say before 1.0: copy it")
         self._order(stream)
-        make = versioned_capsule if max_version is not None and max_version[0] >= 1 else legacy_capsule
-        address = self.buffer.address if self.nbytes else 0
-        return make(self.buffer._pin(), address, self.shape, self._element.dlpack, device)
+        facts = self._address, self.shape, self._element.dlpack, device
+        if versioned:
+            return versioned_capsule(self.buffer._pin(), *facts, flags=READ_ONLY if self.buffer.readonly else 0)
+        return legacy_capsule(self.buffer._pin(), *facts)
 
-    def _copied(self, max_version: tuple[int, int] | None) -> CapsuleType:
-        if self.__dlpack_device__() != _DLPACK_CPU:
+    def _exported_as(self, wanted: tuple[int, int] | None) -> tuple[int, int]:
+        own = self.__dlpack_device__()
+        if wanted is None or tuple(wanted) == own:
+            return own
+        if tuple(wanted) == _CPU and self.buffer.device.host_readable:
+            return _CPU
+        raise BufferError(f"memory of DLPack device {own} cannot be exported to device {tuple(wanted)}: copy it there")
+
+    def _copied(self, *, versioned: bool) -> CapsuleType:
+        if not self.buffer.device.host_readable:
             raise BufferError("copy=True is only for memory that the host can read: copy on a stream instead")
-        numbers = cast("NDArray[np.number]", self.numpy().copy())
-        return numbers.__dlpack__(max_version=max_version)
+        copied = np.frombuffer(self._bytes(), dtype=np.uint8).copy()
+        facts = copied.ctypes.data if self.nbytes else 0, self.shape, self._element.dlpack, _CPU
+        return versioned_capsule(copied, *facts, flags=COPIED) if versioned else legacy_capsule(copied, *facts)
 
     def _order(self, stream: int | None) -> None:
-        if self.buffer.device.kind != "cuda":
+        if self.__dlpack_device__()[0] != _CUDA:
             if stream is not None:
                 raise InvalidRequest("stream", stream, "None: only CUDA memory is exported to a stream")
             return
-        # None means the legacy default stream, which the protocol numbers 1.
-        self.buffer.use_on(None if stream == -1 else 1 if stream is None else stream)
+        number: object = 1 if stream is None else stream
+        if not isinstance(number, int) or isinstance(number, bool) or number == 0 or number < -1:
+            known = "None or 1 (the legacy default stream), 2 (the per-thread one), -1 (no order) or a stream's handle"
+            raise InvalidRequest("stream", stream, known)
+        self.buffer._lend(None if number == -1 else number)
 
     def _need(self, action: str) -> None:
         if not self.buffer.alive:

@@ -45,9 +45,11 @@ def element_type(dtype: object) -> ElementType:
     Raises:
         InvalidRequest: No such type, or one that devices do not share (objects, records, dates, swapped bytes).
     """
-    if isinstance(dtype, str) and dtype in _SHORT_FLOATS:
-        code, bits = _SHORT_FLOATS[dtype]
-        return ElementType(dtype, bits // 8, (code, bits, 1), None)
+    # The package ml_dtypes gives numpy short floats of the same names, which devices share only under these.
+    name = dtype.name if isinstance(dtype, np.dtype) else dtype
+    if isinstance(name, str) and name in _SHORT_FLOATS:
+        code, bits = _SHORT_FLOATS[name]
+        return ElementType(name, bits // 8, (code, bits, 1), None)
     try:
         plain = np.dtype(cast("DTypeLike", dtype))
     except (TypeError, ValueError):
@@ -55,6 +57,20 @@ def element_type(dtype: object) -> ElementType:
     if plain.kind not in _NUMPY_KINDS or not plain.isnative:
         raise InvalidRequest("dtype", dtype, "a number or bool in native byte order")
     return ElementType(plain.name, plain.itemsize, (_NUMPY_KINDS[plain.kind], 8 * plain.itemsize, 1), plain)
+
+
+def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
+    """Answer the element type of DLPack's (code, bits, lanes).
+
+    Raises:
+        InvalidRequest: An array has no such elements: vectors, handles, less than a byte.
+    """
+    code, bits, lanes = dtype
+    names = [name for name, short in _SHORT_FLOATS.items() if short == (code, bits)]
+    names += [f"{kind}{bits // 8}" for kind, number in _NUMPY_KINDS.items() if number == code and bits % 8 == 0]
+    if not names or lanes != 1:
+        raise InvalidRequest("dtype", dtype, "DLPack's (code, bits, lanes) of one number or bool of whole bytes")
+    return element_type(names[0])
 
 
 def dtype_size(dtype: object) -> int:

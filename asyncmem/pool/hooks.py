@@ -58,6 +58,19 @@ class Hooks(Share):
         if index != buffer.home:
             notes_of(buffer).users.add(index)
 
+    def _lend(self, buffer: Buffer, stream: int | None) -> None:
+        """Order another library's use: on the stream of that number, or on streams that it does not name."""
+        retire = self.flow.retire
+        index = None if stream is None else self.flow.stream_index(stream)
+        if index == buffer.home:
+            return
+        if index is not None:
+            retire.use_on(buffer.home, index)
+            known = retire.streams[index]
+            # Who consumes an export may end its stream before it lets go: then nothing can be asked of the mere number.
+            index = index if known is None or known.lasting else None
+        notes_of(buffer).users.add(retire.everywhere() if index is None else index)
+
     def _hand_over(self, buffer: Buffer, stream: object) -> None:
         if buffer._block:
             index = self.flow.stream_index(stream)

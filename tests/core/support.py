@@ -20,11 +20,11 @@ class FakeDevice:
 
     kind = "host"
     name = "fake"
-    dlpack_device = (1, 0)
 
     def __init__(self, *, host_readable: bool = True, kind: str = "host") -> None:
         self.host_readable = host_readable
         self.kind = kind
+        self.dlpack_device = (2, 0) if kind == "cuda" else (1, 0)
         self.default_stream = FakeStream()
         self.memory = np.zeros(MEMORY + 4096, dtype=np.uint8)
         self.base = -(-self.memory.ctypes.data // 4096) * 4096
@@ -67,6 +67,10 @@ class FakePool(Allocator):
 
     def _use_on(self, buffer: Buffer, stream: object) -> None:
         self.calls.append(("use_on", stream))
+        buffer.notes = Site()
+
+    def _lend(self, buffer: Buffer, stream: int | None) -> None:
+        self.calls.append(("lend", stream))
         buffer.notes = Site()
 
     def _hand_over(self, buffer: Buffer, stream: object) -> None:

@@ -1,14 +1,16 @@
 """Typed views, and what other libraries make of a buffer without a copy."""
 
+import ctypes
 import gc
 
 import numpy as np
 import pytest
 
 from asyncmem.core import dtype_size
-from asyncmem.core._dlpack import legacy_capsule
+from asyncmem.core._dlpack import COPIED
 from asyncmem.errors import BufferReleased, InvalidRequest
 
+from .capsules import Versioned, consume
 from .support import FakePool, assert_all_free
 
 
@@ -103,16 +105,15 @@ def test_cuda_memory_offers_its_interface_and_notes_unknown_users() -> None:
     pool = FakePool(host_readable=False, kind="cuda")
     interface = pool.allocate(64).view("float32").__cuda_array_interface__
     assert (interface["version"], interface["shape"], interface["typestr"]) == (3, (16,), "<f4")
-    assert (interface["stream"], pool.called("use_on")) == (1, [None])
+    assert (interface["stream"], pool.called("lend")) == (1, [None])
 
 
 def test_dlpack_orders_the_consumers_stream_on_cuda() -> None:
     """None is the legacy default stream, -1 a consumer that orders itself, a number that stream."""
     pool = FakePool(host_readable=False, kind="cuda")
-    pool.device.dlpack_device = (2, 0)
     for stream in (None, -1, 7):
         pool.allocate(64).__dlpack__(stream=stream)
-    assert pool.called("use_on") == [1, None, 7]
+    assert pool.called("lend") == [1, None, 7]
 
 
 def test_exports_that_cannot_be_are_buffer_errors(pool: FakePool) -> None:
@@ -136,9 +137,115 @@ def test_an_empty_buffer_is_a_valid_view_of_nothing(pool: FakePool) -> None:
     assert_all_free(pool)
 
 
-def test_capsules_own_their_owner() -> None:
-    """The object behind a capsule lives exactly as long as the capsule."""
-    owner = np.zeros(4)
-    capsule = legacy_capsule(owner, owner.ctypes.data, (2, 2), (2, 64, 1), (1, 0))
-    del owner
-    assert capsule is not None
+def test_each_numpy_array_is_an_export_by_itself(pool: FakePool) -> None:
+    """What asarray made holds the memory until it is gone, and the view that it was made of holds nothing."""
+    array = pool.allocate(4096).view("int32", (32, 32))
+    first, second = np.asarray(array), np.asarray(array)
+    del first
+    array.buffer.free()
+    assert pool.core.exported_bytes == 4096
+    del second
+    assert pool.core.exported_bytes == 0
+    assert_all_free(pool)
+
+
+@pytest.mark.parametrize("make", [np.asarray, np.from_dlpack, lambda a: a.numpy()], ids=["asarray", "dlpack", "numpy"])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1, 1)])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float64", "complex64", "complex128"])
+def test_shapes_of_no_and_of_one_element_travel(pool: FakePool, make: type, shape: tuple[int, ...], dtype: str) -> None:
+    """Arrays without dimensions or without elements keep shape, type and value."""
+    buffer = pool.allocate(512)
+    array = buffer.view(dtype, shape)
+    same = make(array)
+    assert (same.shape, same.dtype) == (shape, np.dtype(dtype))
+    same[...] = 1
+    assert (array.numpy() == 1).all()
+    assert memoryview(buffer)[: array.nbytes].tobytes() == np.ones(shape, dtype).tobytes()
+
+
+def test_numpy_checks_the_type_that_it_is_told(pool: FakePool) -> None:
+    """The type given for type checkers is the array's own, or an error."""
+    array = pool.allocate(64).view("float32")
+    assert array.numpy(np.float32).dtype == np.float32
+    with pytest.raises(InvalidRequest, match="float32"):
+        array.numpy(np.int32)
+
+
+@pytest.mark.parametrize("stream", [0, -2, True, 1.0, "1"])
+def test_streams_that_the_protocol_has_not_are_refused(stream: object) -> None:
+    """0 could mean either default stream; nothing is exported then."""
+    pool = FakePool(host_readable=False, kind="cuda")
+    buffer = pool.allocate(64)
+    with pytest.raises(InvalidRequest, match="stream"):
+        buffer.__dlpack__(stream=stream)  # type: ignore[arg-type]  # what is tested
+    assert pool.called("lend") == []
+    buffer.free()
+    assert pool.core.exported_bytes == 0
+
+
+def test_page_locked_memory_is_host_memory_to_those_who_ask(pool: FakePool) -> None:
+    """It says kDLCUDAHost of itself, and travels as kDLCPU on demand."""
+    pool.device.dlpack_device = (3, 0)
+    array = pool.allocate(64).view("float32")
+    assert array.__dlpack_device__() == (3, 0)
+    for device in (None, (3, 0), (1, 0)):
+        capsule = array.__dlpack__(dl_device=device, max_version=(1, 0))
+        managed, let_go = consume(capsule, b"dltensor_versioned")
+        assert (managed.tensor.device_type, managed.tensor.device_id) == (device or (3, 0))
+        let_go()
+    with pytest.raises(InvalidRequest, match="stream"):
+        array.__dlpack__(stream=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_is_on_its_own(pool: FakePool, dtype: str) -> None:
+    """A copy holds the values of its moment, says that it is one, and keeps nothing of the buffer."""
+    buffer = pool.allocate(64)
+    memoryview(buffer)[:] = bytes(range(64))
+    capsule = buffer.view(dtype).__dlpack__(copy=True, max_version=(1, 0))
+    buffer.free()
+    assert pool.core.exported_bytes == 0
+    managed, let_go = consume(capsule, b"dltensor_versioned")
+    assert isinstance(managed, Versioned)
+    assert managed.flags == COPIED
+    assert ctypes.string_at(managed.tensor.data, 64) == bytes(range(64))
+    let_go()
+
+
+def test_who_reads_a_cuda_interface_keeps_what_offered_it() -> None:
+    """Such a consumer holds the object that it asked, so the block waits for that object to be gone."""
+    pool = FakePool(host_readable=False, kind="cuda")
+    for typed in (False, True):
+        buffer = pool.allocate(4096)
+        asked = buffer.view("float32") if typed else buffer
+        interface = asked.__cuda_array_interface__
+        assert interface["data"] == (buffer.address, False)
+        assert interface["strides"] is None
+        assert asked.__cuda_array_interface__ == interface
+        buffer.free("last stream")
+        del buffer
+        assert pool.core.exported_bytes == 4096
+        del asked
+        assert pool.core.exported_bytes == 0
+    assert pool.called("free_noted") == ["last stream", "last stream"]
+    assert_all_free(pool)
+
+
+def test_dropping_a_buffer_whose_interface_was_read_frees_it_once() -> None:
+    """Nobody is left who could have kept it."""
+    pool = FakePool(host_readable=False, kind="cuda")
+    buffer = pool.allocate(4096)
+    assert buffer.__cuda_array_interface__["shape"] == (4096,)
+    del buffer
+    assert pool.called("free_noted") == [None]
+    assert pool.core.exported_bytes == 0
+    assert_all_free(pool)
+
+
+def test_an_interface_that_cannot_be_offered_notes_nobody() -> None:
+    """A short float has no array interface, and asking for it changes nothing."""
+    pool = FakePool(host_readable=False, kind="cuda")
+    array = pool.allocate(64).view("bfloat16")
+    with pytest.raises(AttributeError, match="DLPack"):
+        _ = array.__cuda_array_interface__
+    assert pool.called("lend") == []

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import assert_type
 
+import numpy as np
+from numpy.typing import NDArray
+
 import asyncmem
 from asyncmem import (
     AsyncMemoryPool,
@@ -64,6 +67,11 @@ async def arrays(pool: AsyncMemoryPool) -> None:
     cleared = await pool.zeros(16)
     assert_type(made, asyncmem.Array)
     assert_type(cleared.buffer, Buffer)
+    assert_type(made.numpy(), NDArray[np.generic])
+    assert_type(made.numpy(np.float32), NDArray[np.float32])
+    taken = asyncmem.asarray(np.zeros(4), stream=pool.device.create_stream())
+    assert_type(taken, asyncmem.Array)
+    assert_type(taken.buffer.readonly, bool)
 
 
 async def shares(pool: AsyncMemoryPool) -> None:

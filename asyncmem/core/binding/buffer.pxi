@@ -2,6 +2,10 @@
 
 cdef char _nothing = 0  # where the buffer protocol points for an empty buffer
 
+# An export that ends with the buffer's own object: who reads a CUDA array interface keeps only what offered it.
+cdef enum:
+    _LENT = 1 << 30
+
 
 # Slots that are mostly empty are plain pointers, NULL for None: filling and clearing a handful of object attributes is a
 # chain of updates of None's reference count, which took half the time of a hit.
@@ -53,6 +57,8 @@ cdef class Buffer:
                 self.give()
             else:
                 self.bequeath()
+        elif self.exports:
+            self.bequeath()  # freed, and kept from then on for whoever holds this very object
         Py_XDECREF(self.label)
         Py_XDECREF(self.noted)
         Py_XDECREF(self.late)
@@ -96,7 +102,11 @@ cdef class Buffer:
         Py_XINCREF(self.owner)
         self.label = self.noted = NULL
         self.block = 0
-        heir.forget()
+        if self.late == NULL:
+            heir.forget()
+        else:
+            (<Core>heir.owner)._exported -= heir.nbytes
+            heir.finish((<object>self.late)[0])
 
     cdef void forget(self) noexcept:
         cdef Core core = self.core()
@@ -112,6 +122,7 @@ cdef class Buffer:
         cdef Core core = self.core()
         if self.block == 0 or core.born != _generation:
             self.give()
+            _write(&self.noted, None)
             return
         if core.pool is not None:
             try:
@@ -163,6 +174,7 @@ cdef class Buffer:
             return 0
         if self.block == 0 or (self.noted == NULL and core.index_of(stream) == <int>self.home):
             self.give()
+            _write(&self.noted, None)  # borrowed memory goes back to its owner
             return 0
         if core.pool is None:
             self.give_everywhere()
@@ -209,6 +221,11 @@ cdef class Buffer:
         self.untag()
         return block
 
+    def _lend(self, stream):
+        """Order an export to a consumer whose stream has this number, None for one that is not known. Does not block."""
+        self.need("exporting it")
+        self.hooks()._lend(self, stream)
+
     def _pin(self):
         """Answer an object that counts as an export for as long as it lives."""
         self.need("exporting it")
@@ -243,7 +260,7 @@ cdef class Buffer:
 
     @property
     def size(self):
-        """Bytes of the block behind it, rounded up; 0 for an empty or released buffer."""
+        """Bytes of the block behind it, rounded up; 0 for an empty, borrowed or released buffer."""
         return self.core().c.size(self.block) if self.block else 0
 
     @property
@@ -260,6 +277,11 @@ cdef class Buffer:
     def stream(self):
         """The home stream: the one it was allocated for or handed over to."""
         return self.core().stream_objects[self.home]
+
+    @property
+    def readonly(self):
+        """Whether nobody may write to it: memory borrowed from somebody who says so."""
+        return self.block == 0 and self.noted != NULL and getattr(<object>self.noted, "readonly", False)
 
     @property
     def tag(self):
@@ -354,8 +376,8 @@ cdef class Buffer:
         self.need("the buffer protocol")
         if not self.core().device.host_readable:
             raise BufferError(f"{self.location} memory cannot be read by the host: copy it there first")
-        cdef void* start = <void*>&_nothing if self.block == 0 else <void*><size_t>self.where
-        PyBuffer_FillInfo(view, self, start, self.nbytes, 0, flags)
+        cdef void* start = <void*>&_nothing if self.where == 0 else <void*><size_t>self.where
+        PyBuffer_FillInfo(view, self, start, self.nbytes, self.readonly, flags)
         self.exported()
 
     def __releasebuffer__(self, Py_buffer* view):
@@ -367,7 +389,9 @@ cdef class Buffer:
 
     @property
     def __cuda_array_interface__(self):
-        return self.view().__cuda_array_interface__
+        interface = self.view().__cuda_array_interface__
+        self.exports |= _LENT
+        return interface
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         """Export the bytes as uint8 by the DLPack protocol; the capsule counts as an export."""

@@ -126,6 +126,16 @@ cdef class Core(Heap):
         return asyncmem_owned(
             _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag))
 
+    def borrow(self, address, nbytes, stream_index, loan):
+        """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
+
+        A true `loan.readonly` keeps everybody from writing. Owners must not hold the buffer.
+        """
+        buffer = asyncmem_owned(
+            _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, _index(stream_index, "stream"), None))
+        buffer.notes = loan
+        return buffer
+
     def adopt_many(self, blocks, sizes, tag=None):
         """Wrap blocks that were taken from this heap as one batch."""
         return _batch(self, tuple([self.adopt(block, size, tag) for block, size in zip(blocks, sizes, strict=True)]))

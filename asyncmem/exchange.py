@@ -1,0 +1,211 @@
+"""Take memory of other libraries as arrays, without a copy. The way out is the array's own."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+
+from asyncmem.core import Array, Buffer, Core, ElementType, element_from_dlpack, element_type
+from asyncmem.core._dlpack import receive
+from asyncmem.devices import Device, Stream, device
+from asyncmem.devices.pointers import cuda_index
+from asyncmem.errors import Described, InvalidRequest
+
+if TYPE_CHECKING:
+    from asyncmem.core._dlpack import CapsuleType
+
+Place = tuple[int, int]
+"""DLPack's (device type, number)."""
+
+# DLPack's device types (dlpack.h, DLDeviceType): page-locked and managed memory are kinds of the host's and of CUDA's.
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_KINDS: Final = {_CPU: _CPU, _CUDA_HOST: _CPU, _CUDA: _CUDA, _CUDA_MANAGED: _CUDA}
+
+_DLPACK: Final = (1, 1)  # the newest version that `receive` understands
+
+_EXPECTED: Final = "an object with __dlpack__, __cuda_array_interface__ or the buffer protocol"
+
+
+def asarray(source: object, *, stream: object = None) -> Array:
+    """Answer an array over the memory of another library's, without a copy.
+
+    It takes whatever offers DLPack (torch, CuPy, JAX, cuda.core, numpy), `__cuda_array_interface__` (Numba) or the
+    buffer protocol. Our own arrays are answered as they are, our buffers as arrays of bytes.
+
+    The array's buffer counts towards no pool. It keeps the memory's owner until it is freed or dropped, and all that
+    was made of it is gone. What its owner does with the memory then is not ordered behind our streams: let go of it
+    once work on it is complete, or once the owner's stream waits for that.
+
+    Args:
+        source: Its elements lie in row-major order, without gaps.
+        stream: Who will use it, the buffer's home: a stream, or what means one. On CUDA it waits for the work that the
+            owner has submitted on the memory. None is the device's default stream, of a device that the process shares.
+
+    Raises:
+        InvalidRequest: Another layout, elements that arrays do not have, memory of a device that is not ours, or a
+            stream of another device than the memory's.
+        BufferError: Its owner does not give it away; the owner's words say why.
+        BackendUnavailable: It is on a device that cannot be used here.
+    """
+    if isinstance(source, Buffer):
+        source = source.view()
+    if isinstance(source, Array):
+        if stream is not None:
+            source.buffer.use_on(stream)
+        return source
+    if isinstance(source, np.ndarray):
+        return _borrow(_of_numpy(source), _stream_at((_CPU, 0), stream))
+    if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
+        return _by_dlpack(source, stream)
+    interface = getattr(source, "__cuda_array_interface__", None)
+    if interface is not None:
+        return _by_interface(source, interface, stream)
+    return _borrow(_of_numpy(_bytes_of(source)), _stream_at((_CPU, 0), stream))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Memory of somebody else's, who lends it for as long as `owner` lives."""
+
+    owner: object
+    address: int
+    element: ElementType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """In bytes; None for row-major order."""
+    readonly: bool
+
+
+class _Lender:
+    """What borrowed buffers have for a pool: it orders streams, and there is no memory to take back."""
+
+    def _entered(self, buffer: Buffer) -> None:
+        """Hear that a block begins; nobody waits for borrowed memory."""
+
+    def _left(self, buffer: Buffer) -> None:
+        """Hear that it ends."""
+
+    def _use_on(self, buffer: Buffer, stream: object) -> None:
+        if stream is not None:
+            _follow(buffer.device.stream_of(stream), buffer.stream)
+
+    _lend = _use_on
+
+    def _hand_over(self, buffer: Buffer, stream: object) -> None:
+        self._use_on(buffer, stream)
+        buffer._set_home(buffer._core.register_stream(buffer.device.stream_of(stream)))
+
+    def _to_device(self, buffer: Buffer) -> object:
+        raise InvalidRequest("to_device()", buffer, 'a buffer that fallback="host" placed on the host')
+
+
+_LENDER: Final = _Lender()
+_devices: dict[Place, Device] = {}
+_making = threading.Lock()
+
+
+def _borrow(offer: _Offer, home: Stream) -> Array:
+    nbytes = math.prod(offer.shape) * offer.element.itemsize
+    if nbytes and not _in_rows(offer):
+        hint = "make it contiguous first: numpy.ascontiguousarray(...), tensor.contiguous()"
+        raise InvalidRequest("strides", offer.strides, f"row-major order of {list(offer.shape)} elements", hint=hint)
+    # A core of its own, because only cores have buffers; without caches it is made in microseconds.
+    core = Core(home.device, _LENDER, stream_cache_blocks=0, shared_cache_blocks=0)
+    buffer = core.borrow(offer.address if nbytes else 0, nbytes, core.register_stream(home), offer)
+    return buffer.view(offer.element.name, offer.shape)
+
+
+def _in_rows(offer: _Offer) -> bool:
+    if offer.strides is None:
+        return True
+    step = offer.element.itemsize
+    for length, stride in zip(reversed(offer.shape), reversed(offer.strides), strict=True):
+        if length != 1 and stride != step:
+            return False
+        step *= length
+    return True
+
+
+def _follow(later: Stream, earlier: Stream) -> None:
+    if later is not earlier:
+        later.wait(earlier.record())
+
+
+def _stream_at(place: Place, stream: object) -> Stream:
+    """Answer the stream that is meant, of its own device or else of the one that the process shares."""
+    if not isinstance(stream, Stream):
+        return _device_at(place).stream_of(stream)
+    kind, index = stream.device.dlpack_device
+    if stream.device.dlpack_device == place or (_KINDS.get(kind, kind), index) == (_KINDS.get(place[0]), place[1]):
+        return stream
+    raise InvalidRequest("stream", stream, f"one of the device that the memory is on, DLPack's {place}")
+
+
+def _device_at(place: Place) -> Device:
+    kind = _KINDS.get(place[0])
+    if kind is None:
+        got = Described(f"memory of DLPack device {place}")
+        raise InvalidRequest("source", got, "memory of the host or of CUDA", hint="else name a stream of its device")
+    key = (kind, place[1] if kind == _CUDA else 0)
+    with _making:
+        if key not in _devices:
+            _devices[key] = device("host" if kind == _CPU else f"cuda:{key[1]}")
+        return _devices[key]
+
+
+# -- how others offer theirs -------------------------------------------------------------------------------------------
+
+
+def _by_dlpack(source: object, stream: object) -> Array:
+    export = cast("Callable[..., CapsuleType]", source.__dlpack__)  # type: ignore[attr-defined]  # the caller looked
+    kind, number = source.__dlpack_device__()  # type: ignore[attr-defined]  # as above
+    home = _stream_at((int(kind), int(number)), stream)
+    # 0 could mean either default stream, so the protocol calls the legacy one 1.
+    order = {"stream": home.handle or 1} if _KINDS.get(kind) == _CUDA else {}
+    try:
+        capsule = export(max_version=_DLPACK, **order)
+    except TypeError:
+        capsule = export(**order)  # from before DLPack 1.0
+    loan = receive(capsule)
+    element = element_from_dlpack(loan.dtype)
+    strides = None if loan.strides is None else tuple(one * element.itemsize for one in loan.strides)
+    return _borrow(_Offer(loan, loan.address, element, loan.shape, strides, loan.readonly), home)
+
+
+def _by_interface(source: object, interface: Mapping[str, object], stream: object) -> Array:
+    if interface.get("mask") is not None:
+        raise InvalidRequest("source", type(source), "an array without a mask")
+    address, readonly = cast("tuple[int, bool]", interface["data"])
+    element = element_type(interface["typestr"])
+    shape, strides = cast("tuple[int, ...]", interface["shape"]), interface.get("strides")
+    # The interface does not say which device it is on.
+    home = stream if isinstance(stream, Stream) else _stream_at((_CUDA, cuda_index(address) if address else 0), stream)
+    _after(interface.get("stream"), home)
+    steps = cast("tuple[int, ...] | None", strides)
+    return _borrow(_Offer(source, address, element, tuple(shape), steps, readonly), home)
+
+
+def _after(producer: object, home: Stream) -> None:
+    if producer is None:
+        return
+    if producer == 0:
+        raise InvalidRequest("stream", producer, "None, 1, 2 or a handle in __cuda_array_interface__")
+    _follow(home, home.device.stream_of(producer))
+
+
+def _bytes_of(source: object) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    try:
+        return np.asarray(memoryview(source))  # type: ignore[arg-type]  # what is asked
+    except TypeError:
+        raise InvalidRequest("source", type(source), _EXPECTED) from None
+
+
+def _of_numpy(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> _Offer:
+    # Not by DLPack, which numpy offers for fewer kinds of elements, and before version 2 only for what may be written.
+    address, writable = array.ctypes.data, array.flags.writeable
+    return _Offer(array, address, element_type(array.dtype), array.shape, array.strides, not writable)
