@@ -125,6 +125,11 @@ def test_an_empty_variable_says_nothing() -> None:
     assert PoolOptions.from_environment({"ASYNCMEM_LIMIT": " ", "ASYNCMEM_CONF": ""}) == PoolOptions()
 
 
+def test_what_the_test_suite_is_told_is_no_option() -> None:
+    """`ASYNCMEM_TEST_...` chooses how tests run, and no pool minds it."""
+    assert PoolOptions.from_environment({"ASYNCMEM_TEST_CUDA": "real"}) == PoolOptions()
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
