@@ -7,7 +7,7 @@ of the interpreter lock in its loops), and waiting for a fence holds only the st
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -177,6 +177,20 @@ class Host(Device):
         """Copy on the stream's thread; `target` is kept until then."""
         goal = bytes_of(target, writable=True)
         self._copy(goal, bytes_at(address, goal.size), stream)
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Copy on the stream's thread: all hosts are the same machine."""
+        if not isinstance(source_device, Host):
+            super().peer_copy(target, source, nbytes, source_device, stream)
+        self.copy(target, source, nbytes, stream)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Do nothing for other hosts, which are the same machine; refuse everything else."""
+        super().grant_access([peer for peer in peers if not isinstance(peer, Host)])
+
+    def pinned(self) -> Device:
+        """Return itself: its copies need no prepared memory."""
+        return self
 
     def close(self) -> None:
         """Take no more work and join the threads after what is queued (blocks)."""

@@ -5,7 +5,7 @@ its thread, any call can be made to fail, and work that touches memory in no cer
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from asyncmem.devices.addresses import Addresses, InventedAddresses
@@ -14,7 +14,7 @@ from asyncmem.devices.calls import Call, CallLog
 from asyncmem.devices.clock import Clock, VirtualClock, make_clock
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import OrderChecker
-from asyncmem.devices.pages import PAGE, Pages, bytes_at, bytes_of
+from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.timeline import Range, Timeline
@@ -29,8 +29,9 @@ class Simulated(Device):
     """A pretended device with streams, fences, a clock, a bounded memory and faults on demand."""
 
     kind = "simulated"
-    segment_kinds = ("stream_ordered", "direct")
+    segment_kinds: tuple[str, ...] = ("stream_ordered", "direct")
     granularity = PAGE
+    reads_all = False  # whether every device of the machine may touch its memory, as it may page-locked host memory
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Simulated(Device):
         backing: bool = False,
         check_order: bool = True,
         index: int = 0,
+        beside: "Simulated | None" = None,
     ) -> None:
         """Make a device of its own: its memory, clock and streams are shared with no other.
 
@@ -54,20 +56,31 @@ class Simulated(Device):
             backing: Put real host memory behind the addresses. Copies then really copy, at submission.
             check_order: Raise `StreamOrderError` where order is not certain.
             index: The number in the name.
+            beside: Another device of the same machine: it has the same clock and order checker, its fences can be
+                waited for here, and `grant_access` opens its memory.
         """
         self.name = f"simulated:{index}"
         self.host_readable = backing
         self.dlpack_device = (1, 0) if backing else (12, index)  # kDLCPU, kDLExtDev
-        self.clock: Clock = make_clock(clock, autojump=autojump)
+        self.machine: list[Simulated] = [] if beside is None else beside.machine
+        self.number = len(self.machine)
+        self.machine.append(self)
+        self.clock: Clock = make_clock(clock, autojump=autojump) if beside is None else beside.clock
         self.log = CallLog(self.name, self.clock, latencies or Latencies())
-        self.timeline = Timeline(self.clock, OrderChecker() if check_order else None)
+        own = Timeline(self.clock, OrderChecker() if check_order else None)
+        self.timeline: Timeline = own if beside is None else beside.timeline
+        self.peers: list[Device] = []
         self.reserved = 0
+        self.elsewhere = 0
         self.capacity = _DEFAULT_CAPACITY if capacity is None else parse_size(capacity, what="capacity")
         self._heeds_suggestions = capacity is None
-        self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE)
+        self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE, number=self.number)
         self._segments: dict[int, Segment] = {}
-        self._book: StreamBook[SimulatedStream] = StreamBook(self.name)
+        self._book: StreamBook[SimulatedStream] = StreamBook(
+            self.name, None if beside is None else beside._book.handles
+        )
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
+        self._pinned: SimulatedPinned | None = None
 
     def __repr__(self) -> str:
         used = f"{format_size(self.reserved)} of {format_size(self.capacity)}"
@@ -114,7 +127,25 @@ class Simulated(Device):
     def memory(self) -> MemoryInfo:
         """Ask how much memory there is (blocks)."""
         self.log.enter("memory")
-        return MemoryInfo(free=max(0, self.capacity - self.reserved), total=self.capacity)
+        return MemoryInfo(free=max(0, self._free()), total=self.capacity)
+
+    def take_elsewhere(self, size: Size) -> None:
+        """Let others take memory of the device, as another process would; what is out stays out.
+
+        Where they take more than is free, the driver asks this process to give some back: `over_budget` goes up.
+        """
+        nbytes = parse_size(size)
+        with self.timeline.lock:
+            self.elsewhere += nbytes
+            self.over_budget += self._free() < 0
+
+    def give_back_elsewhere(self, size: Size) -> None:
+        """Let others give back what they took."""
+        nbytes = parse_size(size)
+        if nbytes > self.elsewhere:
+            raise InvalidRequest("size", size, f"at most the {format_size(self.elsewhere)} that others have")
+        with self.timeline.lock:
+            self.elsewhere -= nbytes
 
     def suggest_capacity(self, nbytes: int) -> None:
         """Take the limit of the pool as capacity, unless there is one or segments are out."""
@@ -130,10 +161,10 @@ class Simulated(Device):
             raise InvalidRequest("kind, nbytes", (kind, nbytes), f"one of {self.segment_kinds}, a positive number")
         nbytes = -(-nbytes // self.granularity) * self.granularity
         # A driver refuses quickly: time grows with what it has to map.
-        fits = nbytes <= self.capacity - self.reserved
+        fits = nbytes <= self._free()
         self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}" if fits else "")
         with self.timeline.lock:
-            free = self.capacity - self.reserved
+            free = max(0, self._free())
             if nbytes > free:
                 facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
                 raise OutOfMemoryError(facts)
@@ -164,6 +195,10 @@ class Simulated(Device):
         """Return the stream meant by None, a stream of this device, a handle, or an object with `__cuda_stream__`."""
         return self._book.find(source)
 
+    def streams(self) -> list[SimulatedStream]:
+        """Return the streams that somebody still holds."""
+        return self._book.alive()
+
     def record_all(self) -> SimulatedFence:
         """Return a fence behind everything submitted to every stream."""
         self.log.enter("record_all")
@@ -172,32 +207,54 @@ class Simulated(Device):
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes, as work that takes no time."""
         self.log.enter("fill", nbytes)
-        self._submit(stream, writes=[(address, nbytes)])
-        if self.host_readable:
-            bytes_at(address, nbytes).fill(value)
+        self._submit(stream, lambda: bytes_at(address, nbytes).fill(value), writes=[(address, nbytes)])
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Copy, as work that takes no time."""
         self.log.enter("copy", nbytes)
-        self._submit(stream, reads=[(source, nbytes)], writes=[(target, nbytes)])
-        if self.host_readable:
-            bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+        self._submit(stream, lambda: _move(target, source, nbytes), [(source, nbytes)], [(target, nbytes)])
 
     def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
         """Copy from the host, as work that takes no time."""
         origin = bytes_of(source)
         self.log.enter("copy_in", origin.size)
-        self._submit(stream, writes=[(address, origin.size)])
-        if self.host_readable:
-            bytes_at(address, origin.size)[:] = origin
+        self._submit(stream, lambda: _put(address, origin), self._pinned_part(origin), [(address, origin.size)])
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy to the host, as work that takes no time; without backing the target is left alone."""
         goal = bytes_of(target, writable=True)
         self.log.enter("copy_out", goal.size)
-        self._submit(stream, reads=[(address, goal.size)])
-        if self.host_readable:
-            goal[:] = bytes_at(address, goal.size)
+        self._submit(stream, lambda: _get(goal, address), [(address, goal.size)], self._pinned_part(goal))
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Copy from another device of the machine, as work that takes no time."""
+        if not isinstance(source_device, Simulated) or source_device.machine is not self.machine:
+            raise InvalidRequest("source_device", source_device, f"a device beside {self.name!r}")
+        self.log.enter("peer_copy", nbytes)
+        effect = None
+        if self.host_readable and source_device.host_readable:
+            effect = lambda: _move(target, source, nbytes)  # noqa: E731  # the other copies have theirs in place
+        lane = stream if isinstance(stream, SimulatedStream) and stream.device in self.machine else None
+        (lane or self._book.find(stream)).submit(0.0, [(source, nbytes)], [(target, nbytes)], effect)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Let the streams of other devices of the machine touch the memory of this one."""
+        for peer in peers:
+            if not isinstance(peer, Simulated) or peer.machine is not self.machine:
+                raise InvalidRequest("peers", peer, f"a device beside {self.name!r}: Simulated(beside=...)")
+        self.log.enter("grant_access")
+        self.peers.extend(peers)
+
+    def pinned(self) -> Device:
+        """Return host memory that copies of this device read and write, which the order checker follows too."""
+        with self.timeline.lock:
+            if self._pinned is None:
+                self._pinned = SimulatedPinned(self)
+            return self._pinned
+
+    def holds(self, address: int) -> bool:
+        """Tell whether an address lies in a segment of this device."""
+        return any(one.address <= address < one.address + one.nbytes for one in list(self._segments.values()))
 
     def close(self) -> None:
         """Wait for the callbacks that are due by the wall clock (blocks)."""
@@ -206,15 +263,56 @@ class Simulated(Device):
 
     def _map(self, nbytes: int, kind: str, home: SimulatedStream) -> Segment:
         address = self._addresses.take(nbytes)
-        self.timeline.map(address, nbytes, home.handle if kind == "stream_ordered" else None)
+        self.timeline.map(address, nbytes, home.lane if kind == "stream_ordered" else None)
         segment = self._segments[address] = Segment(address, nbytes, kind)
         self.reserved += nbytes
         return segment
 
-    def _submit(self, stream: Stream, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
-        self.timeline.submit(self._book.find(stream).handle, 0.0, reads, writes)
+    def _free(self) -> int:
+        return self.capacity - self.reserved - self.elsewhere
+
+    def _submit(
+        self, stream: Stream, effect: Callable[[], None], reads: Sequence[Range] = (), writes: Sequence[Range] = ()
+    ) -> None:
+        self._book.find(stream).submit(0.0, reads, writes, effect if self.host_readable else None)
+
+    def _pinned_part(self, host: Bytes) -> Sequence[Range]:
+        # Host memory that no device of the machine has prepared is nobody's to check.
+        address = int(host.ctypes.data)
+        ours = any(one.reads_all and one.holds(address) for one in self.machine)
+        return [(address, host.size)] if ours and host.size else []
 
     def _virtual(self) -> VirtualClock:
         if isinstance(self.clock, VirtualClock):
             return self.clock
         raise InvalidRequest("clock", "wall", "a device with the virtual clock")
+
+
+class SimulatedPinned(Simulated):
+    """Host memory prepared for copies of one simulated device, with that device's streams."""
+
+    segment_kinds = ("pinned", "direct")
+    reads_all = True
+
+    def __init__(self, whose: Simulated) -> None:
+        """Use `Simulated.pinned` instead."""
+        super().__init__(total_memory(), backing=True, beside=whose)
+        self.name = f"{whose.name} pinned"
+        self._book = whose._book
+        self.default_stream = whose.default_stream
+
+    def pinned(self) -> Device:
+        """Return itself."""
+        return self
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+
+
+def _put(address: int, origin: Bytes) -> None:
+    bytes_at(address, origin.size)[:] = origin
+
+
+def _get(goal: Bytes, address: int) -> None:
+    goal[:] = bytes_at(address, goal.size)
