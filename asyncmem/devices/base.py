@@ -63,7 +63,7 @@ class Stream(ABC):
 
     device: "Device"
     name: str
-    handle: int  # the driver's number; 0 is the default stream
+    handle: int  # the driver's number
     native: bool = False  # the device's `fence_calls` may be used with its handle, from any thread
     lasting: bool = True  # False for a mere handle that nobody keeps alive: it is asked only while its user is known
 

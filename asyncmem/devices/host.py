@@ -79,6 +79,11 @@ def _hold(fence: Fence) -> None:
         return  # a lost device runs nothing any more, so there is nothing left to be behind of
 
 
+def _same_memory(what: str, device: Device) -> None:
+    if not isinstance(device, Host):
+        raise InvalidRequest(what, device, "a host")
+
+
 class Host(Device):
     """Memory of this machine. Any number may exist; they share the memory and accept each other's streams.
 
@@ -178,18 +183,22 @@ class Host(Device):
         goal = bytes_of(target, writable=True)
         self._copy(goal, bytes_at(address, goal.size), stream)
 
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Do nothing for other hosts: they are the same memory.
+
+        Raises:
+            InvalidRequest: One of `peers` is another kind of device.
+        """
+        for peer in peers:
+            _same_memory("peers", peer)
+
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Copy on the stream's thread: all hosts are the same machine."""
-        if not isinstance(source_device, Host):
-            super().peer_copy(target, source, nbytes, source_device, stream)
+        """Copy from another host, which is a copy like any other."""
+        _same_memory("source_device", source_device)
         self.copy(target, source, nbytes, stream)
 
-    def grant_access(self, peers: Sequence[Device]) -> None:
-        """Do nothing for other hosts, which are the same machine; refuse everything else."""
-        super().grant_access([peer for peer in peers if not isinstance(peer, Host)])
-
-    def pinned(self) -> Device:
-        """Return itself: its copies need no prepared memory."""
+    def pinned(self) -> "Host":
+        """Return the host itself: its copies read and write all of its memory without a detour."""
         return self
 
     def close(self) -> None:

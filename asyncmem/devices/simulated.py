@@ -4,6 +4,7 @@ Time is virtual unless asked otherwise, driver calls take as long as a real driv
 its thread, any call can be made to fail, and work that touches memory in no certain order raises at once.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -80,6 +81,7 @@ class Simulated(Device):
             self.name, None if beside is None else beside._book.handles
         )
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
+        self._visitor: SimulatedStream | None = None
         self._pinned: SimulatedPinned | None = None
 
     def __repr__(self) -> str:
@@ -227,25 +229,28 @@ class Simulated(Device):
         self._submit(stream, lambda: _get(goal, address), [(address, goal.size)], self._pinned_part(goal))
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Copy from another device of the machine, as work that takes no time."""
-        if not isinstance(source_device, Simulated) or source_device.machine is not self.machine:
-            raise InvalidRequest("source_device", source_device, f"a device beside {self.name!r}")
+        """Copy from another simulated device, as work that takes no time.
+
+        Devices that are not beside each other have a clock each: there the host must have seen done what the device
+        without `stream` does.
+        """
+        other = _same_kind("source_device", source_device)
         self.log.enter("peer_copy", nbytes)
-        effect = None
-        if self.host_readable and source_device.host_readable:
-            effect = lambda: _move(target, source, nbytes)  # noqa: E731  # the other copies have theirs in place
-        lane = stream if isinstance(stream, SimulatedStream) and stream.device in self.machine else None
-        (lane or self._book.find(stream)).submit(0.0, [(source, nbytes)], [(target, nbytes)], effect)
+        real = self.host_readable and other.host_readable
+        effect = functools.partial(_move, target, source, nbytes) if real else None
+        if other.machine is self.machine and isinstance(stream, SimulatedStream):
+            stream.submit(0.0, [(source, nbytes)], [(target, nbytes)], effect)
+        else:
+            other._stream_for(stream).submit(0.0, [(source, nbytes)], [], None)
+            self._stream_for(stream).submit(0.0, [], [(target, nbytes)], effect)
 
     def grant_access(self, peers: Sequence[Device]) -> None:
-        """Let the streams of other devices of the machine touch the memory of this one."""
-        for peer in peers:
-            if not isinstance(peer, Simulated) or peer.machine is not self.machine:
-                raise InvalidRequest("peers", peer, f"a device beside {self.name!r}: Simulated(beside=...)")
+        """Let the streams of other devices touch the memory of this one; asked of those beside it alone."""
+        found = [_same_kind("peers", peer) for peer in peers]
         self.log.enter("grant_access")
-        self.peers.extend(peers)
+        self.peers.extend(found)
 
-    def pinned(self) -> Device:
+    def pinned(self) -> "Simulated":
         """Return host memory that copies of this device read and write, which the order checker follows too."""
         with self.timeline.lock:
             if self._pinned is None:
@@ -282,6 +287,14 @@ class Simulated(Device):
         ours = any(one.reads_all and one.holds(address) for one in self.machine)
         return [(address, host.size)] if ours and host.size else []
 
+    def _stream_for(self, stream: Stream) -> SimulatedStream:
+        # Another device's stream is behind nothing of this one but what the host has seen, as a new stream is.
+        if stream.device is self.default_stream.device:
+            return self._book.find(stream)
+        if self._visitor is None:
+            self._visitor = self.create_stream("peers")
+        return self._visitor
+
     def _virtual(self) -> VirtualClock:
         if isinstance(self.clock, VirtualClock):
             return self.clock
@@ -291,19 +304,34 @@ class Simulated(Device):
 class SimulatedPinned(Simulated):
     """Host memory prepared for copies of one simulated device, with that device's streams."""
 
+    kind = "simulated_pinned"
     segment_kinds = ("pinned", "direct")
     reads_all = True
 
-    def __init__(self, whose: Simulated) -> None:
+    def __init__(self, owner: Simulated) -> None:
         """Use `Simulated.pinned` instead."""
-        super().__init__(total_memory(), backing=True, beside=whose)
-        self.name = f"{whose.name} pinned"
-        self._book = whose._book
-        self.default_stream = whose.default_stream
+        super().__init__(total_memory(), backing=True, beside=owner)
+        self.name = owner.name.replace("simulated", self.kind)
+        self.log = owner.log
+        self._book, self.default_stream = owner._book, owner.default_stream
+        self._owner = owner
 
-    def pinned(self) -> Device:
+    def create_stream(self, name: str | None = None) -> SimulatedStream:
+        """Make a stream of the device that this memory was prepared for."""
+        return self._owner.create_stream(name)
+
+    def pinned(self) -> Simulated:
         """Return itself."""
         return self
+
+    def close(self) -> None:
+        """Do nothing: the owner closes."""
+
+
+def _same_kind(what: str, device: Device) -> Simulated:
+    if not isinstance(device, Simulated):
+        raise InvalidRequest(what, device, "a simulated device")
+    return device
 
 
 def _move(target: int, source: int, nbytes: int) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from asyncmem.devices import Host, Latencies, Simulated, StreamOrderError
+from asyncmem.devices import Latencies, Simulated, StreamOrderError
 from asyncmem.devices.pages import bytes_at
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
@@ -52,15 +52,6 @@ def test_memory_is_closed_to_devices_without_access() -> None:
         second.default_stream.launch(reads=[(segment.address, 4096)])
     first.grant_access([second])
     second.default_stream.launch(reads=[(segment.address, 4096)])
-
-
-@pytest.mark.parametrize("stranger", [Host(), make()], ids=["host", "elsewhere"])
-def test_access_is_granted_on_one_machine_only(stranger: Host | Simulated) -> None:
-    """Anything else is a wrong argument."""
-    with pytest.raises(InvalidRequest, match="peers"):
-        make().grant_access([stranger])
-    with pytest.raises(InvalidRequest, match="source_device"):
-        make().peer_copy(0, 0, 1, stranger, stranger.default_stream)
 
 
 def test_copies_of_pinned_memory_are_checked_on_both_sides() -> None:
