@@ -44,6 +44,8 @@ TEXTS: dict[str, tuple[str, object]] = {
     "collect": ("1", True),
     "fallback": ("host", "host"),
     "late_fences": ("false", False),
+    "overlap": ("30%", 0.3),
+    "peers": ("cuda:1; cuda:2", ("cuda:1", "cuda:2")),
     "stall_after": ("none", None),
     "track": ("TRUE", True),
     "name": ("decode", "decode"),
