@@ -8,7 +8,7 @@ from typing import Final, Self, TypedDict, TypeVar, Unpack
 from asyncmem import readers
 from asyncmem.environment import CONF, read_environment, unknown_option
 from asyncmem.errors import InvalidRequest
-from asyncmem.readers import OnOutOfMemory, Reader, Warmup
+from asyncmem.readers import OnOutOfMemory, Peers, Reader, Warmup
 from asyncmem.units import Share, Size
 
 _T = TypeVar("_T")
@@ -43,6 +43,8 @@ class OptionArguments(TypedDict, total=False):
     collect: bool
     fallback: str | None
     late_fences: bool
+    overlap: Size | float
+    peers: Iterable[object] | str
     stall_after: float | str | None
     track: bool
     name: str | None
@@ -110,6 +112,13 @@ class PoolOptions:
 
     Such a fence covers that stream's later work too, and waits for ever if that work waits for the taker.
     """
+    overlap: int | float = _option(0.25, readers.size_or_any_share)
+    """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.
+
+    Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.
+    """
+    peers: Peers = _option((), readers.peers, fixed=True)
+    """Devices, or their names, whose streams may use this pool's memory directly."""
     stall_after: float | None = _option(10.0, readers.optional(readers.seconds))
     """Seconds without progress after which waiting requests are reported by `StallWarning`; None for never."""
     track: bool = _option(False, readers.switch)

@@ -21,6 +21,9 @@ OnOutOfMemory: TypeAlias = Callable[[OutOfMemoryFacts], bool]
 Warmup: TypeAlias = tuple[tuple[int, int], ...]
 """Pairs of a size in bytes and how many buffers of it to have ready."""
 
+Peers: TypeAlias = tuple[object, ...]
+"""Devices, or their names."""
+
 _WORDS: Final = {
     "1": True,
     "true": True,
@@ -65,6 +68,13 @@ def size_or_share(value: object, what: str) -> int | float:
     if isinstance(value, float) or (isinstance(value, str) and "%" in value):
         return positive_share(value, what)
     return positive_size(value, what)
+
+
+def size_or_any_share(value: object, what: str) -> int | float:
+    """Read bytes or a share, as `size_or_share` does, and nothing at all as well."""
+    if isinstance(value, float) or (isinstance(value, str) and "%" in value):
+        return share(value, what)
+    return size(value, what)
 
 
 def count(value: object, what: str) -> int:
@@ -144,6 +154,14 @@ def callback(value: object, what: str) -> OnOutOfMemory:
     if not callable(found):
         raise InvalidRequest(what, value, "a callable that takes OutOfMemoryFacts and answers whether to try again")
     return cast("OnOutOfMemory", found)
+
+
+def peers(value: object, what: str) -> Peers:
+    """Read devices or their names, or the text "cuda:1; cuda:2"."""
+    found = value.split(";") if isinstance(value, str) else value
+    if not isinstance(found, Iterable):
+        raise InvalidRequest(what, value, 'devices or their names, such as ["cuda:1"]')
+    return tuple(one.strip() if isinstance(one, str) else one for one in found)
 
 
 def _pairs_of_text(text: str, what: str) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
@@ -10,6 +11,9 @@ import uvloop
 from blockbuster import BlockBuster, BlockBusterFunction
 
 from asyncmem.devices.base import Device, Fence
+
+from .cuda.fake import FakeDriver
+from .cuda.fake.session import load
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -33,6 +37,35 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 def anyio_backend() -> str:
     """Run every test marked `anyio` on trio; asyncio is covered by the mark `asyncio`."""
     return "trio"
+
+
+@pytest.fixture(scope="session")
+def fake_driver(pytestconfig: pytest.Config) -> FakeDriver | None:
+    """The stand-in for the CUDA driver, built once for its sources; None where a real card is to be used."""
+    assert pytestconfig.cache is not None
+    return load(pytestconfig.cache.mkdir("fake-driver"))
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, fake_driver: FakeDriver | None) -> Iterator[FakeDriver | None]:
+    """The fake, with one device of 1 GiB; None on a real card, where tests marked `fake_only` are skipped."""
+    if fake_driver is None:
+        if request.node.get_closest_marker("fake_only"):
+            pytest.skip("steers the fake driver")
+        yield None
+        return
+    fake_driver.reset()
+    yield fake_driver
+    fake_driver.release()
+    gc.collect()
+    fake_driver.devices(0)  # whoever looks for a GPU between these tests finds none
+
+
+@pytest.fixture
+def fake(driver: FakeDriver | None) -> FakeDriver:
+    """The fake, for tests that are marked `fake_only`."""
+    assert driver is not None
+    return driver
 
 
 @pytest.fixture(autouse=True)

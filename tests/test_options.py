@@ -44,6 +44,8 @@ TEXTS: dict[str, tuple[str, object]] = {
     "collect": ("1", True),
     "fallback": ("host", "host"),
     "late_fences": ("false", False),
+    "overlap": ("30%", 0.3),
+    "peers": ("cuda:1; cuda:2", ("cuda:1", "cuda:2")),
     "stall_after": ("none", None),
     "track": ("TRUE", True),
     "name": ("decode", "decode"),
@@ -123,6 +125,11 @@ def test_options_of_a_base_count_as_arguments() -> None:
 def test_an_empty_variable_says_nothing() -> None:
     """A shell that sets a variable to nothing leaves the default."""
     assert PoolOptions.from_environment({"ASYNCMEM_LIMIT": " ", "ASYNCMEM_CONF": ""}) == PoolOptions()
+
+
+def test_what_the_test_suite_is_told_is_no_option() -> None:
+    """`ASYNCMEM_TEST_...` chooses how tests run, and no pool minds it."""
+    assert PoolOptions.from_environment({"ASYNCMEM_TEST_CUDA": "real"}) == PoolOptions()
 
 
 @pytest.mark.parametrize(

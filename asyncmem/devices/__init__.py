@@ -7,6 +7,7 @@ from asyncmem.devices.host import Host, HostStream
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import StreamOrderError
 from asyncmem.devices.simulated import Simulated
+from asyncmem.devices.simulated_graph import SimulatedGraph
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
 from asyncmem.devices.work import Work
 
@@ -21,6 +22,7 @@ __all__ = [
     "Segment",
     "Simulated",
     "SimulatedFence",
+    "SimulatedGraph",
     "SimulatedStream",
     "Stream",
     "StreamOrderError",

@@ -4,9 +4,9 @@ Time is virtual unless asked otherwise, driver calls take as long as a real driv
 its thread, any call can be made to fail, and work that touches memory in no certain order raises at once.
 """
 
-import weakref
+import functools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from asyncmem.devices.addresses import Addresses, InventedAddresses
@@ -15,7 +15,7 @@ from asyncmem.devices.calls import Call, CallLog
 from asyncmem.devices.clock import Clock, VirtualClock, make_clock
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import OrderChecker
-from asyncmem.devices.pages import PAGE, Pages, bytes_at, bytes_of, total_memory
+from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.timeline import Range, Timeline
@@ -30,8 +30,9 @@ class Simulated(Device):
     """A pretended device with streams, fences, a clock, a bounded memory and faults on demand."""
 
     kind = "simulated"
-    segment_kinds = ("stream_ordered", "direct")
+    segment_kinds: tuple[str, ...] = ("stream_ordered", "direct")
     granularity = PAGE
+    reads_all = False  # whether every device of the machine may touch its memory, as it may page-locked host memory
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Simulated(Device):
         backing: bool = False,
         check_order: bool = True,
         index: int = 0,
+        beside: "Simulated | None" = None,
     ) -> None:
         """Make a device of its own: its memory, clock and streams are shared with no other.
 
@@ -55,22 +57,32 @@ class Simulated(Device):
             backing: Put real host memory behind the addresses. Copies then really copy, at submission.
             check_order: Raise `StreamOrderError` where order is not certain.
             index: The number in the name.
+            beside: Another device of the same machine: it has the same clock and order checker, its fences can be
+                waited for here, and `grant_access` opens its memory.
         """
         self.name = f"simulated:{index}"
         self.host_readable = backing
         self.dlpack_device = (1, 0) if backing else (12, index)  # kDLCPU, kDLExtDev
-        self.clock: Clock = make_clock(clock, autojump=autojump)
+        self.machine: list[Simulated] = [] if beside is None else beside.machine
+        self.number = len(self.machine)
+        self.machine.append(self)
+        self.clock: Clock = make_clock(clock, autojump=autojump) if beside is None else beside.clock
         self.log = CallLog(self.name, self.clock, latencies or Latencies())
-        self.timeline = Timeline(self.clock, OrderChecker() if check_order else None)
+        own = Timeline(self.clock, OrderChecker() if check_order else None)
+        self.timeline: Timeline = own if beside is None else beside.timeline
+        self.peers: list[Device] = []
         self.reserved = 0
+        self.elsewhere = 0
         self.capacity = _DEFAULT_CAPACITY if capacity is None else parse_size(capacity, what="capacity")
         self._heeds_suggestions = capacity is None
-        self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE)
+        self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE, number=self.number)
         self._segments: dict[int, Segment] = {}
-        self._book: StreamBook[SimulatedStream] = StreamBook(self.name)
+        self._book: StreamBook[SimulatedStream] = StreamBook(
+            self.name, None if beside is None else beside._book.handles
+        )
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
         self._visitor: SimulatedStream | None = None
-        self._pinned: weakref.ref[_SimulatedPinned] | None = None
+        self._pinned: SimulatedPinned | None = None
 
     def __repr__(self) -> str:
         used = f"{format_size(self.reserved)} of {format_size(self.capacity)}"
@@ -117,7 +129,25 @@ class Simulated(Device):
     def memory(self) -> MemoryInfo:
         """Ask how much memory there is (blocks)."""
         self.log.enter("memory")
-        return MemoryInfo(free=max(0, self.capacity - self.reserved), total=self.capacity)
+        return MemoryInfo(free=max(0, self._free()), total=self.capacity)
+
+    def take_elsewhere(self, size: Size) -> None:
+        """Let others take memory of the device, as another process would; what is out stays out.
+
+        Where they take more than is free, the driver asks this process to give some back: `over_budget` goes up.
+        """
+        nbytes = parse_size(size)
+        with self.timeline.lock:
+            self.elsewhere += nbytes
+            self.over_budget += self._free() < 0
+
+    def give_back_elsewhere(self, size: Size) -> None:
+        """Let others give back what they took."""
+        nbytes = parse_size(size)
+        if nbytes > self.elsewhere:
+            raise InvalidRequest("size", size, f"at most the {format_size(self.elsewhere)} that others have")
+        with self.timeline.lock:
+            self.elsewhere -= nbytes
 
     def suggest_capacity(self, nbytes: int) -> None:
         """Take the limit of the pool as capacity, unless there is one or segments are out."""
@@ -133,10 +163,10 @@ class Simulated(Device):
             raise InvalidRequest("kind, nbytes", (kind, nbytes), f"one of {self.segment_kinds}, a positive number")
         nbytes = -(-nbytes // self.granularity) * self.granularity
         # A driver refuses quickly: time grows with what it has to map.
-        fits = nbytes <= self.capacity - self.reserved
+        fits = nbytes <= self._free()
         self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}" if fits else "")
         with self.timeline.lock:
-            free = self.capacity - self.reserved
+            free = max(0, self._free())
             if nbytes > free:
                 facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
                 raise OutOfMemoryError(facts)
@@ -167,6 +197,10 @@ class Simulated(Device):
         """Return the stream meant by None, a stream of this device, a handle, or an object with `__cuda_stream__`."""
         return self._book.find(source)
 
+    def streams(self) -> list[SimulatedStream]:
+        """Return the streams that somebody still holds."""
+        return self._book.alive()
+
     def record_all(self) -> SimulatedFence:
         """Return a fence behind everything submitted to every stream."""
         self.log.enter("record_all")
@@ -175,62 +209,57 @@ class Simulated(Device):
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes, as work that takes no time."""
         self.log.enter("fill", nbytes)
-        self._submit(stream, writes=[(address, nbytes)])
-        if self.host_readable:
-            bytes_at(address, nbytes).fill(value)
+        self._submit(stream, lambda: bytes_at(address, nbytes).fill(value), writes=[(address, nbytes)])
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Copy, as work that takes no time."""
         self.log.enter("copy", nbytes)
-        self._submit(stream, reads=[(source, nbytes)], writes=[(target, nbytes)])
-        if self.host_readable:
-            bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+        self._submit(stream, lambda: _move(target, source, nbytes), [(source, nbytes)], [(target, nbytes)])
 
     def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
         """Copy from the host, as work that takes no time."""
         origin = bytes_of(source)
         self.log.enter("copy_in", origin.size)
-        self._submit(stream, writes=[(address, origin.size)])
-        if self.host_readable:
-            bytes_at(address, origin.size)[:] = origin
+        self._submit(stream, lambda: _put(address, origin), self._pinned_part(origin), [(address, origin.size)])
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy to the host, as work that takes no time; without backing the target is left alone."""
         goal = bytes_of(target, writable=True)
         self.log.enter("copy_out", goal.size)
-        self._submit(stream, reads=[(address, goal.size)])
-        if self.host_readable:
-            goal[:] = bytes_at(address, goal.size)
-
-    def grant_access(self, peers: Sequence[Device]) -> None:
-        """Note the call (blocks); whether a peer may read is not checked.
-
-        Raises:
-            InvalidRequest: One of `peers` is another kind of device.
-        """
-        for peer in peers:
-            _same_kind("peers", peer)
-        self.log.enter("grant_access")
+        self._submit(stream, lambda: _get(goal, address), [(address, goal.size)], self._pinned_part(goal))
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
         """Copy from another simulated device, as work that takes no time.
 
-        The devices have a clock each, so the host must have seen done what the device without `stream` does there.
+        Devices that are not beside each other have a clock each: there the host must have seen done what the device
+        without `stream` does.
         """
         other = _same_kind("source_device", source_device)
         self.log.enter("peer_copy", nbytes)
-        other._submit(other._stream_for(stream), reads=[(source, nbytes)])
-        self._submit(self._stream_for(stream), writes=[(target, nbytes)])
-        if self.host_readable and other.host_readable:
-            bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+        real = self.host_readable and other.host_readable
+        effect = functools.partial(_move, target, source, nbytes) if real else None
+        if other.machine is self.machine and isinstance(stream, SimulatedStream):
+            stream.submit(0.0, [(source, nbytes)], [(target, nbytes)], effect)
+        else:
+            other._stream_for(stream).submit(0.0, [(source, nbytes)], [], None)
+            self._stream_for(stream).submit(0.0, [], [(target, nbytes)], effect)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Let the streams of other devices touch the memory of this one; asked of those beside it alone."""
+        found = [_same_kind("peers", peer) for peer in peers]
+        self.log.enter("grant_access")
+        self.peers.extend(found)
 
     def pinned(self) -> "Simulated":
-        """Return pretended page-locked memory: real host memory with the streams, the clock and the log of this one."""
-        found = self._pinned() if self._pinned is not None else None
-        if found is None:
-            found = _SimulatedPinned(self)
-            self._pinned = weakref.ref(found)
-        return found
+        """Return host memory that copies of this device read and write, which the order checker follows too."""
+        with self.timeline.lock:
+            if self._pinned is None:
+                self._pinned = SimulatedPinned(self)
+            return self._pinned
+
+    def holds(self, address: int) -> bool:
+        """Tell whether an address lies in a segment of this device."""
+        return any(one.address <= address < one.address + one.nbytes for one in list(self._segments.values()))
 
     def close(self) -> None:
         """Wait for the callbacks that are due by the wall clock (blocks)."""
@@ -239,18 +268,29 @@ class Simulated(Device):
 
     def _map(self, nbytes: int, kind: str, home: SimulatedStream) -> Segment:
         address = self._addresses.take(nbytes)
-        self.timeline.map(address, nbytes, home.handle if kind == "stream_ordered" else None)
+        self.timeline.map(address, nbytes, home.lane if kind == "stream_ordered" else None)
         segment = self._segments[address] = Segment(address, nbytes, kind)
         self.reserved += nbytes
         return segment
 
-    def _submit(self, stream: Stream, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
-        self.timeline.submit(self._book.find(stream).handle, 0.0, reads, writes)
+    def _free(self) -> int:
+        return self.capacity - self.reserved - self.elsewhere
 
-    def _stream_for(self, stream: Stream) -> Stream:
+    def _submit(
+        self, stream: Stream, effect: Callable[[], None], reads: Sequence[Range] = (), writes: Sequence[Range] = ()
+    ) -> None:
+        self._book.find(stream).submit(0.0, reads, writes, effect if self.host_readable else None)
+
+    def _pinned_part(self, host: Bytes) -> Sequence[Range]:
+        # Host memory that no device of the machine has prepared is nobody's to check.
+        address = int(host.ctypes.data)
+        ours = any(one.reads_all and one.holds(address) for one in self.machine)
+        return [(address, host.size)] if ours and host.size else []
+
+    def _stream_for(self, stream: Stream) -> SimulatedStream:
         # Another device's stream is behind nothing of this one but what the host has seen, as a new stream is.
         if stream.device is self.default_stream.device:
-            return stream
+            return self._book.find(stream)
         if self._visitor is None:
             self._visitor = self.create_stream("peers")
         return self._visitor
@@ -261,24 +301,27 @@ class Simulated(Device):
         raise InvalidRequest("clock", "wall", "a device with the virtual clock")
 
 
-class _SimulatedPinned(Simulated):
+class SimulatedPinned(Simulated):
+    """Host memory prepared for copies of one simulated device, with that device's streams."""
+
     kind = "simulated_pinned"
     segment_kinds = ("pinned", "direct")
+    reads_all = True
 
     def __init__(self, owner: Simulated) -> None:
-        super().__init__(total_memory(), backing=True)
+        """Use `Simulated.pinned` instead."""
+        super().__init__(total_memory(), backing=True, beside=owner)
         self.name = owner.name.replace("simulated", self.kind)
-        self.clock, self.log, self.timeline = owner.clock, owner.log, owner.timeline
+        self.log = owner.log
         self._book, self.default_stream = owner._book, owner.default_stream
         self._owner = owner
 
-    def record_all(self) -> SimulatedFence:
-        return self._owner.record_all()
-
     def create_stream(self, name: str | None = None) -> SimulatedStream:
+        """Make a stream of the device that this memory was prepared for."""
         return self._owner.create_stream(name)
 
     def pinned(self) -> Simulated:
+        """Return itself."""
         return self
 
     def close(self) -> None:
@@ -289,3 +332,15 @@ def _same_kind(what: str, device: Device) -> Simulated:
     if not isinstance(device, Simulated):
         raise InvalidRequest(what, device, "a simulated device")
     return device
+
+
+def _move(target: int, source: int, nbytes: int) -> None:
+    bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
+
+
+def _put(address: int, origin: Bytes) -> None:
+    bytes_at(address, origin.size)[:] = origin
+
+
+def _get(goal: Bytes, address: int) -> None:
+    goal[:] = bytes_at(address, goal.size)

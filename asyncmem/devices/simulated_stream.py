@@ -1,14 +1,15 @@
 """Streams and fences of the simulated device."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from asyncmem.devices.awaiting import let_others_run, wait_until_done
 from asyncmem.devices.base import Fence, Stream
 from asyncmem.devices.clock import VirtualClock
 from asyncmem.devices.notices import call_all
-from asyncmem.devices.order import Moment
-from asyncmem.errors import InvalidRequest
+from asyncmem.devices.order import Moment, StreamOrderError
+from asyncmem.devices.simulated_graph import Capture, Range, SimulatedGraph, Step
+from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
     from asyncmem.devices.simulated import Simulated
@@ -35,8 +36,9 @@ Touched: TypeAlias = Ranged | tuple[int, int]
 class SimulatedFence(Fence):
     """A time at which a stream has done something, and the order that comes with it."""
 
-    def __init__(self, device: "Simulated", at: float, moment: Moment) -> None:
-        """Take the time, and what is complete by then."""
+    def __init__(self, device: "Simulated", at: float, moment: Moment, capture: Capture | None = None) -> None:
+        """Take the time and what is complete by then, or the capture in which it is only a mark."""
+        self.capture = capture
         self.device = device
         self.at = at
         self.moment = moment
@@ -81,6 +83,8 @@ class SimulatedFence(Fence):
         yield from wait_until_done(self)
 
     def _look(self) -> bool:
+        if self.capture is not None:
+            raise DeviceError("query", code=907, code_name="CAPTURED_EVENT", device=self.device.name)
         return self._timeline.look(self.at, self.moment)
 
     def _ring(self) -> None:
@@ -100,7 +104,10 @@ class SimulatedStream(Stream):
         self.device = device
         self.name = name
         self.handle = handle
-        device.timeline.add_stream(handle, name)
+        # Handles are those of one device; in the timeline its machine's other devices have default streams too.
+        self.lane = handle or -device.number
+        self._capture: Capture | None = None
+        device.timeline.add_stream(self.lane, name)
 
     def __repr__(self) -> str:
         return f"<SimulatedStream {self.name!r} of {self.device.name}>"
@@ -121,19 +128,81 @@ class SimulatedStream(Stream):
             StreamOrderError: It touches bytes that another stream may still be using, or that are in no segment.
         """
         self.device.log.enter("launch")
-        self.device.timeline.submit(self.handle, duration, map(_range, reads), map(_range, writes))
+        self.submit(duration, [_range(one) for one in reads], [_range(one) for one in writes], None)
+
+    def submit(
+        self, duration: float, reads: Sequence[Range], writes: Sequence[Range], effect: Callable[[], None] | None
+    ) -> None:
+        """Submit work with what it does to real memory, or add it to the capture that is under way."""
+        if self._capture is not None:
+            self._capture.steps.append(Step(duration, tuple(reads), tuple(writes), effect))
+            return
+        if len(self.device.machine) > 1:
+            self._need_access([*reads, *writes])
+        self.device.timeline.submit(self.lane, duration, reads, writes)
+        if effect is not None:
+            effect()
+
+    def _need_access(self, ranges: Iterable[Range]) -> None:
+        for address, nbytes in ranges:
+            for other in self.device.machine:
+                if other is self.device or other.reads_all or self.device in other.peers or not other.holds(address):
+                    continue
+                problem = f"used by {self.device.name!r}, which has no access to the memory of {other.name!r},"
+                raise StreamOrderError(problem, address=address, nbytes=nbytes, stream=self.name)
 
     def record(self) -> SimulatedFence:
-        """Return a fence behind everything submitted here so far."""
+        """Return a fence behind everything submitted here so far, or a mark in the capture that is under way."""
         self.device.log.enter("record")
-        return SimulatedFence(self.device, *self.device.timeline.record(self.handle))
+        if self._capture is not None:
+            self._capture.records += 1
+            return SimulatedFence(self.device, 0.0, {}, self._capture)
+        return SimulatedFence(self.device, *self.device.timeline.record(self.lane))
 
     def wait(self, fence: Fence) -> None:
-        """Order all later work of this stream behind a fence of the same device."""
-        if not isinstance(fence, SimulatedFence) or fence.device is not self.device:
+        """Order all later work of this stream behind a fence of the same machine.
+
+        A fence that was recorded into a capture makes this stream join it. A capture cannot wait for any other.
+        """
+        if not isinstance(fence, SimulatedFence) or fence.device.machine is not self.device.machine:
             raise InvalidRequest("fence", fence, f"a fence of device {self.device.name!r}")
         self.device.log.enter("wait")
-        self.device.timeline.wait(self.handle, fence.at, fence.moment)
+        if fence.capture is not None:
+            self._capture = fence.capture
+        elif self._capture is not None:
+            raise self._capture.break_by("wait", 905, "STREAM_CAPTURE_ISOLATION")
+        else:
+            self.device.timeline.wait(self.lane, fence.at, fence.moment)
+
+    def capturing(self) -> bool:
+        """Tell whether work submitted here is captured."""
+        return self._capture is not None
+
+    def begin_capture(self) -> None:
+        """Capture all work that is submitted here from now on, and run none of it."""
+        if self._capture is not None:
+            raise InvalidRequest("stream", self, "a stream that is not being captured yet")
+        self._capture = Capture()
+
+    def end_capture(self) -> SimulatedGraph:
+        """End the capture and return what was captured, to be launched any number of times.
+
+        Raises:
+            DeviceError: The capture was broken, by waiting for work outside of it.
+        """
+        capture = self._capture
+        if capture is None:
+            raise InvalidRequest("stream", self, "a stream that is being captured")
+        for stream in self.device.streams():
+            stream.leave(capture)
+        if capture.broken is not None:
+            raise capture.broken
+        return SimulatedGraph(capture)
+
+    def leave(self, capture: Capture) -> None:
+        """Take no more part in a capture that has ended."""
+        if self._capture is capture:
+            self._capture = None
 
 
 def _range(item: Touched) -> tuple[int, int]:

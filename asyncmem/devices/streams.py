@@ -3,6 +3,7 @@
 import itertools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from asyncmem.devices.base import Stream
@@ -17,16 +18,16 @@ _FIRST_HANDLE = 16
 class StreamBook(Generic[S]):
     """Handles out handles and finds streams again. It keeps no stream alive."""
 
-    def __init__(self, device: str) -> None:
-        """Serve the device of that name."""
+    def __init__(self, device: str, handles: Iterator[int] | None = None) -> None:
+        """Serve the device of that name; `handles` are shared by devices whose streams must not be mixed up."""
         self._device = device
-        self._handles = itertools.count(_FIRST_HANDLE)
+        self.handles = itertools.count(_FIRST_HANDLE) if handles is None else handles
         self._streams: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
     def next_handle(self) -> int:
         """Return a handle that no stream of this device has had: a reused one would name the wrong stream."""
-        return next(self._handles)
+        return next(self.handles)
 
     def enlist(self, stream: S) -> S:
         """Make a stream findable by its handle for as long as it lives."""

@@ -57,7 +57,7 @@ class Growth:
         """Answer which arena a request of this many bytes grows."""
         return SMALL if nbytes < self.small_limit and not self._exact else LARGE
 
-    def plan(self, need: int, arena: int, in_arena: int, room: Room) -> int | None:
+    def plan(self, need: int, arena: int, in_arena: int, room: Room, most: int | None = None) -> int | None:
         """Answer how large the next segment should be, or None where it may not be had.
 
         Args:
@@ -65,9 +65,13 @@ class Growth:
             arena: Which arena grows.
             in_arena: Bytes that this arena has reserved already.
             room: What stands against it.
+            most: Bytes that it should not exceed, unless the need does.
         """
         rounded = self._round(need)
-        wish = rounded if self._exact else max(rounded, self._round(self._usual(arena, in_arena)))
+        usual = self._round(self._usual(arena, in_arena))
+        if most is not None:
+            usual = min(usual, most - most % self._granularity)
+        wish = rounded if self._exact else max(rounded, usual)
         left = room.left()
         if left is None or wish <= left:
             return wish

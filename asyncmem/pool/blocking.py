@@ -60,8 +60,11 @@ class BlockingCalls:
         with flow.turn:
             if waiting.done or flow.queue.head() is not waiting:
                 return None
-            errand = flow.ladder.grow_for(waiting)
-            if errand is None and flow.ladder.tidy():
+            # On a loop's thread growth would hold the loop: there everything else comes first.
+            enough = flow.supply.should_tidy(waiting.pieces, first=waiting.home is not None)
+            tidied = enough and flow.ladder.tidy()
+            errand = None if tidied else flow.ladder.grow_for(waiting)
+            if tidied or (errand is None and flow.ladder.tidy()):
                 flow.changed()
                 return _nothing
             return errand or flow.ladder.make_room_for(waiting) or flow.errand_without_hope(waiting)

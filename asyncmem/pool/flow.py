@@ -135,7 +135,7 @@ class Flow(Desk):
         with self.turn:
             if self.refusing is not None:
                 raise self.refusing
-            return None if self._anyone_before(waiting.share) else self.taker.take(waiting)
+            return None if self._anyone_before(waiting.share) else self.taker.take(waiting, may_grow=False)
 
     def bind(self, waiting: Waiting) -> Home:
         """Answer the loop to sleep on, which becomes the pool's own until it closes.
@@ -416,6 +416,8 @@ class Flow(Desk):
             return True
         if self.busy or head.inline:
             return False
+        if self.supply.should_tidy(head.pieces) and self.ladder.tidy():
+            return True
         errand = self.ladder.grow_for(head)
         if errand is None and self.ladder.tidy():
             return True

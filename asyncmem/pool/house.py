@@ -65,6 +65,7 @@ class House:
             self.core.set_limit(0, self.flow.supply.limit)
             self.flow.pressure.look()
         self.released = False
+        self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
         _houses.add(self)
         self.core.open = not (options.track or self.flow.supply.direct)
@@ -113,6 +114,9 @@ class House:
     def tick(self) -> bool:
         """Look after an idle pool, on the worker's thread."""
         flow = self.flow
+        if self.device.over_budget != self._over_budget:
+            self._over_budget = self.device.over_budget
+            flow.upkeep.give_up()
         flow.taker.poll()
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device

@@ -34,7 +34,7 @@ class Ladder:
 
     def grow_for(self, waiting: Waiting) -> Callable[[], None] | None:
         """Answer the errand that gets all of a request from the device, or None where the limit forbids it."""
-        order = self._supply.order(waiting.pieces)
+        order = self._supply.order(waiting.pieces, waiting.stream)
         return None if order is None else partial(self._grow, order, waiting)
 
     def make_room_for(self, waiting: Waiting) -> Callable[[], None] | None:
@@ -43,7 +43,7 @@ class Ladder:
         Comes after `tidy`. What is given back makes room for growth that holds the whole request, so the two rungs
         cannot undo each other for ever.
         """
-        order = self._supply.order_part(waiting.pieces)
+        order = self._supply.order_part(waiting.pieces, waiting.stream)
         if order is not None:
             return partial(self._grow, order, waiting)
         returns = self._supply.detach_for(waiting.total)

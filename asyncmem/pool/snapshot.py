@@ -124,6 +124,7 @@ def out_of_memory_facts(flow: Flow, waiting: Waiting) -> OutOfMemoryFacts:
         live=live, free=reserved - live,
         largest_hole=largest_hole(core) if share.may_wait else core.largest(share._arena),
         pending_fence_bytes=core.pending(), waiting=len(flow.queue), waiting_bytes=flow.queue.bytes,
+        device_free=flow.supply.memory.free,
         holders=tuple(holders), rungs=rungs, advice=tuple(_advice(flow, waiting, counts.reserved - counts.live)),
     )  # fmt: skip
 
@@ -136,8 +137,10 @@ def _advice(flow: Flow, waiting: Waiting, free: int) -> list[str]:
         return [f"ask for at most {format_size(limit)}", "raise the limit"]
     if free >= waiting.total:
         return ["the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"]
+    supply = flow.supply
     if flow.core.live() == 0:
-        return ["other programs or other pools hold the device's memory", "a smaller limit here"]
+        kept = f"; {format_size(supply.min_free)} stay free for others (min_free)" if supply.min_free else ""
+        return [f"other programs or other pools hold the device's memory{kept}", "a smaller limit here"]
     return ["await allocate_async, which waits for memory", "free buffers earlier", "raise the limit"]
 
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
 from asyncmem.errors import OutOfMemoryError
+from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.core import Core, Turn
-    from asyncmem.devices import Device, Segment
+    from asyncmem.devices import Device, Segment, Stream
     from asyncmem.engine.retire import Retire
     from asyncmem.options import PoolOptions
 
@@ -32,11 +33,13 @@ class Order:
         nbytes: What to ask the device for.
         need: The least that is of use, asked for when the device refuses more.
         arena: Which part of the heap it is for.
+        stream: The core's index of the stream that wants it, in whose order the device gives it.
     """
 
     nbytes: int
     need: int
     arena: int
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class Supply:
 
     Attributes:
         limit: The most that may be reserved, in bytes.
+        min_free: Bytes of the device that growth leaves to others.
+        overlap: How much may be free while streams that could share it go on side by side: bytes, or a share of the
+            most that was live.
         coming: Bytes ordered and not here yet.
         leaving: Bytes out of the heap and not yet given back.
         refused: The smallest need that the device refused since something last changed, or None.
@@ -75,6 +81,7 @@ class Supply:
         self.zero = options.zero_segments
         self.pregrow = options.pregrow
         self.min_free = 0
+        self.overlap = options.overlap
         self.limit = 0
         self.coming = 0
         self.leaving = 0
@@ -86,12 +93,14 @@ class Supply:
         self.stranded: list[Return] = []  # what the device did not take back; offered again with the next
         self._in_arena = [0, 0]
         self._arena_of: dict[int, int] = {}
+        self._last_stream = 0  # whose request brought the newest segment
 
     def reconfigure(self, options: PoolOptions, limit: int) -> None:
         """Go on with other options (with the turn held)."""
         self.limit = limit
         self.zero = options.zero_segments
         self.pregrow = options.pregrow
+        self.overlap = options.overlap
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit
         self.refused = None
@@ -100,20 +109,44 @@ class Supply:
         """Answer what stands against growth now."""
         return Room(self.limit, self._core.reserved() + self.leaving, self.coming)
 
-    def order(self, sizes: Sequence[int]) -> Order | None:
-        """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it."""
-        return self._count(self._plan(sum(sizes), self.growth.arena(max(sizes))))
+    def order(self, sizes: Sequence[int], stream: int) -> Order | None:
+        """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it.
 
-    def order_part(self, sizes: Sequence[int]) -> Order | None:
+        Growth that is there to keep streams apart adds no more than `overlap` allows.
+        """
+        need = sum(sizes)
+        apart = self.overlap > 0 and len(self._core.stream_objects) > 1 and self._free() >= need
+        most = need + max(0, self._slack() - self.coming) if apart else None
+        return self._count(self._plan(need, self.growth.arena(max(sizes)), stream, most))
+
+    def order_part(self, sizes: Sequence[int], stream: int) -> Order | None:
         """Decide on growth for the largest of these sizes, where the free memory may hold the others."""
         total, largest = sum(sizes), max(sizes)
         if len(sizes) == 1 or self._core.reserved() - self._core.live() + largest < total:
             return None
-        return self._count(self._plan(largest, self.growth.arena(largest)))
+        return self._count(self._plan(largest, self.growth.arena(largest), stream))
 
     def can_order(self, sizes: Sequence[int]) -> bool:
         """Say whether `order` would answer one."""
-        return self._plan(sum(sizes), self.growth.arena(max(sizes))) is not None
+        return self._plan(sum(sizes), self.growth.arena(max(sizes)), 0) is not None
+
+    def would_overlap(self, sizes: Sequence[int]) -> bool:
+        """Say whether to grow before a stream is made to wait for another: little is free, and growth can be had."""
+        return self.overlap > 0 and self._slack() >= 0 and self.can_order(sizes)
+
+    def should_tidy(self, sizes: Sequence[int], *, first: bool = False) -> bool:
+        """Say whether to make the most of what is free before growing: there is enough, and more than `overlap`.
+
+        With `first`, enough will do.
+        """
+        return (first or self._slack() < 0) and self._free() >= sum(sizes)
+
+    def _slack(self) -> int:
+        most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)
+        return most - self._free()
+
+    def _free(self) -> int:
+        return self._core.reserved() - self._core.live()
 
     def _count(self, order: Order | None) -> Order | None:
         if order is not None:
@@ -124,13 +157,13 @@ class Supply:
         """Decide on growth ahead of need, when less than the headroom is free; None where there is enough."""
         wanted = max(self.growth.headroom(), self.pregrow - self._core.reserved() - self.coming)
         free = self._core.free_bytes() + self._core.cached_bytes() + self.coming
-        return self.order([wanted - free]) if wanted > free else None
+        return self.order([wanted - free], self._last_stream) if wanted > free else None
 
-    def _plan(self, need: int, arena: int) -> Order | None:
+    def _plan(self, need: int, arena: int, stream: int, most: int | None = None) -> Order | None:
         if self.refused is not None and need >= self.refused:
             return None
-        nbytes = self.growth.plan(need, arena, self._in_arena[arena], self.room())
-        return None if nbytes is None else Order(nbytes, min(need, nbytes), arena)
+        nbytes = self.growth.plan(need, arena, self._in_arena[arena], self.room(), most)
+        return None if nbytes is None else Order(nbytes, min(need, nbytes), arena, stream)
 
     def fill(self, order: Order) -> None:
         """Carry out an order (blocks): ask the device, then put the segment into the heap.
@@ -153,34 +186,40 @@ class Supply:
             raise
         with self._turn:
             self.coming -= order.nbytes
-            self._arrived(segment, order.arena)
+            self._arrived(segment, order)
             self.growth.observe(time.perf_counter(), self._core.live(), time.perf_counter() - started)
             self.grows += 1
 
     def _ask(self, order: Order) -> Segment:
-        self.memory = self._device.memory()
-        spare = self.memory.free - self.min_free
+        self.memory = memory = self._device.memory()
+        # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
+        spare = memory.free - self.min_free
+        if spare < order.need:
+            facts = OutOfMemoryFacts(asked=order.need, device=self._device.name, device_free=memory.free)
+            raise OutOfMemoryError(facts)
         wishes = [order.nbytes] if spare >= order.nbytes else []
         if order.need < order.nbytes or not wishes:
             wishes.append(order.need)
-        segment = self._first_of(wishes)
+        stream = self._retire.streams[order.stream]
+        segment = self._first_of(wishes, stream)
         if self.zero:
-            self._device.fill(segment.address, segment.nbytes, 0, self._device.default_stream)
+            self._device.fill(segment.address, segment.nbytes, 0, stream or self._device.default_stream)
         return segment
 
-    def _first_of(self, wishes: list[int]) -> Segment:
+    def _first_of(self, wishes: list[int], stream: Stream | None) -> Segment:
         for nbytes in wishes[:-1]:
             try:
-                return self._device.allocate_segment(nbytes, self._kind)
+                return self._device.allocate_segment(nbytes, self._kind, stream)
             except OutOfMemoryError:
                 continue
-        return self._device.allocate_segment(wishes[-1], self._kind)
+        return self._device.allocate_segment(wishes[-1], self._kind, stream)
 
-    def _arrived(self, segment: Segment, arena: int) -> None:
-        number = self._core.add_segment(segment.address, segment.nbytes, arena, 0)
+    def _arrived(self, segment: Segment, order: Order) -> None:
+        number = self._core.add_segment(segment.address, segment.nbytes, order.arena, order.stream)
         self.segments[number] = segment
-        self._arena_of[number] = arena
-        self._in_arena[arena] += segment.nbytes
+        self._arena_of[number] = order.arena
+        self._in_arena[order.arena] += segment.nbytes
+        self._last_stream = order.stream
 
     def detach(self, wanted: int | None = None, keep: int = 0) -> list[Return]:
         """Take wholly free segments out of the heap, largest first, to be given back.

@@ -29,9 +29,12 @@ class Taker:
         self._supply = supply
         self.foreign = 0  # buffers that took another stream's memory
 
-    def take(self, waiting: Waiting) -> Buffer | Batch | None:
-        """Answer what was asked, or None where the mapped memory has no room for all of it."""
-        found = self._find(waiting.share, waiting)
+    def take(self, waiting: Waiting, *, may_grow: bool = True) -> Buffer | Batch | None:
+        """Answer what was asked, or None where the mapped memory has no room for all of it.
+
+        Where `may_grow`, None may also mean: not without making a stream wait, and growth is allowed to avoid that.
+        """
+        found = self._find(waiting.share, waiting, may_grow=may_grow)
         if found is not None and (waiting.site is not None or waiting.holder is not None or self._supply.direct):
             for buffer in found if isinstance(found, Batch) else [found]:
                 buffer.notes = note = Notes(waiting.site)
@@ -46,7 +49,7 @@ class Taker:
         except DeviceError:
             return 0  # a device that is lost says so to whoever grows or frees on it
 
-    def _find(self, share: Share, ask: Waiting) -> Buffer | Batch | None:
+    def _find(self, share: Share, ask: Waiting, *, may_grow: bool) -> Buffer | Batch | None:
         found = share.grant(ask, anywhere=False)
         if found is not None:
             return found
@@ -54,10 +57,15 @@ class Taker:
         anywhere = share.may_wait and not self._supply.can_order(ask.pieces)
         if anywhere or self.poll():
             found = share.grant(ask, anywhere=anywhere)
-        if found is None and len(self._core.stream_objects) > 1:
+        if found is None and len(self._core.stream_objects) > 1 and not (may_grow and self._apart(share, ask)):
             found = self._take_foreign(share, ask, anywhere=anywhere)
             self.foreign += 0 if found is None else len(ask.sizes)
         return found
+
+    def _apart(self, share: Share, ask: Waiting) -> bool:
+        # A caller who does not await would have its loop wait for the device, which is worse than a stream that waits.
+        on_loop = ask.inline and ask.home is not None
+        return share.may_wait and not on_loop and self._supply.would_overlap(ask.pieces)
 
     def _take_foreign(self, share: Share, ask: Waiting, *, anywhere: bool) -> Buffer | Batch | None:
         taken: Undo = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from asyncmem.errors import DeviceError
 from asyncmem.pool.home import running_home
 from asyncmem.stats import SegmentInfo
 
@@ -71,6 +72,13 @@ class Upkeep:
 
     def _trim_all(self) -> None:
         self.trim(0)
+
+    def give_up(self) -> None:
+        """Give back all that is free, because others need the device's memory (blocks)."""
+        try:
+            self.trim(0)
+        except DeviceError as error:
+            self._flow.fail(None, error)
 
     def shrink(self) -> None:
         """Have the worker give back what is free above a limit that was lowered (with the turn held)."""

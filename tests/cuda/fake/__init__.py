@@ -1,0 +1,139 @@
+"""A stand-in for the CUDA driver, built from the sources here, so that CUDA code runs where there is no GPU.
+
+It answers as strictly as a driver does, really moves bytes, and follows the order of all work: what touches memory
+without order is told by `FakeDriver.violations`. `build` makes the library; loaded under its own name before anybody
+asks for the driver, it is the driver of this process.
+"""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+SONAME = "libcuda.so.1"
+MIB = 1 << 20
+
+Range = tuple[int, int]
+"""An address and a number of bytes."""
+
+
+def build(folder: Path) -> Path:
+    """Compile the fake into `folder` and answer the library's path (takes some seconds)."""
+    library = folder / SONAME
+    compiler = os.environ.get("CXX", "g++")
+    flags = ["-std=c++20", "-shared", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+    source = Path(__file__).with_name("fake.cpp")
+    subprocess.run([compiler, *flags, f"-Wl,-soname,{SONAME}", "-o", library, source, "-pthread"], check=True)
+    return library
+
+
+class FakeDriver:
+    """Steers the fake. Streams are handles (0: the default one of device 0), times ns, sizes bytes."""
+
+    def __init__(self, library: Path | str) -> None:
+        """Load the library, which is the driver for every later loader of `SONAME` in this process."""
+        self.path = Path(library)
+        self._library = ctypes.CDLL(str(library))
+        self._library.fake_calls.restype = ctypes.c_int64
+        self._library.fake_used.restype = ctypes.c_uint64
+
+    def reset(self) -> None:
+        """Begin anew with one device of 1 GiB. Whatever was there is gone, and its handles are invalid."""
+        self.devices(1)
+
+    def devices(self, count: int, nbytes: int = 1024 * MIB) -> None:
+        """Begin anew with so many devices of so many bytes each."""
+        self._do("reset", ctypes.c_int(count), ctypes.c_uint64(nbytes))
+
+    def version(self, number: int) -> None:
+        """Be a driver of that version (12040: 12.4), for those who look up functions from now on."""
+        self._do("version", ctypes.c_int(number))
+
+    def attribute(self, device: int, attribute: int, value: int) -> None:
+        """Let a device say something else about itself."""
+        self._do("attribute", ctypes.c_int(device), ctypes.c_int(attribute), ctypes.c_int(value))
+
+    def fail(self, call: str, nth: int = 1, code: int = 2, times: int = 1) -> None:
+        """Let the `nth` coming call of that name ("*": of any) answer `code` without doing anything, and more after."""
+        self._do("fail", call.encode(), ctypes.c_uint64(nth), ctypes.c_int(code), ctypes.c_uint64(times))
+
+    def clear_faults(self) -> None:
+        """Forget the faults that have not come yet."""
+        self._do("clear_faults")
+
+    def latency(self, call: str, ns: int) -> None:
+        """Let every call of that name ("*": any other) take so long on the caller's thread."""
+        self._do("latency", call.encode(), ctypes.c_int64(ns))
+
+    def pace(self, ns: int) -> None:
+        """Let all copies and fills take at least so long."""
+        self._do("pace", ctypes.c_int64(ns))
+
+    def hold(self, stream: int) -> None:
+        """Leave what is queued on a stream unfinished."""
+        self._do("hold", ctypes.c_uint64(stream), ctypes.c_int(1))
+
+    def release(self, stream: int | None = None) -> None:
+        """Let a held stream go on; None: every one."""
+        if stream is None:
+            self._do("release_all")
+        else:
+            self._do("hold", ctypes.c_uint64(stream), ctypes.c_int(0))
+
+    def launch(self, stream: int, ns: int = 0, reads: Sequence[Range] = (), writes: Sequence[Range] = ()) -> None:
+        """Run a kernel of that duration, which uses those ranges."""
+        args = [item for ranges in (reads, writes) for item in (_pairs(ranges), ctypes.c_int(len(ranges)))]
+        self._do("launch", ctypes.c_uint64(stream), ctypes.c_int64(ns), *args)
+
+    def lose(self, device: int = 0, code: int = 700) -> None:
+        """Let a device fail for good: every call answers `code`, and no work there ever ends."""
+        self._do("lose", ctypes.c_int(device), ctypes.c_int(code))
+
+    def others(self, nbytes: int, device: int = 0) -> None:
+        """Let other processes have so much of a device's memory."""
+        self._do("others", ctypes.c_int(device), ctypes.c_uint64(nbytes))
+
+    def over_budget(self, nbytes: int, device: int = 0) -> int:
+        """Tell those who registered that the process is over its budget, and answer how many they are."""
+        return int(self._library.fake_over_budget(ctypes.c_int(device), ctypes.c_uint64(nbytes)))
+
+    def calls(self, name: str = "*") -> int:
+        """Return how many calls of that name there have been since the beginning."""
+        return int(self._library.fake_calls(name.encode()))
+
+    def used(self, device: int = 0) -> int:
+        """Return how many bytes of a device this process has."""
+        return int(self._library.fake_used(ctypes.c_int(device)))
+
+    def violations(self) -> list[str]:
+        """Return what was wrong with the order of work and memory; empty when all was right."""
+        return self._text("violations").splitlines()
+
+    def forgive(self) -> None:
+        """Forget the violations, where a test made them on purpose."""
+        self._do("forgive")
+
+    def live(self) -> dict[str, int]:
+        """Return how many of each kind of thing have been made and not given back; nothing: an empty dict."""
+        return {name: int(count) for name, count in map(str.split, self._text("live").splitlines())}
+
+    def _do(self, control: str, *args: object) -> None:
+        code = getattr(self._library, f"fake_{control}")(*args)
+        if code:
+            raise RuntimeError(f"fake_{control} was refused with code {code}")
+
+    def _text(self, control: str) -> str:
+        function = getattr(self._library, f"fake_{control}")
+        room = 4096
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            needed = function(buffer, room)
+            if needed <= room:
+                return buffer.value.decode()
+            room = needed
+
+
+def _pairs(ranges: Sequence[Range]) -> "ctypes.Array[ctypes.c_uint64]":
+    flat = [number for pair in ranges for number in pair]
+    return (ctypes.c_uint64 * max(1, len(flat)))(*flat)

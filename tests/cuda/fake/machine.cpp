@@ -1,0 +1,49 @@
+#include "machine.hpp"
+
+#include <atomic>
+#include <chrono>
+
+Machine& machine() {
+    static auto* only = new Machine;
+    return *only;
+}
+
+std::uint64_t my_thread() {
+    static std::atomic<std::uint64_t> last = 0;
+    thread_local const std::uint64_t mine = ++last;
+    return mine;
+}
+
+std::int64_t now_ns() {
+    using namespace std::chrono;
+    return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+Machine::Machine() { reset(1, 1ull << 30); }
+
+void Machine::reset(int count, std::uint64_t bytes) {
+    ++epoch;
+    for (auto& [handle, context] : contexts.live)
+        for (auto& stream : context->streams)
+            for (auto& work : stream->queue) work->done = true;  // whoever waits for it goes on
+    functions_.clear();
+    for (auto& [address, memory] : memories)
+        if (memory.kind != Kind::host && memory.kind != Kind::pooled) space.unmap(address, memory.nbytes);
+    contexts.clear(), streams.clear(), events.clear(), pools.clear(), physicals.clear();
+    graphs.clear(), executables.clear(), notifications.clear();
+    captures.clear(), memories.clear(), reservations.clear();
+    calls.clear(), latencies.clear(), faults.clear();
+    checker = Checker();
+    // Addresses and chips from before stay taken: an old pointer never names new memory.
+    devices.clear();
+    pace = 0;
+    version = 13000;
+    for (int ordinal = 0; ordinal < count; ++ordinal) {
+        Device& made = devices.emplace_back();
+        made.total = bytes;
+        auto pool = std::make_shared<Pool>();
+        pool->device = ordinal;
+        made.default_pool = made.current_pool = pools.add(pool);
+    }
+    changed_.notify_all();
+}
