@@ -177,11 +177,15 @@ class Flow(Desk):
         """Answer the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
 
+    def notes_all(self, options: PoolOptions) -> bool:
+        """Say whether something is noted on every buffer, so that none goes the fast ways."""
+        return options.track or self.supply.direct or self.core.device.checker is not None
+
     def watch_owners(self, change: int) -> None:
         """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
         with self.turn:
             self._owner_blocks += change
-            self.core.observed = self._owner_blocks > 0 or self.options.track or self.supply.direct
+            self.core.observed = self._owner_blocks > 0 or self.notes_all(self.options)
 
     # -- what happens to a waiting request -------------------------------------------------------------------------
 
@@ -280,7 +284,7 @@ class Flow(Desk):
         self.core.set_limit(0, limit)
         self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
-        self.core.observed = self._owner_blocks > 0 or options.track or self.supply.direct
+        self.core.observed = self._owner_blocks > 0 or self.notes_all(options)
         self.pressure.look()
         self.changed()
 

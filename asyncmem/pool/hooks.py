@@ -44,6 +44,9 @@ class Hooks(Share):
         if stream is not None:
             users.add(flow.stream_index(stream))
         users.discard(buffer.home)
+        checker = flow.core.device.checker
+        if checker is not None and buffer.nbytes:
+            checker.close_block(buffer._address)
         buffer._release(flow.retire.entries_for(users) if users else ())
         if isinstance(notes, Notes) and notes.owner is not None:
             flow.turn.post(notes.let_go)
