@@ -1,12 +1,12 @@
 """RMM's memory resources, by the calls on the resource itself, which are the cheapest that its Python has."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
 
 from asyncmem.cli.benchmarks.peers.cupy_ import ALONE
-from asyncmem.cli.benchmarks.peers.driver import Driver
+from asyncmem.cli.benchmarks.peers.driver import ORDERING, Driver
 from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
 from asyncmem.cli.benchmarks.peers.way import Way
 
@@ -38,12 +38,9 @@ class _Rmm(Peer):
         yield Way(names=names, allocate="allocate({size}, stream)", release="deallocate({block}, {size}, stream)")
         self.driver.synchronize()
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
-        """Answer a deallocation that names the other stream."""
-        return self._crossing("record(fence, first)\nwait(second, fence, 0)\n" if ordered else "")
-
     @contextmanager
-    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+    def crossing(self) -> Iterator[Crossing]:
+        """Answer a deallocation that names the other stream."""
         resource = self.resource()
         with self.driver.two_streams() as streams:
             names = {
@@ -55,7 +52,7 @@ class _Rmm(Peer):
             }
             yield Crossing(
                 names=names,
-                statement=f"block = allocate({{size}}, producer)\n{ordering}deallocate(block, {{size}}, consumer)",
+                statement=f"block = allocate({{size}}, producer)\n{ORDERING}deallocate(block, {{size}}, consumer)",
             )
             self.driver.synchronize()
 
