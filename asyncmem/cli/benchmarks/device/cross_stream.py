@@ -35,7 +35,10 @@ async def _measure(peer: Peer, effort: Effort, crossing: Crossing) -> Measured:
     await ours(COUNTED_TURNS)
     ours_timing, floor_timing = timings
     found = timed("cross_stream", peer.name, ours_timing, floor_timing, unlike=peer.unlike.get("cross_stream"))
-    return replace(found, figures=_per_block(before, crossing.counts()))
+    after = crossing.counts()
+    waited = after.get("waits", 0) - before.get("waits", 0)
+    broken = f"{waited} requests had to wait" if waited else ""
+    return replace(found, figures=_per_block(before, after), broken=broken)
 
 
 def _per_block(before: Mapping[str, int], after: Mapping[str, int]) -> Mapping[str, Figure]:

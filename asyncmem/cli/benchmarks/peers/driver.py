@@ -110,7 +110,7 @@ class CudaCore(Peer):
 
     def resource(self) -> Any:  # noqa: ANN401 - of a package that may be absent
         """Make a resource over a new pool, which keeps what was freed."""
-        return self.core.DeviceMemoryResource(self.index, self.core.DeviceMemoryResourceOptions(max_size=0))
+        return self.core.DeviceMemoryResource(self.index, self.core.DeviceMemoryResourceOptions())
 
     @contextmanager
     def opened(self, limit: int | None = None) -> Iterator[Way]:

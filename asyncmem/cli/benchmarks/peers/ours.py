@@ -11,7 +11,7 @@ from asyncmem.devices import Device, device
 from asyncmem.options import OptionArguments, PoolOptions
 
 ACROSS = "block = pool.allocate({size}, stream=producer)\nblock.use_on(consumer)\nblock.free(stream=consumer)"
-COUNTED = ("driver_calls", "loop_blocking_calls", "grows", "late_fences")
+COUNTED = ("driver_calls", "waits", "grows", "late_fences")
 """The pool's statistics that `cross_stream` looks at."""
 
 

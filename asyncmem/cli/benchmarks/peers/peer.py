@@ -26,6 +26,8 @@ class Peer(ABC):
     """Its ID in every row."""
     unlike: ClassVar[Mapping[str, str]] = {}
     """Rows in which it does not do the same work as asyncmem, each with what is different."""
+    rows: ClassVar[tuple[str, ...]] = ()
+    """The only rows it is measured in, where that is not all of its family's."""
     awaits: ClassVar[bool] = False
     """Whether it is asyncmem's pool, whose allocations can be awaited."""
 

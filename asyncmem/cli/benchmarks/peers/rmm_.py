@@ -10,8 +10,10 @@ from asyncmem.cli.benchmarks.peers.driver import ORDERING, Driver
 from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
 from asyncmem.cli.benchmarks.peers.way import Way
 
-FIRST = 1 << 30
-"""Bytes that the pool and the arena begin with; their own defaults are half of what the device has free."""
+ARENA = 32 << 30
+"""Bytes of the arena, as many as all rows need: it does not grow. Its own default is half of what is free."""
+FIRST = 2 << 20
+"""Bytes that the pool begins with, so that it grows as the others do."""
 
 
 class _Rmm(Peer):
@@ -72,10 +74,11 @@ class RmmArena(_Rmm):
     """Its arenas over plain device memory."""
 
     name = "RMM arena"
+    unlike: ClassVar = {**ALONE, "growth": "it has all of its memory from the start"}
 
     def resource(self) -> Any:  # noqa: ANN401 - of a package that may be absent
-        """Make the resource, with as much as all rows need: an arena does not grow."""
-        return self.rmm.mr.ArenaMemoryResource(self.rmm.mr.CudaMemoryResource(), arena_size=32 * FIRST)
+        """Make the resource."""
+        return self.rmm.mr.ArenaMemoryResource(self.rmm.mr.CudaMemoryResource(), arena_size=ARENA)
 
 
 class RmmPool(_Rmm):

@@ -99,6 +99,7 @@ class TorchCachingAlloc(_Torch):
     """The documented calls for other libraries, which choose device and stream in Python."""
 
     name = "torch.cuda.caching_allocator_alloc"
+    rows = ("hit",)
     unlike: ClassVar = TorchRaw.unlike
 
     def way(self) -> Way:
