@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from asyncmem.cli.benchmarks.churn import random_plan
-from asyncmem.cli.benchmarks.device import DEVICE_ROWS
+from asyncmem.cli.benchmarks.device import DEVICE_ROWS, growth
 from asyncmem.cli.benchmarks.device.asked import ASKED, Entry, judge
 from asyncmem.cli.benchmarks.device.child import Failed, Task, measure
 from asyncmem.cli.benchmarks.device.loop_stall import ticking
@@ -54,6 +54,17 @@ def test_every_row_measures_our_pool(name: str) -> None:
         assert line.peer.startswith("asyncmem")
         assert 0 < line.min <= line.median
         assert line.floor is None or line.floor > 0
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("row", ["growth", "loop_stall"])
+def test_a_device_that_is_too_small_ends_a_row(monkeypatch: pytest.MonkeyPatch, row: str) -> None:
+    """Where the last of the blocks would wait for ever, the row ends with an error, and what it held is given back."""
+    monkeypatch.setattr(growth, "PATIENCE_SECONDS", 0.05)
+    device = Simulated(1 << 30)
+    with pytest.raises(TimeoutError):
+        list(DEVICE_ROWS[row].measure(Ours(device), Effort(2, 1000, share=1.0), "simulated"))
+    assert device.memory().free == device.memory().total
 
 
 def test_rows_of_a_card_are_left_to_families_that_have_one() -> None:

@@ -16,6 +16,8 @@ from asyncmem.cli.benchmarks.watch import WatchedLoop
 QUESTION: Final = "400 blocks of 64 KiB to 128 MiB, all kept, from nothing: how long one holds the caller's thread"
 COUNT: Final = 400
 RUNS: Final = 5
+PATIENCE_SECONDS: Final = 60.0
+"""How long one run may take."""
 
 Runs: TypeAlias = list[list[int]]
 """The nanoseconds of each allocation of each run."""
@@ -53,11 +55,13 @@ def _called(peer: Peer, wanted: list[int]) -> list[int]:
     held, kept, clock = [], [], time.perf_counter_ns
     with peer.opened() as way:
         take, give = way.take(), way.give()
-        for size in wanted:
-            start = clock()
-            kept.append(take(size))
-            held.append(clock() - start)
-        give(kept, wanted)
+        try:
+            for size in wanted:
+                start = clock()
+                kept.append(take(size))
+                held.append(clock() - start)
+        finally:
+            give(kept, wanted)
     return held
 
 
@@ -70,10 +74,13 @@ def _awaited(peer: Ours, wanted: list[int]) -> list[int]:
 async def _grow(loop: WatchedLoop, peer: Ours, wanted: list[int]) -> list[int]:
     """Answer how long each allocation held the loop; nothing else is on it."""
     held, kept = [], []
-    async with peer.pool() as pool:
-        for size in wanted:
-            start = loop.held_ns()
-            kept.append(await pool.allocate_async(size))
-            held.append(loop.held_ns() - start)
-        kept.clear()
+    # A device that is too small would have the last of them wait for ever.
+    async with peer.pool() as pool, asyncio.timeout(PATIENCE_SECONDS):
+        try:
+            for size in wanted:
+                start = loop.held_ns()
+                kept.append(await pool.allocate_async(size))
+                held.append(loop.held_ns() - start)
+        finally:
+            kept.clear()
     return held

@@ -65,7 +65,7 @@ async def _runs(peer: Peer, wanted: list[int], tick: Launches) -> tuple[list[int
 async def _grow_awaiting(peer: Ours, wanted: list[int], tick: Launches) -> "Ticker":
     kept: list[Buffer] = []
     async with peer.pool() as pool:
-        async with ticking(tick) as ticker:
+        async with ticking(tick) as ticker, asyncio.timeout(growth.PATIENCE_SECONDS):
             kept.extend([await pool.allocate_async(size) for size in wanted])
         kept.clear()
     return ticker
@@ -75,11 +75,13 @@ async def _grow(peer: Peer, wanted: list[int], tick: Launches) -> "Ticker":
     kept = []
     with peer.opened() as way:
         take, give = way.take(), way.give()
-        async with ticking(tick) as ticker:
-            for size in wanted:
-                kept.append(take(size))
-                await asyncio.sleep(0)
-        give(kept, wanted)
+        try:
+            async with ticking(tick) as ticker:
+                for size in wanted:
+                    kept.append(take(size))
+                    await asyncio.sleep(0)
+        finally:
+            give(kept, wanted)
     return ticker
 
 
