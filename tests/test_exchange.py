@@ -275,3 +275,13 @@ def test_torch_tensors_come_and_go() -> None:
         assert torch.equal(back.to(torch.complex64), tensor.to(torch.complex64))
     with pytest.raises(asyncmem.InvalidRequest, match="contiguous"):
         asyncmem.asarray(torch.zeros(3, 4).T)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_short_floats_of_ml_dtypes_keep_their_names(name: str) -> None:
+    """numpy arrays of that package's types come in under the names that devices know."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    values = np.ones(8, getattr(ml_dtypes, name))
+    taken = asyncmem.asarray(values)
+    assert (taken.dtype, taken.buffer.address) == (name, values.ctypes.data)
+    assert taken.buffer.view(values.dtype).dtype == name

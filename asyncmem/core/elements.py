@@ -1,5 +1,6 @@
 """Element types of arrays: numpy's plain kinds, and the short floats of accelerators that numpy has no name for."""
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -45,18 +46,28 @@ def element_type(dtype: object) -> ElementType:
     Raises:
         InvalidRequest: No such type, or one that devices do not share (objects, records, dates, swapped bytes).
     """
-    # The package ml_dtypes gives numpy short floats of the same names, which devices share only under these.
-    name = dtype.name if isinstance(dtype, np.dtype) else dtype
-    if isinstance(name, str) and name in SHORT_FLOATS:
-        code, bits = SHORT_FLOATS[name]
-        return ElementType(name, bits // 8, (code, bits, 1), None)
+    if isinstance(dtype, str) and dtype in SHORT_FLOATS:
+        return _short_float(dtype)
     try:
         plain = np.dtype(cast("DTypeLike", dtype))
     except (TypeError, ValueError):
         raise InvalidRequest("dtype", dtype, f"a numpy dtype, or one of {', '.join(SHORT_FLOATS)}") from None
-    if plain.kind not in _NUMPY_KINDS or not plain.isnative:
+    return _of_numpy(plain)
+
+
+@functools.cache  # numpy makes a type's name anew each time, which takes longer than all the rest
+def _of_numpy(dtype: np.dtype[np.generic]) -> ElementType:
+    # The package ml_dtypes gives numpy short floats of the same names, which devices share only under these.
+    if dtype.name in SHORT_FLOATS:
+        return _short_float(dtype.name)
+    if dtype.kind not in _NUMPY_KINDS or not dtype.isnative:
         raise InvalidRequest("dtype", dtype, "a number or bool in native byte order")
-    return ElementType(plain.name, plain.itemsize, (_NUMPY_KINDS[plain.kind], 8 * plain.itemsize, 1), plain)
+    return ElementType(dtype.name, dtype.itemsize, (_NUMPY_KINDS[dtype.kind], 8 * dtype.itemsize, 1), dtype)
+
+
+def _short_float(name: str) -> ElementType:
+    code, bits = SHORT_FLOATS[name]
+    return ElementType(name, bits // 8, (code, bits, 1), None)
 
 
 def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
