@@ -7,6 +7,7 @@
 Every driver call is made without the interpreter's lock. No call is made in a forked child or at the interpreter's end.
 """
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
@@ -28,7 +29,8 @@ cdef extern from "table.hpp" namespace "asyncmem::cuda" nogil:
     ctypedef int Code
     ctypedef void *Handle
     Code SUCCESS "asyncmem::cuda::success"
-    Code NOT_FOUND "asyncmem::cuda::not_found"
+    Code NOT_INITIALIZED "asyncmem::cuda::not_initialized"
+    Code DEINITIALIZED "asyncmem::cuda::deinitialized"
     Code NOT_READY "asyncmem::cuda::not_ready"
     cdef cppclass Table:
         Code cuInit(unsigned)
@@ -108,6 +110,8 @@ def load():
 def start():
     """Start the loaded driver (blocks) and answer its code."""
     cdef Code code
+    if is_gone():
+        return NOT_INITIALIZED
     with nogil:
         code = _table.cuInit(0)
     if code == SUCCESS:
@@ -118,8 +122,9 @@ def start():
 def version():
     """Answer the CUDA version of the loaded driver, such as 12040, or 0."""
     cdef int found = 0
-    with nogil:
-        _table.cuDriverGetVersion(&found)
+    if not is_gone():
+        with nogil:
+            _table.cuDriverGetVersion(&found)
     return found
 
 
@@ -145,6 +150,8 @@ def gone():
     return is_gone()
 
 
+# A collector must not clear what is needed to let go of the rest; none of these is ever part of a cycle.
+@cython.no_gc
 cdef class Context:
     """One use of a device's primary context, which is retained for as long as there are any."""
 
@@ -277,7 +284,7 @@ cdef class Context:
         cdef unsigned long long number = 0
         cdef Code code
         with nogil:
-            code = self.context.driver.cuStreamGetId(as_handle(stream), &number)
+            code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetId(as_handle(stream), &number)
         if code != SUCCESS:
             raise self.failed("cuStreamGetId", code)
         return number
@@ -287,7 +294,7 @@ cdef class Context:
         cdef Handle found = NULL
         cdef Code code
         with nogil:
-            code = self.context.driver.cuStreamGetCtx(as_handle(stream), &found)
+            code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetCtx(as_handle(stream), &found)
         if code != SUCCESS:
             raise self.failed("cuStreamGetCtx", code)
         return <uintptr_t>found
@@ -305,6 +312,7 @@ cdef class Context:
             self.context.stop_listening()
 
 
+@cython.no_gc
 cdef class Scope:
     """What `Context.entered` answers."""
 
@@ -335,6 +343,7 @@ cdef class Scope:
             del entered
 
 
+@cython.no_gc
 cdef class Fence:
     """A point in a stream, by its event. Forgetting it gives the event back for the next."""
 
@@ -414,6 +423,7 @@ cdef class Sink:
         self.sink.get().wake()
 
 
+@cython.no_gc
 cdef class Watcher:
     """Learns on native threads that fences are reached, and tells sinks.
 
@@ -433,6 +443,8 @@ cdef class Watcher:
 
     def watch(self, Fence fence not None, Sink sink not None, uint64_t token, /):
         """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
+        if is_gone():
+            raise self.owner.failed("cuEventQuery", DEINITIALIZED)
         cdef Code code
         cdef CFence *shared = fence.fence
         cdef CWatcher *watcher = self.watcher.get()
@@ -447,11 +459,13 @@ cdef class Watcher:
         """Have it told no more; where it is being told at this moment, the notice comes all the same."""
         cdef CWatcher *watcher = self.watcher.get()
         cdef const CSink *goal = sink.sink.get()
-        with nogil:
-            watcher.forget(goal, token)
+        if not is_gone():  # a forked child has no thread, and its locks may be held for ever
+            with nogil:
+                watcher.forget(goal, token)
 
     def stop(self):
         """Wait until all that is watched has been told (blocks); then there is no thread any more."""
         cdef CWatcher *watcher = self.watcher.get()
-        with nogil:
-            watcher.stop(True)
+        if not is_gone():
+            with nogil:
+                watcher.stop(True)

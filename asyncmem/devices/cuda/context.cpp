@@ -53,6 +53,10 @@ void note_over_budget(void *, void *data, Handle) { self(data)->over_budget.fetc
 } // namespace
 
 Current::Current(Context &context) : driver_(context.driver) {
+    if (gone()) {
+        code_ = deinitialized;
+        return;
+    }
     Handle current = nullptr;
     code_ = driver_.cuCtxGetCurrent(&current);
     if (code_ == success && current != context.handle_) {
@@ -68,7 +72,7 @@ Current::~Current() {
 }
 
 Relaxed::Relaxed(const Table &driver) : driver_(driver), mode_(relaxed) {
-    if (driver_.cuThreadExchangeStreamCaptureMode(&mode_) != success)
+    if (gone() || driver_.cuThreadExchangeStreamCaptureMode(&mode_) != success)
         mode_ = relaxed;
 }
 
@@ -380,11 +384,15 @@ Code Context::note_end(std::uint64_t stream) {
 }
 
 void Context::add_stream(std::uint64_t stream) {
+    if (gone())
+        return;
     std::lock_guard<std::mutex> guard(streams_lock_);
     streams_.push_back(stream);
 }
 
 void Context::remove_stream(std::uint64_t stream) {
+    if (gone())
+        return;
     std::lock_guard<std::mutex> guard(streams_lock_);
     auto found = std::find(streams_.begin(), streams_.end(), stream);
     if (found != streams_.end())

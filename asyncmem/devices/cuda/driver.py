@@ -20,6 +20,7 @@ OLDEST: Final = 12_040
 
 INVALID_VALUE: Final = 1
 OUT_OF_MEMORY: Final = 2
+NOT_INITIALIZED: Final = 3
 DEINITIALIZED: Final = 4
 INVALID_HANDLE: Final = 400
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
@@ -35,7 +36,8 @@ _USELESS: Final = {
     803: "the driver and its kernel module are of different versions: a reboot loads the newer one",
     804: "this GPU cannot run the compatibility driver that is installed",
 }
-_NAMES: Final = {INVALID_VALUE: "CUDA_ERROR_INVALID_VALUE", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"}
+_NAMES: Final = {NOT_INITIALIZED: "CUDA_ERROR_NOT_INITIALIZED", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"}
+"""Names of the codes that are made here, where the driver cannot be asked."""
 
 _LOST: Final = (
     "The GPU's context is lost, and with it everything in it, until the process is started anew. A kernel did this: "
@@ -43,7 +45,7 @@ _LOST: Final = (
 )
 _CAPTURE: Final = "A graph is being captured: use a capturing stream's memory within pool.graph() only"
 _ADVICE: Final = {
-    3: "This process was forked from one that uses the GPU; start workers with the method 'spawn'",
+    NOT_INITIALIZED: "This process was forked from one that uses the GPU; start workers with the method 'spawn'",
     DEINITIALIZED: (
         "Its device is closed, the interpreter is ending, or this process was forked from one that uses the GPU; "
         "start workers with the method 'spawn'"

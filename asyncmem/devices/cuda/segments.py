@@ -132,7 +132,9 @@ class Segments:
             return source
 
     def _close_sources(self) -> None:
-        while self._sources:
+        from asyncmem.devices.cuda import _calls
+
+        while self._sources and not _calls.gone():
             _, source = self._sources.popitem()
             try:
                 with self._context.entered():

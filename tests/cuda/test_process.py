@@ -1,0 +1,193 @@
+"""The driver and the process: what is loaded when, what happens at the end, in a fork, and on older drivers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .fake import FakeDriver
+
+pytestmark = [
+    pytest.mark.fake_only,
+    pytest.mark.skipif(sys.platform != "linux", reason="the fake is a shared library of Linux"),
+]
+
+# Every program begins with the fake in the driver's place, unless it is to find none.
+BEGIN = """
+import gc, os, sys, threading
+sys.path.insert(0, {folder!r})
+import fake as package
+fake = package.FakeDriver({library!r})
+"""
+
+
+def run(fake: FakeDriver, program: str, **environ: str) -> str:
+    """Run a program in a new interpreter and return what it wrote; to its standard error it may write nothing."""
+    begin = BEGIN.format(folder=str(Path(__file__).parent), library=str(fake.path))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", begin + program],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=os.environ | environ,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_importing_touches_no_driver(fake: FakeDriver) -> None:
+    """Neither the package nor its devices do, until a card is asked for."""
+    program = """
+import asyncmem, asyncmem.devices
+print(fake.calls("*"), "cuda.bindings" in sys.modules)
+"""
+    assert run(fake, program) == "0 False\n"
+
+
+def test_a_machine_without_a_driver_says_what_to_install(tmp_path: Path) -> None:
+    """The library is named as the loader names it, and "auto" takes the host without a word."""
+    program = """
+import sys
+from asyncmem.devices import Cuda, device
+from asyncmem.errors import BackendUnavailable
+assert device("auto").name == "host"
+try:
+    Cuda()
+except BackendUnavailable as error:
+    print(error)
+print("cuda.bindings" in sys.modules)
+"""
+    # A library of that name that is none is found first, whatever the machine has.
+    tmp_path.joinpath("libcuda.so.1").write_bytes(b"")
+    environ = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    said, loaded = done.stdout.splitlines()
+    assert "libcuda.so.1" in said
+    assert "Install an NVIDIA driver for CUDA 12.4 or later" in said
+    assert (loaded, done.stderr) == ("False", "")
+
+
+def test_no_call_is_made_at_the_end(fake: FakeDriver) -> None:
+    """Whatever is still there when the interpreter ends stays there: the driver may have gone before."""
+    program = """
+import atexit
+# The first to register is the last to be called.
+atexit.register(lambda: fake.report_at_exit())
+import asyncio
+from asyncmem.devices import Cuda
+gpu = Cuda()
+segments = [gpu.allocate_segment(1, kind) for kind in gpu.segment_kinds]
+pinned = gpu.pinned()
+kept = pinned.allocate_segment(1)
+stream = gpu.create_stream()
+fake.hold(stream.handle)
+fake.launch(stream.handle)
+fence = stream.record()
+fence.notify(lambda: None)
+everything = gpu.record_all()
+async def wait():
+    await asyncio.wait_for(stream.record(), 0.01)
+try:
+    asyncio.run(wait())
+except asyncio.TimeoutError:
+    pass
+class Last:
+    def __del__(self, gpu=gpu, segment=segments[0], fence=fence):
+        gpu.free_segment(segment)
+last = Last()
+sys.modules["kept for the very end"] = last
+"""
+    begin = BEGIN.format(folder=str(Path(__file__).parent), library=str(fake.path))
+    command = [sys.executable, "-c", begin + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    assert done.stderr.split("\n")[0] == "driver calls at exit: 0", done.stderr
+
+
+def test_a_forked_child_keeps_off_the_driver(fake: FakeDriver) -> None:
+    """What it frees or forgets is not freed, what it asks for is refused with what to do, and the parent goes on."""
+    program = """
+from asyncmem.devices import Cuda
+from asyncmem.errors import DeviceError
+gpu = Cuda()
+segment = gpu.allocate_segment(1)
+stream = gpu.create_stream()
+fence = stream.record()
+calls = fake.calls("*")
+child = os.fork()
+if child == 0:
+    calls = fake.calls("*")
+    gpu.free_segment(segment)
+    for refused in (lambda: gpu.allocate_segment(1), stream.record, gpu.record_all, gpu.create_stream, gpu.memory):
+        try:
+            refused()
+        except DeviceError as error:
+            assert "spawn" in str(error), error
+        else:
+            os._exit(2)
+    try:
+        Cuda()
+    except DeviceError as error:
+        assert "spawn" in str(error), error
+    del stream, fence
+    gc.collect()
+    gpu.close()
+    os._exit(3 if fake.calls("*") != calls else 0)
+_, status = os.waitpid(child, 0)
+assert fence.done() and gpu.allocate_segment(1)
+print(os.waitstatus_to_exitcode(status))
+"""
+    assert run(fake, program) == "0\n"
+
+
+def test_a_driver_without_a_fence_of_everything_has_one_made_of_many(fake: FakeDriver) -> None:
+    """Before 12.5 it is put together of the streams that are known: default ones, ours, others', forgotten ones."""
+    program = """
+fake.version(12_040)
+from asyncmem.devices import Cuda
+gpu = Cuda()
+foreign = gpu.context.create_stream()
+gpu.context.remove_stream(foreign)
+class Theirs:
+    cuda_stream = foreign
+theirs = Theirs()
+for make in (lambda: gpu.default_stream, lambda: gpu.stream_of(2), gpu.create_stream, lambda: gpu.stream_of(theirs)):
+    stream = make()
+    fake.hold(stream.handle)
+    fake.launch(stream.handle)
+    kept = stream if stream.handle == foreign else None
+    del stream
+    gc.collect()
+    fence = gpu.record_all()
+    print(fence.done(), end=" ")
+    fake.release()
+    print(fence.block(10))
+assert fake.calls("cuCtxRecordEvent") == 0
+del fence, kept
+gpu.context.destroy_stream(foreign)
+gpu.close()
+gc.collect()
+print(fake.live(), fake.violations())
+"""
+    assert run(fake, program) == "False True\n" * 4 + "{} []\n"
+
+
+def test_interrupting_a_wait_is_heard(fake: FakeDriver) -> None:
+    """Ctrl-C ends a thread's wait for the device."""
+    program = """
+import signal
+from asyncmem.devices import Cuda
+gpu = Cuda()
+fake.hold(1)
+fake.launch(1)
+fence = gpu.default_stream.record()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    fence.block()
+except KeyboardInterrupt:
+    print("interrupted")
+fake.release()
+"""
+    assert run(fake, program) == "interrupted\n"
