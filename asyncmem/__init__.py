@@ -36,7 +36,7 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import AsyncMemoryPool, Budget, Lease, MemoryShare, Request
+from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Lease, MemoryShare, Pin, Request
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -52,6 +52,7 @@ __all__ = [
     "Budget",
     "Buffer",
     "BufferReleased",
+    "Copy",
     "DeadlockError",
     "Device",
     "DeviceError",
@@ -64,6 +65,7 @@ __all__ = [
     "OutOfMemoryError",
     "OutOfMemoryFacts",
     "OwnerInfo",
+    "Pin",
     "PoolClosed",
     "PoolOptions",
     "PoolStats",

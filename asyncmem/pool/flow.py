@@ -27,6 +27,7 @@ from asyncmem.pool.holdings import named_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.pins import Pins
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
@@ -89,6 +90,7 @@ class Flow(Desk):
         self.busy = False
         self.budgets: list[Budget] = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
+        self.pins = Pins(self.turn)
         self.pressure = PressureWatch(self, core)
         self.upkeep = Upkeep(self)
         self.submit = submit

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.copies import Copy, Part, start
 from asyncmem.pool.holdings import current_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import Notes, notes_of
+from asyncmem.pool.pins import Pin
 from asyncmem.pool.share import Share
 from asyncmem.units import format_size
 
@@ -77,6 +79,12 @@ class Hooks(Share):
             self.flow.retire.hand_over(buffer._block, index)
             buffer._set_home(index)
 
+    def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool) -> Copy:
+        return start(self.flow, Part(buffer, nbytes), other, stream, into=into)
+
+    def _pin(self, buffer: Buffer) -> Pin:
+        return Pin(self.flow.pins, buffer)
+
     def _forgotten(self, buffer: Buffer) -> None:
         site = buffer.notes.site if isinstance(buffer.notes, Notes) else None
         tag = f" tagged {buffer.tag!r}" if buffer.tag else ""
@@ -91,8 +99,7 @@ class Hooks(Share):
         if wanted is None:
             raise InvalidRequest("to_device()", buffer, 'a buffer that fallback="host" placed on the host')
         moved = await wanted.allocate_async(buffer.nbytes, tag=buffer.tag)
-        moved.device.copy_in(moved.address, memoryview(buffer), moved.stream)
-        await moved.stream.synchronize()
+        await moved.copy_from(memoryview(buffer))
         buffer.free()
         return moved
 

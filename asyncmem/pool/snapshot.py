@@ -33,7 +33,7 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
         cached_bytes=counts.reserved - counts.live,
         inactive_split_bytes=counts.reserved - counts.live - counts.empty, pending_fence_bytes=core.pending(),
-        exported_bytes=core.exported_bytes, largest_hole=largest_hole(core),
+        exported_bytes=core.exported_bytes, pinned_bytes=flow.pins.nbytes, largest_hole=largest_hole(core),
         peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
         total_memory=memory.total, free_memory=memory.free, active_buffers=counts.live_blocks,
         segments=counts.segments, num_allocations=counts.allocations, num_frees=counts.frees,
