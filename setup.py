@@ -33,5 +33,18 @@ dlpack = Extension(
     extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s"],
 )
+CUDA = "asyncmem/devices/cuda"
+cuda = Extension(
+    "asyncmem.devices.cuda._calls",
+    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "signal", "table", "watch"]]],
+    language="c++",
+    include_dirs=[CORE, CUDA],
+    depends=[f"{CORE}/fence_calls.h", *[f"{CUDA}/{name}" for name in ["context.hpp", "table.hpp", "watch.hpp"]]],
+    extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
+    extra_link_args=["-s", "-pthread"],
+)
 
-setup(ext_modules=cythonize([core, dlpack], language_level=3))
+# The driver is found at run time, so the module can be built anywhere where it could ever be.
+modules = [core, dlpack, cuda] if platform.system() == "Linux" else [core, dlpack]
+
+setup(ext_modules=cythonize(modules, language_level=3))

@@ -51,7 +51,8 @@ ALLOWED = {
     "devices.awaiting": {"trio"},  # a fence is awaited in the words of the loop that runs
     "pool.home": {"trio"},  # so is a pool's wait
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
-    "devices.cuda": {"cuda"},
+    "devices.cuda.driver": {"cuda"},
+    "devices.cuda.waits": {"trio"},  # as in `devices.awaiting`
     "devices.pointers": {"cuda"},
     "devices.opencl": {"pyopencl"},
 }

@@ -11,19 +11,27 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from asyncmem.cli.benchmarks import ROWS
+from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.cli.benchmarks.measure import FULL, QUICK, Effort
 from asyncmem.cli.benchmarks.result import Row
+from asyncmem.cli.comparison import compare
 from asyncmem.cli.machine import installed_version, look_around
 from asyncmem.figures import format_duration
 
+NAMES = list(dict.fromkeys([*ROWS, *DEVICE_ROWS]))
+
 
 @click.command()
-@click.argument("rows", nargs=-1, metavar="[ROW]...", type=click.Choice(list(ROWS)))
+@click.argument("rows", nargs=-1, metavar="[ROW]...", type=click.Choice(NAMES))
+@click.option("--device", metavar="DEVICE", help="Measure the pool on this device: host, simulated, cuda:0.")
+@click.option("--peers", is_flag=True, help="Also torch, CuPy, RMM, cuda.core and the driver; absent ones are named.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
 @click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict.")
 @click.option("--uvloop", is_flag=True, help="Run both sides on uvloop instead of asyncio's own loop (not `stall`).")
 @click.option("--check", is_flag=True, help="Exit with 1 when a bound is not met.")
-def bench(rows: tuple[str, ...], as_json: bool, quick: bool, uvloop: bool, check: bool) -> None:
+def bench(
+    rows: tuple[str, ...], device: str | None, peers: bool, as_json: bool, quick: bool, uvloop: bool, check: bool
+) -> None:
     """Measure what allocations cost, next to floors measured in the same process.
 
     ROW is one of the names in the table; without any, all are measured, which takes about half a minute.
@@ -41,9 +49,30 @@ def bench(rows: tuple[str, ...], as_json: bool, quick: bool, uvloop: bool, check
     it. What the figures do not say: they are of one process on one machine, with the garbage collector off and
     everything warm, on the host or the simulated device. A ratio moves by some 5 % from run to run, more where others
     use the machine; loop overhead of about 3 ns is in both sides of the first four rows. They say nothing about a GPU.
+
+    With --device or --peers (then on cuda:0) it is the pool on that device instead, and with --peers other libraries'
+    allocators beside it at the same work, each family in a process of its own, one after another; under five minutes
+    for all. `hit`, `await_hit`, `churn` and `batch` are measured there with larger sizes, and in addition:
+
+    \b
+    large         1 MiB to 1 GiB, fixed and random sizes
+    cross_stream  allocated on one stream and freed on another
+    streams       matrix products handed over four streams: memory reserved, and time
+    growth        400 blocks from nothing: how long one holds the caller's thread
+    loop_stall    a ticking task's longest wait meanwhile, against none of that
+    take_back     a training-like step while the worker takes pages back
+    same_size, large_tensors, transformer_step, pressure, variable_sizes
+                  what an earlier allocator was compared with PyTorch by
     """  # noqa: D301 - click wants the character itself
+    if device is not None or peers:
+        names = _known(rows, list(DEVICE_ROWS), "with")
+        met = compare(names, device or "cuda:0", peers=peers, as_json=as_json, quick=quick, uvloop=_uvloop(uvloop))
+        if check and not met:
+            raise click.exceptions.Exit(1)
+        return
+    names = _known(rows, list(ROWS), "without")
     effort = replace(QUICK if quick else FULL, loop_factory=_loop_factory(uvloop))
-    results = _measure([name for name in ROWS if not rows or name in rows], effort, quiet=as_json)
+    results = _measure(names, effort, quiet=as_json)
     if as_json:
         click.echo(json.dumps(_document(results, quick=quick, uvloop=uvloop), indent=2))
     else:
@@ -52,11 +81,23 @@ def bench(rows: tuple[str, ...], as_json: bool, quick: bool, uvloop: bool, check
         raise click.exceptions.Exit(1)
 
 
-def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
-    if not uvloop:
-        return asyncio.SelectorEventLoop
-    if installed_version("uvloop") is None:
+def _known(rows: tuple[str, ...], there: list[str], how: str) -> list[str]:
+    """Answer the rows that are meant, in the table's order; one that is not measured in this way is a usage error."""
+    for name in rows:
+        if name not in there:
+            raise click.UsageError(f"{name} is not measured {how} --device or --peers; there are: {', '.join(there)}")
+    return [name for name in there if not rows or name in rows]
+
+
+def _uvloop(wanted: bool) -> bool:
+    if wanted and installed_version("uvloop") is None:
         raise click.UsageError("uvloop is not installed; install it with: pip install uvloop")
+    return wanted
+
+
+def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
+    if not _uvloop(uvloop):
+        return asyncio.SelectorEventLoop
     import uvloop as package
 
     return package.Loop

@@ -3,6 +3,7 @@
 from asyncmem.devices.auto import device
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
 from asyncmem.devices.calls import Call
+from asyncmem.devices.cuda import Cuda, CudaFence, CudaPinned, CudaStream
 from asyncmem.devices.host import Host, HostStream
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import StreamOrderError
@@ -13,6 +14,10 @@ from asyncmem.devices.work import Work
 
 __all__ = [
     "Call",
+    "Cuda",
+    "CudaFence",
+    "CudaPinned",
+    "CudaStream",
     "Device",
     "Fence",
     "Host",

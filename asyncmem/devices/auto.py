@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Final
 
 from asyncmem.devices.base import Device
+from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.host import Host
 from asyncmem.devices.simulated import Simulated
-from asyncmem.errors import BackendUnavailable, InvalidRequest
+from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest
 
 _KNOWN: Final = "'auto', 'host', 'simulated', 'simulated:N' or 'cuda:N'"
 
@@ -42,15 +43,20 @@ def _simulated(index: int) -> Device:
 
 
 def _cuda(index: int) -> Device:
-    raise BackendUnavailable(
-        f"cuda:{index}",
-        tried=("this version of asyncmem has no CUDA device",),
-        install="Use 'host' for real memory on this machine, or 'simulated' to test GPU code without one",
-    )
+    return Cuda(index)
+
+
+def _auto(index: int) -> Device:
+    if index:
+        raise InvalidRequest("device", f"auto:{index}", "'auto', or 'cuda:N' for one among several")
+    try:
+        return Cuda()
+    except (BackendUnavailable, DeviceError):
+        return Host()  # `asyncmem doctor` says what is wrong with the GPU
 
 
 _MAKERS: Final[dict[str, Callable[[int], Device]]] = {
-    "auto": _host,
+    "auto": _auto,
     "host": _host,
     "simulated": _simulated,
     "cuda": _cuda,

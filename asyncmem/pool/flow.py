@@ -210,7 +210,9 @@ class Flow(Desk):
             alarm(f"pool {self.pool.name!r}: {error}", RuntimeWarning)
             return
         with self.turn:
-            self.withdraw(waiting, error)
+            # Since the errand was decided on, the worker may have granted it: an error would take that back.
+            if not waiting.done:
+                self.withdraw(waiting, error)
 
     def timed_out(self, waiting: Waiting) -> Exception:
         """Make the error for a deadline that has passed, and count it."""

@@ -10,6 +10,7 @@ import pytest
 import asyncmem
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
+from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
 from asyncmem.stats import DERIVED, PoolStats
@@ -119,6 +120,6 @@ def test_every_command_is_listed_with_its_options() -> None:
 
 
 def test_every_benchmark_has_a_row_on_its_page() -> None:
-    """The page of benchmarks lists the rows that there are."""
+    """The page of benchmarks lists the rows that there are, those against floors and those of a device."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(ROWS)
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*ROWS, *DEVICE_ROWS]

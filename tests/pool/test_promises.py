@@ -2,11 +2,12 @@
 
 import copy
 
-import anyio
+import anyio.lowlevel
 import pytest
 
 from asyncmem import AsyncMemoryPool, DeadlockError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.devices import Latencies, Simulated
+from asyncmem.pool.waiting import Waiting
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,20 @@ async def test_direct_pool_keeps_nothing() -> None:
         large.free()
         await pool.trim()
         assert (pool.stats().reserved_bytes, pool.stats().trims) == (0, 2)
+
+
+async def test_what_was_granted_meanwhile_is_not_failed() -> None:
+    """An errand that ends in an error leaves alone whom the worker has served since it was decided on."""
+    async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
+        waiting = Waiting(pool.flow, pool, (MIB,), None)
+        pool.flow.ask(waiting)
+        while not waiting.done:
+            await anyio.lowlevel.checkpoint()
+        pool.flow.fail(waiting, MemoryError())
+        assert waiting.error is None
+        assert waiting.result is not None
+        assert waiting.result.nbytes == MIB
+        waiting.result.free()
 
 
 async def test_unknown_segment_kind_is_refused_at_the_opening() -> None:

@@ -45,6 +45,13 @@ class Effort:
             return runner.run(main)
 
 
+Side: TypeAlias = tuple[Loop, int]
+"""What is timed, and how many operations one turn of its loop makes."""
+
+PATIENCE_NS: Final = 2_000_000_000
+"""How long one side of `time_apart` may take before its repeats are cut short."""
+FEWEST_REPEATS: Final = 3
+
 FULL: Final = Effort(repeats=21, repeat_ns=10_000_000, share=1.0)
 QUICK: Final = Effort(repeats=5, repeat_ns=2_000_000, share=0.1)
 
@@ -81,6 +88,38 @@ async def interleave(sides: Sequence[Loop], effort: Effort, *, per_turn: int = U
             for index in order:
                 samples[index].append(await sides[index](turns) / (turns * per_turn))
     return [summary(one) for one in samples]
+
+
+async def time_apart(sides: Sequence[Side], effort: Effort) -> list[Timing]:
+    """Do as `interleave` does for sides whose speeds lie far apart: each makes as many turns as it needs by itself.
+
+    A side that is slow even so gets fewer repeats, three at the least.
+    """
+    samples: list[list[float]] = [[] for _ in sides]
+    spent = [0] * len(sides)
+    with collector_off():
+        turns = [await _calibrate([side], effort) for side, _ in sides]
+        for repeat in range(effort.repeats):
+            order = range(len(sides)) if repeat % 2 else reversed(range(len(sides)))
+            for index in order:
+                if spent[index] > PATIENCE_NS and repeat >= FEWEST_REPEATS:
+                    continue
+                side, per_turn = sides[index]
+                took = await side(turns[index])
+                spent[index] += took
+                samples[index].append(took / (turns[index] * per_turn))
+    return [summary(one) for one in samples]
+
+
+def plainly(main: Coroutine[object, object, Result]) -> Result:
+    """Run a coroutine that never waits, without any event loop."""
+    try:
+        main.send(None)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    main.close()
+    raise RuntimeError("a measurement outside of an event loop has waited")
 
 
 def summary(samples: Sequence[float]) -> Timing:

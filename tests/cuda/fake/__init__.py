@@ -118,6 +118,13 @@ class FakeDriver:
         """Return how many of each kind of thing have been made and not given back; nothing: an empty dict."""
         return {name: int(count) for name, count in map(str.split, self._text("live").splitlines())}
 
+    def report_at_exit(self) -> None:
+        """Have the process write to its standard error how many calls came after this one, and what is still live.
+
+        It writes after the interpreter is gone, so an `atexit` function that was registered first calls this last.
+        """
+        self._do("report_at_exit")
+
     def _do(self, control: str, *args: object) -> None:
         code = getattr(self._library, f"fake_{control}")(*args)
         if code:

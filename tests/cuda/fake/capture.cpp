@@ -34,7 +34,7 @@ void Machine::run_or_capture(Stream& stream, Step step) {
         return;
     }
     require(!stream.capture->invalid, CAPTURE_INVALIDATED);
-    if (&stream != stream.capture->origin) stream.capture->unjoined.insert(&stream);
+    ++stream.capture->members[&stream][stream.id];
     stream.capture->graph.steps.push_back(std::move(step));
 }
 
@@ -67,7 +67,7 @@ API CUresult cuStreamBeginCapture_v2(Handle stream, int mode) {
         capture->id = ++m.last_id;
         capture->thread = my_thread();
         capture->origin = origin.get();
-        capture->members.insert(origin.get());
+        capture->members[origin.get()];
         origin->capture = capture;
         m.captures.push_back(capture);
     });
@@ -82,12 +82,18 @@ API CUresult cuStreamEndCapture(Handle stream, Handle* graph) {
         require(capture != nullptr, INVALID_VALUE);
         require(capture->origin == origin.get(), CAPTURE_UNMATCHED);
         require(capture->mode == CAPTURE_RELAXED || capture->thread == my_thread(), CAPTURE_WRONG_THREAD);
-        for (auto& [handle, context] : m.contexts.live)
-            for (auto& member : context->streams)
-                if (member->capture == capture) member->capture = nullptr;
         std::erase(m.captures, capture);
+        const Clock& reached = capture->members[origin.get()];
+        bool joined = true;
+        for (auto& [handle, context] : m.contexts.live)
+            for (auto& member : context->streams) {
+                if (member->capture != capture) continue;
+                member->capture = nullptr;
+                const auto work = capture->members[member.get()][member->id];
+                joined &= !work || covers(reached, member->id, work);
+            }
         require(!capture->invalid, CAPTURE_INVALIDATED);
-        require(capture->unjoined.empty(), CAPTURE_UNJOINED);
+        require(joined, CAPTURE_UNJOINED);
         auto kept = std::make_shared<KeptGraph>();
         kept->steps = capture->graph.steps;
         *graph = m.graphs.add(kept);

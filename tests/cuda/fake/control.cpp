@@ -1,5 +1,7 @@
 // What tests say to the fake and ask it. No part of the driver's interface; all sizes are bytes, all times ns.
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "call.hpp"
@@ -47,6 +49,14 @@ int write_out(const std::string& text, char* buffer, int room) {
     }
     return int(text.size()) + 1;
 }
+
+std::uint64_t total_calls() {
+    std::uint64_t sum = 0;
+    for (auto& [call, count] : machine().calls) sum += count;
+    return sum;
+}
+
+std::uint64_t calls_before;
 
 }  // namespace
 
@@ -144,10 +154,9 @@ API int fake_over_budget(CUdevice device, std::uint64_t bytes) {
 
 API std::int64_t fake_calls(const char* name) {
     Lock lock(machine().mutex);
-    std::int64_t sum = 0;
-    for (auto& [call, count] : machine().calls)
-        if (!std::strcmp(name, "*") || call == name) sum += count;
-    return sum;
+    if (!std::strcmp(name, "*")) return total_calls();
+    auto found = machine().calls.find(name);
+    return found == machine().calls.end() ? 0 : found->second;
 }
 
 API std::uint64_t fake_used(CUdevice device) {
@@ -191,4 +200,16 @@ API int fake_live(char* buffer, int room) {
             if (count) text += what + " " + std::to_string(count) + "\n";
     });
     return write_out(text, buffer, room);
+}
+
+API int fake_report_at_exit() {
+    {
+        Lock lock(machine().mutex);
+        calls_before = total_calls();
+    }
+    return std::atexit([] {
+        char left[1024];
+        fake_live(left, sizeof left);
+        std::fprintf(stderr, "driver calls at exit: %d\n%s", int(total_calls() - calls_before), left);
+    });
 }

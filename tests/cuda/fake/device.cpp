@@ -6,7 +6,7 @@
 namespace {
 
 // What is not here is 0, as on a device that lacks it.
-const std::map<int, int> ATTRIBUTES = {
+const auto& ATTRIBUTES = *new std::map<int, int>{
     {1, 1024},   // threads in a block
     {10, 32},    // warp size
     {16, 132},   // multiprocessors

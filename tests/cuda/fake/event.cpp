@@ -41,7 +41,7 @@ API CUresult cuEventRecord(Handle event, Handle stream) {
         if (recording->capture) {
             require(!recording->capture->invalid, CAPTURE_INVALIDATED);
             marked->capture = recording->capture;
-            marked->origin = recording.get();
+            marked->captured = recording->capture->members[recording.get()];
             marked->mark = nullptr;
             return;
         }

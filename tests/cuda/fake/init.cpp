@@ -71,6 +71,7 @@ API CUresult cuGetErrorString(int code, const char** text) { return look_up(code
 API CUresult cuGetProcAddress_v2(const char* name, void** address, int version, std::uint64_t, int* status) {
     if (!name || !address) return INVALID_VALUE;
     Machine& m = machine();
+    Lock lock(m.mutex);
     bool known;
     *address = exported(name, version < m.version ? version : m.version, known);
     if (status) *status = *address ? 0 : known ? 2 : 1;

@@ -27,14 +27,23 @@ void Machine::reset(int count, std::uint64_t bytes) {
         for (auto& stream : context->streams)
             for (auto& work : stream->queue) work->done = true;  // whoever waits for it goes on
     functions_.clear();
-    for (auto& [address, memory] : memories)
-        if (memory.kind != Kind::host && memory.kind != Kind::pooled) space.unmap(address, memory.nbytes);
+    // Addresses from before stay taken, so that an old pointer never names new memory; the bytes behind them go.
+    for (auto& [address, memory] : memories) {
+        const auto start = address / PAGE * PAGE, nbytes = (address + memory.nbytes + PAGE - 1) / PAGE * PAGE - start;
+        if (memory.kind == Kind::plain) space.destroy(memory.offset, nbytes);
+        if (memory.kind == Kind::plain || memory.kind == Kind::mapped) space.unmap(start, nbytes);
+    }
+    for (auto& [handle, pool] : pools.live)
+        for (auto& chunk : pool->chunks) {
+            space.unmap(chunk.address, chunk.nbytes);
+            space.destroy(chunk.offset, chunk.nbytes);
+        }
+    for (auto& [handle, physical] : physicals.live) space.destroy(physical->offset, physical->nbytes);
     contexts.clear(), streams.clear(), events.clear(), pools.clear(), physicals.clear();
     graphs.clear(), executables.clear(), notifications.clear();
     captures.clear(), memories.clear(), reservations.clear();
     calls.clear(), latencies.clear(), faults.clear();
     checker = Checker();
-    // Addresses and chips from before stay taken: an old pointer never names new memory.
     devices.clear();
     pace = 0;
     version = 13000;

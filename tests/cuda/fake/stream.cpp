@@ -64,12 +64,11 @@ API CUresult cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
         auto waiting = m.stream(stream);
         auto marked = m.events.at(event);
         if (marked->capture) {
+            require(!marked->capture->invalid, CAPTURE_INVALIDATED);
             require(!waiting->capture || waiting->capture == marked->capture, CAPTURE_MERGE);
             require(!waiting->legacy, CAPTURE_IMPLICIT);
             waiting->capture = marked->capture;
-            waiting->capture->members.insert(waiting.get());
-            if (waiting.get() == waiting->capture->origin) waiting->capture->unjoined.erase(marked->origin);
-            else waiting->capture->unjoined.insert(waiting.get());
+            join(waiting->capture->members[waiting.get()], marked->captured);
             return;
         }
         if (waiting->capture) {

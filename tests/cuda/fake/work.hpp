@@ -53,7 +53,7 @@ struct Event {
     unsigned flags = 0;
     WorkPtr mark;                      // none: never recorded, which counts as complete
     std::shared_ptr<Capture> capture;  // recorded in a capture: then it is no event of the host's
-    Stream* origin = nullptr;          // the capturing stream it was recorded on
+    Clock captured;                    // what of the capture it is behind
 };
 using EventPtr = std::shared_ptr<Event>;
 
@@ -68,7 +68,7 @@ struct Capture {
     std::uint64_t id = 0, thread = 0;
     Stream* origin = nullptr;
     bool invalid = false;
-    std::set<Stream*> members, unjoined;  // unjoined: has captured work that the origin is not behind yet
+    std::map<Stream*, Clock> members;  // how far each of its streams is behind the captured work of the others
     Graph graph;
 };
 

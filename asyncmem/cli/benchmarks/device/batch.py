@@ -1,0 +1,37 @@
+"""What does one of a hundred blocks cost that are needed together?"""
+
+import random
+from collections.abc import Iterator
+from typing import Final
+
+from asyncmem.cli.benchmarks.churn import random_plan
+from asyncmem.cli.benchmarks.device.measured import Measured, timed
+from asyncmem.cli.benchmarks.measure import Effort, time_apart, unrolled
+from asyncmem.cli.benchmarks.peers.peer import Peer
+from asyncmem.cli.benchmarks.peers.way import FLOOR
+
+QUESTION: Final = "a hundred blocks, all live at once, each looked at and given back; per block"
+COUNT: Final = 100
+EQUAL: Final = 64 << 10
+
+
+def sizes() -> dict[str, list[int]]:
+    """Answer the sizes of each case: all the same, and mixed from 512 B to 1 MiB."""
+    mixed = [size for _, size in random_plan(COUNT, 1, 512, 1 << 20)]
+    random.Random(0).shuffle(mixed)  # noqa: S311 - the same order every time is what is wanted
+    return {"equal": [EQUAL] * COUNT, "mixed": mixed}
+
+
+def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
+    """Time whole batches; an allocator without a call for them is asked a hundred times."""
+    for case, wanted in sizes().items():
+        yield effort.run(_measure(peer, effort, case, wanted))
+
+
+async def _measure(peer: Peer, effort: Effort, case: str, wanted: list[int]) -> Measured:
+    with peer.opened() as way:
+        statement = "for block in await pool.allocate_batch(sizes): pass\ndel block" if peer.awaits else way.hundred()
+        ours = unrolled(statement, {**way.names, "sizes": wanted}, times=1)
+        floor = unrolled(FLOOR.hundred(), {**FLOOR.names, "sizes": wanted}, times=1)
+        timings = await time_apart([(ours, COUNT), (floor, COUNT)], effort)
+    return timed("batch", peer.name, *timings, case=case, unlike=peer.unlike.get("batch"))

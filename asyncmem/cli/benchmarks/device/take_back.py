@@ -1,0 +1,172 @@
+"""Does a step of training take longer while the worker takes pages back beside it?
+
+The step multiplies, activates and updates in the pool's memory, with another height each time. Meanwhile, or not, a
+task on a loop of its own asks for two gibibytes, frees them and has the worker give them back, so that pages are mapped
+and unmapped all the time. Steps with and without take turns.
+"""
+
+import asyncio
+import random
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Final, Self
+
+from asyncmem import AsyncMemoryPool
+from asyncmem.cli.benchmarks.device.measured import Measured
+from asyncmem.cli.benchmarks.measure import Effort, collector_off
+from asyncmem.cli.benchmarks.peers.family import TOGETHER
+from asyncmem.cli.benchmarks.peers.peer import Peer
+from asyncmem.cli.benchmarks.peers.together import Piece, Tensors, Together
+
+QUESTION: Final = "a training-like step while the worker maps pages and takes them back, against one without"
+FAMILIES: Final = (TOGETHER,)
+LAYERS: Final = 8
+WIDTH: Final = 4096
+HEIGHTS: Final = (2048, 4096)
+STEPS: Final = 10
+ROUNDS: Final = 10
+TAKEN: Final = 2 << 30
+PAUSE_SECONDS: Final = 0.005
+
+
+class Training:
+    """A stack of layers whose memory, weights too, is a pool's."""
+
+    def __init__(self, torch: ModuleType, pool: AsyncMemoryPool) -> None:
+        self.torch = torch
+        self.stream = torch.cuda.Stream()
+        self.home = pool.device.stream_of(self.stream)
+        self.tensors = Tensors(torch, pool, "bfloat16")
+        with torch.cuda.stream(self.stream):
+            self.weights = [self._random((WIDTH, WIDTH)) for _ in range(LAYERS)]
+
+    def _random(self, shape: tuple[int, int]) -> Piece:
+        piece = self.tensors.empty(shape, self.home)
+        piece.tensor.normal_(std=WIDTH**-0.5)
+        return piece
+
+    def step(self, rows: int) -> None:
+        """Go forwards and backwards once; the device may still be at it afterwards."""
+        torch, shape = self.torch, (rows, WIDTH)
+        with torch.cuda.stream(self.stream):
+            kept = [self._random(shape)]
+            for weight in self.weights:
+                kept.append(self.tensors.empty(shape, self.home))
+                torch.matmul(kept[-2].tensor, weight.tensor, out=kept[-1].tensor)
+                kept.append(self.tensors.empty(shape, self.home))
+                torch.ops.aten.gelu.out(kept[-2].tensor, out=kept[-1].tensor)
+            above = kept.pop()
+            for weight in reversed(self.weights):
+                kept.pop()
+                below, change = self.tensors.empty(shape, self.home), self.tensors.empty((WIDTH, WIDTH), self.home)
+                torch.matmul(above.tensor, weight.tensor.t(), out=below.tensor)
+                torch.matmul(kept.pop().tensor.t(), above.tensor, out=change.tensor)
+                weight.tensor.add_(change.tensor, alpha=-1e-6)
+                above = below
+
+
+class Taker(threading.Thread):
+    """Has the pool's worker map and unmap while the gate is open."""
+
+    def __init__(self, pool: AsyncMemoryPool, keep: int) -> None:
+        super().__init__(name="take_back", daemon=True)
+        self.taken = 0
+        self._pool = pool
+        self._keep = keep
+        self._ready = threading.Event()
+        self._idle = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._gate: asyncio.Event
+        self._ended = False
+
+    def run(self) -> None:
+        """Be the pool's loop."""
+        asyncio.run(self._take())
+
+    async def _take(self) -> None:
+        self._loop, self._gate = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set()
+        while not self._ended:
+            if not self._gate.is_set():
+                self._idle.set()
+            await self._gate.wait()
+            buffer = await self._pool.allocate_async(TAKEN)
+            buffer.free()
+            self.taken += await self._pool.trim(self._keep)
+            await asyncio.sleep(PAUSE_SECONDS)
+        self._idle.set()
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Let it take while the block runs."""
+        self._idle.clear()
+        self._loop.call_soon_threadsafe(self._gate.set)
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._gate.clear)
+            self._idle.wait()
+
+    def __enter__(self) -> Self:
+        """Start the thread, and wait until its loop runs."""
+        self.start()
+        self._ready.wait()
+        self._idle.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the thread."""
+        self._ended = True
+        self._loop.call_soon_threadsafe(self._gate.set)
+        self.join()
+
+
+def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
+    """Time steps with and without, in turn, and compare the medians."""
+    assert isinstance(peer, Together)
+    heights = random.Random(0)  # noqa: S311 - the same numbers every time are what is wanted
+    rows = [heights.randint(*HEIGHTS) for _ in range(STEPS)]
+    with collector_off(), AsyncMemoryPool(peer.device) as pool:
+        training = Training(peer.torch, pool)
+        for _ in range(3):
+            _steps(training, rows)
+        still: list[int] = []
+        busy: list[int] = []
+        started = time.perf_counter()
+        with Taker(pool, pool.stats().reserved_bytes) as taker:
+            for _ in range(max(2, round(ROUNDS * effort.share))):
+                still.extend(_steps(training, rows))
+                with taker.open():
+                    busy.extend(_steps(training, rows))
+        seconds = (time.perf_counter() - started) / 2
+        trims = pool.stats().trims
+        peer.torch.cuda.synchronize()
+        del training
+    yield Measured(
+        row="take_back",
+        peer=peer.name,
+        min=min(busy),
+        median=statistics.median(busy),
+        floor=min(still),
+        figures={
+            "floor_median_ns": round(statistics.median(still)),
+            "to_floor_median": round(statistics.median(busy) / statistics.median(still), 4),
+            "taken_back_bytes_per_second": round(taker.taken / seconds),
+            "trims": trims,
+        },
+        broken="" if taker.taken else "nothing was taken back",
+    )
+
+
+def _steps(training: Training, rows: list[int]) -> list[int]:
+    times = []
+    for height in rows:
+        start = time.perf_counter_ns()
+        training.step(height)
+        training.torch.cuda.synchronize()
+        times.append(time.perf_counter_ns() - start)
+    return times

@@ -1,0 +1,55 @@
+"""What a benchmark asks of an allocator, ours or another's."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from asyncmem.cli.benchmarks.peers.way import Way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """One block's way from the stream that allocates it to the stream that frees it."""
+
+    names: Mapping[str, object]
+    statement: str
+    counts: Callable[[], Mapping[str, int]] = dict
+    """Answers running counts of what the allocator asked of its driver, where it tells."""
+
+
+class Peer(ABC):
+    """One allocator in one way of using it. Made in the process that measures it."""
+
+    name: str
+    """Its ID in every row."""
+    unlike: ClassVar[Mapping[str, str]] = {}
+    """Rows in which it does not do the same work as asyncmem, each with what is different."""
+    awaits: ClassVar[bool] = False
+    """Whether it is asyncmem's pool, whose allocations can be awaited."""
+
+    @abstractmethod
+    def opened(self, limit: int | None = None) -> AbstractContextManager[Way]:
+        """Answer its calls, from having no memory of the device until giving all of it back.
+
+        Args:
+            limit: The most bytes that it may take from the device; only those with `bounded` heed it.
+        """
+
+    bounded: ClassVar[bool] = False
+    """Whether `opened` heeds a limit."""
+    out_of_memory: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = MemoryError
+    """What it raises when it has no memory."""
+
+    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing] | None:
+        """Answer how a block goes from stream A to stream B and is freed there; None where its API has no such thing.
+
+        Args:
+            ordered: Whether B is also made to wait for what A has been given so far, as a program must that uses it.
+        """
+        _ = ordered
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Give back what it holds besides memory."""

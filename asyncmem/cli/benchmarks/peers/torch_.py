@@ -1,0 +1,110 @@
+"""PyTorch's caching allocator: by tensors, by its raw calls, and under the configurations it reads at its start."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from types import ModuleType
+from typing import ClassVar
+
+from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
+from asyncmem.cli.benchmarks.peers.way import Way
+
+RECORDED = "the block stays on its own stream: record_stream defers its reuse until the host sees the other one done"
+
+
+class _Torch(Peer):
+    bounded = True
+
+    def __init__(self, index: int, configuration: str) -> None:
+        self.torch: ModuleType = import_module("torch")
+        self.torch.cuda.set_device(index)
+        self.torch.cuda.init()
+        self.index = index
+        self.name = f"{type(self).name} {configuration}".strip()
+        # What it reports is a kind of RuntimeError, but not a MemoryError.
+        self.out_of_memory = self.torch.cuda.OutOfMemoryError  # type: ignore[misc] # known once torch is there
+
+    def way(self) -> Way:
+        raise NotImplementedError
+
+    @contextmanager
+    def opened(self, limit: int | None = None) -> Iterator[Way]:
+        """Answer its calls with an empty cache, under a limit on what it may take from the device."""
+        cuda = self.torch.cuda
+        cuda.synchronize()
+        cuda.empty_cache()
+        total = cuda.get_device_properties(self.index).total_memory
+        if limit is not None:
+            cuda.set_per_process_memory_fraction(limit / total, self.index)
+        try:
+            yield self.way()
+        finally:
+            if limit is not None:
+                cuda.set_per_process_memory_fraction(1.0, self.index)
+            cuda.synchronize()
+            cuda.empty_cache()
+
+
+class TorchEmpty(_Torch):
+    """What users write: a tensor of bytes, and its last reference."""
+
+    name = "torch.empty"
+    unlike: ClassVar = {
+        "batch": "a hundred single calls: there is no call for many",
+        "await_hit": "nothing to await",
+        "cross_stream": RECORDED,
+    }
+
+    def way(self) -> Way:
+        """Answer `torch.empty` of bytes on the device."""
+        torch = self.torch
+        names = {"empty": torch.empty, "kind": torch.uint8, "device": torch.device("cuda", self.index)}
+        return Way(names=names, allocate="empty({size}, dtype=kind, device=device)")
+
+    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
+        """Answer `record_stream`, its only way to free behind another stream."""
+        return self._crossing("fence.record(producer)\nconsumer.wait_event(fence)\n" if ordered else "")
+
+    @contextmanager
+    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+        torch = self.torch
+        producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
+        names = {
+            **self.way().names,
+            "producer": producer,
+            "consumer": consumer,
+            "fence": torch.cuda.Event(),
+        }
+        made = f"block = {self.way().allocate}\n{ordering}block.record_stream(consumer)\ndel block"
+        with torch.cuda.stream(producer):
+            yield Crossing(names=names, statement=made)
+        torch.cuda.synchronize()
+
+
+class TorchRaw(_Torch):
+    """The fastest calls that its extension module has: an address for a size and a stream."""
+
+    name = "torch raw"
+    unlike: ClassVar = {"batch": TorchEmpty.unlike["batch"], "await_hit": "nothing to await"}
+
+    def way(self) -> Way:
+        """Answer the pair of calls behind `MemPool` and the pluggable allocators."""
+        part = self.torch._C
+        names = {
+            "allocate": part._cuda_cudaCachingAllocator_raw_alloc,
+            "delete": part._cuda_cudaCachingAllocator_raw_delete,
+        }
+        return Way(names=names, allocate="allocate({size}, 0)", release="delete({block})")
+
+
+class TorchCachingAlloc(_Torch):
+    """The documented calls for other libraries, which choose device and stream in Python."""
+
+    name = "torch.cuda.caching_allocator_alloc"
+    unlike: ClassVar = TorchRaw.unlike
+
+    def way(self) -> Way:
+        """Answer `caching_allocator_alloc` and `caching_allocator_delete`."""
+        cuda = self.torch.cuda
+        names = {"allocate": cuda.caching_allocator_alloc, "delete": cuda.caching_allocator_delete}
+        return Way(names=names, allocate="allocate({size})", release="delete({block})")

@@ -1,0 +1,125 @@
+#include "table.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+
+namespace asyncmem::cuda {
+namespace {
+
+constexpr char library[] = "libcuda.so.1";
+
+using Find = Code (*)(const char *symbol, void **function, int version, std::uint64_t flags, int *result);
+using FindBefore12 = Code (*)(const char *symbol, void **function, int version, std::uint64_t flags);
+
+std::atomic<bool> forked{false};
+std::atomic<bool> running{false};
+std::atomic<int (*)()> finalizing{nullptr};
+
+void in_child() {
+    if (running.load())
+        forked.store(true);
+}
+
+// Asks the driver for one version of each function: the one whose signature the table has.
+class Finder {
+  public:
+    explicit Finder(void *loaded)
+        : find_(reinterpret_cast<Find>(dlsym(loaded, "cuGetProcAddress_v2"))),
+          find_before_12_(reinterpret_cast<FindBefore12>(dlsym(loaded, "cuGetProcAddress"))) {}
+
+    bool works() const { return find_ != nullptr || find_before_12_ != nullptr; }
+
+    template <typename Function> void get(Function &function, const char *symbol, int version, bool needed = true) {
+        void *found = nullptr;
+        int result = 0;
+        Code code = find_ ? find_(symbol, &found, version, 0, &result) : find_before_12_(symbol, &found, version, 0);
+        if (code != success)
+            found = nullptr;
+        function = reinterpret_cast<Function>(found);
+        if (found == nullptr && needed && missing == nullptr)
+            missing = symbol;
+    }
+
+    const char *missing = nullptr;
+
+  private:
+    Find find_;
+    FindBefore12 find_before_12_;
+};
+
+void fill(Table &table, Finder &finder) {
+#define GET(name, version) finder.get(table.name, #name, version)
+    GET(cuInit, 2000);
+    GET(cuDriverGetVersion, 2020);
+    GET(cuGetErrorName, 6000);
+    GET(cuDeviceGetCount, 2000);
+    GET(cuDeviceGet, 2000);
+    GET(cuDevicePrimaryCtxRetain, 7000);
+    GET(cuDevicePrimaryCtxRelease, 11000);
+    GET(cuCtxGetCurrent, 4000);
+    GET(cuCtxPushCurrent, 4000);
+    GET(cuCtxPopCurrent, 4000);
+    GET(cuThreadExchangeStreamCaptureMode, 10010);
+    GET(cuStreamCreate, 2000);
+    GET(cuStreamDestroy, 4000);
+    GET(cuStreamGetCtx, 9020);
+    GET(cuStreamGetFlags, 5050);
+    GET(cuStreamIsCapturing, 10000);
+    GET(cuStreamWaitEvent, 3020);
+    GET(cuLaunchHostFunc, 10000);
+    GET(cuEventCreate, 2000);
+    GET(cuEventDestroy, 4000);
+    GET(cuEventRecord, 2000);
+    GET(cuEventQuery, 2000);
+#undef GET
+    // An old driver has none of these; that it is too old is said later, by its version and not by a symbol.
+    finder.get(table.cuStreamGetId, "cuStreamGetId", 12000, false);
+    finder.get(table.cuCtxRecordEvent, "cuCtxRecordEvent", 12050, false);
+    finder.get(table.cuDeviceRegisterAsyncNotification, "cuDeviceRegisterAsyncNotification", 12040, false);
+    finder.get(table.cuDeviceUnregisterAsyncNotification, "cuDeviceUnregisterAsyncNotification", 12040, false);
+}
+
+} // namespace
+
+const Table *load(Missing &why) {
+    static std::mutex lock;
+    static Table table;
+    static bool loaded = false;
+    std::lock_guard<std::mutex> guard(lock);
+    if (loaded)
+        return &table;
+    void *found = dlopen(library, RTLD_NOW);
+    if (found == nullptr) {
+        const char *text = dlerror();
+        std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+        return nullptr;
+    }
+    Finder finder(found);
+    if (!finder.works()) {
+        std::snprintf(why.text, sizeof why.text, "%s has no cuGetProcAddress: it is older than CUDA 11.3", library);
+        return nullptr;
+    }
+    fill(table, finder);
+    if (finder.missing != nullptr) {
+        std::snprintf(why.text, sizeof why.text, "%s has no %s", library, finder.missing);
+        return nullptr;
+    }
+    pthread_atfork(nullptr, nullptr, in_child);
+    loaded = true;
+    return &table;
+}
+
+bool gone() {
+    int (*ask)() = finalizing.load(std::memory_order_relaxed);
+    return forked.load(std::memory_order_relaxed) || (ask != nullptr && ask() != 0);
+}
+
+void set_finalizing(int (*ask)()) { finalizing.store(ask); }
+
+void started() { running.store(true); }
+
+} // namespace asyncmem::cuda

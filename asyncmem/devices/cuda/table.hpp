@@ -1,0 +1,74 @@
+// The driver's functions by pointer: found at run time, so that nothing of CUDA is needed to build or to import.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace asyncmem::cuda {
+
+using Code = int; // CUresult
+using Handle = void *; // CUcontext, CUstream, CUevent, CUasyncCallbackHandle
+
+inline constexpr Code success = 0;
+inline constexpr Code deinitialized = 4;
+inline constexpr Code invalid_context = 201;
+inline constexpr Code not_found = 500;
+inline constexpr Code not_ready = 600;
+inline constexpr Code capture_unsupported = 900;
+
+inline constexpr int relaxed = 2; // the stream capture mode
+inline constexpr std::uint64_t legacy = 1;
+inline constexpr std::uint64_t per_thread = 2;
+
+// Each member is named as its symbol; those marked "may be null" came with a later driver than the oldest supported.
+struct Table {
+    Code (*cuInit)(unsigned flags);
+    Code (*cuDriverGetVersion)(int *version);
+    Code (*cuGetErrorName)(Code code, const char **name);
+    Code (*cuDeviceGetCount)(int *count);
+    Code (*cuDeviceGet)(int *device, int ordinal);
+    Code (*cuDevicePrimaryCtxRetain)(Handle *context, int device);
+    Code (*cuDevicePrimaryCtxRelease)(int device);
+    Code (*cuCtxGetCurrent)(Handle *context);
+    Code (*cuCtxPushCurrent)(Handle context);
+    Code (*cuCtxPopCurrent)(Handle *context);
+    Code (*cuCtxRecordEvent)(Handle context, Handle event); // may be null: 12.5
+    Code (*cuThreadExchangeStreamCaptureMode)(int *mode);
+    Code (*cuStreamCreate)(Handle *stream, unsigned flags);
+    Code (*cuStreamDestroy)(Handle stream);
+    Code (*cuStreamGetId)(Handle stream, unsigned long long *id);
+    Code (*cuStreamGetCtx)(Handle stream, Handle *context);
+    Code (*cuStreamGetFlags)(Handle stream, unsigned *flags);
+    Code (*cuStreamIsCapturing)(Handle stream, int *status);
+    Code (*cuStreamWaitEvent)(Handle stream, Handle event, unsigned flags);
+    Code (*cuLaunchHostFunc)(Handle stream, void (*function)(void *), void *data);
+    Code (*cuEventCreate)(Handle *event, unsigned flags);
+    Code (*cuEventDestroy)(Handle event);
+    Code (*cuEventRecord)(Handle event, Handle stream);
+    Code (*cuEventQuery)(Handle event);
+    Code (*cuDeviceRegisterAsyncNotification)( // may be null: 12.4, and not on every system
+        int device, void (*function)(void *info, void *data, Handle handle), void *data, Handle *handle);
+    Code (*cuDeviceUnregisterAsyncNotification)(int device, Handle handle);
+};
+
+// Why there is no table.
+struct Missing {
+    char text[512];
+};
+
+// Loads the driver once; null, with the reason, where it cannot be. Any thread.
+const Table *load(Missing &why);
+
+// True where no driver call may be made any more: in a child forked after the driver was started, and once the
+// interpreter is ending, when the driver may have gone before us.
+bool gone();
+
+// Tells `load` how to ask whether the interpreter is ending.
+void set_finalizing(int (*ask)());
+
+// Notes that the driver has been started in this process, so that a forked child keeps off it.
+void started();
+
+inline Handle as_handle(std::uint64_t number) { return reinterpret_cast<Handle>(number); }
+
+} // namespace asyncmem::cuda

@@ -1,0 +1,193 @@
+"""Segments by mapping: physical handles under a reserved range of addresses.
+
+One handle of 1 GiB is mapped 50 times faster than 512 of 2 MiB, but only a whole handle can be taken back, and a long
+call holds up every other thread that needs the driver. So a segment is made of several of moderate size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from asyncmem.devices.cuda.space import Space
+from asyncmem.errors import AsyncmemError, DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from asyncmem.devices.cuda._calls import Context
+    from asyncmem.devices.cuda.driver import Driver
+
+MIB: Final = 1 << 20
+
+HANDLE_SIZE: Final = 0
+"""Bytes of each handle; 0 for powers of two up to `LARGEST`."""
+LARGEST: Final = 64 * MIB
+"""A call on more than this takes too long for others who wait for the driver."""
+ACCESS_STEP: Final = 256 * MIB
+"""Likewise for setting access, which costs less for each byte."""
+
+
+def handle_sizes(nbytes: int, handle_size: int = HANDLE_SIZE) -> Iterator[int]:
+    """Cut a segment into handles: of one size and a rest, or of the largest powers of two.
+
+    Args:
+        nbytes: The segment's size, a multiple of the granularity.
+        handle_size: The one size; 0 means powers of two.
+    """
+    while nbytes:
+        size = min(handle_size or LARGEST, nbytes)
+        if not handle_size:
+            size = 1 << (size.bit_length() - 1)
+        yield size
+        nbytes -= size
+
+
+@dataclass(slots=True)
+class _Piece:
+    address: int
+    nbytes: int
+    handle: object
+    mapped: bool
+
+
+@dataclass(slots=True)
+class Mapping:
+    """The pieces of a segment that are still there; shrinks as they are given back."""
+
+    address: int
+    nbytes: int
+    pieces: list[_Piece]
+
+
+class VirtualSegments:
+    """Maps segments of one device. The caller makes the context current."""
+
+    def __init__(self, driver: Driver, context: Context, capacity: int, granularity: int) -> None:
+        """Reserve nothing yet."""
+        self.handle_size = HANDLE_SIZE
+        self._driver = driver
+        self._device = context.device
+        self._properties = driver.allocation(context.device)
+        # Twice what there is, so that holes between segments never stand in the way.
+        self._range = -(-2 * capacity // granularity) * granularity
+        self._granularity = granularity
+        self._space = Space()
+        self._ranges: list[tuple[int, int]] = []
+        self._peers: list[int] = []
+        self._mappings: dict[int, Mapping] = {}
+        # Over whole operations: a peer that is granted access must miss no segment. Re-entrant for finalizers.
+        self._lock = threading.RLock()
+
+    def take(self, nbytes: int, stream: int) -> tuple[int, Mapping]:
+        """Map memory and return its address and what is needed to give it back; usable by every stream at once."""
+        del stream
+        with self._lock:
+            mapping = Mapping(self._reserve(nbytes), nbytes, [])
+            try:
+                self._map(mapping)
+                self._allow(mapping, [self._device, *self._peers])
+            except BaseException as error:
+                self._undo(mapping, error)
+                raise
+            self._mappings[mapping.address] = mapping
+            return mapping.address, mapping
+
+    def give_back(self, address: int, token: object) -> None:
+        """Unmap a segment; where that fails half way, the rest is left for the next try."""
+        del address
+        assert isinstance(token, Mapping)
+        with self._lock:
+            self._unmap(token)
+            self._mappings.pop(token.address, None)
+            self._space.add(token.address, token.nbytes)
+
+    def grant(self, peers: Sequence[int]) -> None:
+        """Let other devices use all segments, later ones too; all of them or none."""
+        with self._lock:
+            allowed: list[Mapping] = []
+            try:
+                for mapping in self._mappings.values():
+                    allowed.append(mapping)
+                    self._allow(mapping, peers)
+            except BaseException:
+                self._forbid(allowed, peers)
+                raise
+            self._peers += peers
+
+    def revoke(self, peers: Sequence[int]) -> None:
+        """Take a grant back that somebody else could not carry out."""
+        with self._lock:
+            self._peers = [peer for peer in self._peers if peer not in peers]
+            self._forbid(self._mappings.values(), peers)
+
+    def close(self) -> None:
+        """Give the addresses back; there is no segment any more."""
+        with self._lock:
+            while self._ranges:
+                self._driver.call("cuMemAddressFree", *self._ranges[-1])
+                self._ranges.pop()
+            self._space = Space()
+
+    def _reserve(self, nbytes: int) -> int:
+        address = self._space.take(nbytes)
+        if address is None:
+            length = max(self._range, nbytes)
+            start = int(self._driver.call("cuMemAddressReserve", length, 0, 0, 0, asked=nbytes))
+            self._ranges.append((start, length))
+            self._space.add(start, length)
+            address = self._space.take(nbytes)
+        assert address is not None
+        return address
+
+    def _map(self, mapping: Mapping) -> None:
+        address = mapping.address
+        for size in handle_sizes(mapping.nbytes, self.handle_size):
+            handle = self._driver.call("cuMemCreate", size, self._properties, 0, asked=mapping.nbytes)
+            piece = _Piece(address, size, handle, mapped=False)
+            mapping.pieces.append(piece)
+            self._driver.call("cuMemMap", address, size, 0, handle, 0, asked=mapping.nbytes)
+            piece.mapped = True
+            address += size
+
+    def _allow(self, mapping: Mapping, devices: Sequence[int], *, allowed: bool = True) -> None:
+        descriptions = self._driver.access(devices, allowed=allowed)
+        end = mapping.address + mapping.nbytes
+        for start, stop in _steps([piece.address for piece in mapping.pieces], end):
+            call = ("cuMemSetAccess", start, stop - start, descriptions, len(descriptions))
+            self._driver.call(*call, asked=mapping.nbytes)
+
+    def _forbid(self, mappings: Iterable[Mapping], peers: Sequence[int]) -> None:
+        for mapping in mappings:
+            with contextlib.suppress(AsyncmemError):
+                self._allow(mapping, peers, allowed=False)
+
+    def _unmap(self, mapping: Mapping) -> None:
+        while mapping.pieces:
+            piece = mapping.pieces[-1]
+            if piece.mapped:
+                self._driver.call("cuMemUnmap", piece.address, piece.nbytes)
+                piece.mapped = False
+            self._driver.call("cuMemRelease", piece.handle)
+            mapping.pieces.pop()
+
+    def _undo(self, mapping: Mapping, error: BaseException) -> None:
+        try:
+            self._unmap(mapping)
+        except DeviceError as another:
+            # The addresses stay taken: something is still mapped there.
+            error.add_note(f"and what had been mapped so far could not be undone: {another}")
+        else:
+            self._space.add(mapping.address, mapping.nbytes)
+
+
+def _steps(starts: list[int], end: int) -> Iterator[tuple[int, int]]:
+    """Cut a mapped range at the edges of its handles, into parts of at most `ACCESS_STEP` where those allow it."""
+    begin = starts[0]
+    for start, following in zip(starts, [*starts[1:], end], strict=True):
+        if following - begin > ACCESS_STEP and start > begin:
+            yield begin, start
+            begin = start
+    yield begin, end

@@ -1,0 +1,93 @@
+"""Only `tox -e gpu` runs these tests: they need a GPU to themselves, and take minutes."""
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncmem import AsyncMemoryPool
+
+if TYPE_CHECKING:
+    from .card import Card, PoolMaker
+
+HERE = Path(__file__).parent
+WANTED = os.environ.get("ASYNCMEM_TEST_CUDA") == "real"
+
+# Nothing can be collected where there is no cuda-python, as on macOS.
+collect_ignore_glob = [] if importlib.util.find_spec("cuda") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out this folder's tests unless a real GPU was asked for; minutes are allowed then."""
+    left_out = pytest.mark.skip(reason="needs a GPU: tox -e gpu")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(300) if WANTED else left_out)
+
+
+@pytest.fixture(scope="session")
+def the_card() -> Iterator["Card"]:
+    """The card, from the first test to the last. Where there is none, tests fail: a GPU was asked for."""
+    from .card import Card
+
+    card = Card()
+    yield card
+    card.close()
+
+
+@pytest.fixture
+def card(the_card: "Card") -> Iterator["Card"]:
+    """The card, idle at the end, whatever the test did."""
+    the_card.enter()
+    yield the_card
+    the_card.settle()
+
+
+@pytest.fixture(params=["virtual", "stream_ordered"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each way to get memory that has a cache to be wrong."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make_pool(card: "Card", kind: str) -> Iterator["PoolMaker"]:
+    """Make pools on the card; at the end each is whole, has nothing live, and is closed."""
+    pools: list[AsyncMemoryPool] = []
+
+    def make(limit: int, **options: Any) -> AsyncMemoryPool:
+        pool = AsyncMemoryPool(card.device, limit=limit, **{"segments": kind, "segment_size": limit, **options})
+        pools.append(pool)
+        return pool
+
+    yield make
+    card.settle()
+    for pool in pools:
+        pool.check()
+        live = pool.stats().allocated_bytes
+        pool.close()
+        assert live == 0
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """torch, made to give the same bits in every run; skipped where it is not installed."""
+    # Read by cuBLAS once: without it a product may take its workspace, and its order of sums, from what is free.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs to read, not ours
+        module = pytest.importorskip("torch")
+    module.use_deterministic_algorithms(mode=True)
+    return module
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    """CuPy; skipped where it is not installed."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("cupy")

@@ -1,0 +1,15 @@
+"""A short soak with every run of the tests; `python tests/gpu/soak.py --seconds 600` is the long one."""
+
+import random
+
+import asyncmem
+
+from .card import Card
+from .soak import MIB, soak
+
+
+def test_a_short_soak_leaves_nothing_behind(card: Card, kind: str) -> None:
+    """Ten seconds of tasks that share memory, wait and are cancelled: every word right, no byte live or kept."""
+    result = asyncmem.run(lambda: soak(card, kind, 10.0, random.randrange(2**32), 192 * MIB))
+    assert result["waits"]
+    assert result["cancelled"]
