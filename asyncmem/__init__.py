@@ -36,7 +36,7 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Lease, MemoryShare, Pin, Request
+from asyncmem.pool import AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -57,6 +57,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Fence",
+    "GraphMemory",
     "Host",
     "InvalidRequest",
     "LeakWarning",

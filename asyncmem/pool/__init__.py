@@ -7,6 +7,7 @@ it wakes, are compiled: `Turn` and `Desk` in the core.
 """
 
 from asyncmem.pool.copies import Copy
+from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
 from asyncmem.pool.pins import Pin
 from asyncmem.pool.pool import AsyncMemoryPool
@@ -14,4 +15,4 @@ from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.request import Request
 from asyncmem.pool.share import Budget
 
-__all__ = ["AsyncMemoryPool", "Budget", "Copy", "Lease", "MemoryShare", "Pin", "Request"]
+__all__ = ["AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request"]

@@ -23,6 +23,7 @@ from asyncmem.errors import (
 )
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.blocking import BlockingCalls
+from asyncmem.pool.graph import Captures
 from asyncmem.pool.holdings import named_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
@@ -90,6 +91,7 @@ class Flow(Desk):
         self.busy = False
         self.budgets: list[Budget] = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
+        self.captures = Captures(self)
         self.pins = Pins(self.turn)
         self.pressure = PressureWatch(self, core)
         self.upkeep = Upkeep(self)
@@ -183,7 +185,12 @@ class Flow(Desk):
         """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
         with self.turn:
             self._owner_blocks += change
-            self.core.observed = self._owner_blocks > 0 or self.options.track or self.supply.direct
+            self.observe()
+
+    def observe(self) -> None:
+        """Have every request go the way that looks at it, while there is something to see (with the turn held)."""
+        watched = self._owner_blocks > 0 or self.captures.open
+        self.core.observed = watched or self.options.track or self.supply.direct
 
     # -- what happens to a waiting request -------------------------------------------------------------------------
 
@@ -282,7 +289,7 @@ class Flow(Desk):
         self.core.set_limit(0, limit)
         self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
-        self.core.observed = self._owner_blocks > 0 or options.track or self.supply.direct
+        self.observe()
         self.pressure.look()
         self.changed()
 
@@ -433,7 +440,7 @@ class Flow(Desk):
 
     def errand_without_hope(self, waiting: Waiting) -> Errand | None:
         """Answer what is left to do where no memory can be made: the host, or the last rungs (with the turn held)."""
-        if self.options.fallback is not None:
+        if self.options.fallback is not None and waiting.capture is None:
             return partial(self._serve_from_host, waiting)
         # Waiting helps as long as somebody holds memory, or some is under way.
         if self.core.live() == 0 and not self.supply.leaving and not self.supply.coming:

@@ -13,6 +13,7 @@ from asyncmem.errors import LeakWarning, PoolClosed
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.fallback import HostFallback
+from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.hooks import Hooks
 from asyncmem.pool.house import House, core_settings, warn_of_leaks
 from asyncmem.pool.latch import Latch
@@ -267,6 +268,26 @@ class AsyncMemoryPool(Hooks):
             InvalidRequest: The device has no such memory.
         """
         return self._pinned.of(self)
+
+    def graph(self, stream: object = None) -> GraphMemory:
+        """Take in what is allocated on streams while they are captured: ``with pool.graph() as memory:``.
+
+        A captured graph repeats its work on the same addresses, so memory that is allocated inside the block on a
+        captured stream stays with the answer until its `release()`, also when it is freed; freed inside, it serves the
+        capture again. Outside of such a block, allocating on a captured stream raises `InvalidRequest`. Buffers of
+        before are no business of the graph's: keep those that the captured work uses for as long as it is launched.
+
+        Args:
+            stream: The only captured stream whose memory is meant; None for any.
+
+        Raises:
+            PoolClosed: The pool is closed.
+            InvalidRequest: The stream is another device's.
+        """
+        flow = self.flow
+        if flow.refusing is not None:
+            raise flow.refusing
+        return GraphMemory(flow, None if stream is None else flow.stream_index(stream))
 
     def own_limit(self) -> int:
         """Answer the most bytes that may be reserved."""

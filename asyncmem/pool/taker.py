@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from asyncmem.core import Batch
 from asyncmem.errors import AsyncmemError, DeviceError
-from asyncmem.pool.notes import Notes
+from asyncmem.pool.notes import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +34,15 @@ class Taker:
 
         Where `may_grow`, None may also mean: not without making a stream wait, and growth is allowed to avoid that.
         """
-        found = self._find(waiting.share, waiting, may_grow=may_grow)
+        capture = waiting.capture
+        if capture is not None:
+            found = capture[0].take(waiting, capture[1])
+        else:
+            found = self._find(waiting.share, waiting, may_grow=may_grow)
         if found is not None and (waiting.site is not None or waiting.holder is not None or self._supply.direct):
             for buffer in found if isinstance(found, Batch) else [found]:
-                buffer.notes = note = Notes(waiting.site)
+                note = notes_of(buffer)
+                note.site = waiting.site
                 if waiting.holder is not None:
                     note.hold(waiting.share, waiting.holder, (buffer.address, buffer.size))
         return found

@@ -226,6 +226,15 @@ cdef class Buffer:
         self.need("exporting it")
         self.hooks()._lend(self, stream)
 
+    def _withhold(self):
+        """Answer the block of a buffer that is being freed; it stays taken until the caller frees it. For the pool."""
+        cdef uint32_t block = self.block
+        if self.alive:
+            raise RuntimeError("_withhold() is for a buffer that is being freed")
+        self.block = 0
+        self.untag()
+        return block
+
     def _pin(self):
         """Answer an object that counts as an export for as long as it lives."""
         self.need("exporting it")
