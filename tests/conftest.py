@@ -54,7 +54,10 @@ def driver(request: pytest.FixtureRequest, fake_driver: FakeDriver | None) -> It
             pytest.skip("steers the fake driver")
         yield None
         return
-    fake_driver.reset()
+    if fake_driver.live():  # a test that failed has left something, which the others need not suffer for
+        fake_driver.devices(1)
+    else:
+        fake_driver.reset()
     yield fake_driver
     fake_driver.release()
     gc.collect()

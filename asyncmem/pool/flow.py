@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from asyncmem.engine.retire import Retire
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.graph import Captured
     from asyncmem.pool.home import Home
     from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.share import Budget, Share
@@ -113,6 +114,8 @@ class Flow(Desk):
             error = self.refusing or share.refusal(waiting)
             if error is not None:
                 waiting.finish(None, error)
+            elif waiting.capture is not None and self._grant_own(waiting, waiting.capture):
+                pass  # it was this capture's already, so nobody is passed
             elif share.may_wait and not self._may_be_there(waiting):
                 self._queue_up(waiting, share)  # there is no such memory before somebody frees some
                 if (
@@ -130,6 +133,12 @@ class Flow(Desk):
                 self._changed, self._tried = True, waiting
         finally:
             turn.leave()
+
+    def _grant_own(self, waiting: Waiting, capture: Captured) -> bool:
+        found = capture.graph.reuse(waiting, capture.home)
+        if found is not None:
+            self._granted(waiting, found)
+        return found is not None
 
     def _may_be_there(self, waiting: Waiting) -> bool:
         return waiting.total <= self.supply.limit - self.core.live()
@@ -181,6 +190,10 @@ class Flow(Desk):
         """Answer the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
 
+    def notes_all(self, options: PoolOptions) -> bool:
+        """Say whether something is noted on every buffer, so that none goes the fast ways."""
+        return options.track or self.supply.direct or self.core.device.checker is not None
+
     def watch_owners(self, change: int) -> None:
         """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
         with self.turn:
@@ -190,7 +203,7 @@ class Flow(Desk):
     def observe(self) -> None:
         """Have every request go the way that looks at it, while there is something to see (with the turn held)."""
         watched = self._owner_blocks > 0 or self.captures.open
-        self.core.observed = watched or self.options.track or self.supply.direct
+        self.core.observed = watched or self.notes_all(self.options)
 
     # -- what happens to a waiting request -------------------------------------------------------------------------
 
@@ -349,7 +362,16 @@ class Flow(Desk):
         tried, self._tried = self._tried, None
         return tried is not None and len(self.queue) == 1 and tried.queue is self.queue
 
+    def _serve_captures(self) -> None:
+        for waiting in list(self.waiters()):
+            capture = waiting.capture
+            if capture is not None and self._grant_own(waiting, capture):
+                self._leave(waiting)
+                self._owed.append(waiting.wake)
+
     def _serve(self) -> None:
+        if self.captures.open:
+            self._serve_captures()
         for budget in reversed(self.budgets):  # the inner ones were made last
             if len(budget.queue):
                 for waiting in budget.queue.serve(budget.let_through, budget.room):

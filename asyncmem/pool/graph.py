@@ -1,19 +1,21 @@
 """Memory of captured work: a CUDA graph repeats its work on the same addresses, whoever has them by then.
 
 So what is allocated on a stream while it is being captured stays with its `GraphMemory` until that is released, also
-when it is freed. Such memory must not wait for anything outside of the capture either: a replay may run on any stream, and a capture
-cannot wait for other work. It is therefore taken only where every earlier use has been seen done, in the name of a
-stream that is never given any work, and the pool records no fence on a stream that is being captured.
+when it is freed. Such memory must not wait for anything outside of the capture either: a launch may be on any stream,
+and a capture cannot wait for other work. It is therefore taken only where every earlier use has been seen done, in the
+name of a stream that is never given any work, and the pool records no fence on a stream that is being captured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.core import Batch
-from asyncmem.errors import InvalidRequest, LeakWarning
+from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.notes import Notes, notes_of
@@ -27,6 +29,21 @@ if TYPE_CHECKING:
     from asyncmem.pool.waiting import Waiting
 
 _HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
+
+
+@dataclass(slots=True)
+class Captured:
+    """That a request is for captured work.
+
+    Attributes:
+        graph: Whose memory it will be.
+        home: The captured stream, by the core's index; its buffer's home.
+        settled: Whether the host has waited for free memory for its sake.
+    """
+
+    graph: GraphMemory
+    home: int
+    settled: bool = False
 
 
 @final
@@ -91,7 +108,7 @@ class GraphMemory:
 
     def take(self, waiting: Waiting, home: int) -> Buffer | Batch | None:
         """Answer memory that may be used in the capture, or None where the pool must grow (with the turn held)."""
-        spare = self._reuse(waiting, home)
+        spare = self.reuse(waiting, home)
         if spare is not None:
             return spare
         found = waiting.share.grant(waiting, anywhere=False)
@@ -102,7 +119,8 @@ class GraphMemory:
                 self._own(buffer, home)
         return found
 
-    def _reuse(self, waiting: Waiting, home: int) -> Buffer | None:
+    def reuse(self, waiting: Waiting, home: int) -> Buffer | None:
+        """Answer memory that this capture has freed, or None where there is none of that size (with the turn held)."""
         spares = self._spares[home, waiting.total] if self._open and not waiting.batch and waiting.total else []
         if not spares:
             return None
@@ -124,11 +142,13 @@ class GraphMemory:
         self._kept[block] = size
         if self._open and not users:
             self._spares[home, size].append(block)
+            self._flow.turn.post(self._flow.changed)
         if self.released:  # by another thread, just now
             self._flow.turn.post(partial(self._flow.captures.give_back, self._kept))
 
     def __del__(self) -> None:
-        if not getattr(self, "released", True) and self._kept and not self._flow.core.forked:
+        # A pool that was closed has told of all that was still held.
+        if not getattr(self, "released", True) and self._kept and self._flow.closed is None:
             alarm(
                 f"the memory of a captured graph was dropped and never released: {format_size(self.nbytes)} stay taken",
                 LeakWarning,
@@ -165,8 +185,26 @@ class Captures:
         if self._quiet is None:
             self._quiet = self._flow.retire.register(self._flow.pool.device.create_stream("graph memory"))
             self._flow.supply.settled = self._quiet
+        self._fence_all()
         self._open.append(graph)
         self._flow.observe()
+
+    def _fence_all(self) -> None:
+        # What was freed on a stream that is captured next has to be within others' reach meanwhile.
+        for index in range(len(self._flow.core.stream_objects)):
+            with suppress(DeviceError):
+                self._flow.retire.fence(index)
+
+    def settle(self) -> None:
+        """Wait on this thread (blocks) until the host has seen done what free memory was used for.
+
+        Raises:
+            DeviceError: The device is lost.
+        """
+        flow = self._flow
+        for index, stream in enumerate(list(flow.core.stream_objects)):
+            if stream is None or not stream.capturing():
+                flow.retire.settle([(index, flow.core.close_epoch(index))])
 
     def ended(self, graph: GraphMemory) -> None:
         """Look no more, where this was the last."""
@@ -184,7 +222,7 @@ class Captures:
         if graph is None or self._quiet is None:
             stream = self._flow.core.stream_objects[home]
             raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
-        waiting.capture = graph, home
+        waiting.capture = Captured(graph, home)
         waiting.stream = self._quiet
 
     def give_back(self, kept: dict[int, int]) -> None:

@@ -47,6 +47,9 @@ class Hooks(Share):
         if stream is not None:
             users.add(flow.stream_index(stream))
         users.discard(buffer.home)
+        checker = flow.core.device.checker
+        if checker is not None and buffer.nbytes:
+            checker.close_block(buffer._address)
         graph = graph_of(buffer)
         if graph is not None and not graph.released:
             graph.keep(buffer, users)

@@ -74,7 +74,7 @@ class House:
         self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
         _houses.add(self)
-        self.core.open = not (options.track or self.flow.supply.direct)
+        self.core.open = not self.flow.notes_all(options)
         self.core.observed = not self.core.open
         self.worker.start()
 

@@ -126,7 +126,10 @@ class Lease(Share):
         place = found.address, found.size
         parent = self.parent
         assert parent is not None
+        checker = core.device.checker
         with flow.turn:
+            if checker is not None:
+                checker.close_block(found.address)  # each piece of the range is told of by itself
             account = core.add_account(-1, None)
             self._attach(core, account, core.open_lease(found._disown()))
             self._range.hold(parent, owner, place)

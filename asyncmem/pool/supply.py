@@ -227,6 +227,8 @@ class Supply:
         return self._device.allocate_segment(wishes[-1], self._kind, stream)
 
     def _arrived(self, segment: Segment, order: Order) -> None:
+        if self._device.checker is not None:
+            self._device.checker.open_segment(segment.address, segment.nbytes)
         number = self._core.add_segment(segment.address, segment.nbytes, order.arena, order.stream)
         self.segments[number] = segment
         self._arena_of[number] = order.arena
@@ -280,6 +282,8 @@ class Supply:
             one = returns[-1]
             try:
                 self._retire.settle(one.entries)
+                if self._device.checker is not None:
+                    self._device.checker.close_segment(one.segment.address)
                 self._device.free_segment(one.segment)
             except BaseException:
                 self.stranded = returns

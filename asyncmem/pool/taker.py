@@ -27,6 +27,7 @@ class Taker:
         self._core = core
         self._retire = retire
         self._supply = supply
+        self._checker = core.device.checker
         self.foreign = 0  # buffers that took another stream's memory
 
     def take(self, waiting: Waiting, *, may_grow: bool = True) -> Buffer | Batch | None:
@@ -36,15 +37,18 @@ class Taker:
         """
         capture = waiting.capture
         if capture is not None:
-            found = capture[0].take(waiting, capture[1])
+            found = capture.graph.take(waiting, capture.home)
         else:
             found = self._find(waiting.share, waiting, may_grow=may_grow)
-        if found is not None and (waiting.site is not None or waiting.holder is not None or self._supply.direct):
+        noted = waiting.site is not None or waiting.holder is not None
+        if found is not None and (noted or self._supply.direct or self._checker is not None):
             for buffer in found if isinstance(found, Batch) else [found]:
                 note = notes_of(buffer)
                 note.site = waiting.site
                 if waiting.holder is not None:
                     note.hold(waiting.share, waiting.holder, (buffer.address, buffer.size))
+                if self._checker is not None and buffer.nbytes:
+                    self._checker.open_block(buffer.address, buffer.nbytes)
         return found
 
     def poll(self) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Batch, Buffer
     from asyncmem.pool.flow import Flow
-    from asyncmem.pool.graph import GraphMemory
+    from asyncmem.pool.graph import Captured
     from asyncmem.pool.home import Home, Sleeper
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.tally import Tally
@@ -48,7 +48,7 @@ class Waiting(Waiter):
         result: Buffer | Batch | None
         _callbacks: tuple[Callable[[], None], ...]
         _sleepers: tuple[Sleeper, ...]
-        _capture: tuple[GraphMemory, int]
+        _capture: Captured
 
     def __init__(self, keeper: Flow, share: Share, sizes: tuple[int, ...], home: Home | None) -> None:
         self.keeper = keeper
@@ -64,12 +64,12 @@ class Waiting(Waiter):
             self.total = min(sum(self.pieces), _MOST)
 
     @property
-    def capture(self) -> tuple[GraphMemory, int] | None:
+    def capture(self) -> Captured | None:
         """The graph that its memory is for, and the captured stream that will be its home; None for most."""
         return getattr(self, "_capture", None)
 
     @capture.setter
-    def capture(self, capture: tuple[GraphMemory, int]) -> None:
+    def capture(self, capture: Captured) -> None:
         self._capture = capture
 
     @property

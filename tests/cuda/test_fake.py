@@ -24,9 +24,9 @@ CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_UNJOINED, CAPTURE_IMPLICIT, CA
 
 @pytest.fixture(autouse=True)
 def context(fake: FakeDriver) -> Iterator[Any]:
-    del fake
     yield enter()
     ok(cuda.cuCtxSetCurrent(None))
+    fake.reset()
 
 
 @pytest.fixture

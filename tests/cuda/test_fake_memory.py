@@ -1,6 +1,7 @@
 """The fake driver's memory: plain, pooled, mapped and on the host, its accounts, and what is refused."""
 
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,9 +33,9 @@ INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS = 1, 2, 600, 700
 
 
 @pytest.fixture(autouse=True)
-def context(fake: FakeDriver) -> Any:
-    del fake
-    return enter()
+def context(fake: FakeDriver) -> Iterator[Any]:
+    yield enter()
+    fake.reset()
 
 
 def free() -> int:

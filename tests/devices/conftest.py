@@ -1,12 +1,14 @@
-"""Every device that runs on any machine, each with a way to keep a stream busy until a test lets go."""
+"""Every device, each with a way to keep a stream busy until a test lets go; CUDA over a fake where there is no GPU."""
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from asyncmem.devices import Device, Host, HostStream, Simulated, SimulatedStream, Stream
+from asyncmem.devices import Cuda, CudaStream, Device, Host, HostStream, Simulated, SimulatedStream, Stream
+from tests.cuda.fake import FakeDriver
 
 # Long against what a test does while the stream is busy, short against a test.
 WALL_WORK = 0.1
@@ -21,12 +23,18 @@ class Rig:
     release: Callable[[], None]
 
 
-@pytest.fixture(params=["host", "virtual", "wall"])
+@pytest.fixture(params=["host", "virtual", "wall", "cuda"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     make: dict[str, Callable[[], Rig]] = {"host": _host, "virtual": _virtual, "wall": _wall}
+    if request.param == "cuda":
+        driver: FakeDriver | None = request.getfixturevalue("driver")
+        make["cuda"] = _card if driver is None else lambda: _fake_card(driver)
     made = make[request.param]()
     yield made
     made.release()
+    if isinstance(made.device, Cuda):
+        for segment in list(made.device._segments._out.values()):  # some tests leave theirs to the process's end
+            made.device.free_segment(segment)
     made.device.close()
 
 
@@ -68,3 +76,34 @@ def _wall() -> Rig:
         stream.launch(WALL_WORK)
 
     return Rig(Simulated(backing=True, clock="wall"), occupy, lambda: None)
+
+
+def _fake_card(driver: FakeDriver) -> Rig:
+    def occupy(stream: Stream) -> None:
+        assert isinstance(stream, CudaStream)
+        driver.hold(stream.handle)
+        driver.launch(stream.handle)
+
+    return Rig(Cuda(), occupy, driver.release)
+
+
+def _card() -> Rig:
+    from cuda.bindings import driver
+
+    device = Cuda()
+    with device.context.entered():
+        code, word = driver.cuMemHostAlloc(4, 0)
+    assert code == 0
+    gate = ctypes.c_uint32.from_address(int(word))
+    gate.value = 0
+
+    def occupy(stream: Stream) -> None:
+        assert isinstance(stream, CudaStream)
+        with device.context.entered():
+            (answer,) = driver.cuStreamWaitValue32(stream.handle, int(word), 1, 0)
+        assert answer == 0
+
+    def release() -> None:
+        gate.value = 1
+
+    return Rig(device, occupy, release)

@@ -310,8 +310,9 @@ class TestStreams:
         with pytest.raises(InvalidRequest, match=device.name):
             device.stream_of(Simulated().default_stream)
 
+    @pytest.mark.parametrize("rig", ["host", "virtual", "wall"], indirect=True)
     def test_a_forgotten_streams_handle_names_nobody_again(self, device: Device) -> None:
-        """A handle is never given to a second stream, so a stale one cannot name the wrong stream."""
+        """Where handles are ours, each is given to one stream only, so a stale one cannot name the wrong stream."""
         stream = device.create_stream()
         handle = stream.handle
         del stream

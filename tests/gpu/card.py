@@ -104,8 +104,12 @@ class Card:
 
     def fill(self, stream: int, buffer: Buffer, value: int) -> None:
         """Submit a kernel that writes `value` to all of a buffer."""
+        self.write(stream, buffer.address, buffer.nbytes // WORD, value)
+
+    def write(self, stream: int, address: int, words: int, value: int) -> None:
+        """Submit a kernel that writes `value` to so many words, whosever they are."""
         types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
-        self._launch("fill", 128, 256, stream, (buffer.address, buffer.nbytes // WORD, value), types)
+        self._launch("fill", 128, 256, stream, (address, words, value), types)
 
     def compare(self, stream: int, buffer: Buffer, value: int, found: Number) -> None:
         """Submit a kernel that counts in `found` the words of a buffer that are not `value`."""

@@ -144,7 +144,7 @@ cdef class Desk:
             return False
         try:
             head = None
-            if not (self._changed or self.closed is not None or self.queue.urgent):
+            if not (self._changed or self.closed is not None or self.queue.urgent or self.core._observed):
                 head = self.queue.eldest()
             if head is not None and head.deadline is None and head.site is None and head.holder is None:
                 found = self.granted(head)

@@ -40,11 +40,15 @@ class FakeDriver:
 
     def reset(self) -> None:
         """Begin anew with one device of 1 GiB. Whatever was there is gone, and its handles are invalid."""
+        self._do("reset")
         self.devices(1)
 
     def devices(self, count: int, nbytes: int = 1024 * MIB) -> None:
-        """Begin anew with so many devices of so many bytes each."""
-        self._do("reset", ctypes.c_int(count), ctypes.c_uint64(nbytes))
+        """Forget faults, delays, holds, losses and violations, and show so many devices of so many bytes each.
+
+        What is live stays, on its device.
+        """
+        self._do("settle", ctypes.c_int(count), ctypes.c_uint64(nbytes))
 
     def version(self, number: int) -> None:
         """Be a driver of that version (12040: 12.4), for those who look up functions from now on."""

@@ -60,8 +60,12 @@ std::uint64_t calls_before;
 
 }  // namespace
 
-API int fake_reset(int devices, std::uint64_t bytes) {
-    return control([&](Machine& m) { m.reset(devices, bytes); });
+API int fake_reset() {
+    return control([](Machine& m) { m.reset(); });
+}
+
+API int fake_settle(int devices, std::uint64_t bytes) {
+    return control([&](Machine& m) { m.settle(devices, bytes); });
 }
 
 API int fake_version(int version) {

@@ -28,14 +28,14 @@ const auto& ATTRIBUTES = *new std::map<int, int>{
 }  // namespace
 
 Device& Machine::device(CUdevice ordinal, CUresult otherwise) {
-    require(ordinal >= 0 && ordinal < int(devices.size()), otherwise);
+    require(ordinal >= 0 && ordinal < visible, otherwise);
     return devices[ordinal];
 }
 
 API CUresult cuDeviceGetCount(int* count) {
     return call("cuDeviceGetCount", ANYWHERE, [&](Machine& m) {
         require(count);
-        *count = int(m.devices.size());
+        *count = m.visible;
     });
 }
 

@@ -52,7 +52,7 @@ CUresult look_up(int code, const char** answer, const char* Named::*field) {
 API CUresult cuInit(unsigned flags) {
     return call("cuInit", UNINITIALIZED, [&](Machine& m) {
         require(flags == 0);
-        require(!m.devices.empty(), NO_DEVICE);
+        require(m.visible > 0, NO_DEVICE);
         m.initialized = true;
     });
 }

@@ -2,6 +2,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+
+namespace {
+
+int first_version() {
+    const char* version = std::getenv("FAKE_CUDA_VERSION");
+    return version ? std::atoi(version) : 13000;
+}
+
+}  // namespace
 
 Machine& machine() {
     static auto* only = new Machine;
@@ -19,9 +29,13 @@ std::int64_t now_ns() {
     return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 
-Machine::Machine() { reset(1, 1ull << 30); }
+// What a process that is started with the fake for its driver finds, as its environment says.
+Machine::Machine() {
+    const char* count = std::getenv("FAKE_CUDA_DEVICES");
+    settle(count ? std::atoi(count) : 1, 1ull << 30);
+}
 
-void Machine::reset(int count, std::uint64_t bytes) {
+void Machine::reset() {
     ++epoch;
     for (auto& [handle, context] : contexts.live)
         for (auto& stream : context->streams)
@@ -41,18 +55,31 @@ void Machine::reset(int count, std::uint64_t bytes) {
     for (auto& [handle, physical] : physicals.live) space.destroy(physical->offset, physical->nbytes);
     contexts.clear(), streams.clear(), events.clear(), pools.clear(), physicals.clear();
     graphs.clear(), executables.clear(), notifications.clear();
-    captures.clear(), memories.clear(), reservations.clear();
-    calls.clear(), latencies.clear(), faults.clear();
     checker = Checker();
+    captures.clear(), memories.clear(), reservations.clear();
     devices.clear();
+    settle(0, 0);
+}
+
+void Machine::settle(int count, std::uint64_t bytes) {
+    calls.clear(), latencies.clear(), faults.clear();
+    checker.violations.clear();
     pace = 0;
-    version = 13000;
-    for (int ordinal = 0; ordinal < count; ++ordinal) {
-        Device& made = devices.emplace_back();
-        made.total = bytes;
+    version = first_version();
+    visible = count;
+    for (auto& [handle, context] : contexts.live)
+        for (auto& stream : context->streams) stream->held = false;
+    while (int(devices.size()) < count) {
         auto pool = std::make_shared<Pool>();
-        pool->device = ordinal;
+        pool->device = int(devices.size());
+        Device& made = devices.emplace_back();
         made.default_pool = made.current_pool = pools.add(pool);
+    }
+    for (Device& device : devices) {
+        device.total = bytes;
+        device.others = 0;
+        device.lost = SUCCESS;
+        device.attributes.clear();
     }
     changed_.notify_all();
 }

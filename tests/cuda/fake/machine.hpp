@@ -83,6 +83,7 @@ class Machine {
     bool initialized = false;
     int version = 13000;
     std::vector<Device> devices;
+    int visible = 0;  // how many of them callers see
     Checker checker;
     Space space;
     std::int64_t pace = 0;  // ns that every piece of work takes at least
@@ -105,7 +106,8 @@ class Machine {
     std::map<std::uint64_t, std::uint64_t> reservations;  // address: bytes
 
     Machine();
-    void reset(int count, std::uint64_t bytes);
+    void reset();
+    void settle(int count, std::uint64_t bytes);  // no faults, no delays, nothing lost, and so many devices
 
     // work.cpp: streams
     StreamPtr new_stream(Context& context, unsigned flags, int priority);

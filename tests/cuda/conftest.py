@@ -1,0 +1,46 @@
+"""CUDA devices on whichever driver there is, and a look at what each test leaves behind."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from asyncmem.devices import Cuda
+
+from .fake import FakeDriver
+
+
+@pytest.fixture
+def cuda(driver: FakeDriver | None) -> Iterator[Cuda]:
+    """Open the first card; afterwards nothing of it is left, and no work was without order."""
+    before = {} if driver is None else driver.live()
+    device = Cuda(0)
+    yield device
+    device.close()
+    check_nothing_left(driver, before)
+
+
+@pytest.fixture
+def cards(driver: FakeDriver | None) -> Iterator[tuple[Cuda, Cuda]]:
+    """Open two cards; a real machine with one skips the test."""
+    before = {} if driver is None else driver.live()
+    if driver is not None:
+        driver.devices(2)
+    first = Cuda(0)
+    if driver is None and first.driver.call("cuDeviceGetCount") < 2:
+        first.close()
+        pytest.skip("needs two cards")
+    second = Cuda(1)
+    yield first, second
+    second.close()
+    first.close()
+    check_nothing_left(driver, before)
+
+
+def check_nothing_left(driver: FakeDriver | None, before: dict[str, int]) -> None:
+    """Fail where the driver still holds something of ours, or has seen memory used without order."""
+    gc.collect()
+    if driver is not None:
+        driver.release()
+        assert driver.violations() == []
+        assert driver.live() == before
