@@ -13,7 +13,6 @@ import numpy as np
 from asyncmem.core import Array, Buffer, Core, ElementType, element_from_dlpack, element_type
 from asyncmem.core._dlpack import receive
 from asyncmem.devices import Device, Stream, device
-from asyncmem.devices.pointers import cuda_index
 from asyncmem.errors import Described, InvalidRequest
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ def asarray(source: object, *, stream: object = None) -> Array:
     Args:
         source: Its elements lie in row-major order, without gaps.
         stream: Who will use it, the buffer's home: a stream, or what means one. On CUDA it waits for the work that the
-            owner has submitted on the memory. None is the device's default stream, of a device that the process shares.
+            owner has submitted on the memory. None is the device's default stream. Unless it is a stream of ours, its
+            device is one that the process shares, opened at the first need (**blocks**, for up to a second on CUDA).
 
     Raises:
         InvalidRequest: Another layout, elements that arrays do not have, memory of a device that is not ours, or a
@@ -59,13 +59,13 @@ def asarray(source: object, *, stream: object = None) -> Array:
             source.buffer.use_on(stream)
         return source
     if isinstance(source, np.ndarray):
-        return _borrow(_of_numpy(source), _stream_at((_CPU, 0), stream))
+        return _borrow(_of_numpy(source), *_home_at((_CPU, 0), stream))
     if hasattr(source, "__dlpack__") and hasattr(source, "__dlpack_device__"):
         return _by_dlpack(source, stream)
     interface = getattr(source, "__cuda_array_interface__", None)
     if interface is not None:
         return _by_interface(source, interface, stream)
-    return _borrow(_of_numpy(_bytes_of(source)), _stream_at((_CPU, 0), stream))
+    return _borrow(_of_numpy(_bytes_of(source)), *_home_at((_CPU, 0), stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +115,13 @@ _devices: dict[Place, Device] = {}
 _making = threading.Lock()
 
 
-def _borrow(offer: _Offer, home: Stream) -> Array:
+def _borrow(offer: _Offer, owner: Device, home: Stream) -> Array:
     nbytes = math.prod(offer.shape) * offer.element.itemsize
     if nbytes and not _in_rows(offer):
         hint = "make it contiguous first: numpy.ascontiguousarray(...), tensor.contiguous()"
         raise InvalidRequest("strides", offer.strides, f"row-major order of {list(offer.shape)} elements", hint=hint)
     # A core of its own, because only cores have buffers; without caches it is made in microseconds.
-    core = Core(home.device, _LENDER, stream_cache_blocks=0, shared_cache_blocks=0)
+    core = Core(owner, _LENDER, stream_cache_blocks=0, shared_cache_blocks=0)
     buffer = core.borrow(offer.address if nbytes else 0, nbytes, core.register_stream(home), offer)
     return buffer.view(offer.element.name, offer.shape)
 
@@ -142,13 +142,16 @@ def _follow(later: Stream, earlier: Stream) -> None:
         later.wait(earlier.record())
 
 
-def _stream_at(place: Place, stream: object) -> Stream:
-    """Answer the stream that is meant, of its own device or else of the one that the process shares."""
+def _home_at(place: Place, stream: object) -> tuple[Device, Stream]:
+    """Answer the memory's device, that of a stream of ours or else one that the process shares, and the stream."""
     if not isinstance(stream, Stream):
-        return _device_at(place).stream_of(stream)
-    kind, index = stream.device.dlpack_device
-    if stream.device.dlpack_device == place or (_KINDS.get(kind, kind), index) == (_KINDS.get(place[0]), place[1]):
-        return stream
+        owner = _device_at(place)
+        return owner, owner.stream_of(stream)
+    # Page-locked memory is worked on by a GPU's streams.
+    owner = stream.device.pinned() if place[0] == _CUDA_HOST else stream.device
+    own = owner.dlpack_device
+    if own == place or (_KINDS.get(own[0], own[0]), own[1]) == (_KINDS.get(place[0]), place[1]):
+        return owner, stream
     raise InvalidRequest("stream", stream, f"one of the device that the memory is on, DLPack's {place}")
 
 
@@ -170,7 +173,7 @@ def _device_at(place: Place) -> Device:
 def _by_dlpack(source: object, stream: object) -> Array:
     export = cast("Callable[..., CapsuleType]", source.__dlpack__)  # type: ignore[attr-defined]  # the caller looked
     kind, number = source.__dlpack_device__()  # type: ignore[attr-defined]  # as above
-    home = _stream_at((int(kind), int(number)), stream)
+    owner, home = _home_at((int(kind), int(number)), stream)
     # 0 could mean either default stream, so the protocol calls the legacy one 1.
     order = {"stream": home.handle or 1} if _KINDS.get(kind) == _CUDA else {}
     try:
@@ -180,7 +183,7 @@ def _by_dlpack(source: object, stream: object) -> Array:
     loan = receive(capsule)
     element = element_from_dlpack(loan.dtype)
     strides = None if loan.strides is None else tuple(one * element.itemsize for one in loan.strides)
-    return _borrow(_Offer(loan, loan.address, element, loan.shape, strides, loan.readonly), home)
+    return _borrow(_Offer(loan, loan.address, element, loan.shape, strides, loan.readonly), owner, home)
 
 
 def _by_interface(source: object, interface: Mapping[str, object], stream: object) -> Array:
@@ -189,11 +192,21 @@ def _by_interface(source: object, interface: Mapping[str, object], stream: objec
     address, readonly = cast("tuple[int, bool]", interface["data"])
     element = element_type(interface["typestr"])
     shape, strides = cast("tuple[int, ...]", interface["shape"]), interface.get("strides")
-    # The interface does not say which device it is on.
-    home = stream if isinstance(stream, Stream) else _stream_at((_CUDA, cuda_index(address) if address else 0), stream)
+    owner, home = _home_at((_CUDA, _index_of(address, stream)), stream)
     _after(interface.get("stream"), home)
     steps = cast("tuple[int, ...] | None", strides)
-    return _borrow(_Offer(source, address, element, tuple(shape), steps, readonly), home)
+    return _borrow(_Offer(source, address, element, tuple(shape), steps, readonly), owner, home)
+
+
+def _index_of(address: int, stream: object) -> int:
+    # The interface does not say which GPU it is on; whoever names a stream of ours does, and else the driver knows.
+    if isinstance(stream, Stream):
+        return stream.device.dlpack_device[1]
+    if not address:
+        return 0
+    from asyncmem.devices.cuda.pointers import device_index
+
+    return device_index(address)
 
 
 def _after(producer: object, home: Stream) -> None:

@@ -53,7 +53,6 @@ ALLOWED = {
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda.driver": {"cuda"},
     "devices.cuda.waits": {"trio"},  # as in `devices.awaiting`
-    "devices.pointers": {"cuda"},
     "devices.opencl": {"pyopencl"},
 }
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # DLPack's type codes (dlpack.h, DLDataTypeCode).
 _NUMPY_KINDS: Final = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_SHORT_FLOATS: Final = {
+SHORT_FLOATS: Final = {
     "bfloat16": (4, 16),
     "float8_e3m4": (7, 8),
     "float8_e4m3": (8, 8),
@@ -47,13 +47,13 @@ def element_type(dtype: object) -> ElementType:
     """
     # The package ml_dtypes gives numpy short floats of the same names, which devices share only under these.
     name = dtype.name if isinstance(dtype, np.dtype) else dtype
-    if isinstance(name, str) and name in _SHORT_FLOATS:
-        code, bits = _SHORT_FLOATS[name]
+    if isinstance(name, str) and name in SHORT_FLOATS:
+        code, bits = SHORT_FLOATS[name]
         return ElementType(name, bits // 8, (code, bits, 1), None)
     try:
         plain = np.dtype(cast("DTypeLike", dtype))
     except (TypeError, ValueError):
-        raise InvalidRequest("dtype", dtype, f"a numpy dtype, or one of {', '.join(_SHORT_FLOATS)}") from None
+        raise InvalidRequest("dtype", dtype, f"a numpy dtype, or one of {', '.join(SHORT_FLOATS)}") from None
     if plain.kind not in _NUMPY_KINDS or not plain.isnative:
         raise InvalidRequest("dtype", dtype, "a number or bool in native byte order")
     return ElementType(plain.name, plain.itemsize, (_NUMPY_KINDS[plain.kind], 8 * plain.itemsize, 1), plain)
@@ -66,7 +66,7 @@ def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
         InvalidRequest: An array has no such elements: vectors, handles, less than a byte.
     """
     code, bits, lanes = dtype
-    names = [name for name, short in _SHORT_FLOATS.items() if short == (code, bits)]
+    names = [name for name, short in SHORT_FLOATS.items() if short == (code, bits)]
     names += [f"{kind}{bits // 8}" for kind, number in _NUMPY_KINDS.items() if number == code and bits % 8 == 0]
     if not names or lanes != 1:
         raise InvalidRequest("dtype", dtype, "DLPack's (code, bits, lanes) of one number or bool of whole bytes")

@@ -15,6 +15,11 @@ def test_an_example_runs_and_says_what_it_shows(example: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.strip()
 
 
-def test_the_three_examples_are_there() -> None:
-    """The examples that the README names exist."""
-    assert [path.stem for path in EXAMPLES] == ["async_data_pipeline", "multi_tensor", "pipeline_parallel"]
+def test_the_examples_are_there() -> None:
+    """The examples that the README and the pages name exist."""
+    assert [path.stem for path in EXAMPLES] == [
+        "async_data_pipeline",
+        "multi_tensor",
+        "pipeline_parallel",
+        "share_arrays",
+    ]

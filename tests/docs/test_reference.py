@@ -11,9 +11,13 @@ import asyncmem
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
+from asyncmem.core.elements import SHORT_FLOATS, element_type
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
 from asyncmem.stats import DERIVED, PoolStats
+
+# Short floats, and the names that the page's ranges of numpy's own end with.
+ELEMENTS = [*SHORT_FLOATS, "bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "complex128"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
@@ -110,6 +114,22 @@ def test_every_door_that_is_listed_is_there() -> None:
     assert doors
     for kind in (asyncmem.AsyncMemoryPool, asyncmem.Budget, asyncmem.Lease):
         assert doors <= set(dir(kind))
+
+
+def test_every_part_of_an_array_is_listed() -> None:
+    """The table of an array's parts has all that are public, and the protocols that it speaks."""
+    table = [cells for cells in rows("Arrays") if cells[0].startswith("`") and len(cells) == 2]
+    listed = {name for cells in table for name in names(cells[0])} - set(ELEMENTS)
+    parts = {name for name in vars(asyncmem.Array) if not name.startswith("_")}
+    protocols = {name for name in vars(asyncmem.Array) if re.search("array_interface|dlpack", name)}
+    assert listed == parts | protocols
+
+
+def test_every_element_type_is_listed() -> None:
+    """The names of element types are those that arrays take."""
+    listed = {name for cells in rows("Arrays") for name in names(cells[0])} & set(ELEMENTS)
+    assert listed >= {name for name in ELEMENTS if element_type(name).numpy is None}
+    assert "float64" in listed
 
 
 def test_every_command_is_listed_with_its_options() -> None:

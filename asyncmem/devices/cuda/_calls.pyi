@@ -17,7 +17,7 @@ def version() -> int:
     """Answer the CUDA version of the loaded driver, such as 12040, or 0."""
 
 def device_count() -> int:
-    """Answer how many devices this process may see, or 0."""
+    """Answer how many devices this process may see; where the driver fails, minus its code."""
 
 def error_name(code: int) -> str:
     """Answer the driver's name of a code; nothing where it has none."""

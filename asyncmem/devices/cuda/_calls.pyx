@@ -124,11 +124,12 @@ def version():
 
 
 def device_count():
-    """Answer how many devices this process may see, or 0."""
+    """Answer how many devices this process may see; where the driver fails, minus its code."""
     cdef int found = 0
+    cdef Code code
     with nogil:
-        _table.cuDeviceGetCount(&found)
-    return found
+        code = _table.cuDeviceGetCount(&found)
+    return -code if code else found
 
 
 def error_name(int code):

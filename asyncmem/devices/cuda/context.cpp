@@ -79,7 +79,7 @@ Relaxed::~Relaxed() {
 
 Entered::Entered(Context &context) : current_(context), relaxed_(context.driver) {}
 
-Context::Context(const Table &table, int ordinal)
+Context::Context(const Table &table, int ordinal) noexcept
     : driver(table), calls{this,       call_record, call_record_all, call_query,
                            call_wait, call_block,  call_capturing,  call_release},
       ordinal_(ordinal) {}
@@ -87,11 +87,23 @@ Context::Context(const Table &table, int ordinal)
 Code Context::open(const Table &driver, int ordinal, Context **context) {
     std::lock_guard<std::mutex> guard(open_lock());
     Context *&known = contexts()[ordinal];
-    if (known == nullptr)
-        known = new Context(driver, ordinal);
-    Code code = known->alive_.load() ? success : known->retain();
-    if (code != success)
+    auto *fresh = new Context(driver, ordinal);
+    Code code = fresh->retain();
+    if (code != success) {
+        delete fresh;
         return code;
+    }
+    if (known != nullptr && known->alive_.load() && known->id_ == fresh->id_) {
+        // To learn whether it is the same, it was retained once more.
+        known->retained_ += driver.cuDevicePrimaryCtxRelease(fresh->device_) != success;
+        delete fresh;
+    } else {
+        // The former one was released, or somebody has reset the device and everything there is gone.
+        if (known != nullptr)
+            known->alive_.store(false);
+        known = fresh;
+        known->alive_.store(true);
+    }
     known->use();
     *context = known;
     return success;
@@ -101,7 +113,11 @@ Code Context::retain() {
     Code code = driver.cuDeviceGet(&device_, ordinal_);
     if (code == success)
         code = driver.cuDevicePrimaryCtxRetain(&handle_, device_);
-    alive_.store(code == success);
+    if (code != success)
+        return code;
+    code = driver.cuCtxGetId(handle_, &id_);
+    if (code != success)
+        driver.cuDevicePrimaryCtxRelease(device_);
     return code;
 }
 
@@ -129,7 +145,8 @@ void Context::close() {
             driver.cuStreamDestroy(joining_);
         joining_ = nullptr;
     }
-    driver.cuDevicePrimaryCtxRelease(device_);
+    for (; retained_ > 0; --retained_)
+        driver.cuDevicePrimaryCtxRelease(device_);
 }
 
 template <typename Call> Code Context::on_stream(std::uint64_t stream, Call call) {

@@ -66,8 +66,8 @@ class Entered {
 };
 
 // One for each device that is in use: retained when somebody opens it, released after its last use. Uses are the
-// devices that are open, their segments and streams, and fences. The object itself stays and serves again, so that a late
-// call is an error and no crash.
+// devices that are open, their segments and streams, and fences. The object itself stays for ever, a few hundred bytes, so
+// that a late call is an error and no crash.
 class Context {
   public:
     const Table &driver;
@@ -111,7 +111,7 @@ class Context {
     template <typename Call> Code on_stream(std::uint64_t stream, Call call);
 
   private:
-    Context(const Table &table, int ordinal);
+    Context(const Table &table, int ordinal) noexcept;
     Code retain();
     Code issue(Fence *made, Code code, std::uint64_t origin, Fence **fence);
     Code take(Fence **fence); // unused so far; nobody else knows it
@@ -128,6 +128,8 @@ class Context {
     int ordinal_;
     int device_ = 0;
     Handle handle_ = nullptr;
+    unsigned long long id_ = 0;
+    int retained_ = 1;
     std::atomic<bool> alive_{false};
     std::atomic<std::int64_t> uses_{0};
 

@@ -86,10 +86,13 @@ def check_index(device: str, index: int) -> None:
 
     Raises:
         BackendUnavailable: It has fewer.
+        DeviceError: The driver fails.
     """
     from asyncmem.devices.cuda import _calls
 
     count = _calls.device_count()
+    if count < 0:
+        raise error_of("cuDeviceGetCount", -count, device)
     if index >= count:
         there = "no GPU" if count == 0 else f"only cuda:0 to cuda:{count - 1}" if count > 1 else "only cuda:0"
         raise BackendUnavailable(device, tried=(f"the driver: it shows {there}", *_hidden()), install=_INSTEAD)

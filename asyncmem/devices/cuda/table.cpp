@@ -77,6 +77,7 @@ void fill(Table &table, Finder &finder) {
     GET(cuEventQuery, 2000);
 #undef GET
     // An old driver has none of these; that it is too old is said later, by its version and not by a symbol.
+    finder.get(table.cuCtxGetId, "cuCtxGetId", 12000, false);
     finder.get(table.cuStreamGetId, "cuStreamGetId", 12000, false);
     finder.get(table.cuCtxRecordEvent, "cuCtxRecordEvent", 12050, false);
     finder.get(table.cuDeviceRegisterAsyncNotification, "cuDeviceRegisterAsyncNotification", 12040, false);

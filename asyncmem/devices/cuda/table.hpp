@@ -29,6 +29,7 @@ struct Table {
     Code (*cuDeviceGet)(int *device, int ordinal);
     Code (*cuDevicePrimaryCtxRetain)(Handle *context, int device);
     Code (*cuDevicePrimaryCtxRelease)(int device);
+    Code (*cuCtxGetId)(Handle context, unsigned long long *id);
     Code (*cuCtxGetCurrent)(Handle *context);
     Code (*cuCtxPushCurrent)(Handle context);
     Code (*cuCtxPopCurrent)(Handle *context);

@@ -1,10 +1,11 @@
 """What does it cost that a producer allocates on one stream and a consumer frees on another?
 
-Twice: as a program must that uses the block, with the consumer's stream ordered behind the producer's, and without
-that. Both streams are idle but for what the allocators themselves put there, so the times are the host's alone.
+Between the two the consumer's stream is ordered behind the producer's, as it must be for the driver's allocator and for
+any use of the block. Both streams are idle but for what the allocators put there, so the times are the host's alone.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from asyncmem.cli.benchmarks.device.measured import Figure, Measured, timed
@@ -14,36 +15,30 @@ from asyncmem.cli.benchmarks.peers.way import FLOOR
 
 QUESTION: Final = "allocate 1 MiB on stream A, order B behind A, free on B; per block"
 SIZE: Final = 1 << 20
-CASES: Final = {"ordered": True, "not ordered": False}
 COUNTED_TURNS: Final = 1000
 
 
 def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
-    """Time both ways, and count what the allocator asks of its driver in steady state, where it tells."""
-    for case, ordered in CASES.items():
-        opened = peer.crossing(ordered=ordered)
-        if opened is None:
-            return
-        with opened as crossing:
-            yield plainly(_measure(peer, effort, case, crossing))
+    """Time it, and count what the allocator asks of its driver in steady state, where it tells."""
+    opened = peer.crossing()
+    if opened is None:
+        return
+    with opened as crossing:
+        yield plainly(_measure(peer, effort, crossing))
 
 
-async def _measure(peer: Peer, effort: Effort, case: str, crossing: Crossing) -> Measured:
+async def _measure(peer: Peer, effort: Effort, crossing: Crossing) -> Measured:
     ours = unrolled(crossing.statement.format(size=SIZE), crossing.names)
     floor = unrolled(FLOOR.once(str(SIZE)), FLOOR.names)
     timings = await time_apart([(ours, UNROLL), (floor, UNROLL)], effort)
     before = crossing.counts()
     await ours(COUNTED_TURNS)
     ours_timing, floor_timing = timings
-    return timed(
-        "cross_stream",
-        peer.name,
-        ours_timing,
-        floor_timing,
-        case=case,
-        unlike=peer.unlike.get("cross_stream"),
-        **_per_block(before, crossing.counts()),
-    )
+    found = timed("cross_stream", peer.name, ours_timing, floor_timing, unlike=peer.unlike.get("cross_stream"))
+    after = crossing.counts()
+    waited = after.get("waits", 0) - before.get("waits", 0)
+    broken = f"{waited} requests had to wait" if waited else ""
+    return replace(found, figures=_per_block(before, after), broken=broken)
 
 
 def _per_block(before: Mapping[str, int], after: Mapping[str, int]) -> Mapping[str, Figure]:

@@ -33,7 +33,8 @@ def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
         yield from _figures(peer.name, _repeat(lambda: _awaited(peer, wanted)))
         yield from _figures(f"{peer.name} allocate()", _repeat(lambda: _called(peer, wanted)))
     else:
-        yield from _figures(peer.name, _repeat(lambda: _called(peer, wanted)))
+        unlike = peer.unlike.get("growth")
+        yield from _figures(peer.name, _repeat(lambda: _called(peer, wanted)), unlike)
 
 
 def _repeat(run: Callable[[], list[int]]) -> Runs:
@@ -41,11 +42,11 @@ def _repeat(run: Callable[[], list[int]]) -> Runs:
         return [run() for _ in range(RUNS)]
 
 
-def _figures(name: str, runs: Runs) -> Iterator[Measured]:
+def _figures(name: str, runs: Runs, unlike: str | None = None) -> Iterator[Measured]:
     over = round(sum(held > 50_000 for run in runs for held in run) / len(runs))
     for case, share in (("longest", 1.0), ("p99", 0.99), ("p50", 0.5)):
         found = summary([percentile(run, share) for run in runs])
-        yield timed("growth", name, found, case=case, allocations=len(runs[0]), over_50_us=over)
+        yield timed("growth", name, found, case=case, unlike=unlike, allocations=len(runs[0]), over_50_us=over)
 
 
 def _called(peer: Peer, wanted: list[int]) -> list[int]:

@@ -85,7 +85,12 @@ class Taker(threading.Thread):
 
     def run(self) -> None:
         """Be the pool's loop."""
-        asyncio.run(self._take())
+        try:
+            asyncio.run(self._take())
+        finally:
+            self._ended = True
+            self._ready.set()
+            self._idle.set()
 
     async def _take(self) -> None:
         self._loop, self._gate = asyncio.get_running_loop(), asyncio.Event()
@@ -98,17 +103,19 @@ class Taker(threading.Thread):
             buffer.free()
             self.taken += await self._pool.trim(self._keep)
             await asyncio.sleep(PAUSE_SECONDS)
-        self._idle.set()
 
     @contextmanager
     def open(self) -> Iterator[None]:
         """Let it take while the block runs."""
         self._idle.clear()
+        if self._ended:
+            raise RuntimeError("the task that takes back has ended early")
         self._loop.call_soon_threadsafe(self._gate.set)
         try:
             yield
         finally:
-            self._loop.call_soon_threadsafe(self._gate.clear)
+            if not self._ended:
+                self._loop.call_soon_threadsafe(self._gate.clear)
             self._idle.wait()
 
     def __enter__(self) -> Self:
@@ -120,8 +127,9 @@ class Taker(threading.Thread):
 
     def __exit__(self, *_: object) -> None:
         """End the thread."""
-        self._ended = True
-        self._loop.call_soon_threadsafe(self._gate.set)
+        if not self._ended:
+            self._ended = True
+            self._loop.call_soon_threadsafe(self._gate.set)
         self.join()
 
 

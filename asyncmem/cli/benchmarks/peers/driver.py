@@ -1,7 +1,7 @@
 """The driver's own stream-ordered allocator, by its bare calls and by `cuda.core`."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -10,6 +10,8 @@ from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
 from asyncmem.cli.benchmarks.peers.way import Way
 
 KEEP_ALL = (1 << 64) - 1
+ORDERING = "record(fence, first)\nwait(second, fence, 0)\n"
+"""Makes the second of `Driver.two_streams` wait for the first."""
 
 
 class Driver:
@@ -83,17 +85,14 @@ class MemAllocAsync(Peer):
         driver.synchronize()
         driver.checked(calls.cuMemPoolTrimTo(self.pool, 0))
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
-        """Answer an allocation on one stream and a free on the other."""
-        return self._crossing("record(fence, first)\nwait(second, fence, 0)\n" if ordered else "")
-
     @contextmanager
-    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+    def crossing(self) -> Iterator[Crossing]:
+        """Answer an allocation on one stream and a free on the other."""
         calls = self.driver.calls
         with self.driver.two_streams() as names:
             names |= {"allocate": calls.cuMemAllocAsync, "free": calls.cuMemFreeAsync}
             yield Crossing(
-                names=names, statement=f"block = allocate({{size}}, first)[1]\n{ordering}free(block, second)"
+                names=names, statement=f"block = allocate({{size}}, first)[1]\n{ORDERING}free(block, second)"
             )
 
 
@@ -111,7 +110,7 @@ class CudaCore(Peer):
 
     def resource(self) -> Any:  # noqa: ANN401 - of a package that may be absent
         """Make a resource over a new pool, which keeps what was freed."""
-        return self.core.DeviceMemoryResource(self.index, self.core.DeviceMemoryResourceOptions(max_size=0))
+        return self.core.DeviceMemoryResource(self.index, self.core.DeviceMemoryResourceOptions())
 
     @contextmanager
     def opened(self, limit: int | None = None) -> Iterator[Way]:
@@ -122,12 +121,9 @@ class CudaCore(Peer):
         yield Way(names=names, allocate="allocate({size}, stream=stream)", release="{block}.close()")
         self.device.sync()
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
-        """Answer a close that names the other stream."""
-        return self._crossing("producer.record(fence)\nconsumer.wait(fence)\n" if ordered else "")
-
     @contextmanager
-    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+    def crossing(self) -> Iterator[Crossing]:
+        """Answer a close that names the other stream."""
         resource = self.resource()
         producer = self.device.create_stream()
         names = {
@@ -136,6 +132,7 @@ class CudaCore(Peer):
             "consumer": self.device.create_stream(),
             "fence": producer.record(),
         }
-        made = f"block = allocate({{size}}, stream=producer)\n{ordering}block.close(consumer)"
+        ordering = "producer.record(fence)\nconsumer.wait(fence)"
+        made = f"block = allocate({{size}}, stream=producer)\n{ordering}\nblock.close(consumer)"
         yield Crossing(names=names, statement=made)
         self.device.sync()

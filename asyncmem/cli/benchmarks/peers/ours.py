@@ -1,7 +1,7 @@
 """asyncmem's own pool, measured as its peers are."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import ClassVar, Unpack
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError
@@ -10,7 +10,8 @@ from asyncmem.cli.benchmarks.peers.way import Way
 from asyncmem.devices import Device, device
 from asyncmem.options import OptionArguments, PoolOptions
 
-COUNTED = ("driver_calls", "loop_blocking_calls", "grows", "late_fences")
+ACROSS = "block = pool.allocate({size}, stream=producer)\nblock.use_on(consumer)\nblock.free(stream=consumer)"
+COUNTED = ("driver_calls", "waits", "grows", "late_fences")
 """The pool's statistics that `cross_stream` looks at."""
 
 
@@ -47,12 +48,9 @@ class Ours(Peer):
         with self.pool(limit) as pool:
             yield Way(names={"pool": pool}, allocate="pool.allocate({size})")
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
-        """Answer `use_on`, which orders the consumer behind the producer, and a free in the consumer's order."""
-        return self._crossing("block.use_on(consumer)\n" if ordered else "")
-
     @contextmanager
-    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+    def crossing(self) -> Iterator[Crossing]:
+        """Answer `use_on`, which orders the consumer behind the producer, and a free in the consumer's order."""
         with self.pool() as pool:
 
             def counts() -> Mapping[str, int]:
@@ -65,7 +63,7 @@ class Ours(Peer):
                     "producer": pool.device.create_stream("producer"),
                     "consumer": pool.device.create_stream("consumer"),
                 },
-                statement=f"block = pool.allocate({{size}}, stream=producer)\n{ordering}block.free(stream=consumer)",
+                statement=ACROSS,
                 counts=counts,
             )
 

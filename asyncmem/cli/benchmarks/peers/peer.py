@@ -26,6 +26,8 @@ class Peer(ABC):
     """Its ID in every row."""
     unlike: ClassVar[Mapping[str, str]] = {}
     """Rows in which it does not do the same work as asyncmem, each with what is different."""
+    rows: ClassVar[tuple[str, ...]] = ()
+    """The only rows it is measured in, where that is not all of its family's."""
     awaits: ClassVar[bool] = False
     """Whether it is asyncmem's pool, whose allocations can be awaited."""
 
@@ -42,13 +44,8 @@ class Peer(ABC):
     out_of_memory: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = MemoryError
     """What it raises when it has no memory."""
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing] | None:
-        """Answer how a block goes from stream A to stream B and is freed there; None where its API has no such thing.
-
-        Args:
-            ordered: Whether B is also made to wait for what A has been given so far, as a program must that uses it.
-        """
-        _ = ordered
+    def crossing(self) -> AbstractContextManager[Crossing] | None:
+        """Answer how a block goes from stream A to B, which waits for A, and is freed there; None where it cannot."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most hold nothing

@@ -1,17 +1,19 @@
 """RMM's memory resources, by the calls on the resource itself, which are the cheapest that its Python has."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
 
 from asyncmem.cli.benchmarks.peers.cupy_ import ALONE
-from asyncmem.cli.benchmarks.peers.driver import Driver
+from asyncmem.cli.benchmarks.peers.driver import ORDERING, Driver
 from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
 from asyncmem.cli.benchmarks.peers.way import Way
 
-FIRST = 1 << 30
-"""Bytes that the pool and the arena begin with; their own defaults are half of what the device has free."""
+ARENA = 32 << 30
+"""Bytes of the arena, as many as all rows need: it does not grow. Its own default is half of what is free."""
+FIRST = 2 << 20
+"""Bytes that the pool begins with, so that it grows as the others do."""
 
 
 class _Rmm(Peer):
@@ -38,12 +40,9 @@ class _Rmm(Peer):
         yield Way(names=names, allocate="allocate({size}, stream)", release="deallocate({block}, {size}, stream)")
         self.driver.synchronize()
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
-        """Answer a deallocation that names the other stream."""
-        return self._crossing("record(fence, first)\nwait(second, fence, 0)\n" if ordered else "")
-
     @contextmanager
-    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+    def crossing(self) -> Iterator[Crossing]:
+        """Answer a deallocation that names the other stream."""
         resource = self.resource()
         with self.driver.two_streams() as streams:
             names = {
@@ -55,7 +54,7 @@ class _Rmm(Peer):
             }
             yield Crossing(
                 names=names,
-                statement=f"block = allocate({{size}}, producer)\n{ordering}deallocate(block, {{size}}, consumer)",
+                statement=f"block = allocate({{size}}, producer)\n{ORDERING}deallocate(block, {{size}}, consumer)",
             )
             self.driver.synchronize()
 
@@ -75,10 +74,11 @@ class RmmArena(_Rmm):
     """Its arenas over plain device memory."""
 
     name = "RMM arena"
+    unlike: ClassVar = {**ALONE, "growth": "it has all of its memory from the start"}
 
     def resource(self) -> Any:  # noqa: ANN401 - of a package that may be absent
-        """Make the resource, with as much as all rows need: an arena does not grow."""
-        return self.rmm.mr.ArenaMemoryResource(self.rmm.mr.CudaMemoryResource(), arena_size=32 * FIRST)
+        """Make the resource."""
+        return self.rmm.mr.ArenaMemoryResource(self.rmm.mr.CudaMemoryResource(), arena_size=ARENA)
 
 
 class RmmPool(_Rmm):

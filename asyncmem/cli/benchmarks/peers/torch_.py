@@ -1,7 +1,7 @@
 """PyTorch's caching allocator: by tensors, by its raw calls, and under the configurations it reads at its start."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import ClassVar
@@ -61,12 +61,9 @@ class TorchEmpty(_Torch):
         names = {"empty": torch.empty, "kind": torch.uint8, "device": torch.device("cuda", self.index)}
         return Way(names=names, allocate="empty({size}, dtype=kind, device=device)")
 
-    def crossing(self, *, ordered: bool) -> AbstractContextManager[Crossing]:
-        """Answer `record_stream`, its only way to free behind another stream."""
-        return self._crossing("fence.record(producer)\nconsumer.wait_event(fence)\n" if ordered else "")
-
     @contextmanager
-    def _crossing(self, ordering: str) -> Iterator[Crossing]:
+    def crossing(self) -> Iterator[Crossing]:
+        """Answer `record_stream`, its only way to free behind another stream."""
         torch = self.torch
         producer, consumer = torch.cuda.Stream(), torch.cuda.Stream()
         names = {
@@ -75,7 +72,8 @@ class TorchEmpty(_Torch):
             "consumer": consumer,
             "fence": torch.cuda.Event(),
         }
-        made = f"block = {self.way().allocate}\n{ordering}block.record_stream(consumer)\ndel block"
+        ordering = "fence.record(producer)\nconsumer.wait_event(fence)"
+        made = f"block = {self.way().allocate}\n{ordering}\nblock.record_stream(consumer)\ndel block"
         with torch.cuda.stream(producer):
             yield Crossing(names=names, statement=made)
         torch.cuda.synchronize()
@@ -101,6 +99,7 @@ class TorchCachingAlloc(_Torch):
     """The documented calls for other libraries, which choose device and stream in Python."""
 
     name = "torch.cuda.caching_allocator_alloc"
+    rows = ("hit",)
     unlike: ClassVar = TorchRaw.unlike
 
     def way(self) -> Way:
