@@ -42,6 +42,8 @@ class Notes:
 
     def hold(self, share: Share, owner: Hashable, place: tuple[int, int]) -> None:
         """Count a range as held by an owner, in a share and whatever that is a part of (with the turn held)."""
+        if place[1] == 0:
+            return  # an empty buffer keeps nothing from anybody, and its end is told to nobody
         self.owner, self.share, self.place = owner, share, place
         for one in share.lineage():
             one.holdings.hold(owner, place)

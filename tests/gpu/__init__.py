@@ -1,1 +1,1 @@
-"""What only a real GPU can show: the same numbers, the same order, for minutes on end. Run by `tox -e gpu`."""
+"""What a real GPU has to show: the same numbers, the same order, for minutes on end. Run by `tox -e gpu`."""

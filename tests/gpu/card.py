@@ -18,7 +18,7 @@ from asyncmem import AsyncMemoryPool, Buffer
 
 WORD = 4
 # Long against any test, short against the test run's own limit: a kernel that nobody lets go ends by itself.
-PATIENCE_NS = 20 * 10**9
+PATIENCE_NS = 8 * 10**9
 
 PoolMaker = Callable[..., AsyncMemoryPool]
 

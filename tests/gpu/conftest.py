@@ -1,4 +1,7 @@
-"""Only `tox -e gpu` runs these tests: they need a GPU to themselves, and take minutes."""
+"""A GPU to test on, and pools on it. `tox -e gpu` runs these tests, which then have minutes and the card to themselves.
+
+Those whose kernels the fake driver knows run over it too, where no GPU is asked for.
+"""
 
 import importlib.util
 import os
@@ -16,22 +19,26 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 WANTED = os.environ.get("ASYNCMEM_TEST_CUDA") == "real"
+FOR_THE_FAKE_TOO = ("test_soak.py",)
 
 # Nothing can be collected where there is no cuda-python, as on macOS.
 collect_ignore_glob = [] if importlib.util.find_spec("cuda") else ["test_*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out this folder's tests unless a real GPU was asked for; minutes are allowed then."""
+    """Leave out what needs a real GPU unless one was asked for; minutes are allowed then."""
     left_out = pytest.mark.skip(reason="needs a GPU: tox -e gpu")
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.timeout(300) if WANTED else left_out)
+            if WANTED:
+                item.add_marker(pytest.mark.timeout(300))
+            elif item.path.name not in FOR_THE_FAKE_TOO:
+                item.add_marker(left_out)
 
 
 @pytest.fixture(scope="session")
 def the_card() -> Iterator["Card"]:
-    """The card, from the first test to the last. Where there is none, tests fail: a GPU was asked for."""
+    """The real card, from the first test to the last. Where there is none, tests fail: a GPU was asked for."""
     from .card import Card
 
     card = Card()
@@ -40,11 +47,18 @@ def the_card() -> Iterator["Card"]:
 
 
 @pytest.fixture
-def card(the_card: "Card") -> Iterator["Card"]:
-    """The card, idle at the end, whatever the test did."""
-    the_card.enter()
-    yield the_card
-    the_card.settle()
+def card(request: pytest.FixtureRequest, driver: Any) -> Iterator["Card"]:
+    """The card, idle at the end, whatever the test did; the fake one has seen no work without order then."""
+    from .card import Card
+
+    card: Card = Card() if driver else request.getfixturevalue("the_card")
+    card.enter()
+    yield card
+    card.settle()
+    if driver is None:
+        return
+    card.close()
+    assert driver.violations() == []
 
 
 @pytest.fixture(params=["virtual", "stream_ordered"])

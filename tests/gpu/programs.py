@@ -11,7 +11,7 @@ import hashlib
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.core import dtype_size
@@ -164,7 +164,7 @@ class Program(ABC):
 
     # -- what a library does -----------------------------------------------------------------------------------------
 
-    dtypes: tuple[str, ...] = ()
+    dtypes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def make_stream(self) -> Any: ...
@@ -191,7 +191,7 @@ class Program(ABC):
 class TorchProgram(Program):
     """Over torch, by DLPack."""
 
-    dtypes = ("float32", "float64", "float16", "bfloat16")
+    dtypes: ClassVar = ("float32", "float64", "float16", "bfloat16")
 
     def make_stream(self) -> Any:
         return self.library.cuda.Stream()
@@ -232,7 +232,7 @@ class TorchProgram(Program):
 class CupyProgram(Program):
     """Over CuPy, by DLPack and by bare addresses."""
 
-    dtypes = ("float32", "float64", "float16")
+    dtypes: ClassVar = ("float32", "float64", "float16")
 
     def make_stream(self) -> Any:
         return self.library.cuda.Stream(non_blocking=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import random
@@ -50,6 +51,7 @@ class Soak:
         self.values = itertools.count(1)
         self.counts: Counter[str] = Counter()
         self.faults: list[BaseException] = []
+        self.threads: set[asyncio.Task[None]] = set()
 
     async def run(self, seconds: float) -> None:
         """Keep workers at work and cancel some of them, until the time is over or something is wrong."""
@@ -64,9 +66,12 @@ class Soak:
             workers = {task for task in workers if not task.done()}
         for task in workers:
             task.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await asyncio.gather(*workers, *self.threads, return_exceptions=True)
+        del workers, task
         for stream in self.streams:
             await stream.synchronize()
+        await asyncio.sleep(0.01)
+        gc.collect()  # what a cancelled task held may hang on its error for a while
 
     async def worker(self) -> None:
         """Play until cancelled."""
@@ -142,7 +147,10 @@ class Soak:
 
     async def threaded(self) -> None:
         """A caller that cannot await."""
-        await asyncio.to_thread(self._block, self.size(), self.stream())
+        thread = asyncio.create_task(asyncio.to_thread(self._block, self.size(), self.stream()))
+        self.threads.add(thread)
+        thread.add_done_callback(self.threads.discard)
+        await asyncio.shield(thread)  # who is cancelled leaves the thread to itself
 
     def _block(self, size: int, stream: Stream) -> None:
         self.card.enter()

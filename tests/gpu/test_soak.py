@@ -8,8 +8,9 @@ from .card import Card
 from .soak import MIB, soak
 
 
-def test_a_short_soak_leaves_nothing_behind(card: Card, kind: str) -> None:
-    """Ten seconds of tasks that share memory, wait and are cancelled: every word right, no byte live or kept."""
-    result = asyncmem.run(lambda: soak(card, kind, 10.0, random.randrange(2**32), 192 * MIB))
+def test_a_short_soak_leaves_nothing_behind(card: Card, kind: str, driver: object) -> None:
+    """Seconds of tasks that share memory, wait and are cancelled: every word right, no byte live or kept."""
+    seconds = 2.0 if driver else 10.0
+    result = asyncmem.run(lambda: soak(card, kind, seconds, random.randrange(2**32), 192 * MIB))
     assert result["waits"]
     assert result["cancelled"]

@@ -96,6 +96,10 @@ async def test_what_was_held_is_not_held_after_its_block() -> None:
                 pass
             with pool.owner("stage"):
                 (await pool.allocate_async(4 * MIB)).free()
+                (await pool.allocate_async(0)).free()
+            async with pool.allocate_async(0):
+                pass
+        assert not len(pool.holdings)
 
 
 async def test_task_that_waits_for_itself_is_told_where() -> None:

@@ -147,7 +147,7 @@ class Driver:
         self.calls += 1
         code, *values = getattr(self._bindings, function)(*arguments)
         if code == OUT_OF_MEMORY:
-            raise OutOfMemoryError(OutOfMemoryFacts(asked=asked, device=self._device, device_free=self._free()))
+            raise self.out_of_memory(asked)
         if code:
             raise self.error(function, int(code))
         return None if not values else values[0] if len(values) == 1 else tuple(values)
@@ -155,6 +155,12 @@ class Driver:
     def error(self, call: str, code: int) -> DeviceError:
         """Make the error for a code."""
         return error_of(call, code, self._device)
+
+    def out_of_memory(self, asked: int) -> OutOfMemoryError:
+        """Make the error for bytes that the driver has not, with what it has."""
+        code, *found = self._bindings.cuMemGetInfo()
+        free = None if code else int(found[0])
+        return OutOfMemoryError(OutOfMemoryFacts(asked=asked, device=self._device, device_free=free))
 
     def attribute(self, name: str, device: int) -> int:
         """Ask for a device's attribute; what this package does not know, no device has."""
@@ -205,10 +211,6 @@ class Driver:
         location.type = self._bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = device
         return location
-
-    def _free(self) -> int | None:
-        code, *found = self._bindings.cuMemGetInfo()
-        return None if code else int(found[0])
 
 
 def _import_bindings(device: str) -> ModuleType:

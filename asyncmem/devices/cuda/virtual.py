@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.cuda.space import Space
-from asyncmem.errors import AsyncmemError, DeviceError
+from asyncmem.errors import AsyncmemError, DeviceError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,6 +89,9 @@ class VirtualSegments:
             try:
                 self._map(mapping)
                 self._allow(mapping, [self._device, *self._peers])
+            except OutOfMemoryError as error:
+                self._undo(mapping, error)
+                raise self._driver.out_of_memory(nbytes) from error  # what is free without the part that was taken
             except BaseException as error:
                 self._undo(mapping, error)
                 raise

@@ -58,6 +58,10 @@ class FakeDriver:
         """Let a device say something else about itself."""
         self._do("attribute", ctypes.c_int(device), ctypes.c_int(attribute), ctypes.c_int(value))
 
+    def unlink(self, device: int, peer: int) -> None:
+        """Let a device have no way to another one's memory."""
+        self.attribute(device, -1 - peer, 0)
+
     def fail(self, call: str, nth: int = 1, code: int = 2, times: int = 1) -> None:
         """Let the `nth` coming call of that name ("*": of any) answer `code` without doing anything, and more after."""
         self._do("fail", call.encode(), ctypes.c_uint64(nth), ctypes.c_int(code), ctypes.c_uint64(times))
@@ -105,6 +109,10 @@ class FakeDriver:
     def calls(self, name: str = "*") -> int:
         """Return how many calls of that name there have been since the beginning."""
         return int(self._library.fake_calls(name.encode()))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many calls of each name there have been since the beginning."""
+        return {name: int(count) for name, count in map(str.split, self._text("counts").splitlines())}
 
     def used(self, device: int = 0) -> int:
         """Return how many bytes of a device this process has."""

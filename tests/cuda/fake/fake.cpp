@@ -8,6 +8,7 @@
 #include "device.cpp"
 #include "event.cpp"
 #include "init.cpp"
+#include "kernel.cpp"
 #include "machine.cpp"
 #include "memory.cpp"
 #include "notify.cpp"

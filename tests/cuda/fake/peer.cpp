@@ -1,11 +1,12 @@
-// One device's memory for another's work. All of the fake's devices can reach each other.
+// One device's memory for another's work. The fake's devices can reach each other, where a test says nothing else.
 #include "call.hpp"
 
 API CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
     return call("cuDeviceCanAccessPeer", ANYWHERE, [&](Machine& m) {
         require(can);
-        m.device(device), m.device(peer);
-        *can = device != peer;
+        m.device(peer);
+        const auto& said = m.device(device).attributes;
+        *can = device != peer && !said.count(-1 - peer);
     });
 }
 

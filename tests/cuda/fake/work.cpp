@@ -4,7 +4,7 @@
 
 #include "machine.hpp"
 
-constexpr std::int64_t NEVER = INT64_MAX;
+constexpr std::int64_t NEVER = INT64_MAX, LOOK_AGAIN = 100'000;
 
 namespace {
 
@@ -13,6 +13,7 @@ void finish(Work& work, std::int64_t now) {
     work.done_at = now;
     work.behind.clear();  // else a long stream would be one long chain
     work.effect = nullptr;
+    work.until = nullptr;
 }
 
 void stand_behind(Work& work, Clock& clock, const Stream& other) {
@@ -102,7 +103,7 @@ bool Machine::advance(Stream& stream, std::int64_t now) {
             const auto& behind = work->behind;
             if (!std::all_of(behind.begin(), behind.end(), [](auto& other) { return other->done; })) break;
             if (work->ends < 0) work->ends = work->lasts ? now + work->lasts : now;
-            if (now < work->ends || work->running) break;
+            if ((now < work->ends && !(work->until && work->until())) || work->running) break;
             if (work->function) {
                 work->running = true;
                 functions_.push_back(work);
@@ -142,7 +143,10 @@ std::int64_t Machine::next_end() {
     for (auto& [handle, context] : contexts.live)
         for (auto& stream : context->streams)
             if (!stream->queue.empty() && !stream->queue.front()->done && stream->queue.front()->ends >= 0)
-                if (!stream->queue.front()->running) soonest = std::min(soonest, stream->queue.front()->ends);
+                if (!stream->queue.front()->running) {
+                    const Work& work = *stream->queue.front();
+                    soonest = std::min(soonest, work.until ? std::min(work.ends, now_ns() + LOOK_AGAIN) : work.ends);
+                }
     return soonest;
 }
 

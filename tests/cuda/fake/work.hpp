@@ -19,6 +19,7 @@ struct Work {
     std::vector<std::shared_ptr<Work>> behind;
     std::int64_t lasts = 0;        // ns, from when it may start
     std::int64_t ends = -1;        // set when it starts
+    std::function<bool()> until;   // ends it sooner; asked again and again, so it is for short waits
     std::function<void()> effect;  // run under the lock, when it ends
     CUhostFn function = nullptr;   // or called on the fake's own thread, without the lock
     void* argument = nullptr;

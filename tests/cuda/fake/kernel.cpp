@@ -1,0 +1,114 @@
+// The kernels of tests/gpu/kernels.ptx, known by their names: what they do is done on the host, in stream order.
+#include <atomic>
+#include <cstring>
+
+#include "call.hpp"
+
+namespace {
+
+using Parameters = void**;
+using Kernel = void (*)(Machine& m, const StreamPtr& stream, Parameters values);
+
+template <class Value>
+Value read(Parameters values, int index) {
+    Value value;
+    std::memcpy(&value, values[index], sizeof value);
+    return value;
+}
+
+std::atomic_ref<std::uint32_t> word(std::uint64_t address) {
+    return std::atomic_ref(*reinterpret_cast<std::uint32_t*>(address));
+}
+
+// A kernel's wild address is no error of its launch: the device is lost when it runs.
+bool usable(CUdevice device, std::uint64_t address, std::uint64_t nbytes) {
+    Machine& m = machine();
+    const bool there = m.backed(address, nbytes);
+    if (!there) m.lose(device, ILLEGAL_ADDRESS);
+    return there;
+}
+
+void hold(Machine& m, const StreamPtr& stream, Parameters values) {
+    const auto gate = read<std::uint64_t>(values, 0);
+    const auto value = read<std::uint32_t>(values, 1);
+    const auto limit = read<std::uint64_t>(values, 2);
+    m.run_or_capture(*stream, [=](Stream& running) {
+        Work work;
+        work.lasts = std::int64_t(limit);
+        work.until = [=] { return word(gate).load() >= value; };
+        machine().submit(running, std::move(work), "hold");
+    });
+}
+
+void fill(Machine& m, const StreamPtr& stream, Parameters values) {
+    const auto address = read<std::uint64_t>(values, 0), count = read<std::uint64_t>(values, 1);
+    const auto value = read<std::uint32_t>(values, 2);
+    const auto device = stream->context->device;
+    m.run_or_capture(*stream, [=](Stream& running) {
+        Work work;
+        work.effect = [=] {
+            if (usable(device, address, count * 4))
+                for (std::uint64_t i = 0; i < count; ++i) std::memcpy(reinterpret_cast<char*>(address) + 4 * i, &value, 4);
+        };
+        machine().submit(running, std::move(work), "fill", {}, {{address, count * 4}});
+    });
+}
+
+void count_others(Machine& m, const StreamPtr& stream, Parameters values) {
+    const auto address = read<std::uint64_t>(values, 0), count = read<std::uint64_t>(values, 1);
+    const auto value = read<std::uint32_t>(values, 2);
+    const auto found = read<std::uint64_t>(values, 3);
+    const auto device = stream->context->device;
+    m.run_or_capture(*stream, [=](Stream& running) {
+        Work work;
+        work.effect = [=] {
+            if (!usable(device, address, count * 4)) return;
+            std::uint32_t others = 0, one;
+            for (std::uint64_t i = 0; i < count; ++i) {
+                std::memcpy(&one, reinterpret_cast<char*>(address) + 4 * i, 4);
+                others += one != value;
+            }
+            word(found) += others;
+        };
+        machine().submit(running, std::move(work), "count_others", {{address, count * 4}}, {});
+    });
+}
+
+struct Named_kernel {
+    const char* name;
+    Kernel run;
+};
+constexpr Named_kernel KERNELS[] = {{"hold", hold}, {"fill", fill}, {"count_others", count_others}};
+
+int the_module;  // there is only one, and it is never gone
+
+}  // namespace
+
+API CUresult cuModuleLoadData(void** module, const void* image) {
+    return call("cuModuleLoadData", IN_CONTEXT, [&](Machine&) {
+        require(module && image);
+        *module = &the_module;
+    });
+}
+
+API CUresult cuModuleGetFunction(const void** function, const void* module, const char* name) {
+    return call("cuModuleGetFunction", IN_CONTEXT, [&](Machine&) {
+        require(function && name);
+        require(module == &the_module, INVALID_HANDLE);
+        for (const Named_kernel& kernel : KERNELS)
+            if (!std::strcmp(kernel.name, name)) *function = &kernel;
+        require(*function, NOT_FOUND);
+    });
+}
+
+API CUresult cuLaunchKernel(const Named_kernel* kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            unsigned, Handle stream, void** values, void**) {
+    return call("cuLaunchKernel", ANYWHERE, [&](Machine& m) {
+        require(kernel && values);
+        kernel->run(m, m.stream(stream), values);
+    });
+}
+
+EXPORT(cuModuleLoadData, 2000, cuModuleLoadData)
+EXPORT(cuModuleGetFunction, 2000, cuModuleGetFunction)
+EXPORT(cuLaunchKernel, 4000, cuLaunchKernel)

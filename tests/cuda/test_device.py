@@ -1,0 +1,689 @@
+"""The CUDA device: memory in its three ways, streams of everybody, fences, errors and its end."""
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from asyncmem.devices import Cuda, CudaStream, Device, Host, Simulated, device
+from asyncmem.devices.cuda.space import Space
+from asyncmem.devices.cuda.virtual import MIB, VirtualSegments, handle_sizes
+from asyncmem.devices.pages import bytes_at
+from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
+
+from .fake import FakeDriver
+
+KINDS = ["virtual", "stream_ordered", "direct"]
+
+VIRTUAL_SUPPORTED, POOLS_SUPPORTED = 102, 115
+
+
+def write_and_read(gpu: Cuda, address: int, nbytes: int) -> None:
+    """See that both ends of a range hold what is written there."""
+    stream = gpu.create_stream()
+    stream.wait(gpu.default_stream.record())
+    data, back = b"\x5a\xa5", bytearray(4)
+    gpu.copy_in(address, memoryview(data), stream)
+    gpu.copy(address + nbytes - 2, address, 2, stream)
+    gpu.copy_out(memoryview(back)[:2], address, stream)
+    gpu.copy_out(memoryview(back)[2:], address + nbytes - 2, stream)
+    stream.synchronize_blocking()
+    assert bytes(back) == data * 2
+
+
+class TestOpening:
+    def test_is_found_by_its_name(self, driver: FakeDriver | None) -> None:
+        """A number names a card, and "auto" takes the first one where there is one."""
+        del driver
+        for name in ("cuda", "cuda:0", "auto"):
+            made = device(name)
+            assert isinstance(made, Cuda)
+            assert (made.name, made.kind, made.dlpack_device) == ("cuda:0", "cuda", (2, 0))
+            made.close()
+
+    def test_a_number_that_no_card_has_is_unavailable(self, driver: FakeDriver | None) -> None:
+        """The error says how many there are."""
+        del driver
+        with pytest.raises(BackendUnavailable, match="it shows only cuda:0") as caught:
+            Cuda(99)
+        assert caught.value.device == "cuda:99"
+        assert "host" in caught.value.install
+        with pytest.raises(InvalidRequest, match="index"):
+            Cuda(-1)
+
+    @pytest.mark.fake_only
+    def test_hidden_cards_are_named_as_the_reason(self, fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A variable that was forgotten somewhere costs nobody an hour."""
+        fake.devices(0)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        with pytest.raises(BackendUnavailable, match="CUDA_VISIBLE_DEVICES is ''"):
+            Cuda()
+        assert isinstance(device("auto"), Host)
+
+    @pytest.mark.fake_only
+    def test_an_old_driver_is_unavailable(self, fake: FakeDriver) -> None:
+        """What it is and what is needed are both said."""
+        fake.version(12_030)
+        with pytest.raises(BackendUnavailable, match=r"CUDA 12\.3.*CUDA 12\.4"):
+            Cuda()
+
+    @pytest.mark.fake_only
+    @pytest.mark.parametrize(
+        ("code", "error"), [(100, BackendUnavailable), (803, BackendUnavailable), (999, DeviceError)]
+    )
+    def test_a_driver_that_cannot_start_says_why(self, fake: FakeDriver, code: int, error: type[Exception]) -> None:
+        """A machine without a card is one thing, a driver that fails another; "auto" takes the host for both."""
+        fake.fail("cuInit", 1, code)
+        with pytest.raises(error, match="cuInit"):
+            Cuda()
+        fake.fail("cuInit", 1, code)
+        assert isinstance(device("auto"), Host)
+
+    @pytest.mark.fake_only
+    def test_a_device_that_is_lost_is_an_error_at_once(self, fake: FakeDriver) -> None:
+        """The call, the code and its name are there, and what to do."""
+        before = Cuda()
+        fake.lose(0, 700)
+        with pytest.raises(DeviceError, match="compute-sanitizer") as caught:
+            Cuda()
+        assert (caught.value.code, caught.value.code_name) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS")
+        assert caught.value.call
+        before.close()
+
+    def test_segments_of_a_kind_that_it_has_not_are_refused(self, driver: FakeDriver | None) -> None:
+        """The kinds there are stand in the error."""
+        del driver
+        with pytest.raises(InvalidRequest, match="stream_ordered"):
+            Cuda(segments="imaginary")
+
+    @pytest.mark.fake_only
+    def test_auto_takes_what_the_device_has(self, fake: FakeDriver) -> None:
+        """Mapping where it can be had, else the driver's pools, else plain memory, which is always there."""
+        found = []
+        for missing in ((), (VIRTUAL_SUPPORTED,), (VIRTUAL_SUPPORTED, POOLS_SUPPORTED)):
+            for attribute in missing:
+                fake.attribute(0, attribute, 0)
+            gpu = Cuda()
+            found.append(gpu.segment_kinds)
+            gpu.free_segment(gpu.allocate_segment(1))
+            gpu.close()
+        assert found == [("virtual", "stream_ordered", "direct"), ("stream_ordered", "direct"), ("direct",)]
+
+    def test_what_was_chosen_comes_first(self, driver: FakeDriver | None) -> None:
+        """So "auto" of a pool means it."""
+        del driver
+        gpu = Cuda(segments="direct")
+        segment = gpu.allocate_segment(1)
+        assert (segment.kind, gpu.segment_kinds[0], set(gpu.segment_kinds)) == ("direct", "direct", set(KINDS))
+        gpu.free_segment(segment)
+        gpu.close()
+
+
+class TestSegments:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("nbytes", [1, 2 * MIB, 70 * MIB, 300 * MIB])
+    def test_hold_bytes_from_end_to_end(self, cuda: Cuda, kind: str, nbytes: int) -> None:
+        """Every kind gives whole granules of real memory."""
+        segment = cuda.allocate_segment(nbytes, kind)
+        assert segment.nbytes == -(-nbytes // cuda.granularity) * cuda.granularity
+        write_and_read(cuda, segment.address, segment.nbytes)
+        cuda.free_segment(segment)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_go_back_to_the_driver(self, cuda: Cuda, kind: str) -> None:
+        """What was given back others can have: the driver's own pool keeps nothing either."""
+        free = cuda.memory().free
+        segment = cuda.allocate_segment(64 * MIB, kind)
+        assert cuda.memory().free <= free - 64 * MIB
+        cuda.default_stream.synchronize_blocking()
+        cuda.free_segment(segment)
+        assert cuda.memory().free >= free
+
+    @pytest.mark.fake_only
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_too_much_says_what_is_free(self, fake: FakeDriver, cuda: Cuda, kind: str) -> None:
+        """A refusal has the facts, starts as code for other allocators expects, and takes nothing."""
+        fake.others(700 * MIB)
+        with pytest.raises(OutOfMemoryError, match=r"^CUDA OOM: CUDA out of memory on cuda:0") as caught:
+            cuda.allocate_segment(512 * MIB, kind)
+        facts = caught.value.facts
+        assert (facts.asked, facts.device, facts.device_free) == (512 * MIB, "cuda:0", 324 * MIB)
+        assert fake.used() == 0
+        fake.others(0)
+        segment = cuda.allocate_segment(512 * MIB, kind)
+        cuda.default_stream.synchronize_blocking()
+        cuda.free_segment(segment)
+
+    def test_memory_of_others_is_seen(self, cuda: Cuda) -> None:
+        """What the driver has given to anybody is not free."""
+        before = cuda.memory()
+        other = Cuda()
+        segment = other.allocate_segment(64 * MIB)
+        after = cuda.memory()
+        assert after.total == before.total == cuda.capacity
+        assert after.free <= before.free - 64 * MIB
+        other.free_segment(segment)
+        other.close()
+
+    def test_segments_in_stream_order_are_there_for_their_stream(self, cuda: Cuda) -> None:
+        """No wait is needed on the stream that they were taken for."""
+        stream = cuda.create_stream()
+        segment = cuda.allocate_segment(MIB, "stream_ordered", stream)
+        cuda.fill(segment.address, MIB, 1, stream)
+        stream.synchronize_blocking()
+        cuda.free_segment(segment)
+
+    def test_two_devices_of_one_card_share_its_context(self, cuda: Cuda) -> None:
+        """Each has its own segments, and takes the other's streams."""
+        other = Cuda()
+        assert other.context.handle == cuda.context.handle
+        segment = other.allocate_segment(MIB)
+        with pytest.raises(InvalidRequest, match="not given back yet"):
+            cuda.free_segment(segment)
+        theirs = other.create_stream("theirs")
+        ours = cuda.stream_of(theirs)
+        assert (ours.handle, ours.device) == (theirs.handle, cuda)
+        cuda.fill(segment.address, 1, 1, ours)
+        theirs.synchronize_blocking()
+        other.free_segment(segment)
+        other.close()
+
+
+class TestVirtual:
+    @pytest.mark.parametrize(
+        ("nbytes", "handle_size", "sizes"),
+        [
+            (2, 0, [2]),
+            (70, 0, [64, 4, 2]),
+            (200, 0, [64, 64, 64, 8]),
+            (70, 20, [20, 20, 20, 10]),
+            (6, 2, [2, 2, 2]),
+        ],
+    )
+    def test_segments_are_cut_into_handles(self, nbytes: int, handle_size: int, sizes: list[int]) -> None:
+        """Powers of two by default, or pieces of one size and a rest; their sum is the segment."""
+        assert [size // MIB for size in handle_sizes(nbytes * MIB, handle_size * MIB)] == sizes
+
+    def test_address_space_is_used_again_and_reserved_once(self, cuda: Cuda) -> None:
+        """A thousand segments come and go within one range."""
+        addresses = set()
+        for _ in range(50):
+            segments = [cuda.allocate_segment(nbytes * MIB, "virtual") for nbytes in (2, 6, 4)]
+            addresses |= {segment.address for segment in segments}
+            for segment in segments:
+                cuda.free_segment(segment)
+        assert len(addresses) == 3
+        source = cuda._segments.opened("virtual")
+        assert isinstance(source, VirtualSegments)
+        assert len(source._ranges) == 1
+
+    @pytest.mark.fake_only
+    def test_no_call_is_for_more_than_others_can_wait_for(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """A large segment is many short calls: no handle above 64 MiB, no access above 256."""
+        calls = {name: fake.calls(name) for name in ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap")}
+        cuda.free_segment(cuda.allocate_segment(640 * MIB, "virtual"))
+        assert {name: fake.calls(name) - before for name, before in calls.items()} == {
+            "cuMemCreate": 10,
+            "cuMemMap": 10,
+            "cuMemSetAccess": 3,
+            "cuMemUnmap": 10,
+        }
+
+    def test_holes_are_taken_first_fit_and_merge(self) -> None:
+        """The lowest hole that is large enough is taken, and what lies side by side is one hole again."""
+        space = Space()
+        space.add(100, 50)
+        first, second, third = (space.take(10) for _ in range(3))
+        assert (first, second, third) == (100, 110, 120)
+        space.add(100, 10)
+        assert space.take(20) == 130
+        space.add(120, 10)
+        space.add(110, 10)
+        assert space.take(30) == 100
+        assert space.take(1) is None
+
+
+class TestStreams:
+    def test_default_streams_have_their_names(self, cuda: Cuda) -> None:
+        """None, 0 and 1 are the legacy one; 2 is the calling thread's."""
+        for source in (None, 0, 1, cuda.default_stream):
+            assert cuda.stream_of(source) is cuda.default_stream
+        mine = cuda.stream_of(2)
+        assert cuda.stream_of(2) is mine
+        assert mine is not cuda.default_stream
+        theirs: list[CudaStream] = []
+        thread = threading.Thread(target=lambda: theirs.append(cuda.stream_of(2)))
+        thread.start()
+        thread.join()
+        assert theirs[0] is not mine
+        assert (cuda.default_stream.native, mine.native, mine.lasting) == (True, False, True)
+
+    def test_come_from_objects_of_other_libraries(self, cuda: Cuda) -> None:
+        """By the protocol, or by the attribute that torch, CuPy and numba have; the object is kept, and only then."""
+        handle = cuda.context.create_stream()
+
+        class Torch:
+            cuda_stream = handle
+
+        class CuPy:
+            ptr = handle
+
+        class Numba:
+            def __init__(self) -> None:
+                self.handle = ctypes.c_void_p(handle)
+
+        class Protocol:
+            def __cuda_stream__(self) -> tuple[int, int]:
+                return (0, handle)
+
+        for kind in (Torch, CuPy, Numba, Protocol):
+            owner = kind()
+            stream = cuda.stream_of(owner)
+            assert (stream.handle, stream.lasting, stream.native) == (handle, True, True)
+            assert stream.keeps is owner
+            assert cuda.stream_of(owner) is stream
+            assert cuda.stream_of(handle) is stream
+            del stream
+        cuda.context.destroy_stream(handle)
+
+    def test_default_streams_of_other_libraries_are_ours(self, cuda: Cuda) -> None:
+        """torch says 0 for its default stream, numba a null pointer."""
+
+        class Torch:
+            cuda_stream = 0
+
+        class Numba:
+            handle = ctypes.c_void_p(0)
+
+        assert cuda.stream_of(Torch()) is cuda.stream_of(Numba()) is cuda.default_stream
+
+    def test_a_bare_handle_is_not_lasting_until_an_owner_is_seen(self, cuda: Cuda) -> None:
+        """Nobody keeps it alive, so compiled code may not use it either."""
+        handle = cuda.context.create_stream()
+        stream = cuda.stream_of(handle)
+        assert (stream.lasting, stream.native) == (False, False)
+
+        class Owner:
+            cuda_stream = handle
+
+        assert cuda.stream_of(Owner()) is stream
+        assert (stream.lasting, stream.native) == (True, True)
+        del stream
+        cuda.context.destroy_stream(handle)
+
+    def test_a_handle_that_is_used_again_is_another_stream(self, cuda: Cuda) -> None:
+        """Streams are told apart by the driver's number for them, which no two ever have."""
+        handle = cuda.context.create_stream()
+        first = cuda.stream_of(handle)
+        cuda.context.destroy_stream(handle)
+        made = []
+        while handle not in made and len(made) < 64:  # drivers use handles again soon, but promise nothing
+            made.append(cuda.context.create_stream())
+        if handle not in made:
+            pytest.skip("this driver uses no handle again")
+        second = cuda.stream_of(handle)
+        assert second is not first
+        assert first.name != second.name
+        for one in made:
+            cuda.context.destroy_stream(one)
+
+    @pytest.mark.parametrize("source", [-1, 3, 4095, 1 << 64, 999_999, 1.0, True, "2", object(), CudaStream])
+    def test_what_cannot_be_a_stream_never_gets_to_the_driver(self, cuda: Cuda, source: object) -> None:
+        """It would follow the handle into nowhere."""
+        with pytest.raises(InvalidRequest, match="stream"):
+            cuda.stream_of(source)
+
+    def test_another_devices_stream_is_refused(self, cards: tuple[Cuda, Cuda]) -> None:
+        """It orders nothing here; neither does one of the host or a simulation."""
+        first, second = cards
+        strangers: list[object] = [second.create_stream(), Host().default_stream, Simulated().default_stream]
+        for stranger in strangers:
+            with pytest.raises(InvalidRequest, match="cuda:0"):
+                first.stream_of(stranger)
+        strangers.clear()
+
+    @pytest.mark.fake_only
+    def test_a_forgotten_stream_is_destroyed_after_its_work(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """The driver lets the work end; the fence tells of it."""
+        stream = cuda.create_stream()
+        fake.hold(stream.handle)
+        fake.launch(stream.handle)
+        fence = stream.record()
+        before = fake.live().get("streams", 0)
+        del stream
+        gc.collect()
+        assert fake.live().get("streams", 0) == before - 1
+        assert not fence.done()
+        fake.release()
+        assert fence.block(10)
+
+    @pytest.mark.fake_only
+    def test_a_threads_stream_is_named_by_itself_only_there(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """On another thread its fence is one of everything, and its wait one of all that follow the default stream."""
+        mine, other = cuda.stream_of(2), cuda.create_stream()
+        fake.hold(other.handle)
+        fake.launch(other.handle)
+        own = mine.record()
+        assert own.block(10)
+        held = other.record()
+
+        def elsewhere() -> None:
+            fences.append(mine.record())
+            mine.wait(held)
+            with pytest.raises(InvalidRequest, match="this thread's"):
+                cuda.fill(0, 1, 1, mine)
+            assert not mine.capturing()
+
+        fences = [own]
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert not fences[1].done()
+        behind = mine.record()
+        assert not behind.done()
+        fake.release()
+        assert fences[1].block(10)
+        assert behind.block(10)
+
+    @pytest.mark.fake_only
+    def test_captures_are_seen(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """A stream says whether its work is run or only noted, and a fence of everything leaves a capture alone."""
+        stream = cuda.create_stream()
+        graph = Capture(cuda, stream)
+        assert stream.capturing()
+        with pytest.raises(DeviceError, match="graph") as caught:
+            cuda.record_all()
+        assert caught.value.code == 900
+        fence = cuda.create_stream().record()
+        assert fence.done()
+        graph.end()
+        assert not stream.capturing()
+        assert cuda.record_all().block(10)
+        assert fake.violations() == []
+
+    @pytest.mark.fake_only
+    def test_captures_of_others_are_not_ended(self, cuda: Cuda) -> None:
+        """Growing, asking for fences and waiting go on while another thread captures in the strictest mode."""
+        stream = cuda.create_stream()
+        graph = Capture(cuda, stream)
+        segments, birth = [], cuda.create_stream()
+        for kind in KINDS:
+            segment = cuda.allocate_segment(MIB, kind, birth)
+            assert birth.record().block(10)
+            assert cuda.create_stream().record().block(10)
+            cuda.memory()
+            segments.append(segment)
+        for segment in segments:
+            cuda.free_segment(segment)
+        graph.end()
+        assert graph.failure is None
+
+
+class Capture:
+    """A graph captured on a stream in the global mode, on a thread of its own, until `end`."""
+
+    def __init__(self, cuda: Cuda, stream: CudaStream) -> None:
+        self._cuda, self._stream = cuda, stream
+        self._ends, self._begun = threading.Event(), threading.Event()
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._begun.wait(10)
+
+    def end(self) -> None:
+        self._ends.set()
+        self._thread.join()
+        assert self.failure is None
+
+    def _run(self) -> None:
+        from cuda.bindings import driver  # type: ignore[import-untyped]
+
+        try:
+            (code,) = driver.cuCtxPushCurrent(self._cuda.context.handle)
+            assert code == 0
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+            (code,) = driver.cuStreamBeginCapture(self._stream.handle, mode)
+            assert code == 0
+            self._begun.set()
+            self._ends.wait()
+            code, graph = driver.cuStreamEndCapture(self._stream.handle)
+            assert code == 0
+            driver.cuGraphDestroy(graph)
+            driver.cuCtxPopCurrent()
+        except BaseException as error:  # noqa: BLE001  # shown by the thread of the test
+            self.failure = error
+            self._begun.set()
+
+
+class TestFences:
+    @pytest.mark.fake_only
+    def test_events_serve_again(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """A thousand fences in turn take one event."""
+        cuda.default_stream.record()
+        before = fake.calls("cuEventCreate")
+        for _ in range(1000):
+            assert cuda.default_stream.record().done()
+        assert fake.calls("cuEventCreate") == before
+
+    @pytest.mark.fake_only
+    def test_a_fence_that_is_reached_is_not_asked_for_again(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """Reached is for ever, so the driver has nothing to add."""
+        fence = cuda.default_stream.record()
+        assert fence.done()
+        before = fake.calls()
+        assert fence.done()
+        assert fence.block()
+        cuda.create_stream()  # which keeps the count from being equal for a wrong reason
+        assert fake.calls("cuEventQuery") == 1
+        assert fake.calls() > before
+
+    @pytest.mark.fake_only
+    def test_a_fence_of_everything_covers_each_stream(self, fake: FakeDriver) -> None:
+        """Default streams, a stream of ours, and a forgotten one."""
+        gpu = Cuda()
+        streams: list[Callable[[], CudaStream]] = [
+            lambda: gpu.default_stream,
+            lambda: gpu.stream_of(2),
+            gpu.create_stream,
+        ]
+        for make in streams:
+            stream = make()
+            fake.hold(stream.handle)
+            fake.launch(stream.handle)
+            del stream
+            fence = gpu.record_all()
+            assert not fence.done()
+            fake.release()
+            assert fence.block(10)
+        gpu.close()
+
+    @pytest.mark.fake_only
+    def test_a_lost_device_fails_every_wait(self, fake: FakeDriver) -> None:
+        """Nobody waits for ever: asking, blocking and notices all end."""
+        gpu = Cuda()
+        fake.hold(1)
+        fake.launch(1)
+        fence = gpu.default_stream.record()
+        told = threading.Event()
+        fence.notify(told.set)
+        fake.lose()
+        assert told.wait(10)
+        for call in (fence.done, fence.block, fence.done):
+            with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+                call()
+        late = threading.Event()
+        fence.notify(late.set)
+        assert late.is_set()
+        gpu.close()
+
+    def test_fences_of_cards_can_wait_for_each_other(self, cards: tuple[Cuda, Cuda]) -> None:
+        """A stream of one card goes on behind work of another."""
+        first, second = cards
+        second.default_stream.wait(first.default_stream.record())
+        assert second.default_stream.record().block(10)
+        with pytest.raises(InvalidRequest, match="cuda:1"):
+            second.default_stream.wait(Host().default_stream.record())
+
+
+class TestCopies:
+    def test_page_locked_memory_holds_nobody_up(self, cuda: Cuda) -> None:
+        """The device knows which host memory its copies can use as it is."""
+        pinned = cuda.pinned()
+        segment = pinned.allocate_segment(MIB)
+        view = bytes_at(segment.address, MIB)
+        assert not cuda.copy_holds_up(memoryview(view))
+        assert cuda.copy_holds_up(memoryview(bytearray(MIB)))
+        assert not cuda.copy_holds_up(memoryview(b""))
+        there = cuda.allocate_segment(MIB, "direct")
+        stream = cuda.create_stream()
+        view[:] = np.arange(MIB) % 251
+        cuda.copy_in(there.address, memoryview(view), stream)
+        pinned.fill(segment.address, MIB, 0, stream)
+        cuda.copy_out(memoryview(view), there.address, stream)
+        stream.synchronize_blocking()
+        assert (view == np.arange(MIB) % 251).all()
+        cuda.free_segment(there)
+        pinned.free_segment(segment)
+
+    def test_empty_copies_ask_the_driver_nothing(self, cuda: Cuda) -> None:
+        """Zero bytes are copied already."""
+        before = cuda.driver_calls
+        cuda.fill(0, 0, 0, cuda.default_stream)
+        cuda.copy(0, 0, 0, cuda.default_stream)
+        cuda.copy_in(0, memoryview(b""), cuda.default_stream)
+        cuda.copy_out(memoryview(bytearray()), 0, cuda.default_stream)
+        cuda.peer_copy(0, 0, 0, cuda, cuda.default_stream)
+        assert cuda.driver_calls == before
+
+    @pytest.mark.parametrize("runner", [0, 1])
+    def test_cards_copy_from_each_other(self, cards: tuple[Cuda, Cuda], runner: int) -> None:
+        """On a stream of either."""
+        first, second = cards
+        source, target = first.allocate_segment(MIB), second.allocate_segment(MIB)
+        back = bytearray(2)
+        stream = cards[runner].create_stream()
+        first.fill(source.address, 2, 9, first.default_stream)
+        first.default_stream.synchronize_blocking()
+        second.peer_copy(target.address, source.address, 2, first, stream)
+        stream.synchronize_blocking()
+        second.copy_out(memoryview(back), target.address, second.default_stream)
+        second.default_stream.synchronize_blocking()
+        assert list(back) == [9, 9]
+        with pytest.raises(InvalidRequest, match="CUDA device"):
+            second.peer_copy(0, 0, 1, Host(), stream)
+        first.free_segment(source)
+        second.free_segment(target)
+
+    def test_access_is_granted_to_cards_that_have_a_link(self, cards: tuple[Cuda, Cuda]) -> None:
+        """Twice is fine; a host has none, and no card needs one to itself."""
+        first, second = cards
+        segment = first.allocate_segment(MIB)
+        first.grant_access([second, first])
+        first.grant_access([second])
+        second.fill(segment.address, 4, 3, second.default_stream)
+        second.default_stream.synchronize_blocking()
+        strangers: list[Device] = [Host(), Simulated()]
+        for stranger in strangers:
+            with pytest.raises(InvalidRequest, match="peers"):
+                first.grant_access([stranger])
+        first.free_segment(segment)
+
+    @pytest.mark.fake_only
+    def test_a_card_without_a_link_is_named(self, fake: FakeDriver) -> None:
+        """And is granted nothing."""
+        fake.devices(2)
+        first, second = Cuda(0), Cuda(1)
+        fake.unlink(1, 0)
+        with pytest.raises(InvalidRequest, match="devices that can reach"):
+            first.grant_access([second])
+        first.close()
+        second.close()
+
+
+class TestNotifications:
+    @pytest.mark.fake_only
+    def test_being_over_budget_is_counted(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """Each notice counts, from this device's opening on, and nobody listens to a closed one."""
+        assert fake.over_budget(MIB) == 1
+        later = Cuda()
+        assert (cuda.over_budget, later.over_budget) == (1, 0)
+        fake.over_budget(MIB)
+        assert (cuda.over_budget, later.over_budget, cuda.pinned().over_budget) == (2, 1, 2)
+        later.close()
+        assert fake.over_budget(MIB) == 1
+        cuda.close()
+        assert fake.over_budget(MIB) == 0
+
+
+class TestClosing:
+    @pytest.mark.fake_only
+    @pytest.mark.parametrize("kind", [*KINDS, "pinned"])
+    def test_the_context_outlives_the_last_segment(self, fake: FakeDriver, kind: str) -> None:
+        """A closed device gives back what is held, whenever that comes; then all is gone."""
+        gpu = Cuda()
+        owner = gpu.pinned() if kind == "pinned" else gpu
+        segment = owner.allocate_segment(MIB, kind)
+        gpu.default_stream.synchronize_blocking()
+        gpu.close()
+        gpu.close()
+        assert fake.live()["contexts"] == 1
+        with pytest.raises(InvalidRequest, match="open"):
+            owner.allocate_segment(MIB, kind)
+        owner.free_segment(segment)
+        assert fake.live() == {}
+
+    @pytest.mark.fake_only
+    def test_the_context_outlives_the_last_fence_and_stream(self, fake: FakeDriver) -> None:
+        """Whoever still asks gets an answer."""
+        gpu = Cuda()
+        stream = gpu.create_stream()
+        fake.hold(stream.handle)
+        fake.launch(stream.handle)
+        fence = stream.record()
+        gpu.close()
+        assert not fence.done()
+        fake.release()
+        assert fence.block(10)
+        assert fake.live()["contexts"] == 1
+        del fence, stream
+        gc.collect()
+        assert fake.live() == {}
+
+    @pytest.mark.fake_only
+    def test_a_device_that_is_forgotten_leaves_no_thread(self, fake: FakeDriver) -> None:
+        """Closing is better, but forgetting is no leak of threads."""
+        before = set(threading.enumerate())
+        gpu = Cuda()
+        fence = gpu.default_stream.record()
+        told = threading.Event()
+        fake.hold(1)
+        busy = gpu.default_stream.record()
+        busy.notify(told.set)
+        thread = next(iter(set(threading.enumerate()) - before))
+        fake.release()
+        assert told.wait(10)
+        del gpu, fence, busy
+        gc.collect()
+        thread.join(10)
+        assert not thread.is_alive()
+
+    @pytest.mark.fake_only
+    def test_a_reset_device_can_be_opened_anew(self, fake: FakeDriver) -> None:
+        """What somebody's reset has taken is gone; a new device begins with the new context."""
+        old = Cuda()
+        fence = old.default_stream.record()
+        fake.reset()
+        new = Cuda()
+        new.free_segment(new.allocate_segment(MIB))
+        assert new.default_stream.record().block(10)
+        with pytest.raises(DeviceError):
+            fence.done()
+        old._segments._sources.clear()
+        del fence, old
+        gc.collect()
+        new.close()
+        gc.collect()
+        assert fake.live() == {}
