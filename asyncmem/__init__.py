@@ -36,7 +36,7 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import AsyncMemoryPool, Budget, Lease, MemoryShare, Request
+from asyncmem.pool import AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -52,10 +52,12 @@ __all__ = [
     "Budget",
     "Buffer",
     "BufferReleased",
+    "Copy",
     "DeadlockError",
     "Device",
     "DeviceError",
     "Fence",
+    "GraphMemory",
     "Host",
     "InvalidRequest",
     "LeakWarning",
@@ -64,6 +66,7 @@ __all__ = [
     "OutOfMemoryError",
     "OutOfMemoryFacts",
     "OwnerInfo",
+    "Pin",
     "PoolClosed",
     "PoolOptions",
     "PoolStats",

@@ -100,6 +100,12 @@ class _Lender:
         self._use_on(buffer, stream)
         buffer._set_home(buffer._core.register_stream(buffer.device.stream_of(stream)))
 
+    def _copy(self, buffer: Buffer, *_: object) -> object:
+        raise InvalidRequest("copy", buffer, "a pool's buffer", hint="call the method of the pool's buffer on this one")
+
+    def _pin(self, buffer: Buffer) -> object:
+        raise InvalidRequest("pin()", buffer, "a pool's buffer: its owner keeps this one where it is")
+
     def _to_device(self, buffer: Buffer) -> object:
         raise InvalidRequest("to_device()", buffer, 'a buffer that fallback="host" placed on the host')
 

@@ -76,7 +76,11 @@ class PoolStats:
     pending_fence_bytes: int = 0
     """Free, but a stream may still be working on it."""
     exported_bytes: int = 0
-    """Freed by their owner, and kept until the last array made from them is gone."""
+    """Freed by their owner, and kept until the last array made from them, or the last pin, is gone."""
+    pinned_bytes: int = 0
+    """Held in place by `pin()`: neither handed out again nor given back to the driver until they are unpinned."""
+    captured_bytes: int = 0
+    """Freed, and kept for the launches of captured graphs until their memory is released."""
     largest_hole: int = 0
     """The largest request that free memory can serve in one piece."""
     peak_allocated: int = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, final, overload
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, final, overload
 
 import numpy as np
 
@@ -23,6 +23,22 @@ S = TypeVar("S", bound=np.generic)
 # DLPack's device types: dlpack.h, DLDeviceType.
 _CPU: Final = (1, 0)
 _CUDA: Final = 2
+
+
+class Copying(Protocol):
+    """A copy that has started: `asyncmem.Copy`."""
+
+    def done(self) -> bool:
+        """Say whether all of it is there."""
+        ...
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Wait on this thread until all of it is there; False when `timeout` seconds passed first."""
+        ...
+
+    def __await__(self) -> Generator[object, object, None]:
+        """Wait until all of it is there."""
+        ...
 
 
 @final
@@ -75,6 +91,28 @@ class Array:
     def __repr__(self) -> str:
         """Answer one line: element type, shape, buffer."""
         return f"<Array {self._element.name}{list(self.shape)} over {self.buffer!r}>"
+
+    def copy_from(self, source: object, *, stream: object = None) -> Copying:
+        """Start copying as many elements from the host, or from another buffer or array; see `Buffer.copy_from`.
+
+        Raises:
+            InvalidRequest: It has not the bytes of this array, or elements of another size.
+        """
+        return self.buffer._copy(self._matching("source", source), source, stream, into=True)
+
+    def copy_to(self, target: object, *, stream: object = None) -> Copying:
+        """Start copying all elements to the host, or to another buffer or array; see `Buffer.copy_to`.
+
+        Raises:
+            InvalidRequest: It has not the bytes of this array, or elements of another size.
+        """
+        return self.buffer._copy(self._matching("target", target), target, stream, into=False)
+
+    def _matching(self, what: str, other: object) -> int:
+        nbytes, itemsize = getattr(other, "nbytes", None), getattr(other, "itemsize", 1)
+        if nbytes not in (None, self.nbytes) or itemsize not in (1, self._element.itemsize):
+            raise InvalidRequest(what, other, f"{self.nbytes} bytes, in elements of {self._element.itemsize}")
+        return self.nbytes
 
     @overload
     def numpy(self) -> NDArray[np.generic]: ...

@@ -101,7 +101,8 @@ class Device(ABC):
     dlpack_device: tuple[int, int]
     default_stream: Stream
     fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
-    checker: MemoryChecker | None = None  # whoever wants to hear of each block; None costs nothing
+    checker: MemoryChecker | None = None
+    """Whoever wants to hear of each block; None costs nothing."""
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
 
     @property

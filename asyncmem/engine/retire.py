@@ -255,6 +255,8 @@ class Retire:
 
     def _record(self, index: int, epoch: int) -> Fence:
         stream = self._stream(index)
+        if stream is not None and stream.capturing():  # the fence would become a part of the graph
+            raise DeviceError("record", code=0, code_name="the stream is being captured", device=self._device.name)
         fence = self._device.record_all() if stream is None else stream.record()
         self._records += 1
         queue = self._fences.setdefault(index, deque())

@@ -6,10 +6,13 @@ event loop, and `blocking` serves callers that cannot await. The lock, and the p
 it wakes, are compiled: `Turn` and `Desk` in the core.
 """
 
+from asyncmem.pool.copies import Copy
+from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
+from asyncmem.pool.pins import Pin
 from asyncmem.pool.pool import AsyncMemoryPool
 from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.request import Request
 from asyncmem.pool.share import Budget
 
-__all__ = ["AsyncMemoryPool", "Budget", "Lease", "MemoryShare", "Request"]
+__all__ = ["AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request"]

@@ -23,10 +23,12 @@ from asyncmem.errors import (
 )
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.blocking import BlockingCalls
+from asyncmem.pool.graph import Captures
 from asyncmem.pool.holdings import named_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.pins import Pins
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from asyncmem.engine.retire import Retire
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.graph import Captured
     from asyncmem.pool.home import Home
     from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.share import Budget, Share
@@ -89,6 +92,8 @@ class Flow(Desk):
         self.busy = False
         self.budgets: list[Budget] = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
+        self.captures = Captures(self)
+        self.pins = Pins(self.turn)
         self.pressure = PressureWatch(self, core)
         self.upkeep = Upkeep(self)
         self.submit = submit
@@ -109,6 +114,8 @@ class Flow(Desk):
             error = self.refusing or share.refusal(waiting)
             if error is not None:
                 waiting.finish(None, error)
+            elif waiting.capture is not None and self._grant_own(waiting, waiting.capture):
+                pass  # it was this capture's already, so nobody is passed
             elif share.may_wait and not self._may_be_there(waiting):
                 self._queue_up(waiting, share)  # there is no such memory before somebody frees some
                 if (
@@ -126,6 +133,12 @@ class Flow(Desk):
                 self._changed, self._tried = True, waiting
         finally:
             turn.leave()
+
+    def _grant_own(self, waiting: Waiting, capture: Captured) -> bool:
+        found = capture.graph.reuse(waiting, capture.home)
+        if found is not None:
+            self._granted(waiting, found)
+        return found is not None
 
     def _may_be_there(self, waiting: Waiting) -> bool:
         return waiting.total <= self.supply.limit - self.core.live()
@@ -185,7 +198,12 @@ class Flow(Desk):
         """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
         with self.turn:
             self._owner_blocks += change
-            self.core.observed = self._owner_blocks > 0 or self.notes_all(self.options)
+            self.observe()
+
+    def observe(self) -> None:
+        """Have every request go the way that looks at it, while there is something to see (with the turn held)."""
+        watched = self._owner_blocks > 0 or self.captures.open
+        self.core.observed = watched or self.notes_all(self.options)
 
     # -- what happens to a waiting request -------------------------------------------------------------------------
 
@@ -284,7 +302,7 @@ class Flow(Desk):
         self.core.set_limit(0, limit)
         self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
-        self.core.observed = self._owner_blocks > 0 or self.notes_all(options)
+        self.observe()
         self.pressure.look()
         self.changed()
 
@@ -344,7 +362,16 @@ class Flow(Desk):
         tried, self._tried = self._tried, None
         return tried is not None and len(self.queue) == 1 and tried.queue is self.queue
 
+    def _serve_captures(self) -> None:
+        for waiting in list(self.waiters()):
+            capture = waiting.capture
+            if capture is not None and self._grant_own(waiting, capture):
+                self._leave(waiting)
+                self._owed.append(waiting.wake)
+
     def _serve(self) -> None:
+        if self.captures.open:
+            self._serve_captures()
         for budget in reversed(self.budgets):  # the inner ones were made last
             if len(budget.queue):
                 for waiting in budget.queue.serve(budget.let_through, budget.room):
@@ -435,7 +462,7 @@ class Flow(Desk):
 
     def errand_without_hope(self, waiting: Waiting) -> Errand | None:
         """Answer what is left to do where no memory can be made: the host, or the last rungs (with the turn held)."""
-        if self.options.fallback is not None:
+        if self.options.fallback is not None and waiting.capture is None:
             return partial(self._serve_from_host, waiting)
         # Waiting helps as long as somebody holds memory, or some is under way.
         if self.core.live() == 0 and not self.supply.leaving and not self.supply.coming:

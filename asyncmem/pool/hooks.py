@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.copies import Copy, Part, start
+from asyncmem.pool.graph import graph_of, need_uncaptured
 from asyncmem.pool.holdings import current_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import Notes, notes_of
+from asyncmem.pool.pins import Pin
 from asyncmem.pool.share import Share
 from asyncmem.units import format_size
 
@@ -47,7 +50,13 @@ class Hooks(Share):
         checker = flow.core.device.checker
         if checker is not None and buffer.nbytes:
             checker.close_block(buffer._address)
-        buffer._release(flow.retire.entries_for(users) if users else ())
+        graph = graph_of(buffer)
+        if graph is not None and not graph.released:
+            graph.keep(buffer, users)
+        else:
+            if graph is not None:  # it was launched nobody knows where
+                users.add(flow.retire.everywhere())
+            buffer._release(flow.retire.entries_for(users) if users else ())
         if isinstance(notes, Notes) and notes.owner is not None:
             flow.turn.post(notes.let_go)
         if flow.supply.direct:
@@ -57,6 +66,7 @@ class Hooks(Share):
         flow = self.flow
         index = flow.retire.everywhere() if stream is None else flow.stream_index(stream)
         if stream is not None and index != buffer.home:
+            self._need_uncaptured(buffer.home, index)
             flow.retire.use_on(buffer.home, index)
         if index != buffer.home:
             notes_of(buffer).users.add(index)
@@ -68,6 +78,7 @@ class Hooks(Share):
         if index == buffer.home:
             return
         if index is not None:
+            self._need_uncaptured(buffer.home, index)
             retire.use_on(buffer.home, index)
             known = retire.streams[index]
             # Who consumes an export may end its stream before it lets go: then nothing can be asked of the mere number.
@@ -77,8 +88,20 @@ class Hooks(Share):
     def _hand_over(self, buffer: Buffer, stream: object) -> None:
         if buffer._block:
             index = self.flow.stream_index(stream)
-            self.flow.retire.hand_over(buffer._block, index)
-            buffer._set_home(index)
+            if index != buffer.home:
+                self._need_uncaptured(buffer.home, index)
+                self.flow.retire.hand_over(buffer._block, index)
+                buffer._set_home(index)
+
+    def _need_uncaptured(self, *indices: int) -> None:
+        for index in indices:
+            need_uncaptured(self._core.stream_objects[index])
+
+    def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool) -> Copy:
+        return start(self.flow, Part(buffer, nbytes), other, stream, into=into)
+
+    def _pin(self, buffer: Buffer) -> Pin:
+        return Pin(self.flow.pins, buffer)
 
     def _forgotten(self, buffer: Buffer) -> None:
         site = buffer.notes.site if isinstance(buffer.notes, Notes) else None
@@ -94,8 +117,7 @@ class Hooks(Share):
         if wanted is None:
             raise InvalidRequest("to_device()", buffer, 'a buffer that fallback="host" placed on the host')
         moved = await wanted.allocate_async(buffer.nbytes, tag=buffer.tag)
-        moved.device.copy_in(moved.address, memoryview(buffer), moved.stream)
-        await moved.stream.synchronize()
+        await moved.copy_from(memoryview(buffer))
         buffer.free()
         return moved
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from asyncmem.core import GRANULE, Core
 from asyncmem.devices import Device, device
@@ -13,6 +13,7 @@ from asyncmem.engine.retire import Retire
 from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.copies import Copies
 from asyncmem.pool.flow import Flow
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.supply import Supply
@@ -46,6 +47,8 @@ class House:
         self._owns_device = self.device is not spec
         if isinstance(options.limit, int):
             self.device.suggest_capacity(options.limit)
+        if options.peers:
+            self.device.grant_access([device(cast("Device | str", peer)) for peer in options.peers])
         self.total = self.device.capacity
         known = ("auto", "direct", *self.device.segment_kinds)
         if options.segments not in known:
@@ -64,6 +67,9 @@ class House:
         with self.flow.turn:
             self.core.set_limit(0, self.flow.supply.limit)
             self.flow.pressure.look()
+        self.copies = Copies(self)
+        self._factory = factory
+        self._copier: WorkerLike | None = None
         self.released = False
         self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
@@ -90,6 +96,16 @@ class House:
         self.worker.submit(latch)
         return latch
 
+    def copier(self) -> WorkerLike:
+        """Answer the thread that makes copies which would hold up their callers; starts it at the first need."""
+        with _starting:
+            if self._copier is None or not self._copier.alive:
+                me = weakref.ref(self)
+                name = f"asyncmem {self.flow.pool.name} copies"
+                self._copier = self._factory(name, lambda: _lasts(me), lambda error: _died(me, error))
+                self._copier.start()
+            return self._copier
+
     def release(self) -> None:
         """Give everything that is free back to the device (blocks); the rest follows as it is freed."""
         flow = self.flow
@@ -103,6 +119,8 @@ class House:
             if self._owns_device:
                 self.device.close()
             self.worker.close(0)
+            if self._copier is not None:
+                self._copier.close(0)
 
     def run_last(self, job: Callable[[], None]) -> None:
         """Have a job run for a closed pool: by the worker, or by a thread of its own where that has died."""
@@ -118,6 +136,7 @@ class House:
             self._over_budget = self.device.over_budget
             flow.upkeep.give_up()
         flow.taker.poll()
+        self.copies.look()
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device
             if len(flow.queue):
@@ -143,6 +162,7 @@ def _forked() -> None:
         )
 
 
+_starting = threading.Lock()
 _houses: weakref.WeakSet[House] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_forked)
 
@@ -190,6 +210,11 @@ def warn_of_leaks(house: House) -> None:
 def _tick(me: weakref.ref[House]) -> bool:
     house = me()
     return house is not None and house.tick()
+
+
+def _lasts(me: weakref.ref[House]) -> bool:
+    house = me()
+    return house is not None and not house.released
 
 
 def _died(me: weakref.ref[House], error: BaseException) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncmem.pool.flow import Flow
+    from asyncmem.pool.graph import Captured
     from asyncmem.pool.supply import Order, Return
     from asyncmem.pool.waiting import Waiting
 
@@ -33,9 +34,16 @@ class Ladder:
         self.rungs = flow.tally.rungs
 
     def grow_for(self, waiting: Waiting) -> Callable[[], None] | None:
-        """Answer the errand that gets all of a request from the device, or None where the limit forbids it."""
+        """Answer the errand that gets all of a request from the device, or None where the limit forbids it.
+
+        Captured work cannot wait for anything, so before that its request has the host wait for free memory.
+        """
         order = self._supply.order(waiting.pieces, waiting.stream)
-        return None if order is None else partial(self._grow, order, waiting)
+        if order is not None:
+            return partial(self._grow, order, waiting)
+        if waiting.capture is not None and not waiting.capture.settled:
+            return partial(self._settle, waiting, waiting.capture)
+        return None
 
     def make_room_for(self, waiting: Waiting) -> Callable[[], None] | None:
         """Answer the errand that turns free memory into what a request needs, or None where only others can help.
@@ -66,6 +74,13 @@ class Ladder:
             self._supply.fill(order)
         except OutOfMemoryError:
             return  # noted by the supply; the next rung is another errand
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
+
+    def _settle(self, waiting: Waiting, capture: Captured) -> None:
+        capture.settled = True
+        try:
+            self._flow.captures.settle()
         except DeviceError as error:
             self._flow.fail(waiting, error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.errors import BufferReleased, InvalidRequest, OutOfMemoryError
+from asyncmem.pool.graph import graph_of
 from asyncmem.pool.holdings import current_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import Notes
@@ -116,6 +117,11 @@ class Lease(Share):
     def _enter(self, found: Buffer) -> Self:
         flow = super().flow
         core = found._core
+        if graph_of(found) is not None:
+            found.free()
+            raise InvalidRequest(
+                "lease", self, "a stream that is not being captured: a graph's memory outlives its lease"
+            )
         owner = current_owner(running_home(flow.home))
         place = found.address, found.size
         parent = self.parent

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from asyncmem.core import Buffer
+    from asyncmem.pool.graph import GraphMemory
     from asyncmem.pool.share import Share
 
 _PACKAGE = __name__.partition(".")[0]
@@ -25,13 +26,15 @@ class Notes:
         share: Where `owner` counts as its holder.
         place: Address and bytes that it holds.
         users: Streams, by index, that use it beside its home.
+        graph: The captured graph that its memory stays with, or None.
         site: "file:line" where it was asked for, when tracking is on.
     """
 
-    __slots__ = ("owner", "place", "share", "site", "users")
+    __slots__ = ("graph", "owner", "place", "share", "site", "users")
 
     def __init__(self, site: str | None = None) -> None:
         self.owner: Hashable = None
+        self.graph: GraphMemory | None = None
         self.share: Share | None = None
         self.place = (0, 0)
         self.users: set[int] = set()

@@ -13,9 +13,11 @@ from asyncmem.errors import LeakWarning, PoolClosed
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.fallback import HostFallback
+from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.hooks import Hooks
 from asyncmem.pool.house import House, core_settings, warn_of_leaks
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.pinned import PinnedMemory
 from asyncmem.pool.snapshot import counters, pool_stats, since, summary
 from asyncmem.pool.waiting import Waiting
 from asyncmem.pool.worker import Worker
@@ -71,6 +73,7 @@ class AsyncMemoryPool(Hooks):
         self._closed = False
         self._ready: Latch[object] | None = None
         self.fallback = HostFallback(self)
+        self._pinned = PinnedMemory(self)
 
     def __repr__(self) -> str:
         if self._house is None:
@@ -180,6 +183,7 @@ class AsyncMemoryPool(Hooks):
         with anyio.CancelScope(shield=True):
             await last.wait(timeout)
             await self.fallback.aclose(timeout)
+            await self._pinned.aclose(timeout)
         self._end(house, last)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -191,6 +195,7 @@ class AsyncMemoryPool(Hooks):
         last = self._finish(house)
         last.block(timeout)
         self.fallback.close(timeout)
+        self._pinned.close(timeout)
         self._end(house, last)
 
     def _finish(self, house: House) -> Latch[object]:
@@ -250,6 +255,39 @@ class AsyncMemoryPool(Hooks):
     def options(self) -> PoolOptions:
         """The options in force."""
         return self._options
+
+    @property
+    def pinned(self) -> AsyncMemoryPool:
+        """The pool of page-locked host memory that copies of this device read and write directly; closed with this one.
+
+        It is made when it is first asked for, has the streams of this pool's device, and may take a quarter of the
+        host's memory: ``pool.pinned.resize(limit=...)`` changes that. On the host it is a pool of ordinary memory.
+
+        Raises:
+            PoolClosed: This pool is closed.
+            InvalidRequest: The device has no such memory.
+        """
+        return self._pinned.of(self)
+
+    def graph(self, stream: object = None) -> GraphMemory:
+        """Take in what is allocated on streams while they are captured: ``with pool.graph() as memory:``.
+
+        A captured graph repeats its work on the same addresses, so memory that is allocated inside the block on a
+        captured stream stays with the answer until its `release()`, also when it is freed; freed inside, it serves the
+        capture again. Outside of such a block, allocating on a captured stream raises `InvalidRequest`. Buffers of
+        before are no business of the graph's: keep those that the captured work uses for as long as it is launched.
+
+        Args:
+            stream: The only captured stream whose memory is meant; None for any.
+
+        Raises:
+            PoolClosed: The pool is closed.
+            InvalidRequest: The stream is another device's.
+        """
+        flow = self.flow
+        if flow.refusing is not None:
+            raise flow.refusing
+        return GraphMemory(flow, None if stream is None else flow.stream_index(stream))
 
     def own_limit(self) -> int:
         """Answer the most bytes that may be reserved."""

@@ -142,6 +142,9 @@ class Share(Allocator):
         waiting = Waiting(flow, self, exact, running_home(flow.home))
         if stream is not None:
             waiting.stream = flow.stream_index(stream)
+        home = self._core.stream_objects[waiting.stream]
+        if home is not None and home.capturing():
+            flow.captures.admit(waiting)
         if tag is not None:
             waiting.tag = _text(tag)
         if priority != 0:

@@ -82,6 +82,7 @@ class Supply:
         self.pregrow = options.pregrow
         self.min_free = 0
         self.overlap = options.overlap
+        self.settled: int | None = None  # the stream, by index, whose segments the host must see ready
         self.limit = 0
         self.coming = 0
         self.leaving = 0
@@ -202,9 +203,20 @@ class Supply:
             wishes.append(order.need)
         stream = self._retire.streams[order.stream]
         segment = self._first_of(wishes, stream)
-        if self.zero:
-            self._device.fill(segment.address, segment.nbytes, 0, stream or self._device.default_stream)
+        try:
+            self._make_ready(segment, order, stream or self._device.default_stream)
+        except BaseException:
+            with self._turn:
+                self.leaving += segment.nbytes
+                self.stranded.append(Return(segment, [(order.stream, self._core.close_epoch(order.stream))]))
+            raise
         return segment
+
+    def _make_ready(self, segment: Segment, order: Order, stream: Stream) -> None:
+        if self.zero:
+            self._device.fill(segment.address, segment.nbytes, 0, stream)
+        if order.stream == self.settled:
+            stream.record().block()
 
     def _first_of(self, wishes: list[int], stream: Stream | None) -> Segment:
         for nbytes in wishes[:-1]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from asyncmem.core import Batch
 from asyncmem.errors import AsyncmemError, DeviceError
-from asyncmem.pool.notes import Notes
+from asyncmem.pool.notes import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,11 +35,16 @@ class Taker:
 
         Where `may_grow`, None may also mean: not without making a stream wait, and growth is allowed to avoid that.
         """
-        found = self._find(waiting.share, waiting, may_grow=may_grow)
+        capture = waiting.capture
+        if capture is not None:
+            found = capture.graph.take(waiting, capture.home)
+        else:
+            found = self._find(waiting.share, waiting, may_grow=may_grow)
         noted = waiting.site is not None or waiting.holder is not None
         if found is not None and (noted or self._supply.direct or self._checker is not None):
             for buffer in found if isinstance(found, Batch) else [found]:
-                buffer.notes = note = Notes(waiting.site)
+                note = notes_of(buffer)
+                note.site = waiting.site
                 if waiting.holder is not None:
                     note.hold(waiting.share, waiting.holder, (buffer.address, buffer.size))
                 if self._checker is not None and buffer.nbytes:

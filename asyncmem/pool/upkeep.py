@@ -91,7 +91,14 @@ class Upkeep:
 
     def _send_back(self, returns: list[Return]) -> None:
         if returns:
-            self._flow.owe(partial(self._flow.submit, self._flow.ladder.trim(returns)))
+            self._flow.owe(partial(self._flow.submit, partial(self._give_back, self._flow.ladder.trim(returns))))
+
+    def _give_back(self, errand: Callable[[], None]) -> None:
+        try:
+            errand()
+        finally:
+            with self._flow.turn:
+                self._flow.changed()  # what has gone back made room for whoever waits to grow
 
     def defragment(self) -> None:
         """Merge free neighbours of different streams, when enough is in pieces (with the turn held)."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Batch, Buffer
     from asyncmem.pool.flow import Flow
+    from asyncmem.pool.graph import Captured
     from asyncmem.pool.home import Home, Sleeper
     from asyncmem.pool.share import Budget, Share
     from asyncmem.pool.tally import Tally
@@ -35,7 +36,7 @@ class Waiting(Waiter):
         home: The event loop it was asked on, or None outside of any.
     """
 
-    __slots__ = ()
+    __slots__ = ("_capture",)
 
     if TYPE_CHECKING:  # the core keeps these, and tells none of their types
         keeper: Flow
@@ -47,6 +48,7 @@ class Waiting(Waiter):
         result: Buffer | Batch | None
         _callbacks: tuple[Callable[[], None], ...]
         _sleepers: tuple[Sleeper, ...]
+        _capture: Captured
 
     def __init__(self, keeper: Flow, share: Share, sizes: tuple[int, ...], home: Home | None) -> None:
         self.keeper = keeper
@@ -60,6 +62,15 @@ class Waiting(Waiter):
             self._sizes = sizes
             self.nbytes = min(sum(sizes), _MOST)
             self.total = min(sum(self.pieces), _MOST)
+
+    @property
+    def capture(self) -> Captured | None:
+        """The graph that its memory is for, and the captured stream that will be its home; None for most."""
+        return getattr(self, "_capture", None)
+
+    @capture.setter
+    def capture(self, capture: Captured) -> None:
+        self._capture = capture
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -2,27 +2,20 @@
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, OutOfMemoryError
-from asyncmem.devices import Latencies, Simulated
+from asyncmem import OutOfMemoryError
+from asyncmem.devices import Simulated
 from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import whole
-from asyncmem.testing.stepworker import StepWorker
+
+from .support import MIB, SteppedPool, quick_device
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
-
-MIB = 1 << 20
-
-
-class SteppedPool(AsyncMemoryPool):
-    """A pool whose worker is steps of the loop, so that every run is the same."""
-
-    _worker_factory = StepWorker
 
 
 @pytest.fixture
 def device() -> Simulated:
     """A device whose calls take no time."""
-    return Simulated("64 MiB", latencies=Latencies.zero())
+    return quick_device()
 
 
 def test_growth_leaves_others_what_is_theirs(device: Simulated) -> None:

@@ -17,22 +17,16 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Latencies, Simulated, SimulatedStream
 from asyncmem.testing import run_steps
-from asyncmem.testing.stepworker import StepWorker
 from asyncmem.units import Size, parse_size
+
+from .support import MIB, SteppedPool, quick_device
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
 
-MIB = 1 << 20
 SEGMENT = 64 * MIB  # what a pool grows by
 ROUNDS = 60
 ROW = 2048 * 4  # bytes of a row of 2048 floats
 PER_ROW = 2e-7  # seconds that a product of one row and a 2048 x 2048 matrix takes
-
-
-class SteppedPool(AsyncMemoryPool):
-    """A pool whose worker is steps of the loop, so that every run is the same."""
-
-    _worker_factory = StepWorker
 
 
 class Outcome(NamedTuple):
@@ -139,7 +133,7 @@ def test_share_is_of_what_was_live() -> None:
 @pytest.fixture
 def device() -> Simulated:
     """A device whose calls take no time."""
-    return Simulated("64 MiB", latencies=Latencies.zero())
+    return quick_device()
 
 
 async def busy(pool: AsyncMemoryPool, stream: SimulatedStream, mib: int) -> None:

@@ -8,6 +8,9 @@ import pytest
 from asyncmem import AsyncMemoryPool, DeadlockError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.devices import Latencies, Simulated
 from asyncmem.pool.waiting import Waiting
+from asyncmem.testing import run_steps
+
+from .support import SteppedPool
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +51,18 @@ async def test_what_was_granted_meanwhile_is_not_failed() -> None:
         assert waiting.result is not None
         assert waiting.result.nbytes == MIB
         waiting.result.free()
+
+
+@pytest.mark.may_block  # the worker's calls are steps of the loop
+def test_direct_pool_serves_who_waits_for_what_goes_back() -> None:
+    """Room that a free makes is used as soon as the segment is back, without waiting for the worker to look again."""
+
+    async def main() -> None:
+        async with SteppedPool(device(), limit=16 * MIB, segments="direct") as pool:
+            (await pool.allocate_async(MIB)).free()
+            (await pool.allocate_async(16 * MIB, timeout=1)).free()
+
+    run_steps(main())
 
 
 async def test_unknown_segment_kind_is_refused_at_the_opening() -> None:

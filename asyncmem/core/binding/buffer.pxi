@@ -226,6 +226,15 @@ cdef class Buffer:
         self.need("exporting it")
         self.hooks()._lend(self, stream)
 
+    def _withhold(self):
+        """Answer the block of a buffer that is being freed; it stays taken until the caller frees it. For the pool."""
+        cdef uint32_t block = self.block
+        if self.alive:
+            raise RuntimeError("_withhold() is for a buffer that is being freed")
+        self.block = 0
+        self.untag()
+        return block
+
     def _pin(self):
         """Answer an object that counts as an export for as long as it lives."""
         self.need("exporting it")
@@ -356,6 +365,58 @@ cdef class Buffer:
         """Move a buffer that fell back to the host to the device it was asked for. Awaitable."""
         self.need("to_device()")
         return self.hooks()._to_device(self)
+
+    def copy_from(self, source, *, stream=None):
+        """Start copying host memory or another buffer to the first bytes of this one, and answer a Copy to await.
+
+        It comes behind what the home and `stream` were given so far, and later work of the home comes behind it. Nobody
+        else may use the bytes until it is done. Freeing either side meanwhile is safe; host memory is kept. Cancelling
+        the await stops nothing. Where the device says that copying would hold up the caller, as CUDA does for memory
+        that is not page-locked, a thread makes the copy: then await it before submitting what needs the bytes.
+
+        Args:
+            source: Anything with the buffer protocol, contiguous, or a buffer or array of any device; at most nbytes.
+            stream: The stream that copies; None for the home.
+
+        Raises:
+            InvalidRequest: It is none of these, is longer, or a stream is being captured.
+            DeviceError: The device refused to begin. What it says later is raised at the await.
+        """
+        return self._copy(self.nbytes, source, stream, True)
+
+    def copy_to(self, target, *, stream=None):
+        """Start copying to host memory, or to another buffer, and answer a Copy to await.
+
+        As copy_from, the other way round: `target`, if the host's, gets as many of the first bytes as it is long, and has
+        them once the await returns. Later work of the home is not held back: let it only read, or await the copy first.
+        """
+        return self._copy(self.nbytes, target, stream, False)
+
+    def copy_to_device(self, other, *, stream=None):
+        """Start copying all bytes to another buffer, of this device or of a peer, and answer a Copy to await.
+
+        In the order of both homes: behind what they were given so far, and later work of the other's home behind it.
+
+        Args:
+            other: A buffer or an array with at least as many bytes.
+            stream: The stream that copies, of either device; None for the home.
+        """
+        if not isinstance(other, (Buffer, _array_type())):
+            raise InvalidRequest("other", other, "a buffer or an array over one")
+        return self._copy(self.nbytes, other, stream, False)
+
+    def _copy(self, nbytes, other, stream, into):
+        self.need("copying")
+        return self.hooks()._copy(self, nbytes, other, stream, into)
+
+    def pin(self):
+        """Keep the address and the memory behind it until the answer's `unpin()`, the end of its `with`, or its drop.
+
+        Meanwhile free() ends the buffer, but its memory is neither handed out again nor given back to the device: for
+        libraries that register memory by address. Pins count; the last one lets go.
+        """
+        self.need("pin()")
+        return self.hooks()._pin(self)
 
     cdef object hooks(self):
         if self.core().pool is None:

@@ -1,0 +1,334 @@
+"""Copies between a buffer and the host, and between buffers: started at the call, awaited for their end.
+
+A copy is work of one stream. What it reads and writes on devices is safe by the order of that stream: a buffer that is
+freed or dropped meanwhile is used again only behind it. Memory of the host knows no streams, so it is kept until the
+copy is seen done, whoever still waits for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from asyncmem.core import Array, Buffer
+from asyncmem.devices import Fence, Stream
+from asyncmem.devices.joined import Joined
+from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.pool.latch import Latch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from collections.abc import Set as AbstractSet
+
+    from asyncmem.devices import Device
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.house import House
+
+_APART = 'await other.stream.synchronize(), and then copy to or from "memoryview(other)"'
+
+
+@final
+class Copy:
+    """A copy that has started: await it, or ask `done()`. Made by `Buffer.copy_from`, `copy_to` and `copy_to_device`.
+
+    Awaiting it again, or from several tasks, is fine. Cancelling the await stops nothing: the copy goes on, and what it
+    needs is kept. Nobody has to await it: work that is submitted to its stream afterwards comes behind it anyway.
+
+    Attributes:
+        nbytes: How many bytes it copies.
+    """
+
+    __slots__ = ("__weakref__", "_end", "_kept", "nbytes")
+
+    def __init__(self, nbytes: int, end: Fence | Latch[None], kept: tuple[object, ...] = ()) -> None:
+        self.nbytes = nbytes
+        self._end = end
+        self._kept = kept  # memory of the host, until it is done
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.Copy of {self.nbytes} bytes>"
+
+    def done(self) -> bool:
+        """Say whether all of it is there.
+
+        Raises:
+            DeviceError: The device is lost.
+        """
+        end = self._end
+        return self._seen(end.done() if isinstance(end, Fence) else end.done)
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Wait on this thread (blocks) until all of it is there; False when `timeout` seconds passed first.
+
+        Raises:
+            DeviceError: It failed, or the device is lost.
+        """
+        end = self._end
+        if isinstance(end, Fence):
+            return self._seen(end.block(timeout))
+        end.block(timeout)
+        return end.done
+
+    def __await__(self) -> Generator[object, object, None]:
+        """Wait on asyncio, uvloop or trio until all of it is there.
+
+        Raises:
+            DeviceError: It failed, or the device is lost.
+        """
+        end = self._end
+        if isinstance(end, Fence):
+            yield from end.__await__()
+            self._seen(True)
+        else:
+            yield from end.wait().__await__()
+
+    def let_go(self) -> None:
+        """Keep the host's memory no more: the copy is done."""
+        self._kept = ()
+
+    def _seen(self, done: bool) -> bool:
+        if done:
+            self.let_go()
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a buffer that is copied: its first bytes."""
+
+    buffer: Buffer
+    nbytes: int
+
+    @property
+    def device(self) -> Device:
+        """The device whose memory it is."""
+        return self.buffer.device
+
+
+class Copies:
+    """The copies of one pool's buffers."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._running: set[Copy] = set()  # those that keep memory of the host
+        self._unseen: list[tuple[Stream, Copy]] = []  # those behind which no fence could be recorded yet
+
+    # -- between a buffer and the host -------------------------------------------------------------------------------
+
+    def copy_in(self, part: Part, source: memoryview, stream: object) -> Copy:
+        """Start copying all of `source` to the part's first bytes; later work of the home comes behind it.
+
+        Raises:
+            InvalidRequest: The stream is another device's, or is being captured.
+            DeviceError: The device refuses.
+        """
+        return self._with_host(part, source, stream, part.device.copy_in, into=True)
+
+    def copy_out(self, part: Part, target: memoryview, stream: object) -> Copy:
+        """Start copying the part's first bytes to all of `target`. Raises as `copy_in`."""
+
+        def submit(address: int, host: memoryview, on: Stream) -> None:
+            part.device.copy_out(host, address, on)
+
+        return self._with_host(part, target, stream, submit, into=False)
+
+    def _with_host(
+        self,
+        part: Part,
+        host: memoryview,
+        stream: object,
+        submit: Callable[[int, memoryview, Stream], None],
+        *,
+        into: bool,
+    ) -> Copy:
+        buffer, device = part.buffer, part.device
+        address, home = buffer.address, buffer.stream
+        on = home if stream is None else device.stream_of(stream)
+        _need_no_capture(on, home)
+        if host.nbytes == 0:
+            return Copy(0, Joined(()))
+        if on != home:
+            buffer.use_on(on)
+        followers = {home} if into and on != home else set()
+        if device.copy_holds_up(host):
+            # It would hold this thread: another one makes it, and keeps the block meanwhile as an export would.
+            return self._beside(host, lambda: submit(address, host, on), on, buffer._pin())
+        submit(address, host, on)
+        return self._started(host.nbytes, on, followers, (host,))
+
+    def _beside(self, host: memoryview, submit: Callable[[], None], on: Stream, export: object) -> Copy:
+        kept = [host, export]
+
+        def make() -> None:
+            try:
+                submit()
+                on.record().block()
+            finally:
+                kept.clear()
+
+        latch: Latch[None] = Latch(make)
+        self._house.copier().submit(latch)
+        return Copy(host.nbytes, latch)
+
+    # -- between two buffers -----------------------------------------------------------------------------------------
+
+    def between(self, source: Part, target: Part, stream: object, *, caller: Buffer) -> Copy:
+        """Start copying the source's bytes to the target's first ones, in the order of both their homes.
+
+        Args:
+            source: What is read.
+            target: What is written; later work of its home comes behind the copy.
+            stream: A stream of either device; None for the home of `caller`.
+            caller: The one of the two whose method was called.
+        """
+        on = caller.stream if stream is None else _stream_of_either(source.device, target.device, stream)
+        _need_no_capture(on, source.buffer.stream, target.buffer.stream)
+        if source.nbytes == 0:
+            return Copy(0, Joined(()))
+        followers = {self._precede(one.buffer, on) for one in (source, target)} | {target.buffer.stream}
+        kept = self._submit(source, target, on)
+        return self._started(source.nbytes, on, followers - {None, on}, kept)
+
+    @staticmethod
+    def _precede(buffer: Buffer, on: Stream) -> Stream | None:
+        """Order the copy's stream behind the buffer's home; answers the home where only that can follow the copy."""
+        if on == buffer.stream:
+            return None
+        try:
+            buffer.device.stream_of(on)
+        except InvalidRequest:  # another device's stream: this buffer's pool cannot note it as a user
+            try:
+                on.wait(buffer.stream.record())
+            except InvalidRequest as error:
+                raise InvalidRequest("other", buffer, "a buffer whose stream can be waited for", hint=_APART) from error
+            return buffer.stream
+        buffer.use_on(on)
+        return None
+
+    @staticmethod
+    def _submit(source: Part, target: Part, on: Stream) -> tuple[object, ...]:
+        to, from_, nbytes = target.device, source.device, source.nbytes
+        if to is from_:
+            to.copy(target.buffer.address, source.buffer.address, nbytes, on)
+        elif to.kind == from_.kind or not (to.host_readable or from_.host_readable):
+            to.peer_copy(target.buffer.address, source.buffer.address, nbytes, from_, on)
+        elif from_.host_readable:
+            view = memoryview(source.buffer)[:nbytes]
+            to.copy_in(target.buffer.address, view, on)
+            return (view,)
+        else:
+            view = memoryview(target.buffer)[:nbytes]
+            from_.copy_out(view, source.buffer.address, on)
+            return (view,)
+        return ()
+
+    # -- their ends ----------------------------------------------------------------------------------------------------
+
+    def _started(
+        self, nbytes: int, on: Stream, followers: AbstractSet[Stream | None], kept: tuple[object, ...]
+    ) -> Copy:
+        try:
+            fence = on.record()
+        except DeviceError:
+            # It runs, and nobody can see where it ends: what it needs of the host is kept until a later fence.
+            if kept:
+                self._unseen.append((on, Copy(nbytes, Joined(()), kept)))
+            raise
+        copy = Copy(nbytes, fence, kept)
+        if kept:
+            self._keep(copy, fence)
+        for follower in followers:
+            if follower is not None:
+                follower.wait(fence)
+        return copy
+
+    def _keep(self, copy: Copy, fence: Fence) -> None:
+        self._running.add(copy)
+
+        def ended() -> None:
+            # On the device's own thread, where nothing may call the device, and letting go of memory may.
+            self._running.discard(copy)
+            if copy._kept:
+                self._house.run_last(copy.let_go)
+
+        fence.notify(ended)
+
+    def look(self) -> None:
+        """Record the fences that could not be recorded before, on the worker's thread."""
+        unseen, self._unseen = self._unseen, []
+        for on, copy in unseen:
+            try:
+                self._keep(copy, on.record())
+            except DeviceError:
+                self._unseen.append((on, copy))
+
+
+def _stream_of_either(first: Device, second: Device, stream: object) -> Stream:
+    try:
+        return first.stream_of(stream)
+    except InvalidRequest:
+        return second.stream_of(stream)
+
+
+def _need_no_capture(*streams: Stream) -> None:
+    for stream in streams:
+        if stream.capturing():
+            raise InvalidRequest(
+                "stream", stream, "a stream that is not being captured", hint="capture the library's own copies instead"
+            )
+
+
+def host_bytes(source: object, what: str, *, writable: bool = False) -> memoryview:
+    """Answer the bytes of an object of the host.
+
+    Raises:
+        InvalidRequest: It has no buffer protocol, is not contiguous, or must be written and may not be.
+    """
+    try:
+        view = memoryview(source)  # type: ignore[arg-type]  # anything may have been passed
+    except (TypeError, BufferError, ValueError):
+        raise InvalidRequest(what, source, "a buffer, or an array of the host") from None
+    if not view.c_contiguous or (writable and view.readonly):
+        raise InvalidRequest(what, source, f"contiguous{' writable' if writable else ''} memory")
+    return view
+
+
+def part_of(other: object) -> Part | None:
+    """Answer what is meant by a buffer or an array over one, or None for memory of the host.
+
+    Raises:
+        BufferReleased: It has been freed.
+    """
+    if not isinstance(other, Array | Buffer):
+        return None
+    buffer = other.buffer if isinstance(other, Array) else other
+    _ = buffer.address  # a freed one says so
+    return Part(buffer, other.nbytes)
+
+
+def start(flow: Flow, part: Part, other: object, stream: object, *, into: bool) -> Copy:
+    """Start a copy from `other` into a part of a buffer, or out of that part to `other`.
+
+    Raises:
+        InvalidRequest: `other` is no memory, is not contiguous or writable, or does not fit.
+    """
+    what = "source" if into else "target"
+    copies = flow.pool.house.copies
+    there = part_of(other)
+    if there is None:
+        host = host_bytes(other, what, writable=not into)
+        _need_room(host.nbytes, part.nbytes, what)
+        return copies.copy_in(part, host, stream) if into else copies.copy_out(part, host, stream)
+    to = part if into else there
+    if to.buffer.readonly:
+        raise InvalidRequest(what, to.buffer, "memory that may be written")
+    if into:
+        _need_room(there.nbytes, part.nbytes, what)
+        return copies.between(there, part, stream, caller=part.buffer)
+    _need_room(part.nbytes, there.nbytes, "nbytes")
+    return copies.between(part, there, stream, caller=part.buffer)
+
+
+def _need_room(nbytes: int, room: int, what: str) -> None:
+    if nbytes > room:
+        raise InvalidRequest(what, nbytes, f"at most {room} bytes")

@@ -1,0 +1,253 @@
+"""Memory of captured work: a CUDA graph repeats its work on the same addresses, whoever has them by then.
+
+So what is allocated on a stream while it is being captured stays with its `GraphMemory` until that is released, also
+when it is freed. Such memory must not wait for anything outside of the capture either: a launch may be on any stream,
+and a capture cannot wait for other work. It is therefore taken only where every earlier use has been seen done, in the
+name of a stream that is never given any work, and the pool records no fence on a stream that is being captured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Self, final
+
+from asyncmem.core import Batch
+from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
+from asyncmem.figures import format_size
+from asyncmem.pool.alarm import alarm
+from asyncmem.pool.notes import Notes, notes_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncmem.core import Buffer
+    from asyncmem.devices import Stream
+    from asyncmem.pool.flow import Flow
+    from asyncmem.pool.waiting import Waiting
+
+_HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
+
+
+@dataclass(slots=True)
+class Captured:
+    """That a request is for captured work.
+
+    Attributes:
+        graph: Whose memory it will be.
+        home: The captured stream, by the core's index; its buffer's home.
+        settled: Whether the host has waited for free memory for its sake.
+    """
+
+    graph: GraphMemory
+    home: int
+    settled: bool = False
+
+
+@final
+class GraphMemory:
+    """What was allocated on captured streams inside one ``with pool.graph()`` block. Made by `AsyncMemoryPool.graph`.
+
+    Inside the block, memory that is freed serves later requests of the same captured stream, as in any other stream. To
+    nobody else it is given before `release`, so that the graph may be launched as often as it likes. Dropping this
+    object does not release anything: the graph may still be in use. It is a `LeakWarning`, and the memory stays taken.
+    """
+
+    def __init__(self, flow: Flow, stream: int | None) -> None:
+        self.stream = stream
+        self.released = False
+        self._flow = flow
+        self._open = False
+        self._kept = flow.captures.keep()
+        self._spares: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def __repr__(self) -> str:
+        state = "released" if self.released else "open" if self._open else "kept"
+        return f"<asyncmem.GraphMemory of {format_size(self.nbytes)}: {state}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were freed and stay for the graph's launches; what buffers still hold comes on top."""
+        return sum(list(self._kept.values()))
+
+    def __enter__(self) -> Self:
+        """Take in what is allocated on captured streams from here on; the capture may begin before or after."""
+        if self.released or self._open:
+            raise InvalidRequest("graph", self, "one that was not entered before; ask the pool for another")
+        with self._flow.turn:
+            self._open = True
+            self._flow.captures.opened(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take in nothing more; all that was stays."""
+        with self._flow.turn:
+            self._open = False
+            self._spares.clear()
+            self._flow.captures.ended(self)
+
+    def release(self) -> None:
+        """Give the memory back: the graph is not launched any more. Twice is fine; from any thread.
+
+        The memory is used again only behind all that the device's streams have been given so far, launches included.
+        Buffers of the capture that are still held become ordinary ones.
+
+        Raises:
+            InvalidRequest: Its block has not ended.
+        """
+        if self._open:
+            raise InvalidRequest("release()", self, "a graph whose block has ended")
+        with self._flow.turn:
+            if not self.released:
+                self.released = True
+                self._flow.captures.give_back(self._kept)
+
+    def take(self, waiting: Waiting, home: int) -> Buffer | Batch | None:
+        """Answer memory that may be used in the capture, or None where the pool must grow (with the turn held)."""
+        spare = self.reuse(waiting, home)
+        if spare is not None:
+            return spare
+        found = waiting.share.grant(waiting, anywhere=False)
+        if found is None and self._flow.taker.poll():
+            found = waiting.share.grant(waiting, anywhere=False)
+        if found is not None:
+            for buffer in found if isinstance(found, Batch) else [found]:
+                self._own(buffer, home)
+        return found
+
+    def reuse(self, waiting: Waiting, home: int) -> Buffer | None:
+        """Answer memory that this capture has freed, or None where there is none of that size (with the turn held)."""
+        spares = self._spares[home, waiting.total] if self._open and not waiting.batch and waiting.total else []
+        if not spares:
+            return None
+        block = spares.pop()
+        del self._kept[block]
+        buffer = self._flow.core.adopt(block, waiting.nbytes, waiting.tag)
+        notes_of(buffer).graph = self
+        return buffer
+
+    def _own(self, buffer: Buffer, home: int) -> None:
+        if buffer._block:
+            buffer._set_home(home)
+            notes_of(buffer).graph = self
+
+    def keep(self, buffer: Buffer, users: set[int]) -> None:
+        """Take in a block of a buffer that is being freed. From anywhere, finalizers included."""
+        size, home = buffer.size, buffer.home
+        block = buffer._withhold()
+        self._kept[block] = size
+        if self._open and not users:
+            self._spares[home, size].append(block)
+            self._flow.turn.post(self._flow.changed)
+        if self.released:  # by another thread, just now
+            self._flow.turn.post(partial(self._flow.captures.give_back, self._kept))
+
+    def __del__(self) -> None:
+        # A pool that was closed has told of all that was still held.
+        if not getattr(self, "released", True) and self._kept and self._flow.closed is None:
+            alarm(
+                f"the memory of a captured graph was dropped and never released: {format_size(self.nbytes)} stay taken",
+                LeakWarning,
+            )
+
+
+class Captures:
+    """The captures of one pool. Attributes change under the pool's turn only."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._open: list[GraphMemory] = []
+        self._all: list[dict[int, int]] = []  # blocks and their bytes, of each graph that is not released
+        self._quiet: int | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a block of `pool.graph()` is under way."""
+        return bool(self._open)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that were freed and stay for graphs."""
+        return sum(sum(list(kept.values())) for kept in list(self._all))
+
+    def keep(self) -> dict[int, int]:
+        """Answer where a graph notes its blocks; they stay here, also when the graph itself is forgotten."""
+        kept: dict[int, int] = {}
+        self._all.append(kept)
+        return kept
+
+    def opened(self, graph: GraphMemory) -> None:
+        """Look at every request from now on."""
+        if self._quiet is None:
+            self._quiet = self._flow.retire.register(self._flow.pool.device.create_stream("graph memory"))
+            self._flow.supply.settled = self._quiet
+        self._fence_all()
+        self._open.append(graph)
+        self._flow.observe()
+
+    def _fence_all(self) -> None:
+        # What was freed on a stream that is captured next has to be within others' reach meanwhile.
+        for index in range(len(self._flow.core.stream_objects)):
+            with suppress(DeviceError):
+                self._flow.retire.fence(index)
+
+    def settle(self) -> None:
+        """Wait on this thread (blocks) until the host has seen done what free memory was used for.
+
+        Raises:
+            DeviceError: The device is lost.
+        """
+        flow = self._flow
+        for index, stream in enumerate(list(flow.core.stream_objects)):
+            if stream is None or not stream.capturing():
+                flow.retire.settle([(index, flow.core.close_epoch(index))])
+
+    def ended(self, graph: GraphMemory) -> None:
+        """Look no more, where this was the last."""
+        self._open.remove(graph)
+        self._flow.observe()
+
+    def admit(self, waiting: Waiting) -> None:
+        """Let a request on a captured stream take memory for a graph.
+
+        Raises:
+            InvalidRequest: It is outside of a block of `pool.graph()`, or in one for another stream.
+        """
+        home = waiting.stream
+        graph = next((one for one in reversed(self._open) if one.stream in (None, home)), None)
+        if graph is None or self._quiet is None:
+            stream = self._flow.core.stream_objects[home]
+            raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
+        waiting.capture = Captured(graph, home)
+        waiting.stream = self._quiet
+
+    def give_back(self, kept: dict[int, int]) -> None:
+        """Free a graph's blocks behind all streams (with the turn held)."""
+        self._all = [one for one in self._all if one is not kept]
+        if not kept:
+            return
+        retire, core = self._flow.retire, self._flow.core
+        entries = retire.entries_for([retire.everywhere()])
+        while kept:
+            block, _ = kept.popitem()
+            core.free(block, entries)
+        self._flow.changed()
+        if self._flow.supply.direct:
+            self._flow.upkeep.give_back_soon()
+
+
+def need_uncaptured(stream: Stream | None) -> None:
+    """Raise `InvalidRequest` where a fence would be recorded into a capture, or a capture wait for what is outside."""
+    if stream is not None and stream.capturing():
+        hint = "order it before the capture begins, or inside by events of the library that captures"
+        raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=hint)
+
+
+def graph_of(buffer: Buffer) -> GraphMemory | None:
+    """Answer the graph that a buffer was allocated for, or None."""
+    notes = buffer.notes
+    return notes.graph if isinstance(notes, Notes) else None
