@@ -1,4 +1,5 @@
-// The kernels of tests/gpu/kernels.ptx, known by their names: what they do is done on the host, in stream order.
+// The kernels of tests/gpu/kernels.ptx and the empty one of `asyncmem bench`, known by their names: what they do is done on
+// the host, in stream order.
 #include <atomic>
 #include <cstring>
 
@@ -74,11 +75,15 @@ void count_others(Machine& m, const StreamPtr& stream, Parameters values) {
     });
 }
 
+void nothing(Machine& m, const StreamPtr& stream, Parameters) {
+    m.run_or_capture(*stream, [](Stream& running) { machine().submit(running, Work{}, "nothing"); });
+}
+
 struct Named_kernel {
     const char* name;
     Kernel run;
 };
-constexpr Named_kernel KERNELS[] = {{"hold", hold}, {"fill", fill}, {"count_others", count_others}};
+constexpr Named_kernel KERNELS[] = {{"hold", hold}, {"fill", fill}, {"count_others", count_others}, {"nothing", nothing}};
 
 int the_module;  // there is only one, and it is never gone
 
@@ -89,6 +94,10 @@ API CUresult cuModuleLoadData(void** module, const void* image) {
         require(module && image);
         *module = &the_module;
     });
+}
+
+API CUresult cuModuleUnload(const void* module) {
+    return call("cuModuleUnload", IN_CONTEXT, [&](Machine&) { require(module == &the_module, INVALID_HANDLE); });
 }
 
 API CUresult cuModuleGetFunction(const void** function, const void* module, const char* name) {
@@ -104,11 +113,12 @@ API CUresult cuModuleGetFunction(const void** function, const void* module, cons
 API CUresult cuLaunchKernel(const Named_kernel* kernel, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                             unsigned, Handle stream, void** values, void**) {
     return call("cuLaunchKernel", ANYWHERE, [&](Machine& m) {
-        require(kernel && values);
+        require(kernel && (values || kernel->run == nothing));
         kernel->run(m, m.stream(stream), values);
     });
 }
 
 EXPORT(cuModuleLoadData, 2000, cuModuleLoadData)
+EXPORT(cuModuleUnload, 2000, cuModuleUnload)
 EXPORT(cuModuleGetFunction, 2000, cuModuleGetFunction)
 EXPORT(cuLaunchKernel, 4000, cuLaunchKernel)

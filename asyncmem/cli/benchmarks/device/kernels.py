@@ -52,3 +52,4 @@ class EmptyLaunch:
         driver.checked(calls.cuEventDestroy(self._fence))
         driver.checked(calls.cuStreamDestroy(self._stream))
         driver.checked(calls.cuModuleUnload(self._module))
+        driver.close()

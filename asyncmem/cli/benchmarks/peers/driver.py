@@ -21,6 +21,7 @@ class Driver:
         self.calls: Any = import_module("cuda.bindings.driver")
         self.checked(self.calls.cuInit(0))
         self.device = self.checked(self.calls.cuDeviceGet(index))
+        self._before = self.checked(self.calls.cuCtxGetCurrent())
         context = self.checked(self.calls.cuDevicePrimaryCtxRetain(self.device))
         self.checked(self.calls.cuCtxSetCurrent(context))
 
@@ -34,6 +35,11 @@ class Driver:
     def synchronize(self) -> None:
         """Wait until the device has done everything (blocks)."""
         self.checked(self.calls.cuCtxSynchronize())
+
+    def close(self) -> None:
+        """Leave the context, for whatever was current before."""
+        self.checked(self.calls.cuCtxSetCurrent(self._before))
+        self.checked(self.calls.cuDevicePrimaryCtxRelease(self.device))
 
     @contextmanager
     def two_streams(self) -> Iterator[dict[str, Any]]:
@@ -94,6 +100,10 @@ class MemAllocAsync(Peer):
             yield Crossing(
                 names=names, statement=f"block = allocate({{size}}, first)[1]\n{ORDERING}free(block, second)"
             )
+
+    def close(self) -> None:
+        """Leave the device's context."""
+        self.driver.close()
 
 
 class CudaCore(Peer):

@@ -57,6 +57,13 @@ class _Rmm(Peer):
                 statement=f"block = allocate({{size}}, producer)\n{ORDERING}deallocate(block, {{size}}, consumer)",
             )
             self.driver.synchronize()
+            # It must go before the streams that it has seen.
+            names.clear()
+            del resource
+
+    def close(self) -> None:
+        """Leave the device's context."""
+        self.driver.close()
 
 
 class Handle:
