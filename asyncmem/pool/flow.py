@@ -210,10 +210,12 @@ class Flow(Desk):
     def withdraw(self, waiting: Waiting, reason: Exception | None) -> None:
         """End a request with the turn held: it leaves the queue, or the grant nobody took comes back."""
         if waiting.done:
-            if waiting.result is not None:
+            found = waiting.result
+            if found is not None:
                 for tally in waiting.tallies():
                     tally.handed_back += 1
                 waiting.finish(None, self._cancelled(waiting))
+                found.free()  # and not just dropped: nobody has forgotten it
             return
         if reason is None:
             for tally in waiting.tallies():

@@ -1,0 +1,28 @@
+"""Tracking blames who forgets a buffer, and nobody else."""
+
+import asyncio
+
+import pytest
+
+from asyncmem import AsyncMemoryPool
+from asyncmem.devices import Simulated
+
+
+@pytest.mark.asyncio
+async def test_a_grant_that_is_given_back_is_nobodys_leak() -> None:
+    """A request that is cancelled after its grant gives the memory back, and no warning calls that forgotten."""
+    async with AsyncMemoryPool(Simulated(), limit="1 MiB", track=True) as pool:
+        held = await pool.allocate_async("1 MiB")
+
+        async def wait() -> None:
+            await pool.allocate_async("1 MiB")
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        assert pool.stats().waiting == 1
+        held.free()  # grants it
+        waiting.cancel()  # before it could take it
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert pool.stats().handed_back == 1
+        assert pool.stats().allocated_bytes == 0
