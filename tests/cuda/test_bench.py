@@ -50,6 +50,8 @@ def test_the_drivers_allocator_does_the_same_work(driver: FakeDriver | None, row
     for line in lines:
         assert isinstance(line, Measured), line
         assert line.peer == "cuMemAllocAsync"
+        assert line.beside is None or line.beside > 0
+    gc.collect()
     if driver is not None:
         assert driver.violations() == []
         assert driver.live() == {}
