@@ -173,6 +173,27 @@ def test_ratios_are_to_asyncmem_in_the_same_case() -> None:
     assert entry(entries, "churn", "torch raw").ok is None
 
 
+def test_a_ratio_is_to_asyncmem_in_the_same_process_where_it_was_measured_there() -> None:
+    """Two processes may differ by more than two allocators, so a pair that took turns is what counts."""
+    other = found("hit", "asyncmem", 50.0)
+    pair = Measured(row="hit", peer="torch raw", min=700.0, median=700.0, beside=100.0)
+    entries = judge([other, pair])
+    assert entry(entries, "hit", "torch raw").ratio == 7.0
+    assert entry(entries, "hit", "torch raw").ok is True
+
+
+@pytest.mark.parametrize(
+    "row", ["hit", "churn", "batch", "large", "cross_stream", "same_size", "variable_sizes", "pressure"]
+)
+@pytest.mark.may_block
+def test_asyncmem_is_measured_beside_a_peer(row: str) -> None:
+    """A peer's figure carries asyncmem's of the same process, but for the row whose limit is one on the process."""
+    peer = Ours("simulated")
+    peer.beside = Ours("simulated")
+    for line in DEVICE_ROWS[row].measure(peer, a_moment().effort(), "simulated"):
+        assert (line.beside is None) == (row == "pressure")
+
+
 def test_bounds_hold_what_they_say() -> None:
     """Bounds at most are about our own figures: the ratio to a hit, what is reserved, how much longer a wait was."""
     entries = judge(

@@ -92,6 +92,7 @@ class TestOpening:
         assert (caught.value.code, caught.value.code_name) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS")
         assert caught.value.call
         before.close()
+        fake.reset()
 
     def test_segments_of_a_kind_that_it_has_not_are_refused(self, driver: FakeDriver | None) -> None:
         """The kinds there are stand in the error."""
@@ -518,6 +519,7 @@ class TestFences:
         fence.notify(late.set)
         assert late.is_set()
         gpu.close()
+        fake.reset()
 
     def test_fences_of_cards_can_wait_for_each_other(self, cards: tuple[Cuda, Cuda]) -> None:
         """A stream of one card goes on behind work of another."""
@@ -623,6 +625,7 @@ class TestClosing:
     @pytest.mark.parametrize("kind", [*KINDS, "pinned"])
     def test_the_context_outlives_the_last_segment(self, fake: FakeDriver, kind: str) -> None:
         """A closed device gives back what is held, whenever that comes; then all is gone."""
+        fake.reset()
         gpu = Cuda()
         owner = gpu.pinned() if kind == "pinned" else gpu
         segment = owner.allocate_segment(MIB, kind)
@@ -638,6 +641,7 @@ class TestClosing:
     @pytest.mark.fake_only
     def test_the_context_outlives_the_last_fence_and_stream(self, fake: FakeDriver) -> None:
         """Whoever still asks gets an answer."""
+        fake.reset()
         gpu = Cuda()
         stream = gpu.create_stream()
         fake.hold(stream.handle)

@@ -48,6 +48,8 @@ class Effort:
 Side: TypeAlias = tuple[Loop, int]
 """What is timed, and how many operations one turn of its loop makes."""
 
+SETTLE_NS: Final = 20_000_000
+"""How long a side of `time_apart` runs before it is timed: caches fill, and a pool's worker gets ahead of demand."""
 PATIENCE_NS: Final = 2_000_000_000
 """How long one side of `time_apart` may take before its repeats are cut short."""
 FEWEST_REPEATS: Final = 3
@@ -99,6 +101,8 @@ async def time_apart(sides: Sequence[Side], effort: Effort) -> list[Timing]:
     spent = [0] * len(sides)
     with collector_off():
         turns = [await _calibrate([side], effort) for side, _ in sides]
+        if effort.repeat_ns >= QUICK.repeat_ns:
+            await _settle(sides, turns)
         for repeat in range(effort.repeats):
             order = range(len(sides)) if repeat % 2 else reversed(range(len(sides)))
             for index in order:
@@ -138,6 +142,13 @@ def collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+async def _settle(sides: Sequence[Side], turns: Sequence[int]) -> None:
+    for (side, _), count in zip(sides, turns, strict=True):
+        spent = 0
+        while spent < SETTLE_NS:
+            spent += await side(count)
 
 
 async def _calibrate(sides: Sequence[Loop], effort: Effort) -> int:

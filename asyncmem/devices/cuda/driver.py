@@ -23,6 +23,7 @@ OUT_OF_MEMORY: Final = 2
 NOT_INITIALIZED: Final = 3
 DEINITIALIZED: Final = 4
 INVALID_HANDLE: Final = 400
+NOT_FOUND: Final = 500
 PEER_ACCESS_ALREADY_ENABLED: Final = 704
 
 _INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
@@ -53,6 +54,7 @@ _ADVICE: Final = {
     46: "Another process has the GPU for itself: see its compute mode in nvidia-smi",
     201: "Somebody has reset the device or destroyed its context",
     **dict.fromkeys((214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999), _LOST),
+    NOT_FOUND: "The driver is older than what this needs; install a newer one",
     709: "Somebody has reset the device or destroyed its context",
     **dict.fromkeys(range(900, 910), _CAPTURE),
 }
@@ -147,7 +149,10 @@ class Driver:
         if _calls.gone():
             raise self.error(function, DEINITIALIZED)
         self.calls += 1
-        code, *values = getattr(self._bindings, function)(*arguments)
+        try:
+            code, *values = getattr(self._bindings, function)(*arguments)
+        except RuntimeError:  # what the package raises for a function that the driver has not
+            raise self.error(function, NOT_FOUND) from None
         if code == OUT_OF_MEMORY:
             raise self.out_of_memory(asked)
         if code:

@@ -20,7 +20,9 @@ BESIDE_HIT: Final = 1.1
 
 
 def times_ours(one: Measured, found: Found) -> float | None:
-    """Answer how many times asyncmem's figure this one is."""
+    """Answer how many times asyncmem's figure this one is; asyncmem's in the same process, where there is one."""
+    if one.beside is not None:
+        return one.min / one.beside
     ours = found.get((one.row, one.case, OURS))
     return None if ours is None or ours.min <= 0 else one.min / ours.min
 
@@ -108,7 +110,7 @@ class Entry:
 
     measured: Measured
     ratio: float | None
-    """This peer's minimum over asyncmem's of the same case; None where asyncmem has none."""
+    """This peer's minimum over asyncmem's of the same case, in the same process where it was measured there, too."""
     held: float | None = None
     """What is held against the bound."""
     bound: float | None = None

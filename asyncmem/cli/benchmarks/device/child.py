@@ -15,6 +15,7 @@ from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.cli.benchmarks.device.measured import Measured
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.peers import family
+from asyncmem.cli.benchmarks.peers.ours import Ours
 from asyncmem.cli.benchmarks.peers.peer import Peer
 
 
@@ -55,14 +56,20 @@ def measure(task: Task) -> Iterator[Measured | Failed]:
     effort = task.effort()
     rows = [name for name in task.rows if task.family in DEVICE_ROWS[name].families]
     rows.sort(key=lambda name: not DEVICE_ROWS[name].early)
-    for make in family(task.family).make(task.device) if rows else ():
+    if not rows:
+        return
+    one = family(task.family)
+    for make in one.make(task.device):
         peer = make()
+        ours = Ours(task.device) if one.peer else None
+        peer.beside = ours
         try:
             for name in rows:
-                if peer.rows and name not in peer.rows:
-                    continue
-                yield from _row(peer, name, effort, task)
+                if not peer.rows or name in peer.rows:
+                    yield from _row(peer, name, effort, task)
         finally:
+            if ours is not None:
+                ours.close()
             peer.close()
 
 

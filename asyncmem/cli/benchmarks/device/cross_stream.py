@@ -5,6 +5,7 @@ any use of the block. Both streams are idle but for what the allocators put ther
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
@@ -23,18 +24,23 @@ def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
     opened = peer.crossing()
     if opened is None:
         return
-    with opened as crossing:
-        yield plainly(_measure(peer, effort, crossing))
+    with ExitStack() as stack:
+        crossings = [stack.enter_context(opened)]
+        beside = None if peer.beside is None else peer.beside.crossing()
+        if beside is not None:
+            crossings.append(stack.enter_context(beside))
+        yield plainly(_measure(peer, effort, crossings))
 
 
-async def _measure(peer: Peer, effort: Effort, crossing: Crossing) -> Measured:
-    ours = unrolled(crossing.statement.format(size=SIZE), crossing.names)
+async def _measure(peer: Peer, effort: Effort, crossings: list[Crossing]) -> Measured:
     floor = unrolled(FLOOR.once(str(SIZE)), FLOOR.names)
-    timings = await time_apart([(ours, UNROLL), (floor, UNROLL)], effort)
+    sides = [unrolled(one.statement.format(size=SIZE), one.names) for one in crossings]
+    floor_timing, theirs, *beside = await time_apart([(side, UNROLL) for side in (floor, *sides)], effort)
+    crossing, ours = crossings[0], beside[0] if beside else None
     before = crossing.counts()
-    await ours(COUNTED_TURNS)
-    ours_timing, floor_timing = timings
-    found = timed("cross_stream", peer.name, ours_timing, floor_timing, unlike=peer.unlike.get("cross_stream"))
+    await sides[0](COUNTED_TURNS)
+    unlike = peer.unlike.get("cross_stream")
+    found = timed("cross_stream", peer.name, theirs, floor_timing, beside=ours, unlike=unlike)
     after = crossing.counts()
     waited = after.get("waits", 0) - before.get("waits", 0)
     broken = f"{waited} requests had to wait" if waited else ""

@@ -1,54 +1,76 @@
-"""Loops over one allocator's calls, and the same loops over `object()`."""
+"""Loops over one allocator's calls, the same over `object()`, and over asyncmem's where it is measured beside."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
-from asyncmem.cli.benchmarks.device.measured import Figure, Measured, timed
-from asyncmem.cli.benchmarks.measure import UNROLL, Effort, Side, plainly, time_apart, unrolled
+from asyncmem.cli.benchmarks.device.measured import Measured, timed
+from asyncmem.cli.benchmarks.measure import UNROLL, Effort, plainly, time_apart, unrolled
 from asyncmem.cli.benchmarks.peers.peer import Peer
 from asyncmem.cli.benchmarks.peers.way import FLOOR, Plan, Way
+from asyncmem.cli.benchmarks.result import Timing
 
 
 def hit(row: str, peer: Peer, effort: Effort, size: int, *, case: str = "") -> Measured:
     """Time one size, allocated and given back at once."""
-    with peer.opened() as way:
-        sides = [(unrolled(one.once(str(size)), one.names), UNROLL) for one in (way, FLOOR)]
-        ours, floor = plainly(time_apart(sides, effort))
-    return timed(row, peer.name, ours, floor, case=case, unlike=peer.unlike.get(row))
+    with opened(peer) as ways:
+        sides = [(unrolled(way.once(str(size)), way.names), UNROLL) for way in ways]
+        timings = plainly(time_apart(sides, effort))
+    return _figure(row, peer, timings, case)
 
 
-def over_plan(
-    row: str, peer: Peer, effort: Effort, plan: Plan, *, case: str = "", limit: int | None = None, **figures: Figure
-) -> Measured:
+def over_plan(row: str, peer: Peer, effort: Effort, plan: Plan, *, case: str = "") -> Measured:
     """Time a plan in which every step replaces the block of a slot: give back, then allocate; per step.
 
     The plan has to end with what it begins with, as `circular` makes it.
     """
-    with peer.opened(limit) as way:
-        held = fill(way, plan)
+    with opened(peer) as ways:
+        held = [fill(way, plan) for way in ways]
         try:
-            sides = [_following(way, plan, held), _following(FLOOR, plan, [object()] * len(held))]
-            ours, floor = plainly(time_apart(sides, effort))
+            sides = [
+                (unrolled(way.follow(), {**way.names, "plan": plan, "live": live}, times=1), len(plan))
+                for way, live in zip(ways, held, strict=True)
+            ]
+            timings = plainly(time_apart(sides, effort))
         finally:
-            empty(way, plan, held)
-    return timed(row, peer.name, ours, floor, case=case, unlike=peer.unlike.get(row), **figures)
+            for way, live in zip(ways, held, strict=True):
+                empty(way, plan, live)
+    return _figure(row, peer, timings, case)
 
 
-def over_program(
-    row: str, peer: Peer, effort: Effort, plan: Plan, *, case: str = "", limit: int | None = None, **figures: Figure
-) -> Measured:
+def over_program(row: str, peer: Peer, effort: Effort, plan: Plan, *, limit: int | None = None) -> Measured:
     """Time a plan whose steps either allocate or give back, per allocation; it starts and ends with nothing."""
-    slots = 1 + max(slot for slot, _, _ in plan)
     count = sum(size > 0 for _, size, _ in plan)
-    with peer.opened(limit) as way:
-        live: list[object] = [None] * slots
-        sides: list[Side] = [
-            (unrolled(one.obey(), {**one.names, "plan": plan, "live": live}, times=1), count) for one in (way, FLOOR)
+    with opened(peer, limit) as ways:
+        held: list[list[object]] = [[None] * (1 + max(slot for slot, _, _ in plan)) for _ in ways]
+        sides = [
+            (unrolled(way.obey(), {**way.names, "plan": plan, "live": live}, times=1), count)
+            for way, live in zip(ways, held, strict=True)
         ]
         try:
-            ours, floor = plainly(time_apart(sides, effort))
+            timings = plainly(time_apart(sides, effort))
         finally:
-            live.clear()
-    return timed(row, peer.name, ours, floor, case=case, unlike=peer.unlike.get(row), **figures)
+            for live in held:
+                live.clear()
+    return _figure(row, peer, timings)
+
+
+@contextmanager
+def opened(peer: Peer, limit: int | None = None) -> Iterator[list[Way]]:
+    """Answer the ways of a peer, of the floor, and of asyncmem where it is measured beside that peer.
+
+    Under a limit there is no asyncmem beside it: the limit of some peers is one on the whole process.
+    """
+    with ExitStack() as stack:
+        ways = [stack.enter_context(peer.opened(limit)), FLOOR]
+        if peer.beside is not None and limit is None:
+            ways.append(stack.enter_context(peer.beside.opened()))
+        yield ways
+
+
+def _figure(row: str, peer: Peer, timings: Sequence[Timing], case: str = "") -> Measured:
+    theirs, floor, *beside = timings
+    unlike = peer.unlike.get(row)
+    return timed(row, peer.name, theirs, floor, case=case, beside=beside[0] if beside else None, unlike=unlike)
 
 
 def circular(steps: Iterator[tuple[int, int]]) -> Plan:
@@ -80,7 +102,3 @@ def empty(way: Way, plan: Plan, held: list[object]) -> None:
     sizes = [before[slot] for slot in range(len(held)) if slot in before]
     held.clear()
     way.give()(kept, sizes)
-
-
-def _following(way: Way, plan: Plan, held: list[object]) -> Side:
-    return unrolled(way.follow(), {**way.names, "plan": plan, "live": held}, times=1), len(plan)

@@ -22,6 +22,8 @@ class Measured:
     median: float
     floor: float | None = None
     """What `object()`, or whatever the row says, took in the same process; the minimum of its repeats."""
+    beside: float | None = None
+    """The minimum of asyncmem, doing the same in the same process in turn with this peer, where that was measured."""
     unlike: str | None = None
     """What this peer does differently, where it is not the same work."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
@@ -41,6 +43,7 @@ def timed(
     floor: Timing | None = None,
     *,
     case: str = "",
+    beside: Timing | None = None,
     unlike: str | None = None,
     **figures: Figure,
 ) -> Measured:
@@ -52,6 +55,7 @@ def timed(
         min=ours.ns,
         median=ours.median_ns,
         floor=None if floor is None else floor.ns,
+        beside=None if beside is None else beside.ns,
         unlike=unlike,
         figures=figures,
     )

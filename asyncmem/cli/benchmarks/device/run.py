@@ -19,7 +19,7 @@ CHILD_SECONDS: Final = 240.0
 """How long one family may take, the import of its libraries included."""
 
 FULL: Final = Effort(repeats=15, repeat_ns=5_000_000, share=1.0)
-QUICK: Final = Effort(repeats=5, repeat_ns=1_000_000, share=0.25)
+QUICK: Final = Effort(repeats=5, repeat_ns=2_000_000, share=0.25)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,8 @@ class Peer(ABC):
     """Its ID in every row."""
     unlike: ClassVar[Mapping[str, str]] = {}
     """Rows in which it does not do the same work as asyncmem, each with what is different."""
+    beside: "Peer | None" = None
+    """asyncmem's pool, to be measured in turn with it in the same process."""
     rows: ClassVar[tuple[str, ...]] = ()
     """The only rows it is measured in, where that is not all of its family's."""
     awaits: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from asyncmem.cli.benchmarks.peers.driver import ORDERING, Driver
 from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
 from asyncmem.cli.benchmarks.peers.way import Way
 
-ARENA = 32 << 30
+ARENA = 16 << 30
 """Bytes of the arena, as many as all rows need: it does not grow. Its own default is half of what is free."""
 FIRST = 2 << 20
 """Bytes that the pool begins with, so that it grows as the others do."""
