@@ -141,8 +141,7 @@ class CudaStreams:
             return device.default_stream
         if isinstance(source, CudaStream) and source.device is device:
             return source
-        elsewhere = isinstance(source, CudaStream) and source.device.index != device.index
-        if elsewhere or (isinstance(source, Stream) and not isinstance(source, CudaStream)):
+        if isinstance(source, Stream) and not isinstance(source, CudaStream):
             raise InvalidRequest("stream", source, f"a stream of device {device.name!r}")
         known = self._by_source.get(id(source))
         if known is not None and known.keeps is source:
