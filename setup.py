@@ -7,7 +7,8 @@ from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "place", "report", "segments"]
-PARTS = ["allocator", "batch", "buffer", "core", "desk", "heap", "heap_api", "line", "ready", "spares", "turn"]
+PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "line"]
+PARTS += ["quick", "ready", "spares", "turn"]
 HEADERS = ["cache.hpp", "entries.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp"]
 HEADERS += ["doors.h", "fence_calls.h", "immediate.h", "recycle.h"]
 

@@ -27,6 +27,7 @@ from asyncmem.core.report import (
 from asyncmem.errors import BufferReleased, InvalidRequest
 
 include "binding/heap_api.pxi"
+include "binding/doors.pxi"
 
 GRANULE = 512
 MAX_SIZE = max_size
@@ -45,3 +46,4 @@ include "binding/ready.pxi"
 include "binding/line.pxi"
 include "binding/desk.pxi"
 include "binding/allocator.pxi"
+include "binding/quick.pxi"

@@ -29,7 +29,7 @@ Heap::Heap(uint64_t granule, const Tuning& tuning) : shift_(static_cast<uint32_t
 }
 
 void Heap::configure(const Tuning& tuning) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     bool moved = tuning.small_limit != tuning_.small_limit;
     tuning_ = tuning;
     shared_.max_blocks = tuning.shared_cache_blocks;
@@ -185,7 +185,7 @@ BlockId Heap::take(const Ask& ask, Outcome& outcome) {
 }
 
 BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     uint64_t granules = rounded(ask.nbytes) >> shift_;
@@ -250,7 +250,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
 }
 
 uint32_t Heap::put_back(BlockId block, const Entries& owed) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     need_live(block);
     for (const Entry& entry : owed) need_stream(entry.stream);
     Node& node = nodes_[block];
@@ -332,7 +332,7 @@ uint32_t Heap::free(BlockId block, const Entries& extra) {
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     need_live(block);
     Entries everything;
     for (uint32_t s = 0; s < streams_.size(); ++s) everything.push_back({s, streams_[s]->epochs.open});
@@ -381,7 +381,7 @@ uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {
 }
 
 uint64_t Heap::flush(int64_t stream) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
     for (size_t s = 0; s < streams_.size(); ++s) {

@@ -96,6 +96,9 @@ class Heap {
 public:
     Heap(uint64_t granule, const Tuning& tuning);
 
+    // Whether every caller holds the interpreter's lock, which then serves for the heap's own (see Lock).
+    void set_guarded(bool guarded) { lock_.set_guarded(guarded); }
+
     void configure(const Tuning& tuning);
     Tuning tuning() const;
 
@@ -156,9 +159,15 @@ private:
         Epochs epochs;
         BinTable<8> cache;
     };
+    // An arena's latest free block, not in its index yet, and the block before it whose free is not finished (place.cpp).
+    struct Edge {
+        BlockId rest = 0;
+        BlockId parked = 0;
+    };
     struct Arena {
         std::vector<std::unique_ptr<FreeIndex>> by_key;  // 0 clean, 1 several streams, 2 + s only stream s
         uint64_t free = 0;
+        Edge edge;
         uint32_t segment = 0;  // a lease's own range
         bool used = false;
     };
@@ -170,6 +179,17 @@ private:
         Bound bound;
         uint32_t window;  // candidates looked at in one class
         uint32_t touched = 0;
+    };
+
+    // The lock, for all that looks at free blocks: it finds them where they belong.
+    class Settled {
+    public:
+        explicit Settled(const Heap& heap) : guard_(heap.lock_) {
+            if (heap.edges_open_) const_cast<Heap&>(heap).close_edges();
+        }
+
+    private:
+        std::lock_guard<Lock> guard_;
     };
 
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
@@ -188,10 +208,18 @@ private:
     BlockId place(const Ask& ask, Search& search);
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
+    BlockId join(BlockId block);
+    BlockId take_edge(Arena& arena, Search& search);
+    bool edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const;
+    bool park(Arena& arena, BlockId block);
+    void lay(BlockId block);
+    void close_edge(Arena& arena);
+    void close_edges();
     bool joins(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
     FreeIndex& index_of(const Node& node);
     void index_add(BlockId block);
+    void index_insert(BlockId block);
     void index_remove(BlockId block);
 
     // entries (place.cpp)
@@ -256,6 +284,7 @@ private:
     EntryPool entry_pool_;
     std::vector<std::unique_ptr<Stream>> streams_;
     std::vector<Arena> arenas_;
+    uint32_t edges_open_ = 0;  // arenas that have an edge
     std::vector<uint32_t> free_arenas_;
     std::vector<Segment> segments_;
     std::vector<uint32_t> free_segments_;

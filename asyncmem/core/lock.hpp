@@ -12,9 +12,15 @@ namespace asyncmem {
 class Lock {
 public:
     void lock() {
-        if (held_.exchange(true, std::memory_order_acquire)) wait();
+        if (!guarded_ && held_.exchange(true, std::memory_order_acquire)) wait();
     }
-    void unlock() { held_.store(false, std::memory_order_release); }
+    void unlock() {
+        if (!guarded_) held_.store(false, std::memory_order_release);
+    }
+
+    // Whether all who come here hold one other lock already, such as the interpreter's, and hold it until they have left:
+    // then this one costs a branch. To be changed by who holds that lock, before anybody comes without it.
+    void set_guarded(bool guarded) { guarded_ = guarded; }
 
 private:
     void wait() {
@@ -30,6 +36,7 @@ private:
         } while (held_.exchange(true, std::memory_order_acquire));
     }
 
+    bool guarded_ = false;
     std::atomic<bool> held_{false};
 };
 

@@ -1,6 +1,8 @@
 // Placement: finding the free block that serves a request, cutting it, and joining what comes back.
 #include "heap.hpp"
 
+#include <utility>
+
 namespace asyncmem {
 
 namespace {
@@ -45,15 +47,18 @@ void Heap::purge(Node& node) {
 Entries Heap::resolve(Node& node, uint32_t stream) {
     uint64_t own = 0;
     Entries owed;
-    if (node.more || node.epoch) {
-        for (const Entry& entry : raw_entries(node)) {
-            if (entry.stream == stream) {
-                own = entry.epoch;
-            } else if (entry.epoch > streams_[entry.stream]->epochs.done) {
-                owed.push_back(entry);
-            }
+    auto look = [&](const Entry& entry) {
+        if (entry.stream == stream) {
+            own = entry.epoch;
+        } else if (entry.epoch > streams_[entry.stream]->epochs.done) {
+            owed.push_back(entry);
         }
+    };
+    if (node.more) {
+        for (const Entry& entry : entry_pool_[node.more]) look(entry);
         store_entries(node, {});
+    } else if (node.epoch) {
+        look({node.stream, node.epoch});
     }
     node.stream = stream;
     node.epoch = own;
@@ -82,11 +87,15 @@ FreeIndex& Heap::index_of(const Node& node) {
     return *by_key[key];
 }
 
-void Heap::index_add(BlockId block) {
+void Heap::index_insert(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(nodes_, block);
     node.state = State::Free;
-    arenas_[node.arena].free += bytes(node);
+}
+
+void Heap::index_add(BlockId block) {
+    index_insert(block);
+    arenas_[nodes_[block].arena].free += bytes(nodes_[block]);
 }
 
 void Heap::index_remove(BlockId block) {
@@ -145,8 +154,14 @@ BlockId Heap::place(uint32_t arena, Search& search) {
 
 BlockId Heap::place(const Ask& ask, Search& search) {
     uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
+    if (arenas_[arena].edge.rest) {
+        if (BlockId block = take_edge(arenas_[arena], search)) return block;
+    }
     BlockId block = place(arena, search);
-    if (!block && ask.anywhere && arena < 2) block = place(1 - arena, search);
+    if (!block && ask.anywhere && arena < 2) {
+        close_edge(arenas_[1 - arena]);
+        block = place(1 - arena, search);
+    }
     if (!block) return 0;
     index_remove(block);
     carve(block, search.granules);
@@ -170,7 +185,7 @@ void Heap::carve(BlockId block, uint64_t granules) {
     if (tail.after) nodes_[tail.after].before = rest;
     node.after = rest;
     node.granules = granules;
-    index_add(rest);
+    lay(rest);
     ++total_.splits;
 }
 
@@ -204,10 +219,8 @@ void Heap::absorb(BlockId low, BlockId high) {
     ++total_.merges;
 }
 
-// Give a block that is in no list to the index, joined with the free neighbours that it may join.
-void Heap::settle(BlockId block) {
-    purge(nodes_[block]);
-    nodes_[block].state = State::Pending;
+// Join a block that is in no list with the free neighbours that it may join, and answer what became of it.
+BlockId Heap::join(BlockId block) {
     // A join may make the next neighbour joinable (its streams finished meanwhile). The cascade is cut off to bound the
     // work under the lock; what is left is for later frees, or for merge().
     for (uint32_t joins_left = cascade; joins_left; --joins_left) {
@@ -224,11 +237,119 @@ void Heap::settle(BlockId block) {
             break;
         }
     }
-    index_add(block);
+    return block;
+}
+
+// Give a block that is in no list to the index.
+void Heap::settle(BlockId block) {
+    Node& node = nodes_[block];
+    purge(node);
+    node.state = State::Pending;
+    Arena& arena = arenas_[node.arena];
+    if (arena.edge.rest) {
+        if (park(arena, block)) return;
+        close_edge(arena);
+    }
+    lay(join(block));
+}
+
+// The edge. To take from a hole and to give back right before what is left of it would move the hole in and out of the
+// index twice, cut it and join it, all to the same end. So the block that an arena's index should get next (`rest`) waits
+// outside, and of a block freed right before it (`parked`) the joining is put off: where the two together are what serves
+// the next take, only the border between them moves. What is served, and every count, is what it would be without:
+// whatever else happens to the arena, or looks at it, closes the edge first.
+
+// Give a block to the index, as the arena's edge, which is closed.
+void Heap::lay(BlockId block) {
+    Node& node = nodes_[block];
+    Arena& arena = arenas_[node.arena];
+    node.state = State::Pending;
+    arena.free += bytes(node);
+    arena.edge.rest = block;
+    ++edges_open_;
+}
+
+// Whether the edge, were it in the index of the stream's own blocks, would be what placement finds there.
+bool Heap::edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const {
+    search.touched = 1;
+    size_t key = 2 + size_t{search.stream};
+    if (granules <= search.granules) return false;
+    if (key >= arena.by_key.size() || !arena.by_key[key]) return true;
+    const FreeIndex& index = *arena.by_key[key];
+    uint32_t cls = class_of(granules);
+    uint32_t first = index.next(class_of(search.granules));
+    if (first != cls || !tuning_.best_fit) return first >= cls;
+    const CandidateList& list = index.at(cls);
+    if (list.size() >= search.window) return false;
+    BlockId rival = best_of(list, cls, true, search);
+    return !rival || nodes_[rival].granules > granules || (nodes_[rival].granules == granules && nodes_[rival].address > address);
+}
+
+// Serve a take from the arena's edge, if placement would, else close it and answer 0.
+BlockId Heap::take_edge(Arena& arena, Search& search) {
+    BlockId block = arena.edge.rest;
+    Node& rest = nodes_[block];
+    if (BlockId parked = arena.edge.parked) {
+        Node& front = nodes_[parked];
+        uint64_t all = front.granules + rest.granules;
+        if (front.stream == search.stream && edge_serves(arena, front.address, all, search)) {
+            arena.edge.parked = 0;
+            front.granules = search.granules;
+            rest.address = front.address + (search.granules << shift_);
+            rest.granules = all - search.granules;
+            rest.stream = front.stream;
+            rest.epoch = front.epoch;
+            arena.free -= bytes(front);
+            ++total_.merges, ++total_.splits;
+            return parked;
+        }
+    } else if (rest.epoch && !rest.more && rest.stream == search.stream &&
+               edge_serves(arena, rest.address, rest.granules, search)) {
+        arena.edge.rest = 0;
+        --edges_open_;
+        arena.free -= bytes(rest);
+        carve(block, search.granules);
+        return block;
+    }
+    search.touched = 0;
+    close_edge(arena);
+    return 0;
+}
+
+// Put off the joining of a freed block with the edge behind it, if it would join that for sure and nothing else.
+bool Heap::park(Arena& arena, BlockId block) {
+    Node& node = nodes_[block];
+    if (arena.edge.parked && node.after == arena.edge.parked) {
+        absorb(arena.edge.parked, arena.edge.rest);
+        arena.edge = {.rest = arena.edge.parked};
+    }
+    const Node& rest = nodes_[arena.edge.rest];
+    if (node.after != arena.edge.rest || arena.edge.parked) return false;
+    if (node.more || rest.more || !node.epoch || !joins(node, rest)) return false;
+    if (rest.stream == node.stream && rest.epoch > node.epoch) return false;
+    if (node.before && nodes_[node.before].state == State::Free) return false;
+    if (rest.after && nodes_[rest.after].state == State::Free) return false;
+    arena.edge.parked = block;
+    arena.free += bytes(node);
+    return true;
+}
+
+void Heap::close_edge(Arena& arena) {
+    if (!arena.edge.rest) return;
+    Edge edge = std::exchange(arena.edge, {});
+    --edges_open_;
+    index_insert(edge.rest);
+    if (!edge.parked) return;
+    arena.free -= bytes(nodes_[edge.parked]);
+    index_add(join(edge.parked));
+}
+
+void Heap::close_edges() {
+    for (Arena& arena : arenas_) close_edge(arena);
 }
 
 uint64_t Heap::merge() {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     uint64_t before = total_.merges;
     for (const Segment& segment : segments_) {
         if (!segment.used) continue;

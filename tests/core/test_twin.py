@@ -30,6 +30,25 @@ def test_long_histories_are_equal_step_by_step(seed: int) -> None:
     live_through(seed, 200)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_histories_that_nobody_looks_into_are_equal(seed: int) -> None:
+    """What the compiled heap puts off until somebody looks does not change what it serves, nor what is seen in the end."""
+    draw = random.Random(seed)
+    pair = Pair(strategy="good_fit" if seed % 4 == 3 else "best_fit")
+    pair.add_segment(SEGMENT, 0, 0)
+    for arena in (1, 1, 0)[: 1 + seed % 3]:
+        pair.add_segment(2 * SEGMENT, arena, 0)
+    for _ in range(30):
+        for _ in range(draw.randrange(1, 60)):
+            if draw.random() < 0.05:
+                random_step(pair, draw)
+            elif pair.live and draw.random() < 0.5:
+                pair.free(-1 if draw.random() < 0.7 else draw.randrange(len(pair.live)), [])
+            else:
+                pair.take(draw.randrange(1, SEGMENT), 0, (0, -1))
+        pair.compare()
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(0, 2), st.integers(0, 9)), max_size=60))
 def test_takes_and_frees_on_three_streams_are_equal(steps: list[tuple[int, int, int]]) -> None:

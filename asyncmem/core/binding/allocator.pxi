@@ -1,9 +1,5 @@
 # Allocator: the doors. A hit is served here; everything else is the subclass's, in Python.
 
-cdef extern from "doors.h":
-    int asyncmem_own_method(object cls, const char* name) except -1
-
-
 cdef class Allocator:
     """Serve buffers: at once when mapped memory allows, else by the slow methods of the subclass."""
 
@@ -47,10 +43,7 @@ cdef class Allocator:
             InvalidRequest: An argument that cannot be right; a nonzero timeout on a running event loop's thread.
             OutOfMemoryError: There is no such memory, with all facts.
         """
-        cdef PyObject* buffer = _take(self, size, stream, tag)
-        if buffer != NULL:
-            return asyncmem_owned(buffer)
-        return self._allocate(size, stream, tag, priority, timeout)
+        return asyncmem_owned(_allocate_now(self, size, stream, tag, priority, timeout))
 
     def allocate_async(self, size, *, stream=None, tag=None, priority=0, timeout=None):
         """Start a request now and answer it: await it, enter it by `async with`, or give it to a task group.
@@ -68,19 +61,7 @@ cdef class Allocator:
         Raises:
             InvalidRequest: An argument that cannot be right. Everything else is raised at the await.
         """
-        cdef PyObject* buffer
-        cdef object ticket
-        # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
-        if self.core is not None and self.core.streak < 1000:
-            buffer = _take(self, size, stream, tag)
-            if buffer != NULL:
-                self.core.streak += 1
-                return asyncmem_owned(_ready(buffer, (<Buffer>buffer).nbytes))
-            if self.core.desk is not None and priority == 0 and timeout is None:
-                ticket = self.core.desk.queue_up(self, size, stream, tag)
-                if ticket is not None:
-                    return ticket
-        return self._request(size, stream, tag, priority, timeout)
+        return asyncmem_owned(_allocate_soon(self, size, stream, tag, priority, timeout))
 
     def try_allocate(self, size, *, stream=None, tag=None):
         """Answer a buffer if that takes no waiting, growing or overtaking, else None. From any thread."""
@@ -109,6 +90,40 @@ cdef class Allocator:
         return self._request_batch(sizes, stream, tag, priority, timeout)
 
 
+cdef inline PyObject* _allocate_now(
+    Allocator door, object size, object stream, object tag, object priority, object timeout
+) except NULL:
+    # allocate(), with one reference, the caller's.
+    cdef PyObject* buffer = _take(door, size, stream, tag)
+    if buffer != NULL:
+        return buffer
+    return _counted(door._allocate(size, stream, tag, priority, timeout))
+
+
+cdef inline PyObject* _allocate_soon(
+    Allocator door, object size, object stream, object tag, object priority, object timeout
+) except NULL:
+    # allocate_async(), with one reference, the caller's.
+    cdef PyObject* buffer
+    # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
+    if door.core is not None and door.core.streak < 1000:
+        buffer = _take(door, size, stream, tag)
+        if buffer != NULL:
+            door.core.streak += 1
+            return _ready(buffer, (<Buffer>buffer).nbytes)
+        if door.core.desk is not None and priority == 0 and timeout is None:
+            ticket = door.core.desk.queue_up(door, size, stream, tag)
+            if ticket is not None:
+                return _counted(ticket)
+    return _counted(door._request(size, stream, tag, priority, timeout))
+
+
+cdef inline PyObject* _counted(object answer) noexcept:
+    # With one reference more, the caller's.
+    Py_INCREF(answer)
+    return <PyObject*>answer
+
+
 cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) except -1:
     # Whether a fast door may serve this at all; fills in all but the size.
     cdef int index = 0
@@ -133,10 +148,8 @@ cdef inline PyObject* _take(Allocator door, object size, object stream, object t
     cdef Ask ask
     cdef uint32_t block
     cdef int64_t nbytes
-    if not PyLong_CheckExact(size) or not _ask(door, &ask, stream, tag):
-        return NULL
     nbytes = _exact(size)
-    if nbytes <= 0:
+    if nbytes <= 0 or not _ask(door, &ask, stream, tag):
         return NULL
     ask.nbytes = nbytes
     block = door.core.c.take(ask, door.core.last)
@@ -156,7 +169,7 @@ cdef object _take_batch(Allocator door, object sizes, object stream, object tag)
     wanted.reserve(len(sizes))
     for size in sizes:
         if <PyObject*>size != known:
-            nbytes = _exact(size) if PyLong_CheckExact(size) else -1
+            nbytes = _exact(size)
             if nbytes <= 0:
                 return None
             known = <PyObject*>size
@@ -164,12 +177,7 @@ cdef object _take_batch(Allocator door, object sizes, object stream, object tag)
     return door.core.take_batch(ask, wanted, tag, True)
 
 
-cdef extern from "Python.h":
-    long long PyLong_AsLongLongAndOverflow(object value, int* overflow) noexcept
-
-
 cdef inline int64_t _exact(object size) noexcept:
-    # The size as a C integer, or -1 when it is larger than any block: the slow path says what is wrong with it.
-    cdef int overflow = 0
-    cdef int64_t nbytes = PyLong_AsLongLongAndOverflow(size, &overflow)
-    return -1 if overflow or nbytes > <int64_t>max_size else nbytes
+    # The size as a C integer; -1 when it is no int, or larger than any block: the slow path says what is wrong with it.
+    cdef int64_t nbytes = asyncmem_whole(<PyObject*>size)
+    return -1 if nbytes > <int64_t>max_size else nbytes

@@ -102,7 +102,7 @@ cdef class Desk:
         cdef Account account
         cdef Waiter waiter
         cdef int64_t nbytes, total
-        if door is not self.pool or not self.plain or self.refusing is not None or not PyLong_CheckExact(size):
+        if door is not self.pool or not self.plain or self.refusing is not None:
             return None
         if not _ask(door, &ask, stream, tag) or self.task_here() is None:
             return None

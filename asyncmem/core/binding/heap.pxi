@@ -78,6 +78,7 @@ cdef class Heap:
             raise TypeError("Heap takes keyword arguments only")
         granule = options.pop("granule", 512)
         self.c = new CHeap(_whole(granule, "granule"), _tuned(tuning, options))
+        self.c.set_guarded(asyncmem_one_at_a_time)  # nothing compiled enters a heap without the interpreter's lock
 
     def __dealloc__(self):
         del self.c

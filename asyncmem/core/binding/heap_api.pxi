@@ -71,6 +71,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
 
     cdef cppclass CHeap "asyncmem::Heap":
         CHeap(uint64_t granule, const Tuning& tuning) except +
+        void set_guarded(bint guarded)
         void configure(const Tuning& tuning) except +
         Tuning tuning()
         uint32_t add_stream() except +

@@ -205,10 +205,13 @@ def attached_checker() -> Checker | None:
 
     The first call comes after the driver has been initialized: the tool needs that.
     """
-    path = os.environ.get(VARIABLE)
+    # Asked of the C library: a tool may set it when the driver starts, which `os.environ` does not hear of.
+    ask = ctypes.CDLL(None).getenv
+    ask.restype = c_char_p
+    path = ask(VARIABLE.encode())
     if not path:
         return None
     try:
-        return Checker(ctypes.CDLL(path))
+        return Checker(ctypes.CDLL(os.fsdecode(path)))
     except OSError:
         return None  # a profiler, say, that listens to other annotations

@@ -1,0 +1,12 @@
+# doors.h as Cython sees it.
+
+cdef extern from "doors.h":
+    ctypedef PyObject* (*asyncmem_door)(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL
+    ctypedef struct asyncmem_method:
+        asyncmem_door slow
+    const bint asyncmem_one_at_a_time
+    int asyncmem_quicken(object cls, const char* name, asyncmem_door quick, asyncmem_method* method) except -1
+    int asyncmem_own_method(object cls, const char* name) except -1
+    void asyncmem_give_values(object cls) noexcept
+    int64_t asyncmem_whole(PyObject* number) noexcept
+    bint asyncmem_names_only(PyObject* names, object name) noexcept

@@ -1,0 +1,37 @@
+# Quick: the plain calls, served before any argument is parsed. All others go to the methods as they are written.
+
+cdef asyncmem_method _allocate, _allocate_async, _free
+
+
+cdef PyObject* _quick_allocate(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL:
+    # allocate(size) and allocate(size, stream=stream)
+    if count == 1 and names == NULL:
+        return _allocate_now(<Allocator>self, <object>arguments[0], None, None, 0, None)
+    if count == 1 and asyncmem_names_only(names, "stream"):
+        return _allocate_now(<Allocator>self, <object>arguments[0], <object>arguments[1], None, 0, None)
+    return _allocate.slow(self, arguments, count, names)
+
+
+cdef PyObject* _quick_allocate_async(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL:
+    # allocate_async(size) and allocate_async(size, stream=stream)
+    if count == 1 and names == NULL:
+        return _allocate_soon(<Allocator>self, <object>arguments[0], None, None, 0, None)
+    if count == 1 and asyncmem_names_only(names, "stream"):
+        return _allocate_soon(<Allocator>self, <object>arguments[0], <object>arguments[1], None, 0, None)
+    return _allocate_async.slow(self, arguments, count, names)
+
+
+cdef PyObject* _quick_free(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL:
+    # free()
+    if count == 0 and names == NULL and (<Buffer>self).alive and (<Buffer>self).noted == NULL and (<Buffer>self).exports == 0:
+        (<Buffer>self).alive = False
+        (<Buffer>self).give()
+        Py_INCREF(None)
+        return <PyObject*>None
+    return _free.slow(self, arguments, count, names)
+
+
+asyncmem_quicken(Allocator, b"allocate", _quick_allocate, &_allocate)
+asyncmem_quicken(Allocator, b"allocate_async", _quick_allocate_async, &_allocate_async)
+asyncmem_quicken(Buffer, b"free", _quick_free, &_free)
+asyncmem_give_values(Allocator)
