@@ -140,7 +140,11 @@ class Supply:
 
         With `first`, enough will do.
         """
-        return (first or self._slack() < 0) and self._free() >= sum(sizes)
+        need = sum(sizes)
+        if self._free() < need or not (first or self._slack() < 0):
+            return False
+        # One stream's free memory is joined at each free as it is: all that can be gained are its caches.
+        return len(self._core.stream_objects) > 1 or self._core.cached_bytes() >= need
 
     def _slack(self) -> int:
         most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)

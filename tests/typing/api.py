@@ -11,9 +11,12 @@ from asyncmem import (
     AsyncMemoryPool,
     Batch,
     Buffer,
+    Copy,
+    GraphMemory,
     Lease,
     OutOfMemoryError,
     OutOfMemoryFacts,
+    Pin,
     PoolOptions,
     PoolStats,
     Pressure,
@@ -42,6 +45,23 @@ async def allocate(pool: AsyncMemoryPool) -> None:
     with pool.allocate(4096) as third:
         assert_type(third, Buffer)
     assert_type(pool.try_allocate(4096), Buffer | None)
+
+
+async def copies(pool: AsyncMemoryPool, numbers: NDArray[np.float32]) -> None:
+    buffer = await pool.allocate_async(numbers.nbytes)
+    copy = buffer.copy_from(numbers, stream=pool.device.create_stream())
+    assert_type(copy, Copy)
+    assert_type(await copy, None)
+    assert_type(copy.done(), bool)
+    await buffer.view("float32").copy_to(numbers)
+    other = await pool.pinned.allocate_async(numbers.nbytes)
+    await buffer.copy_to_device(other)
+    with buffer.pin() as pin:
+        assert_type(pin, Pin)
+        assert_type(pin.address, int)
+    with pool.graph() as memory:
+        assert_type(memory, GraphMemory)
+    memory.release()
 
 
 async def request(pool: AsyncMemoryPool) -> None:
