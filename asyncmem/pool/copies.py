@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
+import numpy as np
+
 from asyncmem.core import Array, Buffer
 from asyncmem.devices import Fence, Stream
 from asyncmem.devices.joined import Joined
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.house import House
 
+_ON_HOST = 1  # DLPack's kDLCPU
 _APART = 'await other.stream.synchronize(), and then copy to or from "memoryview(other)"'
 
 
@@ -291,18 +294,26 @@ def _need_no_capture(*streams: Stream) -> None:
 
 
 def host_bytes(source: object, what: str, *, writable: bool = False) -> memoryview:
-    """Answer the bytes of an object of the host.
+    """Answer the bytes of an object of the host, by the buffer protocol or DLPack.
 
     Raises:
-        InvalidRequest: It has no buffer protocol, is not contiguous, or must be written and may not be.
+        InvalidRequest: It speaks neither, is not contiguous, or must be written and may not be.
     """
     try:
-        view = memoryview(source)  # type: ignore[arg-type]  # anything may have been passed
-    except (TypeError, BufferError, ValueError):
-        raise InvalidRequest(what, source, "a buffer, or an array of the host") from None
+        view = memoryview(_with_bytes(source))  # type: ignore[arg-type]  # anything may have been passed
+    except (TypeError, BufferError, ValueError, RuntimeError):
+        hint = "asyncmem.asarray() takes arrays of other libraries on a device"
+        raise InvalidRequest(what, source, "a buffer, or an array of the host", hint=hint) from None
     if not view.c_contiguous or (writable and view.readonly):
         raise InvalidRequest(what, source, f"contiguous{' writable' if writable else ''} memory")
     return view
+
+
+def _with_bytes(source: object) -> object:
+    place = getattr(source, "__dlpack_device__", None)
+    if isinstance(source, np.ndarray) or place is None or place()[0] != _ON_HOST:
+        return source
+    return np.from_dlpack(source)  # type: ignore[arg-type]  # torch's tensors on the host have no buffer protocol
 
 
 def part_of(other: object) -> Part | None:

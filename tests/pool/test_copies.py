@@ -56,6 +56,30 @@ async def test_bytes_go_there_and_back(device: Device) -> None:
     device.close()
 
 
+class Tensor:
+    """An array of the host that speaks DLPack alone, as torch's do."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers = numbers
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._numbers.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._numbers.__dlpack_device__()
+
+
+@pytest.mark.anyio
+async def test_array_of_the_host_that_speaks_dlpack_is_memory_too(device: Device) -> None:
+    """torch's tensors have no buffer protocol."""
+    there, back = np.arange(10, dtype=np.int64), np.zeros(10, np.int64)
+    async with AsyncMemoryPool(device, limit=LIMIT) as pool, pool.allocate_async(80) as buffer:
+        await buffer.copy_from(Tensor(there))
+        await buffer.copy_to(Tensor(back))
+    assert list(back) == list(there)
+    device.close()
+
+
 @pytest.mark.anyio
 async def test_pinned_memory_is_a_pool_of_its_own(device: Device) -> None:
     """It is made at the first need, has the device's streams, and is closed with the pool that it belongs to."""
