@@ -157,8 +157,8 @@ class Device(ABC):
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy from `address` into host bytes, which hold the data once a later fence is reached."""
 
-    def copy_holds_up(self, host: memoryview) -> bool:  # noqa: ARG002  # for devices that tell memory from memory
-        """Tell whether `copy_in` and `copy_out` **block** for this memory, as CUDA does where it is not page-locked."""
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:  # noqa: ARG002  # none does
+        """Tell whether `copy_in` (`into`) or `copy_out` **blocks** for this memory, as where it is not page-locked."""
         return False
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: "Device", stream: Stream) -> None:  # noqa: ARG002  # nothing to do with them here

@@ -14,6 +14,7 @@ from asyncmem.core import Array, Buffer
 from asyncmem.devices import Fence, Stream
 from asyncmem.devices.joined import Joined
 from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.pool.graph import is_captured
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class Copies:
         if on != home:
             buffer.use_on(on)
         followers = {home} if into and on != home else set()
-        if device.copy_holds_up(host):
+        if device.copy_holds_up(host, into=into):
             # It would hold this thread: another one makes it, and keeps the block meanwhile as an export would.
             return self._beside(host, lambda: submit(address, host, on), on, buffer._pin())
         submit(address, host, on)
@@ -191,19 +192,21 @@ class Copies:
 
     @staticmethod
     def _precede(buffer: Buffer, on: Stream) -> Stream | None:
-        """Order the copy's stream behind the buffer's home; answers the home where only that can follow the copy."""
+        """Order the copy's stream behind the buffer's home.
+
+        Returns:
+            The home, where it has to follow the copy itself: its pool cannot note another device's stream as a user.
+        """
         if on == buffer.stream:
             return None
+        if _is_own(buffer.device, on):
+            buffer.use_on(on)
+            return None
         try:
-            buffer.device.stream_of(on)
-        except InvalidRequest:  # another device's stream: this buffer's pool cannot note it as a user
-            try:
-                on.wait(buffer.stream.record())
-            except InvalidRequest as error:
-                raise InvalidRequest("other", buffer, "a buffer whose stream can be waited for", hint=_APART) from error
-            return buffer.stream
-        buffer.use_on(on)
-        return None
+            on.wait(buffer.stream.record())
+        except InvalidRequest as error:
+            raise InvalidRequest("other", buffer, "a buffer whose stream can be waited for", hint=_APART) from error
+        return buffer.stream
 
     @staticmethod
     def _submit(source: Part, target: Part, on: Stream) -> tuple[object, ...]:
@@ -264,15 +267,24 @@ class Copies:
 
 
 def _stream_of_either(first: Device, second: Device, stream: object) -> Stream:
+    if isinstance(stream, Stream) and (_is_own(first, stream) or _is_own(second, stream)):
+        return stream
     try:
         return first.stream_of(stream)
     except InvalidRequest:
         return second.stream_of(stream)
 
 
+def _is_own(device: Device, stream: Stream) -> bool:
+    try:
+        return device.stream_of(stream) is stream
+    except InvalidRequest:
+        return False
+
+
 def _need_no_capture(*streams: Stream) -> None:
     for stream in streams:
-        if stream.capturing():
+        if is_captured(stream):
             raise InvalidRequest(
                 "stream", stream, "a stream that is not being captured", hint="capture the library's own copies instead"
             )

@@ -162,7 +162,6 @@ class Captures:
         self._flow = flow
         self._open: list[GraphMemory] = []
         self._all: list[dict[int, int]] = []  # blocks and their bytes, of each graph that is not released
-        self._quiet: int | None = None
 
     @property
     def open(self) -> bool:
@@ -182,9 +181,6 @@ class Captures:
 
     def opened(self, graph: GraphMemory) -> None:
         """Look at every request from now on."""
-        if self._quiet is None:
-            self._quiet = self._flow.retire.register(self._flow.pool.device.create_stream("graph memory"))
-            self._flow.supply.settled = self._quiet
         self._fence_all()
         self._open.append(graph)
         self._flow.observe()
@@ -203,7 +199,7 @@ class Captures:
         """
         flow = self._flow
         for index, stream in enumerate(list(flow.core.stream_objects)):
-            if stream is None or not stream.capturing():
+            if not is_captured(stream):
                 flow.retire.settle([(index, flow.core.close_epoch(index))])
 
     def ended(self, graph: GraphMemory) -> None:
@@ -219,11 +215,11 @@ class Captures:
         """
         home = waiting.stream
         graph = next((one for one in reversed(self._open) if one.stream in (None, home)), None)
-        if graph is None or self._quiet is None:
+        if graph is None:
             stream = self._flow.core.stream_objects[home]
             raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
         waiting.capture = Captured(graph, home)
-        waiting.stream = self._quiet
+        waiting.stream = self._flow.supply.quiet()
 
     def give_back(self, kept: dict[int, int]) -> None:
         """Free a graph's blocks behind all streams (with the turn held)."""
@@ -242,9 +238,20 @@ class Captures:
 
 def need_uncaptured(stream: Stream | None) -> None:
     """Raise `InvalidRequest` where a fence would be recorded into a capture, or a capture wait for what is outside."""
-    if stream is not None and stream.capturing():
+    if is_captured(stream):
         hint = "order it before the capture begins, or inside by events of the library that captures"
         raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=hint)
+
+
+def is_captured(stream: Stream | None) -> bool:
+    """Say whether work submitted to a stream is captured now.
+
+    The legacy default stream cannot be asked while a stream is captured that is ordered with it; it never is itself.
+    """
+    try:
+        return stream is not None and stream.capturing()
+    except DeviceError:
+        return False
 
 
 def graph_of(buffer: Buffer) -> GraphMemory | None:

@@ -47,8 +47,10 @@ class House:
         self._owns_device = self.device is not spec
         if isinstance(options.limit, int):
             self.device.suggest_capacity(options.limit)
-        if options.peers:
-            self.device.grant_access([device(cast("Device | str", peer)) for peer in options.peers])
+        peers = {peer: device(cast("Device | str", peer)) for peer in options.peers}
+        self._guests = [found for peer, found in peers.items() if found is not peer]  # made here, so closed here
+        if peers:
+            self.device.grant_access(list(peers.values()))
         self.total = self.device.capacity
         known = ("auto", "direct", *self.device.segment_kinds)
         if options.segments not in known:
@@ -116,8 +118,8 @@ class House:
         flow.supply.give_back(returns)
         if self.core.live() == 0 and not self.released:
             self.released = True
-            if self._owns_device:
-                self.device.close()
+            for one in [*self._guests, *([self.device] if self._owns_device else [])]:
+                one.close()
             self.worker.close(0)
             if self._copier is not None:
                 self._copier.close(0)

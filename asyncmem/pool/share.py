@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.pool.graph import is_captured
 from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
 from asyncmem.pool.home import running_home
 from asyncmem.pool.notes import call_site
@@ -142,8 +143,7 @@ class Share(Allocator):
         waiting = Waiting(flow, self, exact, running_home(flow.home))
         if stream is not None:
             waiting.stream = flow.stream_index(stream)
-        home = self._core.stream_objects[waiting.stream]
-        if home is not None and home.capturing():
+        if is_captured(self._core.stream_objects[waiting.stream]):
             flow.captures.admit(waiting)
         if tag is not None:
             waiting.tag = _text(tag)

@@ -8,12 +8,12 @@ caller who may block.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
-from asyncmem.errors import OutOfMemoryError
+from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Supply:
         self.pregrow = options.pregrow
         self.min_free = 0
         self.overlap = options.overlap
-        self.settled: int | None = None  # the stream, by index, whose segments the host must see ready
+        self._quiet: int | None = None
         self.limit = 0
         self.coming = 0
         self.leaving = 0
@@ -175,6 +175,7 @@ class Supply:
         """
         started = time.perf_counter()
         try:
+            order = self._apart_from_captures(order)
             segment = self._ask(order)
         except OutOfMemoryError:
             with self._turn:
@@ -190,6 +191,22 @@ class Supply:
             self._arrived(segment, order)
             self.growth.observe(time.perf_counter(), self._core.live(), time.perf_counter() - started)
             self.grows += 1
+
+    def quiet(self) -> int:
+        """Answer the index of a stream that is given no work, whose segments are ready for everybody once they come."""
+        if self._quiet is None:
+            self._quiet = self._retire.register(self._device.create_stream("quiet"))
+        return self._quiet
+
+    def _apart_from_captures(self, order: Order) -> Order:
+        # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
+        # which then cannot even be asked, draws the captures of others in.
+        stream = self._retire.streams[order.stream]
+        try:
+            captured = stream is not None and stream.capturing()
+        except DeviceError:
+            captured = True
+        return replace(order, stream=self.quiet()) if captured else order
 
     def _ask(self, order: Order) -> Segment:
         self.memory = memory = self._device.memory()
@@ -215,7 +232,7 @@ class Supply:
     def _make_ready(self, segment: Segment, order: Order, stream: Stream) -> None:
         if self.zero:
             self._device.fill(segment.address, segment.nbytes, 0, stream)
-        if order.stream == self.settled:
+        if order.stream == self._quiet:
             stream.record().block()
 
     def _first_of(self, wishes: list[int], stream: Stream | None) -> Segment:
@@ -234,6 +251,8 @@ class Supply:
         self._arena_of[number] = order.arena
         self._in_arena[order.arena] += segment.nbytes
         self._last_stream = order.stream
+        if order.stream == self._quiet:
+            self._core.mark_done(order.stream, self._core.close_epoch(order.stream))  # seen by `_make_ready`
 
     def detach(self, wanted: int | None = None, keep: int = 0) -> list[Return]:
         """Take wholly free segments out of the heap, largest first, to be given back.

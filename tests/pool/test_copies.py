@@ -427,7 +427,8 @@ class Sluggish(Simulated):
         self.gate = threading.Event()
         self.threads: list[int] = []
 
-    def copy_holds_up(self, host: memoryview) -> bool:
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
+        del into
         return not self._pinned_part(np.frombuffer(host, np.uint8))
 
     def copy_in(self, address: int, source: memoryview, stream: object) -> None:

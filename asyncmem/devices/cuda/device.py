@@ -33,6 +33,7 @@ DIRECT: Final = "direct"
 WATCH: Final = "poll"
 """How the native side learns of fences: "poll" or "signal"."""
 
+_AT_ONCE: Final = 64 << 10  # bytes that the driver takes with the call, whatever memory they are in
 _HOST_MEMORY: Final = 1  # CU_MEMORYTYPE_HOST, which means page-locked
 
 
@@ -218,9 +219,11 @@ class Cuda(Device):
         if goal.size:
             self._submit(stream, "cuMemcpyDtoHAsync", int(goal.ctypes.data), address, goal.size)
 
-    def copy_holds_up(self, host: memoryview) -> bool:
-        """Tell whether copies from and to this memory **block**: where it is page-locked, by whichever library, not."""
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
+        """Tell whether a copy **blocks**: not for page-locked memory, whoever locked it, nor for a small one in."""
         data = bytes_of(host)
+        if into and data.size <= _AT_ONCE:
+            return False
         return bool(data.size) and not (
             self._page_locked(int(data.ctypes.data)) and self._page_locked(int(data.ctypes.data) + data.size - 1)
         )

@@ -98,9 +98,9 @@ class CudaPinned(Device):
         """Have the GPU copy to host memory; see `Cuda.copy_in`."""
         self.owner.copy_out(target, address, stream)
 
-    def copy_holds_up(self, host: memoryview) -> bool:
-        """Tell whether copies from and to this memory block."""
-        return self.owner.copy_holds_up(host)
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
+        """Tell whether a copy from (`into`) or to this memory blocks."""
+        return self.owner.copy_holds_up(host, into=into)
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
         """Have a GPU copy from its memory to here."""
