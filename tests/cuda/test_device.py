@@ -340,7 +340,13 @@ class TestStreams:
     def test_another_devices_stream_is_refused(self, cards: tuple[Cuda, Cuda]) -> None:
         """It orders nothing here; neither does one of the host or a simulation."""
         first, second = cards
-        strangers: list[object] = [second.create_stream(), Host().default_stream, Simulated().default_stream]
+
+        class Torch:
+            device_index = 1
+            cuda_stream = 0
+
+        strangers: list[object] = [second.create_stream(), second.default_stream, second.stream_of(2), Torch()]
+        strangers += [Host().default_stream, Simulated().default_stream]
         for stranger in strangers:
             with pytest.raises(InvalidRequest, match="cuda:0"):
                 first.stream_of(stranger)

@@ -100,7 +100,8 @@ OPERATIONS: dict[str, Operation] = {
 
 @pytest.fixture
 def pair(fake: FakeDriver) -> Iterator[Cuda]:
-    fake.devices(2, 1 << 30)
+    fake.reset()
+    fake.devices(2)
     device = Cuda(0)
     yield device
     device.close()
@@ -233,7 +234,6 @@ def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: Cu
 
 def test_a_closed_device_is_closed_whatever_the_driver_says(fake: FakeDriver) -> None:
     """Calls that fail while a device closes become warnings, and close it nevertheless."""
-    fake.devices(1)
 
     def open_and_use() -> Cuda:
         device = Cuda(0)
@@ -254,3 +254,4 @@ def test_a_closed_device_is_closed_whatever_the_driver_says(fake: FakeDriver) ->
         assert {one.category for one in caught} <= {AsyncmemWarning}
         with pytest.raises(InvalidRequest, match="open"):
             device.allocate_segment(MIB)
+    fake.reset()

@@ -280,11 +280,16 @@ bool Context::any_capture() {
 }
 
 Code Context::query(Fence *fence) {
+    if (!fence->reached.load(std::memory_order_acquire))
+        call_count.fetch_add(1, std::memory_order_relaxed);
+    return ask(fence);
+}
+
+Code Context::ask(Fence *fence) {
     if (fence->reached.load(std::memory_order_acquire))
         return success;
     if (gone() || !alive_.load(std::memory_order_relaxed))
         return deinitialized;
-    call_count.fetch_add(1, std::memory_order_relaxed);
     Code code;
     {
         Relaxed quiet(driver);
@@ -317,7 +322,7 @@ Code Context::block(Fence *fence, Time began, Time until) {
         auto waited = duration_cast<microseconds>(now - began);
         if (waited > microseconds(20))
             std::this_thread::sleep_for(std::clamp(waited / 16, microseconds(5), microseconds(1000)));
-        code = query(fence);
+        code = ask(fence);
     }
     return code;
 }

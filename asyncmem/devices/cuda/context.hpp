@@ -88,6 +88,7 @@ class Context {
     Code record(std::uint64_t stream, Fence **fence);
     Code record_all(Fence **fence);
     Code query(Fence *fence); // not_ready until it is reached
+    Code ask(Fence *fence);   // the same for those who ask again and again, which is not counted
     Code wait(std::uint64_t stream, Fence *fence);
     // not_ready where it was not reached in time; a wait in parts says each time when the first began (blocks).
     Code block(Fence *fence, Time began, Time until);

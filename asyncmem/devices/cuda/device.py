@@ -202,9 +202,9 @@ class Cuda(Device):
     def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
         """Copy host bytes to the device in the order of `stream`.
 
-        From page-locked memory (`pinned`) this returns at once. From any other the driver copies to a buffer of its own
-        first, so above 64 KiB it **blocks** until the bytes have been read, and the work before them is done;
-        `copy_holds_up` tells. The caller keeps `source`, unchanged, until a later fence is reached.
+        From page-locked memory (`pinned`) this returns at once. From any other the driver first copies to a buffer of
+        its own, for which it may wait for the stream's work: that **blocks**; `copy_holds_up` tells. The caller keeps
+        `source`, unchanged, until a later fence is reached.
         """
         origin = bytes_of(source)
         if origin.size:

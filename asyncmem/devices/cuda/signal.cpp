@@ -100,7 +100,7 @@ class Signaller final : public Watcher, public std::enable_shared_from_this<Sign
             delete signal;
             return true;
         }
-        Code code = context_.query(signal->watched.fence);
+        Code code = context_.ask(signal->watched.fence);
         if (code == success || code == not_ready)
             return false;
         if (!signal->told.exchange(true))

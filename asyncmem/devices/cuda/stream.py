@@ -141,8 +141,7 @@ class CudaStreams:
             return device.default_stream
         if isinstance(source, CudaStream) and source.device is device:
             return source
-        if isinstance(source, Stream) and not isinstance(source, CudaStream):
-            raise InvalidRequest("stream", source, f"a stream of device {device.name!r}")
+        self._check_device(device, source)
         known = self._by_source.get(id(source))
         if known is not None and known.keeps is source:
             return known  # it has not died since, so neither has its stream
@@ -159,6 +158,17 @@ class CudaStreams:
     def is_this_threads(self, stream: ThreadStream) -> bool:
         """Tell whether it is the default stream of the calling thread."""
         return getattr(self._here, "stream", None) is stream
+
+    @staticmethod
+    def _check_device(device: Cuda, source: object) -> None:
+        # Default streams have the same handles on every device, so the object must say which is meant, if it can.
+        if isinstance(source, CudaStream):
+            same = source.device.index == device.index
+        else:
+            numbers = [getattr(source, name, None) for name in ("device_index", "device_id")]  # torch's, CuPy's
+            same = not isinstance(source, Stream) and {device.index, -1, None}.issuperset(numbers)
+        if not same:
+            raise InvalidRequest("stream", source, f"a stream of device {device.name!r}")
 
     def _owner(self) -> Cuda:
         device = self._device()

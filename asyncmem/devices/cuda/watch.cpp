@@ -144,7 +144,7 @@ bool Poller::gather(std::vector<Watched> &watched, Pause pause) {
 // Asks for each fence and tells of those that are reached, or never will be; true when there was one.
 bool Poller::sweep(std::vector<Watched> &watched) {
     auto told = [this](Watched &one) {
-        Code code = context_.query(one.fence);
+        Code code = context_.ask(one.fence);
         if (code == not_ready)
             return false;
         one.sink->put({one.token, code});
