@@ -286,8 +286,8 @@ def _is_own(device: Device, stream: Stream) -> bool:
 
 
 def _need_no_capture(*streams: Stream) -> None:
-    for stream in streams:
-        if is_captured(stream):
+    for at, stream in enumerate(streams):
+        if is_captured(stream, named=at == 0):
             raise InvalidRequest(
                 "stream", stream, "a stream that is not being captured", hint="capture the library's own copies instead"
             )

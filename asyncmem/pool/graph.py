@@ -236,20 +236,21 @@ class Captures:
             self._flow.upkeep.give_back_soon()
 
 
-def need_uncaptured(stream: Stream | None) -> None:
+def need_uncaptured(stream: Stream | None, *, named: bool = False) -> None:
     """Raise `InvalidRequest` where a fence would be recorded into a capture, or a capture wait for what is outside."""
-    if is_captured(stream):
+    if is_captured(stream, named=named):
         hint = "order it before the capture begins, or inside by events of the library that captures"
         raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=hint)
 
 
-def is_captured(stream: Stream | None) -> bool:
+def is_captured(stream: Stream | None, *, named: bool = False) -> bool:
     """Say whether work submitted to a stream is captured now.
 
-    The legacy default stream cannot be asked while a stream is captured that is ordered with it; it never is itself.
+    The legacy default stream cannot be asked while a stream is captured that is ordered with it; it never is itself. A
+    stream that nobody keeps alive can be asked only where the caller has just `named` it.
     """
     try:
-        return stream is not None and stream.capturing()
+        return stream is not None and (named or stream.lasting) and stream.capturing()
     except DeviceError:
         return False
 

@@ -93,9 +93,10 @@ class Hooks(Share):
                 self.flow.retire.hand_over(buffer._block, index)
                 buffer._set_home(index)
 
-    def _need_uncaptured(self, *indices: int) -> None:
-        for index in indices:
-            need_uncaptured(self._core.stream_objects[index])
+    def _need_uncaptured(self, home: int, other: int) -> None:
+        streams = self._core.stream_objects
+        need_uncaptured(streams[home])
+        need_uncaptured(streams[other], named=True)
 
     def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool) -> Copy:
         return start(self.flow, Part(buffer, nbytes), other, stream, into=into)

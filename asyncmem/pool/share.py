@@ -143,7 +143,7 @@ class Share(Allocator):
         waiting = Waiting(flow, self, exact, running_home(flow.home))
         if stream is not None:
             waiting.stream = flow.stream_index(stream)
-        if is_captured(self._core.stream_objects[waiting.stream]):
+        if is_captured(self._core.stream_objects[waiting.stream], named=True):
             flow.captures.admit(waiting)
         if tag is not None:
             waiting.tag = _text(tag)

@@ -179,7 +179,7 @@ class Supply:
         """
         started = time.perf_counter()
         try:
-            order = self._apart_from_captures(order)
+            order = self._on_a_fit_stream(order)
             segment = self._ask(order)
         except OutOfMemoryError:
             with self._turn:
@@ -202,15 +202,15 @@ class Supply:
             self._quiet = self._retire.register(self._device.create_stream("quiet"))
         return self._quiet
 
-    def _apart_from_captures(self, order: Order) -> Order:
+    def _on_a_fit_stream(self, order: Order) -> Order:
         # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
-        # which then cannot even be asked, draws the captures of others in.
+        # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now.
         stream = self._retire.streams[order.stream]
         try:
-            captured = stream is not None and stream.capturing()
+            fit = stream is not None and stream.lasting and not stream.capturing()
         except DeviceError:
-            captured = True
-        return replace(order, stream=self.quiet()) if captured else order
+            fit = False
+        return order if fit else replace(order, stream=self.quiet())
 
     def _ask(self, order: Order) -> Segment:
         self.memory = memory = self._device.memory()
