@@ -37,7 +37,7 @@ dlpack = Extension(
 CUDA = "asyncmem/devices/cuda"
 cuda = Extension(
     "asyncmem.devices.cuda._calls",
-    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "signal", "table", "watch"]]],
+    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "table", "watch"]]],
     language="c++",
     include_dirs=[CORE, CUDA],
     depends=[f"{CORE}/fence_calls.h", *[f"{CUDA}/{name}" for name in ["context.hpp", "table.hpp", "watch.hpp"]]],

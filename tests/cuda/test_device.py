@@ -194,19 +194,10 @@ class TestSegments:
 
 
 class TestVirtual:
-    @pytest.mark.parametrize(
-        ("nbytes", "handle_size", "sizes"),
-        [
-            (2, 0, [2]),
-            (70, 0, [64, 4, 2]),
-            (200, 0, [64, 64, 64, 8]),
-            (70, 20, [20, 20, 20, 10]),
-            (6, 2, [2, 2, 2]),
-        ],
-    )
-    def test_segments_are_cut_into_handles(self, nbytes: int, handle_size: int, sizes: list[int]) -> None:
-        """Powers of two by default, or pieces of one size and a rest; their sum is the segment."""
-        assert [size // MIB for size in handle_sizes(nbytes * MIB, handle_size * MIB)] == sizes
+    @pytest.mark.parametrize(("nbytes", "sizes"), [(2, [2]), (70, [64, 4, 2]), (200, [64, 64, 64, 8])])
+    def test_segments_are_cut_into_handles(self, nbytes: int, sizes: list[int]) -> None:
+        """Powers of two, of which the largest is 64 MiB; their sum is the segment."""
+        assert [size // MIB for size in handle_sizes(nbytes * MIB)] == sizes
 
     def test_address_space_is_used_again_and_reserved_once(self, cuda: Cuda) -> None:
         """A thousand segments come and go within one range."""

@@ -129,12 +129,9 @@ class Sink:
 
 @final
 class Watcher:
-    """Learns on native threads that fences are reached, and tells sinks.
+    """Learns on a native thread that fences are reached, and tells sinks."""
 
-    `how` is "poll" or "signal", for the time until figures have shown which is better.
-    """
-
-    def __init__(self, owner: Context, how: str, /) -> None: ...
+    def __init__(self, owner: Context, /) -> None: ...
     def watch(self, fence: Fence, sink: Sink, token: int, /) -> None:
         """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
 

@@ -88,11 +88,10 @@ cdef extern from "watch.hpp" namespace "asyncmem::cuda" nogil:
         vector[Notice] take()
         void wake()
     cdef cppclass CWatcher "asyncmem::cuda::Watcher":
-        Code watch(CFence *, shared_ptr[CSink], uint64_t)
+        void watch(CFence *, shared_ptr[CSink], uint64_t)
         void forget(const CSink *, uint64_t)
         void stop(cbool)
-    shared_ptr[CWatcher] make_poller(CContext &)
-    shared_ptr[CWatcher] make_signaller(CContext &)
+    shared_ptr[CWatcher] make_watcher(CContext &)
 
 set_finalizing(asyncmem_finalizing)
 
@@ -425,17 +424,14 @@ cdef class Sink:
 
 @cython.no_gc
 cdef class Watcher:
-    """Learns on native threads that fences are reached, and tells sinks.
-
-    `how` is "poll" or "signal", for the time until figures have shown which is better.
-    """
+    """Learns on a native thread that fences are reached, and tells sinks."""
 
     cdef shared_ptr[CWatcher] watcher
     cdef Context owner
 
-    def __cinit__(self, Context owner not None, str how, /):
+    def __cinit__(self, Context owner not None, /):
         self.owner = owner
-        self.watcher = make_signaller(owner.context[0]) if how == "signal" else make_poller(owner.context[0])
+        self.watcher = make_watcher(owner.context[0])
 
     def __dealloc__(self):
         if self.watcher.get() != NULL and not is_gone():
@@ -445,15 +441,12 @@ cdef class Watcher:
         """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
         if is_gone():
             raise self.owner.failed("cuEventQuery", DEINITIALIZED)
-        cdef Code code
         cdef CFence *shared = fence.fence
         cdef CWatcher *watcher = self.watcher.get()
         cdef shared_ptr[CSink] goal = sink.sink
         with nogil:
             self.owner.context.share(shared)
-            code = watcher.watch(shared, goal, token)
-        if code != SUCCESS:
-            raise self.owner.failed("cuLaunchHostFunc", code)
+            watcher.watch(shared, goal, token)
 
     def forget(self, Sink sink not None, uint64_t token, /):
         """Have it told no more; where it is being told at this moment, the notice comes all the same."""

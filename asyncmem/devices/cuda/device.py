@@ -30,9 +30,6 @@ VIRTUAL: Final = "virtual"
 ORDERED: Final = "stream_ordered"
 DIRECT: Final = "direct"
 
-WATCH: Final = "poll"
-"""How the native side learns of fences: "poll" or "signal"."""
-
 _AT_ONCE: Final = 64 << 10  # bytes that the driver takes with the call, whatever memory they are in
 _HOST_MEMORY: Final = 1  # CU_MEMORYTYPE_HOST, which means page-locked
 
@@ -104,7 +101,7 @@ class Cuda(Device):
         self.fence_calls = self.context.fence_calls
         self.streams = CudaStreams(self, self.context)
         self.default_stream: CudaStream = CudaStream(self, "default", LEGACY)
-        self.watcher = _calls.Watcher(self.context, WATCH)
+        self.watcher = _calls.Watcher(self.context)
         self.new_sink: Callable[[], _calls.Sink] = _calls.Sink
         self.notices = Notices(f"asyncmem {self.name} fences", _calls.Sink(), self.watcher)
         self._over_budget_before = self.context.over_budget

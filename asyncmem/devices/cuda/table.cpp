@@ -70,7 +70,6 @@ void fill(Table &table, Finder &finder) {
     GET(cuStreamGetFlags, 5050);
     GET(cuStreamIsCapturing, 10000);
     GET(cuStreamWaitEvent, 3020);
-    GET(cuLaunchHostFunc, 10000);
     GET(cuEventCreate, 2000);
     GET(cuEventDestroy, 4000);
     GET(cuEventRecord, 2000);

@@ -43,7 +43,6 @@ struct Table {
     Code (*cuStreamGetFlags)(Handle stream, unsigned *flags);
     Code (*cuStreamIsCapturing)(Handle stream, int *status);
     Code (*cuStreamWaitEvent)(Handle stream, Handle event, unsigned flags);
-    Code (*cuLaunchHostFunc)(Handle stream, void (*function)(void *), void *data);
     Code (*cuEventCreate)(Handle *event, unsigned flags);
     Code (*cuEventDestroy)(Handle event);
     Code (*cuEventRecord)(Handle event, Handle stream);

@@ -16,10 +16,13 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::steady_clock;
 
-// Chosen for awaits of a few to a few hundred microseconds; a longer one ends late by a small part of itself.
-constexpr microseconds spin_time{50};
+// From a fence to its wake-up on an H200, us p50/p99 and share of a CPU: pauses of 20: 38/80, 29 %; of 50: 55/113, 18 %;
+// of 100: 76/171, 12 %. Spinning for 50 before gains nothing. A host function behind the fence takes 136/278.
+constexpr microseconds spin_time{20};
 constexpr microseconds first_pause{20};
-constexpr microseconds last_pause{200};
+constexpr microseconds last_pause{100};
+// In between, an await ends late by this part of itself.
+constexpr int pause_share = 16;
 constexpr microseconds for_ever{-1};
 
 } // namespace
@@ -56,7 +59,7 @@ std::vector<Notice> Sink::take() {
     return std::exchange(notices_, {});
 }
 
-Code Poller::watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token) {
+void Watcher::watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token) {
     std::lock_guard<std::mutex> guard(lock_);
     coming_.push_back({fence, std::move(sink), token});
     if (!running_) {
@@ -66,10 +69,9 @@ Code Poller::watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token
     } else if (pausing_) {
         changed_.notify_one();
     }
-    return success;
 }
 
-void Poller::forget(const Sink *sink, std::uint64_t token) {
+void Watcher::forget(const Sink *sink, std::uint64_t token) {
     std::lock_guard<std::mutex> guard(lock_);
     auto same = [&](const Watched &one) { return one.sink.get() == sink && one.token == token; };
     auto found = std::find_if(coming_.begin(), coming_.end(), same);
@@ -81,7 +83,7 @@ void Poller::forget(const Sink *sink, std::uint64_t token) {
     coming_.erase(found);
 }
 
-void Poller::stop(bool wait) {
+void Watcher::stop(bool wait) {
     std::unique_lock<std::mutex> guard(lock_);
     stopping_ = true;
     changed_.notify_one();
@@ -89,7 +91,7 @@ void Poller::stop(bool wait) {
         ended_.wait(guard, [this] { return !running_; });
 }
 
-void Poller::run() {
+void Watcher::run() {
     pthread_setname_np(pthread_self(), "asyncmem-fences");
     // By default the system may let a sleep last 50 us longer.
     prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
@@ -97,23 +99,19 @@ void Poller::run() {
     int mode = relaxed;
     context_.driver.cuThreadExchangeStreamCaptureMode(&mode);
     std::vector<Watched> watched;
-    auto last = steady_clock::now();
     Pause pause{0};
     while (gather(watched, watched.empty() ? for_ever : pause)) {
         if (gone())
             return;
-        auto now = steady_clock::now();
-        if (sweep(watched)) {
-            last = now;
-            pause = Pause(0);
-        } else if (now - last > spin_time) {
-            pause = std::clamp(pause * 3 / 2, first_pause, last_pause);
-        }
+        if (sweep(watched))
+            stirred_ = steady_clock::now();
+        auto quiet = std::chrono::duration_cast<Pause>(steady_clock::now() - stirred_);
+        pause = quiet < spin_time ? Pause(0) : std::clamp(quiet / pause_share, first_pause, last_pause);
     }
 }
 
 // Pauses, and takes what was asked for meanwhile into the list; false when the thread is to end.
-bool Poller::gather(std::vector<Watched> &watched, Pause pause) {
+bool Watcher::gather(std::vector<Watched> &watched, Pause pause) {
     std::unique_lock<std::mutex> guard(lock_);
     auto called = [&] { return !coming_.empty() || (stopping_ && watched.empty()); };
     pausing_ = true;
@@ -133,6 +131,8 @@ bool Poller::gather(std::vector<Watched> &watched, Pause pause) {
         }
     }
     forgotten_.clear();
+    if (!coming_.empty())
+        stirred_ = steady_clock::now();
     std::move(coming_.begin(), coming_.end(), std::back_inserter(watched));
     coming_.clear();
     running_ = !stopping_ || !watched.empty();
@@ -142,7 +142,7 @@ bool Poller::gather(std::vector<Watched> &watched, Pause pause) {
 }
 
 // Asks for each fence and tells of those that are reached, or never will be; true when there was one.
-bool Poller::sweep(std::vector<Watched> &watched) {
+bool Watcher::sweep(std::vector<Watched> &watched) {
     auto told = [this](Watched &one) {
         Code code = context_.ask(one.fence);
         if (code == not_ready)
@@ -157,6 +157,6 @@ bool Poller::sweep(std::vector<Watched> &watched) {
     return any;
 }
 
-std::shared_ptr<Watcher> make_poller(Context &context) { return std::make_shared<Poller>(context); }
+std::shared_ptr<Watcher> make_watcher(Context &context) { return std::make_shared<Watcher>(context); }
 
 } // namespace asyncmem::cuda

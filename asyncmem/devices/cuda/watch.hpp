@@ -37,31 +37,24 @@ class Sink {
     std::vector<Notice> notices_;
 };
 
-// Tells sinks of fences, each once. `watch` takes over a reference of the fence.
-class Watcher {
-  public:
-    virtual ~Watcher() = default;
-    virtual Code watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token) = 0;
-    // Forgets one that has not been told; where it is being told at this moment, the sink gets it all the same.
-    virtual void forget(const Sink *sink, std::uint64_t token) = 0;
-    // Lets the thread end once all that is watched has been told; with `wait` it has ended when this returns (blocks).
-    virtual void stop(bool wait) = 0;
-};
-
 struct Watched {
     Fence *fence;
     std::shared_ptr<Sink> sink;
     std::uint64_t token;
 };
 
-// Asks for every fence in turn, on a thread of its own: without a pause after something happened, then with growing
-// pauses; without any fence it sleeps.
-class Poller final : public Watcher, public std::enable_shared_from_this<Poller> {
+// Tells sinks of fences, each once. It asks for every one in turn, on a thread of its own: without a pause after
+// something happened, then with growing pauses; without any fence it sleeps. A host function behind each fence
+// (cuLaunchHostFunc) would need no asking, but tells later than this does, and of a lost device never.
+class Watcher final : public std::enable_shared_from_this<Watcher> {
   public:
-    explicit Poller(Context &context) : context_(context) {}
-    Code watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token) override;
-    void forget(const Sink *sink, std::uint64_t token) override;
-    void stop(bool wait) override;
+    explicit Watcher(Context &context) : context_(context) {}
+    // Takes over a reference of the fence.
+    void watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token);
+    // Forgets one that has not been told; where it is being told at this moment, the sink gets it all the same.
+    void forget(const Sink *sink, std::uint64_t token);
+    // Lets the thread end once all that is watched has been told; with `wait` it has ended when this returns (blocks).
+    void stop(bool wait);
 
   private:
     using Pause = std::chrono::microseconds;
@@ -70,6 +63,8 @@ class Poller final : public Watcher, public std::enable_shared_from_this<Poller>
     bool sweep(std::vector<Watched> &watched);
 
     Context &context_;
+    // When a fence last came or was told of; the thread's alone.
+    std::chrono::steady_clock::time_point stirred_;
     std::mutex lock_;
     std::condition_variable changed_;
     std::condition_variable ended_;
@@ -80,7 +75,6 @@ class Poller final : public Watcher, public std::enable_shared_from_this<Poller>
     bool stopping_ = false;
 };
 
-std::shared_ptr<Watcher> make_poller(Context &context);
-std::shared_ptr<Watcher> make_signaller(Context &context);
+std::shared_ptr<Watcher> make_watcher(Context &context);
 
 } // namespace asyncmem::cuda
