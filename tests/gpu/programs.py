@@ -2,7 +2,11 @@
 
 A program is made of its seed alone: sizes, streams, what is computed from what, and when memory is freed. All fresh
 memory is filled with NaN first, in the order of its stream, so that whoever reads too early, too late or somebody
-else's memory carries a NaN into the results.
+else's memory carries a NaN into the results. Nothing else makes one: all numbers are below
+2, and all sums of them below 5,000, which every type can hold.
+
+What each step computed is looked at on its own stream, right behind it and before the memory may be anybody else's; the
+host waits for nothing until the end.
 """
 
 from __future__ import annotations
@@ -36,8 +40,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One result of a program: what it is, and a digest of its bits."""
+    """One result: the step that computed it, or "end", what it is, and its bits summed up."""
 
+    when: str
     what: str
     digest: str
     finite: bool
@@ -52,14 +57,15 @@ class Program(ABC):
     library: Any
     live: list[Matrix] = field(default_factory=list)
     sums: list[Matrix] = field(default_factory=list)
+    looks: list[tuple[str, str, Any, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.choice = random.Random(self.seed)
         self.streams = [self.make_stream() for _ in range(STREAMS)]
 
     def run(self, steps: int) -> list[Outcome]:
-        """Run so many steps, and answer what came out."""
-        for _ in range(steps):
+        """Run so many steps, and answer what came out: first of each step, then of what is live at the end."""
+        for self.step in range(steps):
             step = self.choice.choices(
                 (self.make, self.product, self.elementwise, self.reduce, self.free, self.linger), (2, 3, 3, 2, 3, 1)
             )[0]
@@ -67,7 +73,9 @@ class Program(ABC):
             while len(self.live) > MOST_LIVE:
                 self.free()
         self.finish()
-        outcomes = [self.outcome(one) for one in (*self.live, *self.sums)]
+        outcomes = [Outcome(when, what, str(int(digest)), bool(finite)) for when, what, digest, finite in self.looks]
+        outcomes += [self.outcome(one) for one in (*self.live, *self.sums)]
+        self.looks.clear()
         while self.live:
             self.free()
         for one in self.sums:
@@ -85,6 +93,7 @@ class Program(ABC):
         )
         with self.on(made.stream):
             self.write(made.tensor, choice.uniform(0.5, 3.0))
+            self.look("make", made)
         self.live.append(made)
         return made
 
@@ -97,6 +106,7 @@ class Program(ABC):
         self.use(left, stream)
         with self.on(stream):
             self.multiply(left.tensor, right.tensor, out.tensor, 1 / left.shape[1])
+            self.look("product", out)
         self.live.append(out)
 
     def elementwise(self) -> None:
@@ -107,6 +117,7 @@ class Program(ABC):
         self.use(source, stream)
         with self.on(stream):
             self.apply(source.tensor, out.tensor)
+            self.look("elementwise", out)
         self.live.append(out)
 
     def reduce(self) -> None:
@@ -117,6 +128,7 @@ class Program(ABC):
         self.use(source, stream)
         with self.on(stream):
             self.add_up(source.tensor, out.tensor)
+            self.look("reduce", out)
         self.sums.append(out)
 
     def free(self) -> None:
@@ -157,10 +169,17 @@ class Program(ABC):
             matrix.tensor = None
             matrix.buffer.free()
 
+    def look(self, name: str, matrix: Matrix) -> None:
+        """Have a step's result summed up, on the current stream."""
+        what = f"{matrix.dtype} {matrix.shape} on stream {matrix.stream}"
+        self.looks.append((f"step {self.step}: {name}", what, *self.summed_up(matrix.tensor)))
+
     def outcome(self, matrix: Matrix) -> Outcome:
         """Answer a matrix as something to compare and to read."""
         data, finite = self.bits(matrix.tensor)
-        return Outcome(f"{matrix.dtype} {matrix.shape}", hashlib.blake2b(data, digest_size=8).hexdigest(), finite)
+        return Outcome(
+            "end", f"{matrix.dtype} {matrix.shape}", hashlib.blake2b(data, digest_size=8).hexdigest(), finite
+        )
 
     # -- what a library does -----------------------------------------------------------------------------------------
 
@@ -180,6 +199,8 @@ class Program(ABC):
     def apply(self, source: Any, out: Any) -> None: ...
     @abstractmethod
     def add_up(self, source: Any, out: Any) -> None: ...
+    @abstractmethod
+    def summed_up(self, tensor: Any) -> tuple[Any, Any]: ...
     @abstractmethod
     def spin(self, cycles: int) -> None: ...
     @abstractmethod
@@ -203,9 +224,9 @@ class TorchProgram(Program):
         return self.library.from_dlpack(buffer.view(dtype, shape))
 
     def write(self, out: Any, factor: float) -> None:
-        flat = out.view(-1)
-        self.library.linspace(-1.0, 1.0, steps=flat.numel(), out=flat)
-        out.mul_(factor).sin_()
+        # Not in the type of `out`: torch counts the elements in it, and 65,520 of them are infinite in half precision.
+        numbers = self.library.linspace(-1.0, 1.0, steps=out.numel(), dtype=self.library.float32, device=out.device)
+        out.copy_(numbers.mul_(factor).sin_().view(out.shape))
 
     def multiply(self, left: Any, right: Any, out: Any, scale: float) -> None:
         self.library.mm(left, right, out=out)
@@ -217,6 +238,10 @@ class TorchProgram(Program):
 
     def add_up(self, source: Any, out: Any) -> None:
         self.library.sum(source, dim=0, keepdim=True, out=out)
+
+    def summed_up(self, tensor: Any) -> tuple[Any, Any]:
+        words = tensor.view(self.library.int16 if tensor.element_size() == 2 else self.library.int32)
+        return words.sum(dtype=self.library.int64), self.library.isfinite(tensor).all()
 
     def spin(self, cycles: int) -> None:
         self.library.cuda._sleep(cycles)
@@ -260,6 +285,10 @@ class CupyProgram(Program):
 
     def add_up(self, source: Any, out: Any) -> None:
         self.library.sum(source, axis=0, keepdims=True, out=out)
+
+    def summed_up(self, tensor: Any) -> tuple[Any, Any]:
+        words = tensor.view("int16" if tensor.itemsize == 2 else "int32")
+        return words.sum(dtype="int64"), self.library.isfinite(tensor).all()
 
     def spin(self, cycles: int) -> None:
         code = 'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n) {} }'

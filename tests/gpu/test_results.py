@@ -48,6 +48,7 @@ def test_results_over_a_pool_are_those_over_plain_memory(run: Run, segments: str
     Its sizes are odd, four streams share its tensors, and fresh memory is NaN until it is written.
     """
     expected = run("direct")
-    assert len(expected) > 20
-    assert all(one.finite for one in expected)
-    assert run(segments) == expected
+    assert len(expected) > 100
+    assert next((one for one in expected if not one.finite), None) is None, "the program itself is wrong"
+    found = run(segments)
+    assert next((pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1]), None) is None
