@@ -138,10 +138,10 @@ class Driver:
         Args:
             function: The name, without a version.
             arguments: As `cuda.bindings` takes them.
-            asked: The bytes that the caller wants, for the error where there are too few.
+            asked: The bytes that the caller wants, where there may be too few.
 
         Raises:
-            OutOfMemoryError: The driver has too little memory.
+            OutOfMemoryError: The driver has too little memory for what was asked.
             DeviceError: It fails, or may not be called any more.
         """
         from asyncmem.devices.cuda import _calls
@@ -153,7 +153,8 @@ class Driver:
             code, *values = getattr(self._bindings, function)(*arguments)
         except RuntimeError:  # what the package raises for a function that the driver has not
             raise self.error(function, NOT_FOUND) from None
-        if code == OUT_OF_MEMORY:
+        # Without a wish this says that the driver lacks memory of its own: who gives back cannot be out of memory.
+        if code == OUT_OF_MEMORY and asked:
             raise self.out_of_memory(asked)
         if code:
             raise self.error(function, int(code))

@@ -79,7 +79,7 @@ class Segments:
         segment = Segment(address, nbytes, kind, token)
         self._context.use()
         with self._lock:
-            self._out[address] = segment
+            self._out[id(segment)] = segment
         return segment
 
     def give_back(self, segment: Segment) -> None:
@@ -90,17 +90,17 @@ class Segments:
             DeviceError: The driver fails.
         """
         with self._lock:
-            if self._out.get(segment.address) is not segment:
+            if self._out.get(id(segment)) is not segment:
                 expected = f"a segment of {self._device!r} that is not given back yet"
                 raise InvalidRequest("segment", segment, expected)
             # Not out while it goes, so that a second thread is refused; the address is nobody else's until it has gone.
-            del self._out[segment.address]
+            del self._out[id(segment)]
         try:
             with self._context.entered():
                 self._sources[segment.kind].give_back(segment.address, segment.token)
         except BaseException:
             with self._lock:
-                self._out[segment.address] = segment
+                self._out[id(segment)] = segment
             raise
         with self._lock:
             if self._closed and not self._out:
@@ -110,7 +110,7 @@ class Segments:
     def forget(self, segment: Segment) -> None:
         """Take a segment for given back without a call, in a process that may make none."""
         with self._lock:
-            self._out.pop(segment.address, None)
+            self._out.pop(id(segment), None)
 
     def opened(self, kind: str) -> Source | None:
         """Return the source of a kind, if there has been a segment of it."""

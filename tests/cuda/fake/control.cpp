@@ -163,6 +163,14 @@ API std::int64_t fake_calls(const char* name) {
     return found == machine().calls.end() ? 0 : found->second;
 }
 
+API int fake_counts(char* buffer, int room) {
+    std::string text;
+    control([&](Machine& m) {
+        for (auto& [call, count] : m.calls) text += call + " " + std::to_string(count) + "\n";
+    });
+    return write_out(text, buffer, room);
+}
+
 API std::uint64_t fake_used(CUdevice device) {
     Lock lock(machine().mutex);
     return machine().devices.at(device).used;
