@@ -87,6 +87,7 @@ class Cuda(Device):
 
         device = self.context.device
         self.capacity = int(self.driver.call("cuDeviceTotalMem", device))
+        self.checker = attached_checker()
         makers = self._makers(device)
         if segments not in ("auto", *makers):
             raise InvalidRequest("segments", segments, f"one of {('auto', *makers)} on {self.name!r}")
@@ -105,7 +106,6 @@ class Cuda(Device):
         self.new_sink: Callable[[], _calls.Sink] = _calls.Sink
         self.notices = Notices(f"asyncmem {self.name} fences", _calls.Sink(), self.watcher)
         self._over_budget_before = self.context.over_budget
-        self.checker = attached_checker()
         self._listens = self.context.listen()
         # A device that is forgotten without being closed leaves no thread either.
         weakref.finalize(self, self.notices.stop).atexit = False
@@ -260,7 +260,7 @@ class Cuda(Device):
                 if isinstance(source, VirtualSegments | OrderedSegments):
                     source.grant([peer.context.device for peer in added])
                     undo.callback(source.revoke, [peer.context.device for peer in added])
-            if self._segments.opened(DIRECT):
+            if any(isinstance(self._segments.opened(kind), DirectSegments) for kind in self.segment_kinds):
                 open_to(self.driver, self.context, [peer.context for peer in added])
             self._peers += added
             undo.pop_all()
@@ -334,6 +334,9 @@ class Cuda(Device):
         if self.driver.attribute("MEMORY_POOLS_SUPPORTED", device):
             makers[ORDERED] = lambda: _owner(me)._make_ordered()
         makers[DIRECT] = lambda: _owner(me)._make_direct()
+        if self.checker is not None:
+            # compute-sanitizer (2025.3) refuses to hear of blocks in any memory but that of cuMemAlloc.
+            return dict.fromkeys(makers, makers[DIRECT])
         return makers
 
     def _make_virtual(self) -> VirtualSegments:
