@@ -4,8 +4,8 @@ compute-sanitizer knows what the driver handed out, which for a pool is whole se
 block, or into one that was freed, hits memory that is somebody's. NVTX's memory extension is the protocol for telling
 it more. A tool names its library in a variable; the library fills in the functions it wants called. This module speaks
 that protocol as it is in memory, so nothing has to be installed. Where no tool is attached it costs one look at the
-environment, and the pool's fast ways stay as they are. Where one is attached, all segments come from cuMemAlloc, whatever
-their kind: compute-sanitizer refuses to hear of blocks in mapped or stream-ordered memory.
+environment, and the pool's fast ways stay as they are. Where one is attached, all segments come from cuMemAlloc, of
+whatever kind they are: compute-sanitizer refuses to hear of blocks in mapped or stream-ordered memory.
 
 The checker goes by the host's order: a block that is freed while its kernel still runs counts as trespassed on. So run
 it with `--force-blocking-launches`.
