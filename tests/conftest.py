@@ -5,6 +5,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
@@ -14,6 +15,9 @@ from asyncmem.devices.base import Device, Fence
 
 from .cuda.fake import FakeDriver
 from .cuda.fake.session import load
+
+if TYPE_CHECKING:
+    from .gpu.card import Card
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -69,6 +73,16 @@ def fake(driver: FakeDriver | None) -> FakeDriver:
     """The fake, for tests that are marked `fake_only`."""
     assert driver is not None
     return driver
+
+
+@pytest.fixture(scope="session")
+def the_card() -> Iterator["Card"]:
+    """The real card, for tests that have no `driver`. Where there is none, tests fail: a GPU was asked for."""
+    from .gpu.card import Card
+
+    card = Card()
+    yield card
+    card.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,17 @@
 """Every device, each with a way to keep a stream busy until a test lets go; CUDA over a fake where there is no GPU."""
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
 from asyncmem.devices import Cuda, CudaStream, Device, Host, HostStream, Simulated, SimulatedStream, Stream
 from tests.cuda.fake import FakeDriver
+
+if TYPE_CHECKING:
+    from tests.gpu.card import Card
 
 # Long against what a test does while the stream is busy, short against a test.
 WALL_WORK = 0.1
@@ -26,12 +29,19 @@ class Rig:
 @pytest.fixture(params=["host", "virtual", "wall", "cuda"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     make: dict[str, Callable[[], Rig]] = {"host": _host, "virtual": _virtual, "wall": _wall}
+    card: Card | None = None
     if request.param == "cuda":
         driver: FakeDriver | None = request.getfixturevalue("driver")
-        make["cuda"] = _card if driver is None else lambda: _fake_card(driver)
+        if driver is None:
+            card = request.getfixturevalue("the_card")
+            make["cuda"] = lambda: _real_card(card)
+        else:
+            make["cuda"] = lambda: _fake_card(driver)
     made = make[request.param]()
     yield made
     made.release()
+    if card:
+        card.settle()
     if isinstance(made.device, Cuda):
         for segment in list(made.device._segments._out.values()):  # some tests leave theirs to the process's end
             made.device.free_segment(segment)
@@ -87,23 +97,14 @@ def _fake_card(driver: FakeDriver) -> Rig:
     return Rig(Cuda(), occupy, driver.release)
 
 
-def _card() -> Rig:
-    from cuda.bindings import driver
-
+def _real_card(card: "Card") -> Rig:
     device = Cuda()
-    with device.context.entered():
-        code, word = driver.cuMemHostAlloc(4, 0)
-    assert code == 0
-    gate = ctypes.c_uint32.from_address(int(word))
-    gate.value = 0
+    gate = card.gate()
 
     def occupy(stream: Stream) -> None:
         assert isinstance(stream, CudaStream)
         with device.context.entered():
-            (answer,) = driver.cuStreamWaitValue32(stream.handle, int(word), 1, 0)
-        assert answer == 0
+            card.hold(stream.handle, gate)
 
-    def release() -> None:
-        gate.value = 1
-
-    return Rig(device, occupy, release)
+    # The gate is of a context that lives on when the device is closed.
+    return Rig(device, occupy, lambda: gate.set(1))

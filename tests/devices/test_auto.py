@@ -4,19 +4,36 @@ import pytest
 
 from asyncmem.devices import Host, Simulated, device
 from asyncmem.errors import BackendUnavailable, InvalidRequest
+from tests.cuda.fake import FakeDriver
+
+
+def test_auto_is_a_gpu_where_there_is_one(driver: FakeDriver | None) -> None:
+    """The first one; and what the name has made is the caller's to close."""
+    del driver
+    made = device("auto")
+    assert made.name == "cuda:0"
+    made.close()
+
+
+@pytest.mark.fake_only
+def test_auto_is_the_host_where_there_is_no_gpu(fake: FakeDriver) -> None:
+    """Also where a driver is installed."""
+    fake.devices(0)
+    made = device("auto")
+    assert type(made) is Host
+    assert made.name == "host"
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "full_name"),
     [
-        ("auto", Host, "host"),
         ("host", Host, "host"),
         ("simulated", Simulated, "simulated:0"),
         ("simulated:1", Simulated, "simulated:1"),
     ],
 )
 def test_a_name_makes_a_device(name: str, kind: type, full_name: str) -> None:
-    """Without a GPU, "auto" is the host."""
+    """Its own name says which it is."""
     made = device(name)
     assert type(made) is kind
     assert made.name == full_name
@@ -34,9 +51,9 @@ def test_a_device_is_passed_through() -> None:
 
 
 def test_cuda_says_what_was_tried_and_what_to_use() -> None:
-    """A device that cannot be had is no typing error."""
-    with pytest.raises(BackendUnavailable, match="cuda:0") as caught:
-        device("cuda:0")
+    """A device that cannot be had is no typing error; nobody has so many GPUs."""
+    with pytest.raises(BackendUnavailable, match="cuda:99") as caught:
+        device("cuda:99")
     assert caught.value.tried
     assert "'host'" in caught.value.install
 

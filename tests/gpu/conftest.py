@@ -36,16 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(left_out)
 
 
-@pytest.fixture(scope="session")
-def the_card() -> Iterator["Card"]:
-    """The real card, from the first test to the last. Where there is none, tests fail: a GPU was asked for."""
-    from .card import Card
-
-    card = Card()
-    yield card
-    card.close()
-
-
 @pytest.fixture
 def card(request: pytest.FixtureRequest, driver: Any) -> Iterator["Card"]:
     """The card, idle at the end, whatever the test did; the fake one has seen no work without order then."""
