@@ -181,6 +181,7 @@ class Captures:
 
     def opened(self, graph: GraphMemory) -> None:
         """Look at every request from now on."""
+        self._flow.supply.quiet()  # made before the capture begins, as a rule
         self._fence_all()
         self._open.append(graph)
         self._flow.observe()
