@@ -1,0 +1,137 @@
+"""Whichever call of the driver fails, a pool is usable or closed afterwards, and the driver holds nothing of it."""
+
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
+from asyncmem.devices import Cuda, CudaStream
+from asyncmem.testing.conservation import whole
+
+from .fake import FakeDriver
+
+pytestmark = pytest.mark.fake_only
+
+MIB = 1 << 20
+LIMIT = 12 * MIB
+KINDS = ("virtual", "stream_ordered", "direct")
+CODES = {"out of memory": 2, "unknown": 999}
+
+# What the driver calls when it lets go of a thing whose owner has nobody left to try again: failing, it stays.
+FINAL = {"cuEventDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"}
+
+
+class Workload:
+    """Requests on two streams, one after the other, with work, frees elsewhere and trims; its errors are counted."""
+
+    def __init__(self, device: Cuda, kind: str) -> None:
+        self.device = device
+        self.streams = [device.create_stream(name) for name in ("left", "right")]
+        self.pool = AsyncMemoryPool(
+            device, limit=LIMIT, segment_size=4 * MIB, segments=kind, min_free=0, stall_after=None
+        )
+        self.errors: Counter[str] = Counter()
+
+    def run(self) -> None:
+        random_ = random.Random(0)
+        for number in range(24):
+            self.attempt(self.single, number, random_)
+            if number % 8 == 5:
+                self.attempt(lambda *_: self.pool.empty_cache(), number, random_)
+
+    def attempt(self, part: Callable[[int, random.Random], None], number: int, random_: random.Random) -> None:
+        try:
+            part(number, random_)
+        except AsyncmemError as error:
+            self.errors[type(error).__name__] += 1
+
+    def single(self, number: int, random_: random.Random) -> None:
+        stream, other = self.streams[number % 2], self.streams[(number + 1) % 2]
+        nbytes = random_.randrange(1, 4) * MIB
+        with self.pool.allocate(nbytes, stream=stream, timeout=2) as buffer:
+            self.fill(buffer.address, buffer.size, stream)
+            if random_.random() < 0.5:
+                buffer.use_on(other)
+                self.fill(buffer.address, buffer.size, other)
+                stream.wait(other.record())
+            if random_.random() < 0.3:
+                other.wait(stream.record())
+                buffer.free(stream=other)
+
+    def fill(self, address: int, nbytes: int, stream: CudaStream) -> None:
+        self.device.fill(address, nbytes, 1, stream)
+
+
+def survive(workload: Workload, fake: FakeDriver) -> None:
+    """Play under faults, then see that the pool is whole and serves, or is closed and says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a fault that met nobody who waits is a warning
+        workload.run()
+        fake.clear_faults()
+        workload.pool.check()
+        try:
+            workload.pool.allocate(LIMIT, timeout=10).free()
+        except PoolClosed:
+            pass
+        else:
+            whole(workload.pool)
+        workload.pool.close()
+
+
+def calls_of(fake: FakeDriver, cuda: Cuda, kind: str) -> Counter[str]:
+    before = fake.counts()
+    survive(Workload(cuda, kind), fake)
+    return Counter(fake.counts()) - Counter(before)
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_call_fails_once(fake: FakeDriver, cuda: Cuda, kind: str, code: str) -> None:
+    """Calls of each name, the first, the last and some between."""
+    for name, count in sorted(calls_of(fake, cuda, kind).items()):
+        if name in FINAL:
+            continue
+        for nth in sorted({1, 2, count // 2, count}):
+            if nth >= 1:
+                workload = Workload(cuda, kind)
+                fake.fail(name, nth, CODES[code])
+                survive(workload, fake)
+    assert cuda.memory().free == cuda.capacity
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_fail_at_random(fake: FakeDriver, cuda: Cuda, kind: str) -> None:
+    """One in thirty, of any name, for longer than any retry lasts."""
+    for seed in range(6):
+        random_ = random.Random(seed)
+        workload = Workload(cuda, kind)
+        for _ in range(10):
+            fake.fail("*", random_.randrange(1, 300), random_.choice([2, 999]), times=random_.randrange(1, 4))
+        survive(workload, fake)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lost_device_fails_every_request_and_holds_up_nobody(fake: FakeDriver, cuda: Cuda, kind: str) -> None:
+    """Requests fail with the loss by name, and closing ends, with an error where memory could not go back."""
+    workload = Workload(cuda, kind)
+    workload.run()
+    workload.pool.empty_cache()
+    held = workload.pool.allocate(MIB, stream=workload.streams[0])
+    fake.lose()
+    assert workload.errors == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what the worker meets and nobody waits for
+        with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            workload.pool.allocate(LIMIT // 2, timeout=10)
+        workload.run()
+        assert workload.errors["DeviceError"]
+        held.free()
+        with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            workload.pool.close()
+    fake.devices(1)  # as no real device does, it comes back, and what was out can be given back
+    cuda.record_all().block()
+    for segment in list(cuda._segments._out.values()):
+        cuda.free_segment(segment)
