@@ -26,6 +26,7 @@ class BlockingCalls:
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
+        self._standing_by: list[ThreadSleeper] = []
 
     def allow(self, waiting: Waiting) -> None:
         """Refuse to block an event loop's thread until a deadline."""
@@ -45,6 +46,11 @@ class BlockingCalls:
         self._flow.ask(waiting)
         while not waiting.done:
             errand = self._errand(waiting)
+            if isinstance(errand, ThreadSleeper):
+                errand.sleep(waiting.remaining)
+                if waiting.overdue:
+                    waiting.expire()
+                continue
             if errand is None and waiting.timeout:
                 self._block(waiting)
                 break
@@ -55,11 +61,21 @@ class BlockingCalls:
         assert result is not None
         return result
 
-    def _errand(self, waiting: Waiting) -> Errand | None:
+    def errand_ended(self) -> None:
+        """Let those look again who stood behind a request that somebody was providing for (with the turn held)."""
+        woken, self._standing_by = self._standing_by, []
+        for sleeper in woken:
+            sleeper.wake()
+
+    def _errand(self, waiting: Waiting) -> Errand | ThreadSleeper | None:
         flow = self._flow
         with flow.turn:
-            if waiting.done or flow.queue.head() is not waiting:
+            head = flow.queue.head()
+            if waiting.done:
                 return None
+            if head is not waiting:
+                # Memory is on its way to somebody before it, and what comes next may be its own: no time to fail yet.
+                return self._stand_by() if flow.busy or (head is not None and head.inline) else None
             # On a loop's thread growth would hold the loop: there everything else comes first.
             enough = flow.supply.should_tidy(waiting.pieces, first=waiting.home is not None)
             tidied = enough and flow.ladder.tidy()
@@ -69,6 +85,11 @@ class BlockingCalls:
                 return _nothing
             return errand or flow.ladder.make_room_for(waiting) or flow.errand_without_hope(waiting)
 
+    def _stand_by(self) -> ThreadSleeper:
+        sleeper = ThreadSleeper()
+        self._standing_by.append(sleeper)
+        return sleeper
+
     def _run(self, waiting: Waiting, errand: Errand) -> None:
         if waiting.home is not None and errand is not _nothing:
             self._flow.tally.loop_blocking_calls += 1
@@ -77,12 +98,14 @@ class BlockingCalls:
         finally:
             with self._flow.turn:
                 self._flow.changed()
+                self.errand_ended()
 
     def _block(self, waiting: Waiting) -> None:
         sleeper = ThreadSleeper()
         with self._flow.turn:
             waiting.inline = False  # from here on the worker provides for it
             self._flow.changed()
+            self.errand_ended()
         if waiting.admit(sleeper):
             sleeper.sleep(waiting.remaining)
         waiting.expire()

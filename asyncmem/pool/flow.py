@@ -487,6 +487,7 @@ class Flow(Desk):
             with self.turn:
                 self.busy = False
                 self.changed()
+                self.blocking.errand_ended()
 
 
 def _is_plain(options: PoolOptions) -> bool:
