@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict
 
 from asyncmem.core import GRANULE, Core
-from asyncmem.devices import Device, device
 from asyncmem.engine.retire import Retire
-from asyncmem.errors import InvalidRequest, LeakWarning, PoolClosed
+from asyncmem.errors import LeakWarning, PoolClosed
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Turn
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.opening import Ground
     from asyncmem.pool.pool import AsyncMemoryPool
 
     class WorkerLike(Protocol):
@@ -41,20 +41,11 @@ if TYPE_CHECKING:
 class House:
     """What exists between a pool's opening and the end of its last buffer."""
 
-    def __init__(self, pool: AsyncMemoryPool, spec: Device | str, options: PoolOptions, factory: WorkerFactory) -> None:
+    def __init__(self, pool: AsyncMemoryPool, ground: Ground, options: PoolOptions, factory: WorkerFactory) -> None:
         self.options = options
-        self.device = device(spec)
-        self._owns_device = self.device is not spec
-        if isinstance(options.limit, int):
-            self.device.suggest_capacity(options.limit)
-        peers = {peer: device(cast("Device | str", peer)) for peer in options.peers}
-        self._guests = [found for peer, found in peers.items() if found is not peer]  # made here, so closed here
-        if peers:
-            self.device.grant_access(list(peers.values()))
+        self._ground = ground
+        self.device = ground.device
         self.total = self.device.capacity
-        known = ("auto", "direct", *self.device.segment_kinds)
-        if options.segments not in known:
-            raise InvalidRequest("segments", options.segments, f"one of {', '.join(map(repr, known))} on this device")
         self.core = Core(self.device, pool, **core_settings(options))
         self.retire = Retire(
             self.core,
@@ -118,8 +109,7 @@ class House:
         flow.supply.give_back(returns)
         if self.core.live() == 0 and not self.released:
             self.released = True
-            for one in [*self._guests, *([self.device] if self._owns_device else [])]:
-                one.close()
+            self._ground.close()
             self.worker.close(0)
             if self._copier is not None:
                 self._copier.close(0)

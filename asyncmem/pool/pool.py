@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
 import threading
@@ -17,6 +18,7 @@ from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.hooks import Hooks
 from asyncmem.pool.house import House, core_settings, warn_of_leaks
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.opening import Ground, Opening, close_aside, may_block
 from asyncmem.pool.pinned import PinnedMemory
 from asyncmem.pool.snapshot import counters, pool_stats, since, summary
 from asyncmem.pool.waiting import Waiting
@@ -24,7 +26,7 @@ from asyncmem.pool.worker import Worker
 from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
     from typing import Unpack
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 _numbers = itertools.count(1)
-_opening = threading.Lock()
+_moving = threading.Lock()
 
 
 class AsyncMemoryPool(Hooks):
@@ -72,6 +74,8 @@ class AsyncMemoryPool(Hooks):
         self._house: House | None = None
         self._closed = False
         self._ready: Latch[object] | None = None
+        self._making = threading.Lock()
+        self._opening: Opening | None = None
         self.fallback = HostFallback(self)
         self._pinned = PinnedMemory(self)
 
@@ -102,15 +106,41 @@ class AsyncMemoryPool(Hooks):
         return self._flow or self.house.flow
 
     def _open(self) -> House:
-        with _opening:
+        with self._making:
             if self._house is None:
-                if self._closed:
-                    raise PoolClosed(self.name)
-                self._house = house = House(self, self._spec, self._options, self._worker_factory)
+                self._move_in(self._make_ground(), Ground.close)
+        if self._house is None:
+            raise PoolClosed(self.name)
+        return self._house
+
+    async def _open_aside(self) -> None:
+        if self._opening is None:
+            self._opening = Opening(self.name, self._make_ground)
+        opening = self._opening
+        try:
+            await opening.wait()
+        finally:
+            if self._opening is opening and opening.over:
+                self._opening = None
+        ground = opening.take()
+        if ground is not None:
+            self._move_in(ground, close_aside)
+
+    def _make_ground(self) -> Ground:
+        if self._closed:
+            raise PoolClosed(self.name)
+        return Ground(self._spec, self._options)
+
+    def _move_in(self, ground: Ground, otherwise: Callable[[Ground], object]) -> None:
+        # Nothing here blocks. Another thread may have been faster, and another task may have closed the pool.
+        with contextlib.ExitStack() as undo, _moving:
+            undo.callback(otherwise, ground)
+            if self._house is None and not self._closed:
+                self._house = house = House(self, ground, self._options, self._worker_factory)
+                undo.pop_all()
                 self._attach(house.core, 0, -1)
                 self._flow = house.flow
                 self._ready = house.run(self._prepare)
-        return self._house
 
     def _prepare(self) -> None:
         flow = self.flow
@@ -131,7 +161,11 @@ class AsyncMemoryPool(Hooks):
         return self.flow.blocking.serve(waiting)
 
     async def open(self, *, wait: bool = False) -> None:
-        """Start the worker; nothing where it runs already.
+        """Make the device and start the worker; nothing where that has been done.
+
+        A GPU is made on a thread, so the loop goes on. In synchronous code, and where a pool is used that nobody has
+        opened, it is made on the caller's thread, which **blocks** for as long as its driver takes: half a second the
+        first time in a process.
 
         Args:
             wait: Also wait until what `pregrow` and `warmup` ask for is there.
@@ -139,7 +173,11 @@ class AsyncMemoryPool(Hooks):
         Raises:
             PoolClosed: It has been closed: make another.
             BackendUnavailable: The device cannot be used here.
+
+        Cancelled: the pool is as it was, not open, unless another task opens it too.
         """
+        if self._house is None and not self._closed and may_block(self._spec, self._options):
+            await self._open_aside()
         _ = self.house
         if self._closed:
             raise PoolClosed(self.name)
@@ -153,7 +191,8 @@ class AsyncMemoryPool(Hooks):
             TimeoutError: It is not there yet. It goes on.
             OutOfMemoryError: It cannot be had.
         """
-        _ = self.house
+        if self._house is None:
+            await self.open()
         assert self._ready is not None
         await self._ready.wait(timeout)
         if not self._ready.done:

@@ -21,6 +21,29 @@ def cuda(driver: FakeDriver | None) -> Iterator[Cuda]:
     check_nothing_left(driver, before)
 
 
+class Usage:
+    """What the driver has given out since this was made. A real card rounds, and has other uses of its own."""
+
+    def __init__(self, cuda: Cuda, *, slack: int) -> None:
+        self._cuda, self._slack = cuda, slack
+        self._before = cuda.memory().free
+
+    def reaches(self, nbytes: int) -> bool:
+        """Wait until it is so much, or about so much on a real card; pools give memory back when work is done."""
+        deadline = time.monotonic() + 5
+        while abs(self._before - self._cuda.memory().free - nbytes) > self._slack:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.001)
+        return True
+
+
+@pytest.fixture
+def usage(driver: FakeDriver | None, cuda: Cuda) -> Usage:
+    """The card's memory in use: to the byte on the fake, within half of 64 MiB on a real card."""
+    return Usage(cuda, slack=0 if driver else 32 << 20)
+
+
 @pytest.fixture
 def cards(driver: FakeDriver | None) -> Iterator[tuple[Cuda, Cuda]]:
     """Open two cards; a real machine with one skips the test."""
@@ -36,6 +59,14 @@ def cards(driver: FakeDriver | None) -> Iterator[tuple[Cuda, Cuda]]:
     second.close()
     first.close()
     check_nothing_left(driver, before)
+
+
+@pytest.fixture
+def spotless(fake: FakeDriver) -> Iterator[FakeDriver]:
+    """See that nothing is left of a test that opens its devices by itself."""
+    before = fake.live()
+    yield fake
+    check_nothing_left(fake, before)
 
 
 def check_nothing_left(driver: FakeDriver | None, before: dict[str, int]) -> None:

@@ -2,8 +2,8 @@
 
 A segment is made of the largest powers of two up to 64 MiB. To get a GiB and to give it back took, on an H200 with
 driver 580 (`tests/gpu/probe.cu`), 0.12 + 0.37 ms as one handle, 0.6 + 0.85 ms as 16 of 64 MiB, and 18 + 15 ms as 512 of
-2 MiB. 64 MiB is a segment's default size, which is then one handle; one for a whole larger segment would be cheaper yet,
-but its release is one call of up to 0.6 ms, and with 64 MiB the longest call takes 0.1 ms. No call held up other
+2 MiB. 64 MiB is a segment's default size, which is then one handle. One for a larger segment would be cheaper yet, but
+its release is one call of up to 0.6 ms, and with 64 MiB the longest call takes 0.1 ms. No call held up other
 threads' launches by more than 40 us, whatever the size, except setting the access of 512 handles at once: 230 us.
 """
 

@@ -1,0 +1,135 @@
+"""The devices of a pool that is opened; made aside where a task asks for them, so that no loop waits for a driver.
+
+A GPU's context takes half a second to make. Whoever opens a pool by `await` sleeps meanwhile; whoever opens it in
+synchronous code is blocked, as by everything else there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final, cast
+
+from asyncmem.devices import Device, device
+from asyncmem.errors import InvalidRequest
+from asyncmem.pool.latch import Latch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncmem.options import PoolOptions
+
+_QUICK: Final = {"host", "simulated"}
+"""The kinds of devices that are made without a driver."""
+
+
+class Ground:
+    """What an opened pool stands on: its device, and the peers that may use its memory."""
+
+    def __init__(self, spec: Device | str, options: PoolOptions) -> None:
+        """Find or make the devices (blocks, where a driver is asked).
+
+        Raises:
+            InvalidRequest: There is no such device, or it has no such segments or peers; nothing is left of the try.
+            BackendUnavailable: One of them cannot be used here.
+            DeviceError: Its driver fails.
+        """
+        self._made: list[Device] = []  # by us, so closed by us
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self.device = self._find(spec)
+            known = ("auto", "direct", *self.device.segment_kinds)
+            if options.segments not in known:
+                expected = f"one of {', '.join(map(repr, known))} on this device"
+                raise InvalidRequest("segments", options.segments, expected)
+            if isinstance(options.limit, int):
+                self.device.suggest_capacity(options.limit)
+            if options.peers:
+                peers = dict.fromkeys(cast("tuple[Device | str, ...]", options.peers))
+                self.device.grant_access([self._find(peer) for peer in peers])
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Close the devices that were made here (blocks); those that were given are their owner's."""
+        while self._made:
+            self._made.pop().close()
+
+    def _find(self, spec: Device | str) -> Device:
+        found = device(spec)
+        if found is not spec:
+            self._made.append(found)
+        return found
+
+
+def may_block(spec: Device | str, options: PoolOptions) -> bool:
+    """Say whether the making of a ground may ask a driver."""
+    asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
+    return any(str(one).partition(":")[0] not in _QUICK for one in (asked, *_named(options)))
+
+
+def _named(options: PoolOptions) -> list[str]:
+    return [peer for peer in options.peers if isinstance(peer, str)]
+
+
+class Opening:
+    """A ground on its way, made by a thread of its own for the tasks that wait for it."""
+
+    def __init__(self, pool: str, make: Callable[[], Ground]) -> None:
+        """Start the thread, for the pool of that name."""
+        self._make = make
+        self._ground: Ground | None = None
+        self._left = False  # nobody waits any more: what was made is closed, at once or as soon as it is there
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._latch = Latch(self._run)
+        threading.Thread(target=self._latch, name=f"asyncmem {pool} opens", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to wait for: it was made, could not be made, or all who waited have left."""
+        return self._left or self._latch.done
+
+    async def wait(self) -> None:
+        """Wait until `take` has an answer.
+
+        Raises:
+            AsyncmemError: The devices cannot be had.
+
+        Cancelled: nothing is left, unless others wait too.
+        """
+        with self._lock:
+            self._waiting += 1
+        try:
+            await self._latch.wait()
+        except BaseException:
+            self._leave()
+            raise
+
+    def take(self) -> Ground | None:
+        """Take what was made, which is the caller's from then on; None for all but the first."""
+        with self._lock:
+            ground, self._ground = self._ground, None
+            return ground
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._waiting -= 1
+            self._left = not self._waiting
+            ground = None
+            if self._left:
+                ground, self._ground = self._ground, None
+        if ground is not None:
+            close_aside(ground)
+
+    def _run(self) -> None:
+        ground = self._make()
+        with self._lock:
+            if not self._left:
+                self._ground = ground
+                return
+        ground.close()
+
+
+def close_aside(ground: Ground) -> None:
+    """Close a ground that came to nothing, on a thread of its own: the caller may be an event loop's."""
+    threading.Thread(target=ground.close, name="asyncmem closes a device", daemon=True).start()
