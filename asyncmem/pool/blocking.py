@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     Errand = Callable[[], None]
 
+_LOOK_AGAIN = 0.05  # seconds; whoever stands by is woken, but for a pool that is closed meanwhile
+
 
 class BlockingCalls:
     """The way of a request whose caller does not await."""
@@ -47,7 +49,7 @@ class BlockingCalls:
         while not waiting.done:
             errand = self._errand(waiting)
             if isinstance(errand, ThreadSleeper):
-                errand.sleep(waiting.remaining)
+                errand.sleep(_LOOK_AGAIN if waiting.remaining is None else min(waiting.remaining, _LOOK_AGAIN))
                 if waiting.overdue:
                     waiting.expire()
                 continue
@@ -83,7 +85,11 @@ class BlockingCalls:
             if tidied or (errand is None and flow.ladder.tidy()):
                 flow.changed()
                 return _nothing
-            return errand or flow.ladder.make_room_for(waiting) or flow.errand_without_hope(waiting)
+            errand = errand or flow.ladder.make_room_for(waiting)
+            # What others give back to the device makes room for growth; only a thread of its own may wait for that.
+            if errand is None and waiting.timeout is None and waiting.home is None and flow.supply.returning:
+                return self._stand_by()
+            return errand or flow.errand_without_hope(waiting)
 
     def _stand_by(self) -> ThreadSleeper:
         sleeper = ThreadSleeper()

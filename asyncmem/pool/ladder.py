@@ -90,6 +90,9 @@ class Ladder:
             self._supply.give_back(returns)
         except DeviceError as error:
             self._flow.fail(waiting, error)
+        finally:
+            with self._flow.turn:
+                self._flow.blocking.errand_ended()
 
     def _give_up(self, waiting: Waiting) -> None:
         options = self._flow.options

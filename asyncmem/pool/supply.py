@@ -110,6 +110,11 @@ class Supply:
         """Answer what stands against growth now."""
         return Room(self.limit, self._core.reserved() + self.leaving, self.coming)
 
+    @property
+    def returning(self) -> int:
+        """Bytes that somebody is giving back to the device just now."""
+        return self.leaving - sum(one.segment.nbytes for one in self.stranded)
+
     def order(self, sizes: Sequence[int], stream: int) -> Order | None:
         """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it.
 

@@ -43,3 +43,10 @@ def test_threads_that_grow_at_the_same_time_are_all_served() -> None:
         for thread in threads:
             thread.join()
         assert sorted(served) == sizes
+
+
+def test_a_call_without_a_deadline_waits_for_what_goes_back_to_the_device() -> None:
+    """Without caching the room of a freed buffer is there once the worker has given it back: that is no shortage."""
+    with AsyncMemoryPool(slow(), limit=12 * MIB, segments="direct") as pool:
+        for _ in range(4):
+            pool.allocate(8 * MIB).free()
