@@ -1,6 +1,7 @@
 """`asyncmem doctor`: what asyncmem finds on this machine, what it would use, and what to install."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
@@ -8,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from asyncmem.cli.findings import Diagnosis, diagnose
+from asyncmem.cli.findings import DeviceLine, Diagnosis, diagnose
 
 
 @click.command()
@@ -16,8 +17,9 @@ from asyncmem.cli.findings import Diagnosis, diagnose
 def doctor(as_json: bool) -> None:
     """Say which devices are here or why not, the versions in play, and the options in force.
 
-    Looks for an NVIDIA driver in a child process, so that a broken one cannot take this command with it. Exits with 1
-    when no pool could be opened here: the compiled core does not load, or the environment holds a wrong option.
+    Looks for an NVIDIA driver, and opens each of its cards, in a child process, so that a broken driver cannot take
+    this command with it. Exits with 1 when no pool could be opened here: the compiled core does not load, or the
+    environment holds a wrong option.
     """
     diagnosis = diagnose()
     if as_json:
@@ -47,7 +49,19 @@ def _devices(diagnosis: Diagnosis) -> Table:
     for device in diagnosis.devices:
         mark = "[green]ready[/]" if device.available else "[yellow]no[/]"
         table.add_row(device.name, mark, escape(device.detail))
+        for line in _about(device):
+            table.add_row("", "", escape(line))
     return table
+
+
+def _about(device: DeviceLine) -> Iterator[str]:
+    """Say the rest of what was found out about a GPU that can be used."""
+    if not device.segments:
+        return
+    yield f"segments: {', '.join(device.segments)}"
+    yield f'"auto" takes {device.segments[0]}: {device.segments_reason}'
+    yield f"notices of being over budget: {'yes' if device.over_budget_notices else 'no, this driver gives none'}"
+    yield f"peers: {', '.join(device.peers or ()) or 'none'}"
 
 
 def _machine(diagnosis: Diagnosis) -> Table:

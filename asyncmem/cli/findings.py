@@ -3,17 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from asyncmem.cli.machine import Machine, look_around
-from asyncmem.cli.nvidia import Findings, look_for_driver
+from asyncmem.cli.nvidia import Card, Findings, look_for_driver
 from asyncmem.devices import Host
 from asyncmem.errors import InvalidRequest
-from asyncmem.figures import format_count, format_duration, format_share, format_size
+from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.options import OPTIONS, PoolOptions
-
-NO_CUDA_DEVICE: Final = 'this version of asyncmem has no "cuda" device yet'
-"""What has to be said wherever a card was found, until there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +21,14 @@ class DeviceLine:
     detail: str
     total_bytes: int | None = None
     free_bytes: int | None = None
+    segments: tuple[str, ...] = ()
+    """The kinds that a GPU has, the one that "auto" takes first."""
+    segments_reason: str | None = None
+    """Why "auto" takes that one."""
+    over_budget_notices: bool | None = None
+    """Whether the driver tells when a process has more of a GPU's memory than it should."""
+    peers: tuple[str, ...] | None = None
+    """The GPUs that can be given access to this one's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +82,34 @@ def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
         why = nvidia["reason"] or "the driver lists no card"
         yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
     for index, card in enumerate(nvidia["cards"]):
-        what = f"{card['name']}, {format_size(card['total_bytes'])}, compute capability {card['compute_capability']}"
-        yield DeviceLine(
-            name=f"cuda:{index}",
-            available=False,
-            detail=f"{what}; found, but {NO_CUDA_DEVICE}",
-            total_bytes=card["total_bytes"],
-        )
+        yield _gpu(f"cuda:{index}", card)
+
+
+def _gpu(name: str, card: Card) -> DeviceLine:
+    total, use = card["total_bytes"], card["use"]
+    what = f"{card['name']}, compute capability {card['compute_capability']}"
+    if not use["usable"] or use["free_bytes"] is None:
+        detail = f"{what}, {format_size(total)}; not usable: {use['reason']}"
+        return DeviceLine(name=name, available=False, detail=detail, total_bytes=total)
+    return DeviceLine(
+        name=name,
+        available=True,
+        detail=f"{what}, {format_size(use['free_bytes'])} of {format_size(total)} free",
+        total_bytes=total,
+        free_bytes=use["free_bytes"],
+        segments=tuple(use["segments"]),
+        segments_reason=_reason(card),
+        over_budget_notices=use["over_budget_notices"],
+        peers=tuple(f"cuda:{peer}" for peer in card["peers"]),
+    )
+
+
+def _reason(card: Card) -> str:
+    if card["virtual_memory"]:
+        return "the driver maps memory for this card (VMM)"
+    if card["memory_pools"]:
+        return "the driver maps no memory for this card (no VMM), but has memory pools"
+    return "the driver has neither VMM nor memory pools for this card"
 
 
 def _options(environ: Mapping[str, str]) -> tuple[tuple[OptionLine, ...], str | None]:
@@ -127,10 +152,14 @@ def _advice(machine: Machine, nvidia: Findings, options_error: str | None) -> It
         yield f"reinstall asyncmem: its compiled core does not load ({machine.core_error})"
     if machine.packages["uvloop"] is None:
         yield "pip install uvloop: asyncmem.run then uses it, and hand-overs take about half the time"
+    for index, card in enumerate(nvidia["cards"]):
+        if card["use"]["usable"]:
+            yield f'cuda:{index} is ready: asyncmem.AsyncMemoryPool("cuda:{index}")'
+        else:
+            yield f"cuda:{index} is not: {card['use']['help'] or card['use']['reason']}"
     if nvidia["found"]:
-        cards = format_count(len(nvidia["cards"]), "card")
-        yield f'{cards} found, but {NO_CUDA_DEVICE}: use "host" or "simulated" meanwhile'
-    elif machine.packages["cuda-bindings"] is None:
+        return
+    if machine.packages["cuda-bindings"] is None:
         yield "pip install cuda-python: without it no NVIDIA driver can be looked for"
     else:
         yield 'no GPU is needed to develop and test: use the devices "host" and "simulated"'

@@ -10,12 +10,28 @@ import sys
 from types import ModuleType
 from typing import Any, TypedDict
 
-PROBE_SECONDS = 30.0
-"""How long a driver may take to answer. The first call after boot can take several seconds."""
+from asyncmem.devices import Cuda
+from asyncmem.errors import AsyncmemError, BackendUnavailable, DeviceError
+
+PROBE_SECONDS = 60.0
+"""How long a driver may take to answer. The first call after boot can take several seconds, each context one."""
 
 
 _DRIVER = "cuda.bindings.driver"
-_CAPABILITY = "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY"
+_CAPABILITY = "COMPUTE_CAPABILITY"
+
+
+class Use(TypedDict):
+    """What asyncmem can do with a card; `reason` and `help` say why nothing, and what to do."""
+
+    usable: bool
+    reason: str | None
+    help: str | None
+    free_bytes: int | None
+    segments: list[str]
+    """The kinds that there are; "auto" takes the first."""
+    over_budget_notices: bool
+    """Whether the driver tells when this process has more memory than it should."""
 
 
 class Card(TypedDict):
@@ -24,6 +40,11 @@ class Card(TypedDict):
     name: str
     total_bytes: int
     compute_capability: str
+    virtual_memory: bool
+    memory_pools: bool
+    peers: list[int]
+    """The cards that can reach this one's memory."""
+    use: Use
 
 
 class Findings(TypedDict):
@@ -58,7 +79,7 @@ def nothing(reason: str) -> Findings:
 
 
 def probe() -> Findings:
-    """Load the driver through cuda-python, initialise it and list its cards (blocks)."""
+    """Load the driver through cuda-python, initialise it, list its cards, and open each of them (blocks)."""
     try:
         driver = importlib.import_module(_DRIVER)
     except ImportError as error:
@@ -77,16 +98,59 @@ def probe() -> Findings:
 def _card(driver: ModuleType, index: int) -> Card:
     device = _checked(driver.cuDeviceGet(index))
     name: bytes = _checked(driver.cuDeviceGetName(256, device))
-    major, minor = (
-        _checked(driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"{_CAPABILITY}_{part}"), device))
-        for part in ("MAJOR", "MINOR")
-    )
+    others = [other for other in range(_checked(driver.cuDeviceGetCount())) if other != index]
+
+    def has(attribute: str) -> int:
+        known = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
+        return int(_checked(driver.cuDeviceGetAttribute(known, device)))
+
     return {
         # The driver fills the rest of the field with zeros, and cuda-python what lies beyond with blanks.
         "name": name.partition(b"\0")[0].decode(errors="replace"),
         "total_bytes": int(_checked(driver.cuDeviceTotalMem(device))),
-        "compute_capability": f"{major}.{minor}",
+        "compute_capability": f"{has(f'{_CAPABILITY}_MAJOR')}.{has(f'{_CAPABILITY}_MINOR')}",
+        "virtual_memory": bool(has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED")),
+        "memory_pools": bool(has("MEMORY_POOLS_SUPPORTED")),
+        "peers": [
+            other
+            for other in others
+            if _checked(driver.cuDeviceCanAccessPeer(_checked(driver.cuDeviceGet(other)), device))
+        ],
+        "use": _try_to_use(index),
     }
+
+
+def _try_to_use(index: int) -> Use:
+    try:
+        device = Cuda(index)
+    except AsyncmemError as error:
+        reason, help_ = _words(error)
+        return {
+            "usable": False,
+            "reason": reason,
+            "help": help_,
+            "free_bytes": None,
+            "segments": [],
+            "over_budget_notices": False,
+        }
+    free, kinds, notices = device.memory().free, list(device.segment_kinds), device.gives_notices
+    device.close()
+    return {
+        "usable": True,
+        "reason": None,
+        "help": None,
+        "free_bytes": free,
+        "segments": kinds,
+        "over_budget_notices": notices,
+    }
+
+
+def _words(error: AsyncmemError) -> tuple[str, str]:
+    """Take an error's sentence apart into what happened and what to do."""
+    if isinstance(error, BackendUnavailable):
+        return "; ".join(error.tried), error.install
+    advice = error.advice if isinstance(error, DeviceError) else ""
+    return str(error).removesuffix(advice).removesuffix(". "), advice
 
 
 def _driver_version() -> str | None:

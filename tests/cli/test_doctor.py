@@ -4,13 +4,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from click.testing import Result
 
 from asyncmem.cli import nvidia
-from asyncmem.cli.findings import NO_CUDA_DEVICE, diagnose
 from asyncmem.options import OPTIONS
 
 Invoke = Callable[..., Result]
@@ -67,59 +65,9 @@ def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch:
     assert "simulated" in result.output
 
 
-def driver_with(cards: int, *, init: int = 0) -> ModuleType:
-    """Make a stand-in for `cuda.bindings.driver` that answers for so many cards."""
-    module = ModuleType("driver")
-
-    class Code(int):
-        name = "CUDA_SUCCESS"
-
-    class Refused(int):
-        name = "CUDA_ERROR_NO_DEVICE"
-
-    module.__dict__.update(
-        cuInit=lambda _: (Refused(init) if init else Code(0),),
-        cuDriverGetVersion=lambda: (Code(0), 13000),
-        cuDeviceGetCount=lambda: (Code(0), cards),
-        cuDeviceGet=lambda index: (Code(0), index),
-        cuDeviceGetName=lambda *_: (Code(0), b"Card\0\0   "),
-        cuDeviceGetAttribute=lambda attribute, _: (Code(0), attribute),
-        cuDeviceTotalMem=lambda _: (Code(0), 8 << 30),
-        CUdevice_attribute=SimpleNamespace(
-            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=9, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=0
-        ),
-    )
-    return module
-
-
-def with_bindings(monkeypatch: pytest.MonkeyPatch, driver: ModuleType | None) -> None:
-    """Let the probe find this driver, or none."""
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
-
-
-def test_cards_are_listed_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with cards has them named, and is told honestly that this version cannot use them yet."""
-    with_bindings(monkeypatch, driver_with(2))
-    findings = nvidia.probe()
-    assert findings["found"]
-    assert findings["cuda"] == "13.0"
-    assert findings["cards"][1] == {"name": "Card", "total_bytes": 8 << 30, "compute_capability": "9.0"}
-    monkeypatch.setattr("asyncmem.cli.findings.look_for_driver", lambda: findings)
-    diagnosis = diagnose({})
-    assert [device.name for device in diagnosis.devices[2:]] == ["cuda:0", "cuda:1"]
-    assert all(NO_CUDA_DEVICE in device.detail for device in diagnosis.devices[2:])
-    assert any(NO_CUDA_DEVICE in line for line in diagnosis.advice)
-
-
-def test_a_driver_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's own name of its error is in the reason."""
-    with_bindings(monkeypatch, driver_with(0, init=100))
-    assert nvidia.probe()["reason"] == "the driver refused: CUDA_ERROR_NO_DEVICE (100)"
-
-
 def test_without_cuda_python_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing package is a reason, and no error."""
-    with_bindings(monkeypatch, None)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     findings = nvidia.probe()
     assert not findings["found"]
     assert "cuda-python" in str(findings["reason"])

@@ -44,6 +44,9 @@ class Cuda(Device):
 
     A device that is not closed keeps its context; a lost one raises `DeviceError` from every call, and its fences from
     every wait.
+
+    Attributes:
+        gives_notices: Whether the driver tells when this process has more of the memory than it should.
     """
 
     kind = "cuda"
@@ -106,7 +109,7 @@ class Cuda(Device):
         self.new_sink: Callable[[], _calls.Sink] = _calls.Sink
         self.notices = Notices(f"asyncmem {self.name} fences", _calls.Sink(), self.watcher)
         self._over_budget_before = self.context.over_budget
-        self._listens = self.context.listen()
+        self.gives_notices = self.context.listen()
         # A device that is forgotten without being closed leaves no thread either.
         weakref.finalize(self, self.notices.stop).atexit = False
 
@@ -291,7 +294,7 @@ class Cuda(Device):
         self.notices.stop()
         self.notices.join()
         self.watcher.stop()
-        if self._listens:
+        if self.gives_notices:
             self.context.stop_listening()
         self._segments.close()
         pinned = self._pinned() if self._pinned is not None else None
