@@ -11,16 +11,21 @@
 
 namespace {
 
-constexpr std::uint64_t ADDRESSES = 1ull << 44, CHIPS = 1ull << 42;
+constexpr std::uint64_t MOST_ADDRESSES = 1ull << 44, CHIPS = 1ull << 42;
 
 [[noreturn]] void give_up(const char* what) {
     std::perror(what);
     std::abort();
 }
 
-std::uint64_t addresses() {
-    void* base = mmap(nullptr, ADDRESSES + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+// As many as can be had: sanitizers and limits leave few.
+std::uint64_t addresses(std::uint64_t& nbytes) {
+    const int how = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* base = MAP_FAILED;
+    for (nbytes = 2 * MOST_ADDRESSES; base == MAP_FAILED && nbytes > 2 * PAGE;)
+        base = mmap(nullptr, nbytes /= 2, PROT_NONE, how, -1, 0);
     if (base == MAP_FAILED) give_up("fake driver: reserving addresses");
+    nbytes -= PAGE;  // for the first one to start on a page
     return (reinterpret_cast<std::uint64_t>(base) + PAGE - 1) / PAGE * PAGE;
 }
 
@@ -63,10 +68,10 @@ void Ranges::give(std::uint64_t start, std::uint64_t nbytes) {
     free_[start] = nbytes;
 }
 
-Space::Space() : file_(chips()), base_(addresses()), addresses_(base_, ADDRESSES), chips_(PAGE, CHIPS) {}
+Space::Space() : file_(chips()), base_(addresses(nbytes_)), addresses_(base_, nbytes_), chips_(PAGE, CHIPS) {}
 
 std::uint64_t Space::reserve(std::uint64_t nbytes, std::uint64_t alignment) {
-    return nbytes > ADDRESSES || alignment > ADDRESSES ? 0 : addresses_.take(nbytes, alignment);
+    return nbytes > nbytes_ || alignment > nbytes_ ? 0 : addresses_.take(nbytes, alignment);
 }
 
 void Space::release(std::uint64_t address, std::uint64_t nbytes) { addresses_.give(address, nbytes); }
@@ -92,4 +97,4 @@ void Space::unmap(std::uint64_t address, std::uint64_t nbytes) {
     if (mmap(at(address), nbytes, PROT_NONE, how, -1, 0) == MAP_FAILED) give_up("fake driver: unmap");
 }
 
-bool Space::within(std::uint64_t address) const { return address >= base_ && address < base_ + ADDRESSES; }
+bool Space::within(std::uint64_t address) const { return address >= base_ && address < base_ + nbytes_; }

@@ -29,6 +29,6 @@ class Space {
 
    private:
     int file_;
-    std::uint64_t base_;
+    std::uint64_t nbytes_ = 0, base_;
     Ranges addresses_, chips_;
 };
