@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 from blockbuster import BlockBuster, BlockBusterFunction
 
+from asyncmem import AsyncMemoryPool, LeakWarning
 from asyncmem.devices.base import Device, Fence
 
 from .cuda.fake import FakeDriver
@@ -26,6 +28,27 @@ _BLOCKING: dict[type, set[str]] = {
     Device: {"allocate_segment", "close", "free_segment", "memory"},
     Fence: {"block"},
 }
+
+
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep for the fixtures whether the test failed."""
+    report = yield
+    if report.when == "call":
+        item.stash[_FAILED] = report.failed
+    return report
+
+
+def close_pools(request: pytest.FixtureRequest, pools: list[AsyncMemoryPool]) -> None:
+    """Close a test's pools and forget them. What a test that failed still holds is no second failure."""
+    with warnings.catch_warnings():
+        if request.node.stash.get(_FAILED, False):
+            warnings.simplefilter("ignore", LeakWarning)
+        while pools:
+            pools.pop().close()
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:

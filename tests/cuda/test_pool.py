@@ -10,11 +10,14 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, LeakWarning, OutOfMemoryError, PoolTimeout
 from asyncmem.devices import Cuda, CudaStream
 from asyncmem.testing.conservation import refillable, whole
+from tests.conftest import close_pools
 
+from .conftest import Usage
 from .fake import FakeDriver
 from .users import User
 
 MIB = 1 << 20
+LARGE = 256 * MIB
 KINDS = ("virtual", "stream_ordered", "direct")
 POOLED = KINDS[:2]
 
@@ -27,7 +30,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_pool(cuda: Cuda, kind: str) -> Iterator[OpenPool]:
+def make_pool(request: pytest.FixtureRequest, cuda: Cuda, kind: str) -> Iterator[OpenPool]:
     made: list[AsyncMemoryPool] = []
 
     def make(limit: int = 32 * MIB, **options: Any) -> AsyncMemoryPool:
@@ -36,8 +39,7 @@ def make_pool(cuda: Cuda, kind: str) -> Iterator[OpenPool]:
         return made[-1]
 
     yield make
-    while made:  # nothing must be kept here: pools know their streams
-        made.pop().close()
+    close_pools(request, made)  # keeps none: pools know their streams
 
 
 def fill(buffer: Buffer, value: int, stream: CudaStream) -> None:
@@ -52,28 +54,27 @@ def first_byte(buffer: Buffer, stream: CudaStream) -> int:
 
 
 class TestGrowth:
-    def test_memory_comes_from_the_driver_as_it_is_needed(self, cuda: Cuda, make_pool: OpenPool) -> None:
+    def test_memory_comes_from_the_driver_as_it_is_needed(self, usage: Usage, make_pool: OpenPool) -> None:
         """The first request brings a segment, the next ones that fit bring none, and closing gives all back."""
-        before = cuda.memory().free
-        pool = make_pool()
-        assert cuda.memory().free == before
-        held = [pool.allocate(MIB + 1) for _ in range(6)]
-        taken = before - cuda.memory().free
-        assert taken == pool.stats().reserved_bytes >= sum(buffer.size for buffer in held)
+        pool = make_pool(LARGE, segment_size=64 * MIB)
+        assert usage.reaches(0)
+        held = [pool.allocate(10 * MIB + 1) for _ in range(6)]
+        reserved = pool.stats().reserved_bytes
+        assert reserved >= sum(buffer.size for buffer in held)
+        assert usage.reaches(reserved)
         for buffer in held:
             buffer.free()
         pool.close()
-        assert cuda.memory().free == before
+        assert usage.reaches(0)
 
-    def test_direct_gives_each_buffer_back_at_once(self, cuda: Cuda) -> None:
+    def test_direct_gives_each_buffer_back_at_once(self, usage: Usage, cuda: Cuda) -> None:
         """There is no pooling in the mode for suspicion."""
-        before = cuda.memory().free
-        with AsyncMemoryPool(cuda, limit=32 * MIB, segments="direct") as pool:
-            buffer = pool.allocate(4 * MIB)
-            assert before - cuda.memory().free == 4 * MIB
+        with AsyncMemoryPool(cuda, limit=LARGE, segments="direct") as pool:
+            buffer = pool.allocate(64 * MIB)
+            taken = usage.reaches(64 * MIB)
             buffer.free()
-            pool.house.run(lambda: None).block(10)
-            assert cuda.memory().free == before
+            assert taken
+            assert usage.reaches(0)
 
     @pytest.mark.parametrize("kind", POOLED, indirect=True)
     def test_a_hit_is_no_call_of_the_driver(self, cuda: Cuda, make_pool: OpenPool) -> None:
@@ -114,18 +115,18 @@ class TestGrowth:
         assert pool.allocate(9 * MIB).size == 9 * MIB
 
     @pytest.mark.parametrize("kind", POOLED, indirect=True)
-    def test_trimming_gives_free_segments_back(self, cuda: Cuda, make_pool: OpenPool) -> None:
+    def test_trimming_gives_free_segments_back(self, usage: Usage, cuda: Cuda, make_pool: OpenPool) -> None:
         """Behind the work that used them; what is live stays."""
-        pool = make_pool()
-        before = cuda.memory().free
+        pool = make_pool(LARGE, segment_size=64 * MIB)
         stream = cuda.create_stream()
-        held = [pool.allocate(8 * MIB, stream=stream) for _ in range(3)]
+        held = [pool.allocate(64 * MIB, stream=stream) for _ in range(3)]
         for buffer in held:
             fill(buffer, 1, stream)
+        assert usage.reaches(pool.stats().reserved_bytes)
         for buffer in held[1:]:
             buffer.free()
         pool.empty_cache()
-        assert before - cuda.memory().free == 8 * MIB
+        assert usage.reaches(64 * MIB)
         assert first_byte(held[0], stream) == 1
 
 
@@ -297,17 +298,17 @@ class TestWaiting:
 
 
 class TestClosing:
-    def test_with_live_buffers_leaves_them_valid(self, cuda: Cuda, make_pool: OpenPool) -> None:
+    def test_with_live_buffers_leaves_them_valid(self, usage: Usage, cuda: Cuda, make_pool: OpenPool) -> None:
         """They are named in a warning, and their memory goes back with them."""
-        before = cuda.memory().free
-        pool = make_pool()
-        buffer = pool.allocate(MIB)
-        with pytest.warns(LeakWarning, match="closed while buffers of 1 MiB were held"):
+        pool = make_pool(LARGE, segment_size=64 * MIB)
+        buffer = pool.allocate(64 * MIB)
+        with pytest.warns(LeakWarning, match="closed while buffers of 64 MiB were held"):
             pool.close()
+        assert usage.reaches(64 * MIB)
         fill(buffer, 9, cuda.default_stream)
         assert first_byte(buffer, cuda.default_stream) == 9
         buffer.free()
-        assert cuda.memory().free == before
+        assert usage.reaches(0)
 
     def test_waits_for_the_work_on_what_it_gives_back(
         self, driver: FakeDriver | None, cuda: Cuda, make_pool: OpenPool

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncmem import AsyncMemoryPool
+from tests.conftest import close_pools
 
 if TYPE_CHECKING:
     from .card import Card, PoolMaker
@@ -58,7 +59,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_pool(card: "Card", kind: str) -> Iterator["PoolMaker"]:
+def make_pool(request: pytest.FixtureRequest, card: "Card", kind: str) -> Iterator["PoolMaker"]:
     """Make pools on the card; at the end each is whole, has nothing live, and is closed."""
     pools: list[AsyncMemoryPool] = []
 
@@ -69,11 +70,11 @@ def make_pool(card: "Card", kind: str) -> Iterator["PoolMaker"]:
 
     yield make
     card.settle()
+    live = [pool.stats().allocated_bytes for pool in pools]
     for pool in pools:
         pool.check()
-        live = pool.stats().allocated_bytes
-        pool.close()
-        assert live == 0
+    close_pools(request, pools)
+    assert not any(live)
 
 
 @pytest.fixture(scope="session")
