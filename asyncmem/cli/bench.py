@@ -136,7 +136,7 @@ def _print(results: dict[str, Row], console: Console) -> None:
 def _table(results: dict[str, Row]) -> Table:
     title = "The fastest repeat of each side, and the median beside it"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("row", no_wrap=True)
+    table.add_column("row", overflow="fold")  # in a narrow terminal; figures are never cut
     for heading in ("asyncmem", "median", "floor", "median", "ratio", "at most"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("bound", no_wrap=True)

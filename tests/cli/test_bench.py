@@ -55,6 +55,19 @@ def test_a_person_gets_a_table(invoke: Invoke) -> None:
     assert "met" in result.stdout
 
 
+def test_a_narrow_terminal_cuts_nothing(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    """At 80 columns the longest label goes on in the next line, and figures stay whole."""
+    slow = replace(row(1.0, 2.0), ns=123_456.0, ns_median=123_456.0, floor_ns=123_456.0, floor_median_ns=123_456.0)
+    label = "10,000 that wait in a queue"
+    monkeypatch.setitem(ROWS, "handover", lambda _: replace(slow, cases={label: replace(slow, bound=0.5)}))
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = invoke("bench", "handover", "--quick").stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("123 µs") == 4
+    assert "not met" in shown
+
+
 def test_an_unknown_row_is_a_usage_error(invoke: Invoke) -> None:
     """A row that does not exist exits with 2 and lists those that do."""
     result = invoke("bench", "hitt")

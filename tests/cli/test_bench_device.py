@@ -3,10 +3,12 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from io import StringIO
 
 import pytest
 from click.testing import Result
+from rich.console import Console
 
 from asyncmem.cli.benchmarks.churn import random_plan
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS, growth
@@ -17,6 +19,7 @@ from asyncmem.cli.benchmarks.device.loops import circular, empty, fill
 from asyncmem.cli.benchmarks.device.measured import Measured
 from asyncmem.cli.benchmarks.device.run import Run, chosen, collect, run
 from asyncmem.cli.benchmarks.device.seeds import LIMIT, PRESSED, PROGRAMS, pressure
+from asyncmem.cli.benchmarks.device.show import show
 from asyncmem.cli.benchmarks.measure import Effort, plainly, time_apart, unrolled
 from asyncmem.cli.benchmarks.peers import FAMILIES, Family, absent, family
 from asyncmem.cli.benchmarks.peers.family import OURS, TOGETHER, TORCH
@@ -261,8 +264,33 @@ def test_a_person_gets_a_table_with_the_versions(invoke: Invoke) -> None:
     """Without `--json` there is a table, and below it the versions of what took part."""
     result = invoke("bench", "hit", "--device", "simulated", "--quick")
     assert result.exit_code == 0, result.output
-    assert "to asyncmem" in result.stdout
+    assert "to ours" in result.stdout
     assert "numpy" in result.stdout
+
+
+def test_a_narrow_terminal_cuts_nothing() -> None:
+    """At 80 columns names go on in the next line, figures stay whole, and what is asked stands below."""
+    line = found("large", "torch.cuda.caching_allocator_alloc", 123_456.0, "random, 8 live")
+    entries = [
+        Entry(
+            measured=replace(line, unlike="it keeps no order"), ratio=1234.56, held=1234.56, bound=6, sense="at least"
+        ),
+        Entry(measured=replace(line, peer="asyncmem", broken="3 requests had to wait"), ratio=1.0),
+    ]
+    paper = StringIO()
+    show(entries, Run(), ["large"], Console(width=80, file=paper))
+    shown = paper.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    for part in (
+        "123 µs",
+        "1234.56",
+        "1) it keeps no order",
+        "met: large random, 8 live torch.cuda.caching_allocator_alloc: at least 6, is 1.23e+03",
+        "not met: large random, 8 live asyncmem: 3 requests had to wait",
+    ):
+        assert part in words
 
 
 def test_peers_without_a_card_are_a_usage_error(invoke: Invoke) -> None:
