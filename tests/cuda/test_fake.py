@@ -178,13 +178,14 @@ class TestStreams:
         assert len(ids) == 3
 
     def test_a_destroyed_streams_handle_comes_again_but_not_its_id(self, fake: FakeDriver) -> None:
-        """As with a driver's pointers; and work already queued still runs."""
+        """As with a driver's pointers; and work already queued still runs. To name it meanwhile is a mistake."""
         own = stream()
         handle, number = int(own), ok(cuda.cuStreamGetId(own))
         fake.launch(handle, 1_000_000)
         event = recorded(own)
         ok(cuda.cuStreamDestroy(own))
         assert code(cuda.cuStreamQuery(own)) == INVALID_HANDLE
+        assert fake.violations() == ["cuStreamQuery names a stream that was destroyed"]
         again = stream()
         assert int(again) == handle
         assert ok(cuda.cuStreamGetId(again)) != number

@@ -2,7 +2,9 @@
 
 It answers as strictly as a driver does, really moves bytes, and follows the order of all work: what touches memory
 without order is told by `FakeDriver.violations`. `build` makes the library; loaded under its own name before anybody
-asks for the driver, it is the driver of this process.
+asks for the driver, it is the driver of this process. A process that is started with its folder on `LD_LIBRARY_PATH`
+has it too, with `FAKE_CUDA_DEVICES` devices (1), as far as `CUDA_VISIBLE_DEVICES` shows them, in `FAKE_CUDA_VERSION`
+(13000).
 """
 
 import ctypes

@@ -22,6 +22,7 @@ CUresult call(const char* name, unsigned rules, Body body) {
     try {
         Lock lock(machine().mutex);
         my_lock = &lock;
+        my_call = name;
         check_rules(rules);
         body(machine());
         return SUCCESS;

@@ -1,6 +1,7 @@
 // Everything the fake knows, under one lock, and the rules that several calls share.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -39,6 +40,9 @@ class Table {
     }
     void remove(Handle handle) {
         if (live.erase(handle)) spare_.push_back(handle);
+    }
+    bool was(Handle handle) const {  // whether it named an object that was removed, and no other since
+        return std::find(spare_.begin(), spare_.end(), handle) != spare_.end();
     }
     void clear() {  // what was given out before is never valid again
         live.clear();
@@ -157,6 +161,7 @@ class Machine {
 
 Machine& machine();  // made at the first use and never destroyed: threads may outlive everything
 inline thread_local Lock* my_lock = nullptr;
+inline thread_local const char* my_call = "";  // the name of the call that this thread is in
 inline thread_local int my_capture_mode = CAPTURE_GLOBAL;
 std::uint64_t my_thread();  // a number that no other thread gets
 std::int64_t now_ns();

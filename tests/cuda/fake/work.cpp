@@ -36,6 +36,9 @@ StreamPtr Machine::new_stream(Context& context, unsigned flags, int priority) {
 
 StreamPtr Machine::stream(Handle handle) {
     if (handle > PER_THREAD_STREAM) {
+        // A driver follows such a handle into nowhere, and its process ends there.
+        if (streams.was(handle))
+            checker.violations.push_back(std::string(my_call) + " names a stream that was destroyed");
         auto found = streams.at(handle);
         require(!devices[found->context->device].lost, devices[found->context->device].lost);
         return found;
