@@ -442,3 +442,22 @@ class TestControls:
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
         assert finished.stdout == "0 1\n"
+
+    @pytest.mark.parametrize(
+        ("shown", "found"), [(None, "3 [0, 1, 2]"), ("2,0", "2 [2, 0]"), ("1,7,0", "1 [1]"), ("", "")]
+    )
+    def test_a_program_is_shown_the_devices_it_may_see(self, fake: FakeDriver, shown: str | None, found: str) -> None:
+        """In the order of the list, up to the first number that is no device's."""
+        program = (
+            "from cuda.bindings import driver\n"
+            "if driver.cuInit(0)[0] == 0:\n"
+            "    count = driver.cuDeviceGetCount()[1]\n"
+            "    print(count, [driver.cuDeviceGetUuid(one)[1].bytes[15] for one in range(count)], end='')"
+        )
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(Path(fake.path).parent), "FAKE_CUDA_DEVICES": "3"}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        environment |= {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+        finished = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        )
+        assert finished.stdout == found

@@ -59,17 +59,15 @@ API CUresult cuDeviceGetName(char* name, int length, CUdevice device) {
 API CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) {
     return call("cuDeviceGetUuid", ANYWHERE, [&](Machine& m) {
         require(uuid);
-        m.device(device);
         std::memset(uuid, 0xfa, sizeof *uuid);
-        uuid->bytes[15] = static_cast<unsigned char>(device);
+        uuid->bytes[15] = static_cast<unsigned char>(m.device(device).number);
     });
 }
 
 API CUresult cuDeviceGetPCIBusId(char* id, int length, CUdevice device) {
     return call("cuDeviceGetPCIBusId", ANYWHERE, [&](Machine& m) {
         require(id && length >= 13);
-        m.device(device);
-        std::snprintf(id, length, "0000:%02x:00.0", device + 1);
+        std::snprintf(id, length, "0000:%02x:00.0", m.device(device).number + 1);
     });
 }
 
@@ -85,7 +83,7 @@ API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice device) {
         require(value && attribute > 0 && attribute < 200);
         const auto& said = m.device(device).attributes;
         if (auto found = said.find(attribute); found != said.end()) *value = found->second;
-        else if (attribute == 33) *value = device + 1;  // where on the bus
+        else if (attribute == 33) *value = m.device(device).number + 1;  // where on the bus
         else *value = ATTRIBUTES.contains(attribute) ? ATTRIBUTES.at(attribute) : 0;
     });
 }

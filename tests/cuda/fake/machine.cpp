@@ -11,6 +11,17 @@ int first_version() {
     return version ? std::atoi(version) : 13000;
 }
 
+// The numbers in a list like "2,0", up to the first that names no device, as a driver reads it.
+std::vector<int> shown(const char* list, int count) {
+    std::vector<int> numbers;
+    for (char* end; *list; list = *end == ',' ? end + 1 : end) {
+        const long number = std::strtol(list, &end, 10);
+        if (end == list || number < 0 || number >= count) break;
+        numbers.push_back(int(number));
+    }
+    return numbers;
+}
+
 }  // namespace
 
 Machine& machine() {
@@ -33,6 +44,11 @@ std::int64_t now_ns() {
 Machine::Machine() {
     const char* count = std::getenv("FAKE_CUDA_DEVICES");
     settle(count ? std::atoi(count) : 1, 1ull << 30);
+    if (const char* list = std::getenv("CUDA_VISIBLE_DEVICES")) {
+        const auto numbers = shown(list, visible);
+        visible = int(numbers.size());
+        for (int ordinal = 0; ordinal < visible; ++ordinal) devices[ordinal].number = numbers[ordinal];
+    }
 }
 
 void Machine::reset() {
@@ -73,6 +89,7 @@ void Machine::settle(int count, std::uint64_t bytes) {
         auto pool = std::make_shared<Pool>();
         pool->device = int(devices.size());
         Device& made = devices.emplace_back();
+        made.number = pool->device;
         made.default_pool = made.current_pool = pools.add(pool);
     }
     for (Device& device : devices) {

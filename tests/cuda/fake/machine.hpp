@@ -68,6 +68,7 @@ struct KeptGraph : Graph {
 struct Device {
     std::uint64_t total = 0, used = 0, others = 0;  // bytes; others: what other processes have
     CUresult lost = SUCCESS;
+    int number = 0;  // on the bus, whatever the process is shown
     Context* primary = nullptr;
     Handle default_pool = 0, current_pool = 0;
     std::map<int, int> attributes;  // what a test says otherwise
