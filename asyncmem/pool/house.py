@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, TypedDict
@@ -118,7 +119,7 @@ class House:
         """Have a job run for a closed pool: by the worker, or by a thread of its own where that has died."""
         if self.worker.alive:
             self.worker.submit(job)
-        else:
+        elif not sys.is_finalizing():  # then the start would wait for ever, and the process gives all back
             threading.Thread(target=job, name=f"{self.flow.pool.name} is closed", daemon=True).start()
 
     def tick(self) -> bool:

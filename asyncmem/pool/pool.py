@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import itertools
+import sys
 import threading
 from typing import TYPE_CHECKING, Self
 
@@ -276,7 +277,8 @@ class AsyncMemoryPool(Hooks):
 
     def __del__(self) -> None:
         house = getattr(self, "_house", None)
-        if house is None or self._closed or house.core.forked:
+        # As the interpreter ends, a thread that were started would never come to run, and the process gives all back.
+        if house is None or self._closed or house.core.forked or sys.is_finalizing():
             return
         self._closed = True
         alarm(f"pool {self.name!r} was dropped and never closed", LeakWarning)

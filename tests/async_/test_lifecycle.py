@@ -1,6 +1,8 @@
 """Opening, waiting, draining and resizing: a pool's life in order."""
 
 import gc
+import subprocess
+import sys
 import threading
 import warnings
 
@@ -22,6 +24,20 @@ def test_constructor_touches_neither_loop_nor_device() -> None:
     pool = make_pool(device=device)
     assert device.driver_calls == before
     assert "not open" in repr(pool)
+
+
+ENDS = """
+from asyncmem import AsyncMemoryPool
+pool = AsyncMemoryPool("simulated", limit="8 MiB")
+held = pool.allocate("1 MiB")
+pool.house.worker.close()
+"""
+
+
+def test_process_ends_with_a_pool_open() -> None:
+    """Whoever exits without closing waits for nothing, also where the worker is gone already."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_first_request_opens_the_pool(virtually: Run) -> None:
