@@ -10,6 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"`(test_\w+)`")
+TEST = re.compile(r"^ *(?:async )?def (?P<name>test_\w+)", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#]+)(#[^)]*)?\)")
 
 
@@ -53,6 +55,18 @@ def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     targets = [found["target"] for found in LINK.finditer(page.read_text(encoding="utf-8"))]
     missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
     assert not missing
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    """A rule that names the test that holds it names one that exists."""
+    there = {
+        found["name"]
+        for path in (ROOT / "tests").rglob("*.py")
+        for found in TEST.finditer(path.read_text(encoding="utf-8"))
+    }
+    named = {name for page in PAGES for name in NAME.findall(page.read_text(encoding="utf-8"))}
+    assert named
+    assert named <= there, named - there
 
 
 def test_the_readme_is_short() -> None:
