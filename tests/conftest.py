@@ -93,8 +93,9 @@ def driver(request: pytest.FixtureRequest, fake_driver: FakeDriver | None) -> It
 
 @pytest.fixture
 def fake(driver: FakeDriver | None) -> FakeDriver:
-    """The fake, for tests that are marked `fake_only`."""
-    assert driver is not None
+    """The fake, for tests that steer it; on a real card they are skipped."""
+    if driver is None:
+        pytest.skip("steers the fake driver")
     return driver
 
 

@@ -386,8 +386,7 @@ class TestStreams:
         assert fences[1].block(10)
         assert behind.block(10)
 
-    @pytest.mark.fake_only
-    def test_captures_are_seen(self, fake: FakeDriver, cuda: Cuda) -> None:
+    def test_captures_are_seen(self, cuda: Cuda) -> None:
         """A stream says whether its work is run or only noted, and a fence of everything leaves a capture alone."""
         stream = cuda.create_stream()
         graph = Capture(cuda, stream)
@@ -395,14 +394,11 @@ class TestStreams:
         with pytest.raises(DeviceError, match="graph") as caught:
             cuda.record_all()
         assert caught.value.code == 900
-        fence = cuda.create_stream().record()
-        assert fence.done()
+        assert cuda.create_stream().record().block(10)
         graph.end()
         assert not stream.capturing()
         assert cuda.record_all().block(10)
-        assert fake.violations() == []
 
-    @pytest.mark.fake_only
     def test_captures_of_others_are_not_ended(self, cuda: Cuda) -> None:
         """Growing, asking for fences and waiting go on while another thread captures in the strictest mode."""
         stream = cuda.create_stream()
