@@ -44,7 +44,8 @@ def find() -> Library:
 
 def _torch() -> Library:
     torch: Any = importlib.import_module("torch")
-    torch.cuda.init()
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU")
     return Library("torch", "cuda:0", torch.cuda.Stream, torch.cuda.stream, torch.from_dlpack)
 
 

@@ -19,6 +19,7 @@ def test_the_examples_are_there() -> None:
     """The examples that the README and the pages name exist."""
     assert [path.stem for path in EXAMPLES] == [
         "async_data_pipeline",
+        "gpu_pipeline",
         "multi_tensor",
         "pipeline_parallel",
         "share_arrays",
