@@ -417,7 +417,7 @@ class TestStreams:
 
 
 class Capture:
-    """A graph captured on a stream in the global mode, on a thread of its own, until `end`."""
+    """A graph captured on a stream in the global mode, on a thread of its own, until `end`; not for long without."""
 
     def __init__(self, cuda: Cuda, stream: CudaStream) -> None:
         self._cuda, self._stream = cuda, stream
@@ -442,7 +442,7 @@ class Capture:
             (code,) = driver.cuStreamBeginCapture(self._stream.handle, mode)
             assert code == 0
             self._begun.set()
-            self._ends.wait()
+            self._ends.wait(10)
             code, graph = driver.cuStreamEndCapture(self._stream.handle)
             assert code == 0
             driver.cuGraphDestroy(graph)
