@@ -7,10 +7,10 @@ from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "place", "report", "segments"]
-PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "line"]
-PARTS += ["quick", "ready", "spares", "turn"]
-HEADERS = ["cache.hpp", "entries.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp"]
-HEADERS += ["doors.h", "fence_calls.h", "immediate.h", "recycle.h"]
+PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "lanes", "line"]
+PARTS += ["quick", "ready", "retire", "spares", "turn"]
+HEADERS = ["cache.hpp", "entries.hpp", "fences.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp"]
+HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.
 GCC_ON_X86 = platform.machine() == "x86_64" and platform.system() == "Linux"

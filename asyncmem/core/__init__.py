@@ -20,8 +20,10 @@ from asyncmem.core._core import (
     Heap,
     Line,
     Ready,
+    Retire,
     Ticket,
     Turn,
+    Users,
     Waiter,
     Waits,
 )
@@ -34,6 +36,7 @@ from asyncmem.core.report import (
     HeapCounts,
     HeapOptions,
     HeapReport,
+    RetireCounts,
     SegmentCounts,
 )
 
@@ -65,9 +68,12 @@ __all__ = [
     "HeapReport",
     "Line",
     "Ready",
+    "Retire",
+    "RetireCounts",
     "SegmentCounts",
     "Ticket",
     "Turn",
+    "Users",
     "Waiter",
     "Waits",
     "dtype_size",

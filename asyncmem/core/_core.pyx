@@ -19,12 +19,13 @@ from libcpp.vector cimport vector
 import os
 from asyncio import InvalidStateError
 from collections import deque
+from time import monotonic, sleep
 from types import GenericAlias
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, HeapReport, SegmentCounts,
+    AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, HeapReport, RetireCounts, SegmentCounts,
 )
-from asyncmem.errors import BufferReleased, InvalidRequest
+from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest
 
 include "binding/heap_api.pxi"
 include "binding/doors.pxi"
@@ -39,6 +40,8 @@ REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE = 0, 1, 2, 3
 include "binding/heap.pxi"
 include "binding/turn.pxi"
 include "binding/core.pxi"
+include "binding/lanes.pxi"
+include "binding/retire.pxi"
 include "binding/buffer.pxi"
 include "binding/spares.pxi"
 include "binding/batch.pxi"

@@ -1,4 +1,4 @@
-// Bins: blocks of exactly one size, handed out newest first. A direct-mapped table of them makes a cache.
+// Bins: blocks of exactly one size, most of them handed out newest first. A direct-mapped table of them makes a cache.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace asyncmem {
 
 struct Bin {
     uint64_t granules = 0;  // the size this bin serves
-    BlockId head = 0;
+    BlockId head = 0, tail = 0;
     uint32_t count = 0;
     uint16_t strikes = 0;  // misses by other sizes since this bin was last asked for its own
     bool hot = false;      // its size was asked for twice in a row: worth keeping blocks for
@@ -27,11 +27,20 @@ public:
         node.state = State::Cached;
         node.slot = bin.head;
         node.link = 0;
-        if (bin.head) nodes[bin.head].link = id;
+        (bin.head ? nodes[bin.head].link : bin.tail) = id;
         bin.head = id;
-        ++bin.count;
-        ++blocks_;
-        bytes_ += nbytes;
+        count(bin, nbytes);
+    }
+
+    // To the end that is looked at last.
+    void append(NodeTable& nodes, Bin& bin, BlockId id, uint64_t nbytes) {
+        Node& node = nodes[id];
+        node.state = State::Cached;
+        node.slot = 0;
+        node.link = bin.tail;
+        (bin.tail ? nodes[bin.tail].slot : bin.head) = id;
+        bin.tail = id;
+        count(bin, nbytes);
     }
 
     void remove(NodeTable& nodes, Bin& bin, BlockId id, uint64_t nbytes) {
@@ -41,7 +50,7 @@ public:
         } else {
             bin.head = node.slot;
         }
-        if (node.slot) nodes[node.slot].link = node.link;
+        (node.slot ? nodes[node.slot].link : bin.tail) = node.link;
         --bin.count;
         --blocks_;
         bytes_ -= nbytes;
@@ -54,6 +63,12 @@ public:
     uint64_t max_bytes = 0;
 
 private:
+    void count(Bin& bin, uint64_t nbytes) {
+        ++bin.count;
+        ++blocks_;
+        bytes_ += nbytes;
+    }
+
     uint64_t blocks_ = 0;
     uint64_t bytes_ = 0;
 };

@@ -107,14 +107,15 @@ std::string Heap::check_caches() const {
         uint64_t blocks = 0, total = 0;
         for (const Bin& bin : cache.bins()) {
             uint32_t count = 0;
-            for (BlockId block = bin.head, before = 0; block; before = block, block = nodes_[block].slot, ++count) {
+            BlockId before = 0;
+            for (BlockId block = bin.head; block; before = block, block = nodes_[block].slot, ++count) {
                 const Node& node = nodes_[block];
                 if (node.state != State::Cached || node.shared != shared || node.granules != bin.granules ||
                     node.link != before || (!shared && node.stream != stream))
                     return at(node.address, "bin holds a block that is not its own");
                 total += bytes(node);
             }
-            if (count != bin.count) return "bin count differs from its blocks";
+            if (count != bin.count || before != bin.tail) return "bin count differs from its blocks";
             blocks += count;
         }
         if (blocks != cache.blocks() || total != cache.bytes()) return "cache totals differ from their bins";

@@ -68,6 +68,15 @@ public:
         lists_[at] = std::move(entries);
         return at;
     }
+    // A list of two, in the memory of one that was released.
+    uint32_t add(const Entry& a, const Entry& b) {
+        if (reuse_.empty()) return add(Entries{a.stream < b.stream ? a : b, a.stream < b.stream ? b : a});
+        uint32_t at = reuse_.back();
+        reuse_.pop_back();
+        lists_[at].push_back(a.stream < b.stream ? a : b);
+        lists_[at].push_back(a.stream < b.stream ? b : a);
+        return at;
+    }
     void release(uint32_t at) {
         lists_[at].clear();
         reuse_.push_back(at);

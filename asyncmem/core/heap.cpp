@@ -293,7 +293,12 @@ bool Heap::keep_shared(BlockId block) {
     if (bin.granules != node.granules) strike(shared_, bin, node.granules);
     if (bin.granules != node.granules || !shared_.has_room(bytes(node))) return false;
     bin.strikes = 0;
-    shared_.push(nodes_, bin, block, bytes(node));
+    // Of the blocks that wait for other streams the oldest is the likeliest to be ready, so those are taken in turn.
+    if (node.more) {
+        shared_.append(nodes_, bin, block, bytes(node));
+    } else {
+        shared_.push(nodes_, bin, block, bytes(node));
+    }
     node.shared = true;
     return true;
 }
@@ -325,10 +330,29 @@ uint32_t Heap::free(BlockId block) {
 }
 
 uint32_t Heap::free(BlockId block, const Entries& extra) {
+    if (extra.size() == 1) return free_behind(block, extra[0], false);
     std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : extra) need_stream(entry.stream);
     return free_locked(block, &extra);
+}
+
+// The same behind one use by another stream, which is what most of those blocks have; `recorded` publishes its epoch too.
+uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
+    std::lock_guard lock(lock_);
+    need_live(block);
+    need_stream(use.stream);
+    if (recorded) publish_locked(use);
+    Node& node = nodes_[block];
+    bool inside = node.arena >= 2;
+    ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
+    node.epoch = streams_[node.stream]->epochs.open;
+    if (use.stream != node.stream && use.epoch > streams_[use.stream]->epochs.done) {
+        node.more = entry_pool_.add({node.stream, node.epoch}, use);
+        node.epoch = 0;
+    }
+    if (!keep(block, node.more == 0)) settle(block);
+    return inside ? 0 : released_flags();
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {

@@ -121,6 +121,7 @@ public:
     uint32_t put_back(BlockId block, const Entries& owed);
     uint32_t free(BlockId block);
     uint32_t free(BlockId block, const Entries& extra);
+    uint32_t free_behind(BlockId block, const Entry& use, bool recorded);
     uint32_t free_everywhere(BlockId block);
     uint32_t free_many(const BlockId* blocks, size_t count);
 
@@ -265,7 +266,8 @@ private:
     void need_stream(int64_t stream) const;
     void need_account(int64_t account) const;
 
-    // leases and segments (segments.cpp)
+    // streams, leases and segments (segments.cpp)
+    void publish_locked(const Entry& entry);
     uint32_t add_range(const Segment& segment, uint64_t epoch, uint32_t stream);
     uint32_t new_arena();
     void adopt_range(const Segment& range, const Node& container);

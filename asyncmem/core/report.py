@@ -161,3 +161,22 @@ class HeapReport(NamedTuple):
     """Every segment in the order of ids."""
     accounts: tuple[tuple[int, AccountCounts], ...]
     """Every account with its id."""
+
+
+class RetireCounts(NamedTuple):
+    """What the order of streams has cost so far, in driver calls and fences."""
+
+    records: int
+    """Fences recorded."""
+    waits: int
+    """Times that a stream was made to wait for a fence."""
+    queries: int
+    """Times that a fence was asked whether it is done."""
+    late_fences: int
+    """Fences recorded only when another stream took the memory; they cover later work too."""
+    failed_records: int
+    """Fences that could not be recorded at a free; polling tries again."""
+    open_fences: int
+    """Fences not yet seen done."""
+    foreign_takes: int
+    """Buffers that took memory which another stream had used, and were ordered behind it."""

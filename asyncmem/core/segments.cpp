@@ -29,10 +29,14 @@ uint64_t Heap::close_epoch(uint32_t stream) {
 void Heap::publish(uint32_t stream, uint64_t epoch) {
     std::lock_guard lock(lock_);
     need_stream(stream);
-    Epochs& epochs = streams_[stream]->epochs;
+    publish_locked({stream, epoch});
+}
+
+void Heap::publish_locked(const Entry& entry) {
+    Epochs& epochs = streams_[entry.stream]->epochs;
     // A fence recorded before the epoch was closed would not cover frees that joined it later.
-    if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: close it before its fence");
-    epochs.recorded = std::max(epochs.recorded, epoch);
+    if (entry.epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: close it before its fence");
+    epochs.recorded = std::max(epochs.recorded, entry.epoch);
 }
 
 void Heap::mark_done(uint32_t stream, uint64_t epoch) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
+from asyncmem.core import Users
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copy, Part, start
@@ -43,7 +44,7 @@ class Hooks(Share):
     def _free_noted(self, buffer: Buffer, stream: object) -> None:
         flow = self.flow
         notes = buffer.notes
-        users = set(notes.users) if isinstance(notes, Notes) else set()
+        users = set(notes.users) if isinstance(notes, Users) else set()
         if stream is not None:
             users.add(flow.stream_index(stream))
         users.discard(buffer.home)
@@ -69,7 +70,7 @@ class Hooks(Share):
             self._need_uncaptured(buffer.home, index)
             flow.retire.use_on(buffer.home, index)
         if index != buffer.home:
-            notes_of(buffer).users.add(index)
+            notes_of(buffer).add_user(index)
 
     def _lend(self, buffer: Buffer, stream: int | None) -> None:
         """Order another library's use: on the stream of that number, or on streams that it does not name."""
@@ -83,7 +84,7 @@ class Hooks(Share):
             known = retire.streams[index]
             # Who consumes an export may end its stream before it lets go: then nothing can be asked of the mere number.
             index = index if known is None or known.lasting else None
-        notes_of(buffer).users.add(retire.everywhere() if index is None else index)
+        notes_of(buffer).add_user(retire.everywhere() if index is None else index)
 
     def _hand_over(self, buffer: Buffer, stream: object) -> None:
         if buffer._block:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from asyncmem.core import Users
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -18,26 +20,24 @@ if TYPE_CHECKING:
 _PACKAGE = __name__.partition(".")[0]
 
 
-class Notes:
-    """The notes of one buffer.
+class Notes(Users):
+    """The notes of one buffer, beside the streams that use it besides its home (by number, in `users`).
 
     Attributes:
         owner: Who holds it until a block ends, or None.
         share: Where `owner` counts as its holder.
         place: Address and bytes that it holds.
-        users: Streams, by index, that use it beside its home.
         graph: The captured graph that its memory stays with, or None.
         site: "file:line" where it was asked for, when tracking is on.
     """
 
-    __slots__ = ("graph", "owner", "place", "share", "site", "users")
+    __slots__ = ("graph", "owner", "place", "share", "site")
 
     def __init__(self, site: str | None = None) -> None:
         self.owner: Hashable = None
         self.graph: GraphMemory | None = None
         self.share: Share | None = None
         self.place = (0, 0)
-        self.users: set[int] = set()
         self.site = site
 
     def hold(self, share: Share, owner: Hashable, place: tuple[int, int]) -> None:
@@ -58,9 +58,14 @@ class Notes:
 
 def notes_of(buffer: Buffer) -> Notes:
     """Answer a buffer's notes, new ones at first."""
-    notes = buffer.notes
-    if not isinstance(notes, Notes):
-        notes = buffer.notes = Notes()
+    noted = buffer.notes
+    if isinstance(noted, Notes):
+        return noted
+    notes = Notes()
+    if isinstance(noted, Users):  # the core notes streams by itself
+        for index in noted.users:
+            notes.add_user(index)
+    buffer.notes = notes
     return notes
 
 

@@ -25,7 +25,7 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
     flow = pool.flow
     core, supply, tally = flow.core, flow.supply, flow.tally
     counts, retired, whole = core.counts(), flow.retire.counts(), core.account(0)
-    misses = tally.misses + flow.taker.foreign
+    misses = tally.misses + retired.foreign_takes
     memory = supply.memory
     return PoolStats(
         name=pool.name, device=pool.device.name, limit=supply.limit,

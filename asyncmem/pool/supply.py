@@ -81,7 +81,7 @@ class Supply:
         self.zero = options.zero_segments
         self.pregrow = options.pregrow
         self.min_free = 0
-        self.overlap = options.overlap
+        self.overlap = core.overlap = options.overlap
         self._quiet: int | None = None
         self.limit = 0
         self.coming = 0
@@ -101,7 +101,7 @@ class Supply:
         self.limit = limit
         self.zero = options.zero_segments
         self.pregrow = options.pregrow
-        self.overlap = options.overlap
+        self.overlap = self._core.overlap = options.overlap
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit
         self.refused = None

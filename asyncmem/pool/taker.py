@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncmem.core import Batch
-from asyncmem.errors import AsyncmemError, DeviceError
+from asyncmem.errors import DeviceError
 from asyncmem.pool.notes import notes_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ class Taker:
         self._retire = retire
         self._supply = supply
         self._checker = core.device.checker
-        self.foreign = 0  # buffers that took another stream's memory
 
     def take(self, waiting: Waiting, *, may_grow: bool = True) -> Buffer | Batch | None:
         """Answer what was asked, or None where the mapped memory has no room for all of it.
@@ -68,7 +67,7 @@ class Taker:
             found = share.grant(ask, anywhere=anywhere)
         if found is None and len(self._core.stream_objects) > 1 and not (may_grow and self._apart(share, ask)):
             found = self._take_foreign(share, ask, anywhere=anywhere)
-            self.foreign += 0 if found is None else len(ask.sizes)
+            self._retire.foreign_takes += 0 if found is None else len(ask.sizes)
         return found
 
     def _apart(self, share: Share, ask: Waiting) -> bool:
@@ -90,17 +89,7 @@ class Taker:
         return self._core.adopt(found[0], ask.sizes[0], ask.tag)
 
     def _take_one(self, share: Share, stream: int, nbytes: int, taken: Undo, *, anywhere: bool) -> bool:
-        for late in (False, True) if self._retire.late_fences else (False,):
-            found = self._core.take_foreign(nbytes, stream, share._account, share._arena, anywhere, late)
-            if found is None:
-                continue
-            block, entries = found
-            try:
-                self._retire.discharge(stream, entries)
-            except AsyncmemError:
-                # The fence could not be recorded or waited for: as it was, and the request waits or grows.
-                self._core.put_back(block, entries)
-                continue
-            taken.append((block, entries))
-            return True
-        return False
+        found = self._retire.take_foreign(nbytes, stream, share._account, share._arena, anywhere)
+        if found is not None:
+            taken.append(found)
+        return found is not None

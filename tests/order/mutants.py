@@ -4,14 +4,13 @@
 to the compiled heap and to its twin; the twin is broken inside as well, where the rules are kept.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
 from asyncmem.core.reference import ReferenceHeap
 from asyncmem.core.reference.blocks import Block
-from asyncmem.devices import Device, Fence
+from asyncmem.devices import Device, Fence, Stream
 from asyncmem.engine.retire import Entry, Heap, Retire
 
 
@@ -21,6 +20,7 @@ class Mutant:
 
     retire: type[Retire] = Retire
     heap: Callable[[type], type] = lambda kind: kind
+    fence_every: int = 1
 
 
 class SkipsTheFenceOfATake(Retire):
@@ -33,26 +33,53 @@ class SkipsTheFenceOfATake(Retire):
 class WaitsForAStaleFence(Retire):
     """Any fence that the other stream has recorded will do, also one from before the last use (rmm #2489)."""
 
-    def _late_fence(self, index: int, epoch: int) -> Fence | None:
-        fences = self._fences.get(index)
-        return fences[-1][1] if fences else super()._late_fence(index, epoch)
+    def discharge(self, taker: int, entries: Iterable[Entry]) -> None:
+        super().discharge(taker, [(stream, self._stale(stream, epoch)) for stream, epoch in entries])
+
+    def _stale(self, stream: int, epoch: int) -> int:
+        recorded = (early for early in range(epoch, 0, -1) if self._heap.entry_state(stream, early) == 1)
+        return next(recorded, epoch)
 
 
-class RecordsBeforeClosing(Retire):
+class _RecordsOtherwise(Retire):
+    """Has every stream record in another way, by its method or through the device's table."""
+
+    def __init__(self, heap: Heap, device: Device, *, late_fences: bool = True, fence_every: int = 1) -> None:
+        super().__init__(heap, device, late_fences=late_fences, fence_every=fence_every)
+        self._real: dict[int, Callable[[], Fence]] = {}
+        self._replace(0, device.default_stream, "record")
+
+    def register(self, stream: Stream) -> int:
+        index = super().register(stream)
+        self._replace(index, stream, "record")
+        return index
+
+    def everywhere(self) -> int:
+        index = super().everywhere()
+        self._replace(index, self._device, "record_all")
+        return index
+
+    def _replace(self, index: int, owner: object, name: str) -> None:
+        if index not in self._real:
+            self._real[index] = getattr(owner, name)
+            setattr(owner, name, lambda: self.record_otherwise(index))
+
+    def record_otherwise(self, index: int) -> Fence:
+        raise NotImplementedError
+
+
+class RecordsBeforeClosing(_RecordsOtherwise):
     """The fence is recorded while its epoch is still open, so that a free in between counts as covered."""
 
-    def __init__(self, heap: Heap, device: Device, *, late_fences: bool = True) -> None:
+    def __init__(self, heap: Heap, device: Device, *, late_fences: bool = True, fence_every: int = 1) -> None:
         self._early: dict[int, Fence] = {}
-        super().__init__(cast("Heap", _RecordsFirst(heap, self._record_early)), device, late_fences=late_fences)
+        first = cast("Heap", _RecordsFirst(heap, self._record_early))
+        super().__init__(first, device, late_fences=late_fences, fence_every=fence_every)
 
     def _record_early(self, index: int) -> None:
-        stream = self.streams[index]
-        self._early[index] = self._device.record_all() if stream is None else stream.record()
+        self._early[index] = self._real[index]()
 
-    def _record(self, index: int, epoch: int) -> Fence:
-        queue = self._fences.setdefault(index, deque())
-        queue.append((epoch, self._early[index]))
-        self._heap.publish(index, epoch)
+    def record_otherwise(self, index: int) -> Fence:
         return self._early[index]
 
 
@@ -97,14 +124,13 @@ class HandsOverWithoutWaiting(Retire):
         self._heap.set_home(block, other)
 
 
-class TakesRecordedForDone(Retire):
-    """Polling does not ask the fences."""
+class TakesRecordedForDone(_RecordsOtherwise):
+    """Fences say that they are done without asking the device."""
 
-    def _advance(self, index: int, queue: deque[tuple[int, Fence]]) -> int:
-        count = len(queue)
-        while queue:
-            self._heap.mark_done(index, queue.popleft()[0])
-        return count
+    def record_otherwise(self, index: int) -> Fence:
+        fence = self._real[index]()
+        fence.done = lambda: True  # type: ignore[method-assign]  # that is the mistake
+        return fence
 
 
 class GivesSegmentsBackEarly(Retire):
@@ -137,6 +163,16 @@ def reuses_early(kind: type) -> type:
             return found if isinstance(found, int) else found[0] if found else 0
 
     return Hasty
+
+
+def names_the_epoch_before(kind: type) -> type:
+    """A free that shares its fence joins an epoch whose fence was recorded before the last use."""
+
+    class Outdated(kind):  # type: ignore[misc]  # either heap
+        def open_epoch(self, stream: int) -> int:
+            return max(1, int(super().open_epoch(stream)) - 1)
+
+    return Outdated
 
 
 def overlooks_a_stream(kind: type) -> type:
@@ -175,6 +211,7 @@ MUTANTS = {
     "memory reused early": Mutant(heap=reuses_early),
     "earlier epoch reported": Mutant(heap=reports_the_earlier_epoch),
     "uses of one stream overlooked": Mutant(heap=overlooks_a_stream),
+    "shared fence that is too old": Mutant(heap=names_the_epoch_before, fence_every=3),
 }
 
 

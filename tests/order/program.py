@@ -21,10 +21,7 @@ STREAMS = 3
 class FullHeap(Heap, Protocol):
     """What a program needs of the core besides epochs."""
 
-    def open_epoch(self, stream: int) -> int: ...
     def take(self, nbytes: int, stream: int) -> int: ...
-    def take_foreign(self, nbytes: int, stream: int, *, late: bool = False) -> tuple[int, tuple[Entry, ...]] | None: ...
-    def put_back(self, block: int, entries: tuple[Entry, ...]) -> int: ...
     def add_segment(self, address: int, nbytes: int, arena: int, stream: int) -> int: ...
     def empty_segments(self) -> list[tuple[int, int, int, tuple[Entry, ...]]]: ...
     def remove_segment(self, segment: int) -> tuple[Entry, ...]: ...
@@ -70,10 +67,18 @@ class Block:
 class Program:
     """One history. `step` does one thing, `finish` frees everything and gives all memory back."""
 
-    def __init__(self, heap: FullHeap, make: type[Retire] = Retire, *, late_fences: bool = True) -> None:
-        self.device = Simulated(capacity=6 * SEGMENT)
+    def __init__(
+        self,
+        heap: FullHeap,
+        make: type[Retire] = Retire,
+        *,
+        device: type[Simulated] = Simulated,
+        late_fences: bool = True,
+        fence_every: int = 1,
+    ) -> None:
+        self.device = device(6 * SEGMENT)
         self.heap: FullHeap = cast("FullHeap", RacingHeap(heap, self.somebody_frees))
-        self.retire = make(self.heap, self.device, late_fences=late_fences)
+        self.retire = make(self.heap, self.device, late_fences=late_fences, fence_every=fence_every)
         self.streams: list[SimulatedStream] = [self.device.default_stream]
         self.streams += [self.device.create_stream(f"stream {number}") for number in range(1, STREAMS)]
         self.indices = [self.retire.register(stream) for stream in self.streams]
@@ -115,8 +120,7 @@ class Program:
     def allocate(self, stream: int, how: int) -> None:
         """Take a block as a pool does: from the caches or own memory, from other streams, or from the device."""
         nbytes = SIZES[how % len(SIZES)]
-        late = self.retire.late_fences and how % 2 == 0
-        index = self.heap.take(nbytes, stream) or self.take_foreign(nbytes, stream, late=late)
+        index = self.heap.take(nbytes, stream) or self.take_foreign(nbytes, stream, how)
         if not index and self.grow(stream):
             index = self.heap.take(nbytes, stream)
         if index:
@@ -124,8 +128,13 @@ class Program:
             self.blocks.append(block)
             self.touch(block, stream, write=True)
 
-    def take_foreign(self, nbytes: int, stream: int, *, late: bool) -> int:
-        found = self.heap.take_foreign(nbytes, stream, late=late)
+    def take_foreign(self, nbytes: int, stream: int, how: int) -> int:
+        """Take at once what is best, or look for it and order the stream behind it in two steps."""
+        if how % 3 == 0:
+            found = self.retire.take_foreign(nbytes, stream)
+            self.foreign_takes += found is not None
+            return found[0] if found is not None else 0
+        found = self.heap.take_foreign(nbytes, stream, late=self.retire.late_fences and how % 2 == 0)
         if found is None:
             return 0
         block, entries = found

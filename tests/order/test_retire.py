@@ -1,5 +1,8 @@
 """What `Retire` promises by itself: which driver calls it makes, and what holds when one of them fails."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import pytest
 
 from asyncmem.devices import Simulated
@@ -7,19 +10,28 @@ from asyncmem.engine.retire import DONE, Retire
 from asyncmem.errors import DeviceError, InvalidRequest
 
 from .heaps import HEAPS
+from .native import DEVICES, NativeSimulated
 from .program import FullHeap
 
 KIB = 1024
 SIZE = 4 * KIB
 
 
+@dataclass(frozen=True)
+class Make:
+    """What a bench is made of: either heap, over fences made by methods or by a table of C functions."""
+
+    heap: type[FullHeap]
+    device: type[Simulated]
+
+
 class Bench:
     """A heap with one segment of stream a, and a second stream b."""
 
-    def __init__(self, heap: FullHeap, *, late_fences: bool = True) -> None:
-        self.heap = heap
-        self.device = Simulated(autojump=False)
-        self.retire = Retire(heap, self.device, late_fences=late_fences)
+    def __init__(self, make: Make, *, late_fences: bool = True, fence_every: int = 1) -> None:
+        self.heap = make.heap()
+        self.device = make.device(autojump=False)
+        self.retire = Retire(self.heap, self.device, late_fences=late_fences, fence_every=fence_every)
         self.a = self.retire.register(self.device.create_stream("a"))
         self.b = self.retire.register(self.device.create_stream("b"))
         self.segment = self.device.allocate_segment(SIZE, stream=self.retire.streams[self.a])
@@ -35,15 +47,18 @@ class Bench:
         return found
 
 
-@pytest.fixture(params=HEAPS)
-def make(request: pytest.FixtureRequest) -> type[FullHeap]:
-    made: type[FullHeap] = HEAPS[request.param]
-    return made
+@pytest.fixture(params=[f"{heap} heap, {device}" for heap in HEAPS for device in DEVICES])
+def make(request: pytest.FixtureRequest) -> Make:
+    heap, _, device = request.param.partition(" heap, ")
+    return Make(HEAPS[heap], DEVICES[device])
 
 
 @pytest.fixture
-def bench(make: type[FullHeap]) -> Bench:
-    return Bench(make())
+def bench(make: Make) -> Iterator[Bench]:
+    bench = Bench(make)
+    yield bench
+    if isinstance(bench.device, NativeSimulated):
+        assert bench.device.problems == []
 
 
 class TestTaking:
@@ -70,9 +85,9 @@ class TestTaking:
         assert bench.calls() == {"record": 1, "wait": 1}
         assert bench.retire.counts().late_fences == 1
 
-    def test_without_a_fence_is_refused_where_late_fences_are_off(self, make: type[FullHeap]) -> None:
+    def test_without_a_fence_is_refused_where_late_fences_are_off(self, make: Make) -> None:
         """The caller puts the block back, and no driver call was made."""
-        bench = Bench(make(), late_fences=False)
+        bench = Bench(make, late_fences=False)
         bench.retire.free(bench.heap.take(SIZE, bench.a))
         _, entries = bench.foreign(late=True)
         with pytest.raises(InvalidRequest, match="late_fences"):
@@ -172,18 +187,19 @@ class TestSharing:
 
 
 class TestPolling:
-    def test_asks_in_order_and_stops_at_the_first_that_is_not_done(self, bench: Bench) -> None:
-        """Fences of one stream finish in order, so the rest need not be asked."""
+    @pytest.mark.parametrize(("done", "queries"), [(40, 1), (0, 2), (1, 8), (17, 8), (39, 8)])
+    def test_finds_how_far_a_stream_has_come_in_few_questions(self, bench: Bench, done: int, queries: int) -> None:
+        """Fences of one stream finish in order: where all or none are done one or two answers tell, else log n do."""
         stream = bench.device.stream_of(bench.retire.streams[bench.a])
         epochs = []
-        for _ in range(4):
+        for _ in range(40):
             stream.launch(1.0)
             epochs.append(bench.retire.fence(bench.a))
-        bench.device.advance(2.5)
-        assert bench.retire.poll() == 2
-        assert bench.calls()["query"] == 3
-        assert [bench.heap.entry_state(bench.a, epoch) == DONE for epoch in epochs] == [True, True, False, False]
-        assert bench.retire.counts().open_fences == 2
+        bench.device.advance(done + 0.5)
+        assert bench.retire.poll() == done
+        assert bench.calls()["query"] <= queries
+        assert [bench.heap.entry_state(bench.a, epoch) == DONE for epoch in epochs] == [n < done for n in range(40)]
+        assert bench.retire.counts().open_fences == 40 - done
 
     def test_of_a_lost_device_says_so_and_can_be_repeated(self, bench: Bench) -> None:
         """The error does not wedge the polling."""

@@ -133,7 +133,7 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
         return False
     if stream is not None:
         index = door.core.index_of(stream)
-        if index < 0:
+        if index < 0 or (door.core.watch_captures and _is_captured(door.core, index)):
             return False
     ask.stream = index
     ask.account = door.account
@@ -141,6 +141,10 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
     ask.anywhere = False
     ask.door = True
     return True
+
+
+cdef bint _is_captured(Core core, uint32_t index) except -1:
+    return core.retire is None or core.retire.capturing(index)
 
 
 cdef inline PyObject* _take(Allocator door, object size, object stream, object tag) except? NULL:
@@ -153,6 +157,8 @@ cdef inline PyObject* _take(Allocator door, object size, object stream, object t
         return NULL
     ask.nbytes = nbytes
     block = door.core.c.take(ask, door.core.last)
+    if block == 0 and door.core.retire is not None:
+        block = door.core.retire.find_more(ask)
     if block == 0:
         return NULL
     return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, tag)

@@ -110,7 +110,8 @@ cdef class Buffer:
 
     cdef void forget(self) noexcept:
         cdef Core core = self.core()
-        if core.pool is not None and core.born == _generation and getattr(_read(self.noted), "site", None) is not None:
+        if (not self.is_plain() and core.pool is not None and core.born == _generation
+                and getattr(_read(self.noted), "site", None) is not None):
             try:
                 core.pool._forgotten(self)
             except BaseException as error:
@@ -124,14 +125,45 @@ cdef class Buffer:
             self.give()
             _write(&self.noted, None)
             return
-        if core.pool is not None:
-            try:
-                core.pool._free_noted(self, stream)
-            except BaseException as error:
-                _report(error, core)
-                self.give_everywhere()
-        else:
+        try:
+            if not self.give_behind(core, stream):
+                self.ask_pool(core, stream)
+        except BaseException as error:
+            _report(error, core)
             self.give_everywhere()
+
+    cdef int ask_pool(self, Core core, object stream) except -1:
+        if core.pool is None:
+            self.give_everywhere()
+        else:
+            core.pool._free_noted(self, stream)
+        return 0
+
+    cdef inline bint is_plain(self):
+        # Whether nothing but streams is noted.
+        return self.noted == NULL or type(<object>self.noted) is Users
+
+    cdef bint give_behind(self, Core core, object stream) except -1:
+        # The release behind other streams, where it concerns nobody but them: False, and nothing done, where it does.
+        cdef int64_t last = -1
+        cdef uint32_t flags
+        if not self.is_plain():
+            return False
+        if stream is not None:
+            last = core.index_of(stream)
+            if last < 0:
+                return False
+        if self.noted == NULL and (last < 0 or last == self.home):
+            self.give()
+            return True
+        if core.retire is None:
+            return False
+        flags = core.retire.give(self.block, self.home, last, None if self.noted == NULL else <Users>self.noted)
+        self.block = 0
+        self.untag()
+        if flags:
+            core.signal(flags)
+        return True
 
     cdef void give_everywhere(self) noexcept:
         cdef uint32_t flags
@@ -172,15 +204,13 @@ cdef class Buffer:
             _write(&self.late, (stream,))
             core._exported += self.nbytes
             return 0
-        if self.block == 0 or (self.noted == NULL and core.index_of(stream) == <int>self.home):
+        if self.block == 0:
             self.give()
             _write(&self.noted, None)  # borrowed memory goes back to its owner
             return 0
-        if core.pool is None:
-            self.give_everywhere()
-            return 0
         try:
-            core.pool._free_noted(self, stream)
+            if not self.give_behind(core, stream):
+                self.ask_pool(core, stream)
         except BaseException:
             if self.block:
                 self.alive = True  # the error loses nothing: the caller still holds it and may free it again
@@ -199,6 +229,8 @@ cdef class Buffer:
         flags = self.core().c.free_entries(block, extra)
         self.block = 0
         self.untag()
+        if self.core().retire is not None:
+            self.core().retire.fence_home(self.home)
         if flags:
             self.core().signal(flags)
 
@@ -208,6 +240,7 @@ cdef class Buffer:
         if self.block:
             self.core().c.set_home(self.block, _index(index, "stream"))
         self.home = _index(index, "stream")
+        self.core().keep_in_order(self)
 
     def _disown(self):
         """Answer the block and die without freeing it: it is the caller's to free or to lease. Not while exported."""
@@ -351,15 +384,45 @@ cdef class Buffer:
     def use_on(self, stream):
         """Let another stream use it from here on: that stream waits for the home's work so far, and its own later work
         is waited for before the memory is used again. Does not block."""
+        cdef Core core = self.core()
+        cdef int index
         self.need("use_on()")
-        self.hooks()._use_on(self, stream)
+        index = -1 if stream is None else self.ordered_by_core(stream)
+        if index < 0 or not core.retire.order(self.home, index):
+            self.hooks()._use_on(self, stream)
+        elif index != <int>self.home:
+            self.note_user(index)
 
     def hand_over(self, stream):
         """Make another stream the home, ordered behind the former one. Does not block."""
+        cdef Core core = self.core()
+        cdef int index
         self.need("hand_over()")
-        self.hooks()._hand_over(self, stream)
-        if self.block:
-            self.home = self.core().c.home(self.block)
+        index = self.ordered_by_core(stream)
+        if index < 0 or self.block == 0 or not core.retire.order(self.home, index):
+            self.hooks()._hand_over(self, stream)
+            if self.block:
+                self.home = core.c.home(self.block)
+        elif index != <int>self.home:
+            core.c.set_home(self.block, index)
+            self.home = index
+
+    cdef int ordered_by_core(self, object stream) except -2:
+        # The number of a stream with which all that is to be done about this buffer can be done here; -1 asks the pool.
+        cdef Core core = self.core()
+        if core.retire is None or core.born != _generation:
+            return -1
+        if self.noted != NULL and not isinstance(<object>self.noted, Users):
+            return -1
+        return core.index_of(stream)
+
+    cdef int note_user(self, uint32_t index) except -1:
+        cdef object users
+        if self.noted == NULL:
+            users = Users.__new__(Users)
+            _write(&self.noted, users)
+        (<Users>self.noted).add_user(index)
+        return 0
 
     def to_device(self):
         """Move a buffer that fell back to the host to the device it was asked for. Awaitable."""

@@ -22,6 +22,9 @@ cdef class Tag:
 cdef class Desk
 
 
+cdef class Retire
+
+
 @cython.final
 cdef class Core(Heap):
     """A heap whose blocks are handed out as buffers of one device."""
@@ -29,15 +32,20 @@ cdef class Core(Heap):
     cdef readonly object device
     cdef public object pool
     cdef Desk desk  # the pool's, once it is open
+    cdef readonly Retire retire  # what keeps the streams in order, where the doors may go to it themselves
     cdef readonly list stream_objects
     cdef readonly dict stream_ids
     cdef dict tags
-    cdef object last_stream
+    cdef PyObject* last_stream  # the two that were named last; kept alive by stream_objects
+    cdef PyObject* other_stream
     cdef Tag last_tag
-    cdef uint32_t last_index
+    cdef uint32_t last_index, other_index
     cdef unsigned int born
     cdef bint _open, _observed
     cdef bint fast  # open and not observed
+    cdef int64_t overlap_bytes
+    cdef double overlap_share
+    cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
     cdef public int streak
     cdef int64_t _exported
     cdef object __weakref__
@@ -75,6 +83,17 @@ cdef class Core(Heap):
         self.fast = self._open and not value
 
     @property
+    def overlap(self):
+        """The free memory up to which a door leaves a miss to the pool rather than make a stream wait for another one:
+        bytes (an int), or a share (a float) of the most that has been live. 0 at birth."""
+        return self.overlap_share if self.overlap_share else self.overlap_bytes
+
+    @overlap.setter
+    def overlap(self, value):
+        self.overlap_share = value if isinstance(value, float) else 0.0
+        self.overlap_bytes = 0 if isinstance(value, float) else value
+
+    @property
     def forked(self):
         """Whether this process is a fork's child and the core its parent's: then nothing may be touched."""
         return self.born != _generation
@@ -105,7 +124,7 @@ cdef class Core(Heap):
         cdef uint32_t block = self.c.take(ask, self.last)
         if not block:
             return None
-        return asyncmem_owned(_wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag))
+        return self.keep_in_order(asyncmem_owned(_wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag)))
 
     def grant_many(self, sizes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
         """Answer a batch with one buffer a size, or None when not all fit. Zero sizes give empty buffers."""
@@ -113,7 +132,11 @@ cdef class Core(Heap):
         cdef vector[uint64_t] wanted
         for size in sizes:
             wanted.push_back(0 if size == 0 and isinstance(size, int) else _size(size))
-        return self.take_batch(ask, wanted, tag, False)
+        batch = self.take_batch(ask, wanted, tag, False)
+        if batch is not None:
+            for buffer in (<Batch>batch).buffers:
+                self.keep_in_order(buffer)
+        return batch
 
     def adopt(self, block, nbytes, tag=None):
         """Wrap a block that was taken from this heap, or (0, 0) as an empty buffer."""
@@ -123,8 +146,8 @@ cdef class Core(Heap):
                 raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
             return asyncmem_owned(_wrap(self, 0, 0, 0, 0, tag))
         cdef uint64_t size = _size(nbytes)
-        return asyncmem_owned(
-            _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag))
+        return self.keep_in_order(asyncmem_owned(
+            _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag)))
 
     def borrow(self, address, nbytes, stream_index, loan):
         """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
@@ -203,20 +226,31 @@ cdef class Core(Heap):
         except BaseException as error:
             _report(error, self)
 
-    cdef int index_of(self, object stream):
-        """The number of a stream that is known, else -1."""
+    cdef Buffer keep_in_order(self, Buffer buffer):
+        # Nobody keeps this home alive, so the fence is recorded at the free: what is noted goes the way that does.
+        if self.retire is not None and not self.retire.lane(buffer.home).lasting:
+            buffer.note_user(buffer.home)
+        return buffer
+
+    cdef int index_of(self, object stream) except -2:
+        """The number of a stream that is known and may go through the doors, else -1."""
         if stream is None:
             return 0
-        if stream is self.last_stream:
+        if <PyObject*>stream == self.last_stream:
+            return self.last_index
+        if <PyObject*>stream == self.other_stream:  # a producer and a consumer take turns
+            self.other_stream, self.last_stream = self.last_stream, self.other_stream
+            self.other_index, self.last_index = self.last_index, self.other_index
             return self.last_index
         try:
             index = self.stream_ids.get(stream)
         except TypeError:  # unhashable: no stream of ours
             return -1
-        if index is None:
+        if index is None or self.retire is not None and not self.retire.lane(index).lasting:
             return -1
-        self.last_stream = stream
-        self.last_index = index
+        if self.stream_objects[index] is stream:
+            self.other_stream, self.other_index = self.last_stream, self.last_index
+            self.last_stream, self.last_index = <PyObject*>stream, index
         return index
 
 

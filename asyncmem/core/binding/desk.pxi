@@ -178,7 +178,8 @@ cdef class Desk:
         cdef Ask ask
         cdef uint32_t block
         if (head.share is not self.pool or head.batch or head.nbytes <= 0
-                or head.tag is not None and type(head.tag) is not str):
+                or head.tag is not None and type(head.tag) is not str
+                or core.retire is not None and not core.retire.lane(head.stream).lasting):
             return head.share.grant(head, anywhere=True)
         ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, ask.door = head.nbytes, head.stream, 0, -1, True, False
         block = core.c.take(ask, core.last)

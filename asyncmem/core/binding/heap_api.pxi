@@ -90,6 +90,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t put_back(uint32_t block, const vector[Entry]& owed) except +
         uint32_t free(uint32_t block) except +
         uint32_t free_entries "free"(uint32_t block, const vector[Entry]& extra) except +
+        uint32_t free_behind(uint32_t block, const Entry& use, bint recorded) except +
         uint32_t free_everywhere(uint32_t block) except +
         uint32_t free_many(const uint32_t* blocks, size_t count) except +
         void set_home(uint32_t block, uint32_t stream) except +

@@ -22,10 +22,15 @@ cdef PyObject* _quick_allocate_async(PyObject* self, PyObject** arguments, Py_ss
 
 
 cdef PyObject* _quick_free(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL:
-    # free()
+    # free() and free(stream=stream)
     if count == 0 and names == NULL and (<Buffer>self).alive and (<Buffer>self).noted == NULL and (<Buffer>self).exports == 0:
         (<Buffer>self).alive = False
         (<Buffer>self).give()
+        Py_INCREF(None)
+        return <PyObject*>None
+    if count == 0 and names != NULL and asyncmem_names_only(names, "stream"):
+        if (<Buffer>self).alive:
+            (<Buffer>self).free_ordered(<object>arguments[0])
         Py_INCREF(None)
         return <PyObject*>None
     return _free.slow(self, arguments, count, names)

@@ -7,7 +7,7 @@ from asyncmem.core.reference.blocks import Block
 
 @dataclass(slots=True)
 class Bin:
-    """Blocks of exactly one size, the newest last."""
+    """Blocks of exactly one size, the next one to be looked at last."""
 
     granules: int = 0
     blocks: list[Block] = field(default_factory=list)

@@ -81,7 +81,7 @@ class Caching(Placement):
             slot.granules, slot.strikes, slot.hot = granules, 0, False
 
     def drain(self, cache: Cache, slot: Bin, most: int | None = None) -> int:
-        """Give up to `most` blocks of a slot to the index, newest first, and answer their bytes."""
+        """Give up to `most` blocks of a slot to the index, in their order, and answer their bytes."""
         drained = 0
         for block in slot.blocks[::-1][:most]:
             drained += block.granules * self.granule
@@ -107,7 +107,8 @@ class Caching(Placement):
             slot.strikes = 0
             block.shared = True
         block.state = "cached"
-        slot.blocks.append(block)
+        # Of the blocks that wait for other streams the oldest is the likeliest to be ready.
+        slot.blocks.insert(0 if block.shared and len(block.entries) > 1 else len(slot.blocks), block)
         cache.bytes += nbytes
         self.cached += nbytes
         self.peak_cached = max(self.peak_cached, self.cached)

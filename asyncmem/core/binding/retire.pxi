@@ -1,0 +1,551 @@
+# Retire: the rules of stream order, which `asyncmem.engine.retire` explains.
+
+
+cdef class Users:
+    """Streams, by number, that use a buffer beside its home. What the pool notes about few buffers is added by a subclass."""
+
+    cdef vector[uint32_t] indices
+
+    @property
+    def users(self):
+        """The numbers of the streams."""
+        return frozenset([self.indices[i] for i in range(self.indices.size())])
+
+    cpdef add_user(self, uint32_t index):
+        """Note a stream; once is enough."""
+        cdef size_t i
+        for i in range(self.indices.size()):
+            if self.indices[i] == index:
+                return
+        self.indices.push_back(index)
+
+
+cdef class Retire(Lanes):
+    """Keeps one pool's streams in order, by their numbers in its heap.
+
+    Args:
+        heap: The core, whose stream 0 exists already; its tables of streams are shared and extended here. Any other heap
+            with the same methods will do.
+        device: Where the streams run.
+        late_fences: Allow recording a fence at the time when another stream takes the memory.
+        fence_every: Record one fence for so many frees on a stream that is not their home. 1 is exact. With more of them a
+            fence covers what the stream was given to do meanwhile, and comes no later than the next `poll`.
+    """
+
+    cdef public bint late_fences
+    cdef uint32_t batch
+    cdef int64_t shared_index  # the number that stands for all streams, -1 before it is needed
+    cdef bint polling
+    cdef readonly bint plain  # no subclass, so that the fast doors may come here without asking Python
+    cdef int64_t late, failed
+    cdef public int64_t foreign_takes
+
+    def __init__(self, heap, device, *, late_fences=True, fence_every=1):
+        self.begin(heap, device)
+        self.late_fences = late_fences
+        self.fence_every = fence_every
+        self.shared_index = -1
+        self.plain = type(self) is Retire
+        if self.core is not None and self.c != NULL and self.plain:
+            self.core.retire = self
+
+    @property
+    def fence_every(self):
+        """How many frees on a foreign stream share a fence."""
+        return self.batch
+
+    @fence_every.setter
+    def fence_every(self, value):
+        if not isinstance(value, int) or not 1 <= value <= 4096:
+            raise InvalidRequest("fence_every", value, "a number from 1 to 4096")
+        self.batch = value
+
+    cpdef register(self, stream):
+        """Answer the heap's number of a stream, a new one at first sight, and keep the stream alive from then on."""
+        index = self.ids.get(stream)
+        if index is not None:
+            return index
+        index = self.number(stream)
+        # Another thread may have come here with the same stream; its number stays unused.
+        return self.ids.setdefault(stream, index)
+
+    cpdef everywhere(self):
+        """Answer the number of the user that stands for all streams, for consumers that name none."""
+        if self.shared_index < 0:
+            index = self.number(None)
+            if self.shared_index < 0:
+                self.shared_index = index
+        return self.shared_index
+
+    cdef object number(self, object stream):
+        index = self.c.add_stream() if self.c != NULL else self._heap.add_stream()
+        while len(self.streams) <= index:
+            self.streams.append(None)
+        self.streams[index] = stream
+        self.lane(index)
+        return index
+
+    # -- fencing -----------------------------------------------------------------------------------------------------
+
+    cpdef fence(self, uint32_t index):
+        """Close the open epoch of a stream, record a fence behind it and publish it; answer the epoch.
+
+        Raises:
+            DeviceError: Nothing was published; the closed epoch is covered by the stream's next fence.
+        """
+        cdef uint64_t epoch = self.close(index)
+        self.drop(self.recorded(index, epoch, False))
+        return epoch
+
+    cdef Fence* recorded(self, uint32_t index, uint64_t epoch, bint named) except NULL:
+        # A recorded fence, for the caller to let go of.
+        cdef Fence* fence = self.record(index, epoch, named)
+        if self.lane(index).crowded():
+            self.thin_out(index)
+        return fence
+
+    cdef int thin_out(self, uint32_t index) except -1:
+        if not self.polling:
+            self.lane(index).looked()
+            try:
+                self.poll_lanes(index, index + 1)
+            except DeviceError:  # whoever wants to know hears of it
+                pass
+        return 0
+
+    cpdef list entries_for(self, users):
+        """Record a fence for each user other than home, now: a fence from before the free would not cover its last use.
+
+        Never raises for a device that refuses: a release cannot fail. The entry then stays without a fence, and the
+        memory out of other streams' reach, until `poll` or a later use of that stream has recorded one.
+        """
+        return [(user, self.owe(user)) for user in dict.fromkeys(users)]
+
+    cdef uint64_t owe(self, uint32_t user) except 0:
+        # The epoch of what a stream has done to memory that is about to be freed.
+        cdef Lane* lane = self.lane(user)
+        cdef uint64_t epoch
+        if self.batch > 1 and lane.lasting and lane.unfenced + 1 < self.batch:
+            lane.unfenced += 1
+            return self.open_epoch(user)
+        epoch = self.close(user)
+        try:
+            self.drop(self.recorded(user, epoch, True))
+        except DeviceError:
+            self.failed += 1
+        return epoch
+
+    cdef int fence_home(self, uint32_t home) except -1:
+        # A free on a stream that nobody keeps alive: there may be no second chance to record its fence.
+        if not self.lane(home).lasting:
+            self.owe(home)
+        return 0
+
+    # -- freeing -----------------------------------------------------------------------------------------------------
+
+    def free(self, uint32_t block, users=()):
+        """Give a block back to the heap behind the uses of home and of `users`; answer the heap's flags."""
+        return self._heap.free(block, self.entries_for(users))
+
+    cdef uint32_t give(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
+        # The same for a buffer of this core, used last by the stream `last` (-1: none but those in `users`).
+        cdef Lane* lane
+        cdef void* made = NULL
+        cdef uint32_t flags
+        cdef Entry one
+        if users is not None or last < 0 or last == home or self.batch > 1 or not self.lane(<uint32_t>last).native:
+            return self.give_behind_all(block, home, last, users)
+        # The commonest case by far, in one go.
+        lane = self.lane(<uint32_t>last)
+        one.stream = <uint32_t>last
+        one.epoch = self.close(one.stream)
+        if self.record_natively(lane, &made):
+            self.failed += 1
+            flags = self.c.free_behind(block, one, False)
+        else:
+            self.drop(self.keep(lane, one.epoch, made))
+            flags = self.c.free_behind(block, one, True)
+            if lane.crowded():
+                self.thin_out(one.stream)
+        if not self.lane(home).lasting:
+            self.fence_home(home)
+        return flags
+
+    cdef uint32_t give_behind_all(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
+        cdef vector[Entry] owed
+        cdef Entry one
+        cdef uint32_t flags
+        cdef size_t i
+        if users is not None:
+            for i in range(users.indices.size()):
+                if users.indices[i] != home and users.indices[i] != last:
+                    one.stream = users.indices[i]
+                    one.epoch = self.owe(one.stream)
+                    owed.push_back(one)
+        if last >= 0 and last != home:
+            one.stream = <uint32_t>last
+            one.epoch = self.owe(one.stream)
+            owed.push_back(one)
+        flags = self.c.free_entries(block, owed)
+        self.fence_home(home)
+        return flags
+
+    # -- ordering one stream behind another --------------------------------------------------------------------------
+
+    cpdef discharge(self, uint32_t taker, entries):
+        """Order `taker` behind the uses of memory that it is about to take from other streams.
+
+        Raises:
+            DeviceError: A fence could not be recorded or waited for. The caller puts the block back with its entries;
+                waits that were made already do no harm.
+            InvalidRequest: An entry has no fence, or none that this stream can wait for, and `late_fences` is off.
+        """
+        for stream, epoch in entries:
+            self.discharge_one(taker, stream, epoch)
+
+    cdef int discharge_one(self, uint32_t taker, uint32_t stream, uint64_t epoch) except -1:
+        cdef Fence* fence
+        if stream == taker or self.is_done(stream, epoch):
+            return 0
+        # A fence that covers this very epoch: one recorded before the last use would order nothing (rmm #2489).
+        fence = self.lane(stream).covering(epoch)
+        if fence != NULL:
+            fence.users += 1
+        elif self.is_done(stream, epoch):
+            return 0  # polled by somebody else since the first look
+        else:
+            self.allow_late(stream, epoch)
+            fence = self.recorded(stream, self.close(stream), False)
+        try:
+            self.wait_for(taker, stream, epoch, fence)
+        finally:
+            self.drop(fence)
+        return 0
+
+    cdef int allow_late(self, uint32_t stream, uint64_t epoch) except -1:
+        if not self.late_fences:
+            raise InvalidRequest("entries", (stream, epoch), "recorded ones, because late_fences is off")
+        self.late += 1
+        return 0
+
+    cdef int wait_for(self, uint32_t taker, uint32_t stream, uint64_t epoch, Fence* fence) except -1:
+        cdef Lane* lane = self.lane(taker)
+        if lane.everywhere:
+            raise InvalidRequest("taker", taker, "a stream: the context-wide user takes no memory")
+        if fence.native and not lane.native:
+            self.allow_late(stream, epoch)  # the fence that it can wait for is another one, recorded now
+        return self.wait(taker, stream, fence)
+
+    cpdef use_on(self, uint32_t home, uint32_t other):
+        """Make `other` wait for all that `home` has submitted so far; the context-wide user cannot wait."""
+        cdef Fence* fence
+        if home == other or self.lane(other).everywhere:
+            return
+        if not self.lane(other).native and self.lane(home).native:
+            self.streams[other].wait(self.object_fence(home))
+            self.records += 1
+            self.waits += 1
+            return
+        fence = self.recorded(home, self.close(home), True)
+        try:
+            self.wait(other, home, fence)
+        finally:
+            self.drop(fence)
+
+    cdef bint order(self, uint32_t home, uint32_t other) except -1:
+        # The same for the doors; False where one of them is being captured, and nothing was done.
+        cdef Lane* lane = self.lane(home)
+        cdef Lane* waiter = self.lane(other)
+        cdef void* made = NULL
+        cdef uint64_t epoch
+        cdef int code
+        cdef int refused = 0
+        if home == other:
+            return True
+        if not (lane.native and waiter.native) or lane.everywhere or waiter.everywhere:
+            if self.capturing(home) or self.capturing(other):
+                return False
+            self.use_on(home, other)
+            return True
+        epoch = self.close(home)
+        code = self.record_and_wait(lane, waiter, &made, &refused)
+        if code == _CAPTURED:
+            return False
+        if code:
+            raise self.refusal(lane, code)
+        self.drop(self.keep(lane, epoch, made))
+        self.publish(home, epoch)
+        if lane.crowded():
+            self.thin_out(home)
+        if refused:
+            raise self.error("wait", refused)
+        self.waits += 1
+        return True
+
+    cpdef hand_over(self, uint32_t block, uint32_t other):
+        """Make `other` the home of a live block, ordered behind all that the old home has submitted so far.
+
+        The old home promises to submit no more work on it. A failure changes nothing.
+        """
+        self.use_on(self._heap.home(block), other)
+        self._heap.set_home(block, other)
+
+    # -- taking from other streams -----------------------------------------------------------------------------------
+
+    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False):
+        """Take memory that other streams have used, ordered behind them; prefers what waits for fewest and oldest fences.
+
+        Returns:
+            The block, and the entries that it was taken with, to put it back with if need be; None where there is no such
+            memory, or none that this stream could be ordered behind.
+        """
+        cdef vector[Entry] owed
+        cdef Ask ask
+        cdef Outcome outcome
+        cdef uint32_t block
+        cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
+        ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
+        ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
+        ask.anywhere, ask.door = anywhere, False
+        block = self.take_ordered(ask, owed, outcome, &flags)
+        return (block, _entries_out(owed)) if block else None
+
+    cdef uint32_t take_ordered(
+        self, const Ask& ask, vector[Entry]& owed, Outcome& outcome, uint32_t* flags
+    ) except? 0:
+        cdef uint32_t block
+        cdef int late
+        for late in range(2 if self.late_fences else 1):
+            owed.clear()
+            block = self.take_owing(ask, late, owed, outcome)
+            if not block:
+                continue
+            try:
+                self.discharge_all(ask.stream, owed)
+            except (DeviceError, InvalidRequest):
+                # The fence could not be recorded or waited for: as it was, and the request waits or grows.
+                flags[0] |= self.put_back(block, owed)
+                continue
+            return block
+        return 0
+
+    cdef uint32_t take_owing(self, const Ask& ask, bint late, vector[Entry]& owed, Outcome& outcome) except? 0:
+        if self.c != NULL:
+            return self.c.take_foreign(ask, late, owed, outcome)
+        found = self._heap.take_foreign(ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, late)
+        if found is None:
+            return 0
+        owed = _entries_in(found[1])
+        return found[0]
+
+    cdef int discharge_all(self, uint32_t taker, const vector[Entry]& owed) except -1:
+        cdef size_t i
+        if not self.plain:
+            self.discharge(taker, _entries_out(owed))
+            return 0
+        for i in range(owed.size()):
+            self.discharge_one(taker, owed[i].stream, owed[i].epoch)
+        return 0
+
+    cdef uint32_t put_back(self, uint32_t block, const vector[Entry]& owed) except? 0xFFFFFFFF:
+        return self.c.put_back(block, owed) if self.c != NULL else self._heap.put_back(block, _entries_out(owed))
+
+    cdef uint32_t find_more(self, Ask& ask) except? 0:
+        # What a fast door does about a miss: memory that is done since, then another stream's. In the order of
+        # `asyncmem.pool.taker`, and behind the same gate as the door itself.
+        cdef Outcome outcome
+        cdef vector[Entry] owed
+        cdef uint32_t block = 0
+        cdef uint32_t flags = 0
+        if self.core.last.reason != Reason.NoMemory or self.polling:
+            return 0
+        if self.look():
+            block = self.c.take(ask, self.core.last)
+            if block or self.core.last.reason != Reason.NoMemory:
+                return block
+        if len(self.streams) < 2 or self.should_grow(ask) or self.capturing(ask.stream):
+            return 0
+        block = self.take_ordered(ask, owed, outcome, &flags)
+        if flags:  # somebody may have begun to wait while this had the memory
+            self.core.signal(flags)
+        if block:
+            self.foreign_takes += 1
+            self.core.last = outcome  # others have taken since, while the driver was called
+        return block
+
+    cdef bint should_grow(self, const Ask& ask) except -1:
+        # Whether the pool may rather grow than make this stream wait, which it decides itself then.
+        cdef Account whole = self.core.c.account(0)
+        cdef uint64_t free = self.c.reserved() - whole.live
+        cdef double most = self.core.overlap_bytes + self.core.overlap_share * <double>whole.peak
+        if ask.arena >= 2 or most == 0 or free > most:
+            return False
+        return self.c.reserved() + ask.nbytes <= whole.limit
+
+    # -- polling -----------------------------------------------------------------------------------------------------
+
+    cpdef int64_t poll(self) except -1:
+        """Ask which recorded fences are done and tell the heap; answer how many were found so.
+
+        Of each stream the newest is asked first, since it stands for all before it, then the oldest, and then halves of
+        what is between: n fences cost two or three questions where all or none are done, log n at most. Fences that are
+        missing are recorded. Answers 0 at once when another thread, or the very caller that a finalizer has interrupted,
+        is at it already.
+
+        Raises:
+            DeviceError: The device is lost.
+        """
+        if self.polling or self.idle() or self.asleep():
+            return 0
+        self.record_owed()
+        return self.poll_lanes(0, <uint32_t>self.lanes.size())
+
+    cdef bint look(self) except -1:
+        # The same for whoever wants memory: a device that cannot be asked says so to whoever grows or frees on it.
+        try:
+            return self.poll() > 0
+        except DeviceError:
+            return False
+
+    cdef bint idle(self) noexcept:
+        # Every miss asks, and on one stream there is never anything to poll.
+        cdef size_t i
+        for i in range(self.lanes.size()):
+            if not self.lanes[i].empty() or self.lanes[i].owed or self.lanes[i].unfenced:
+                return False
+        return True
+
+    cdef int record_owed(self) except -1:
+        cdef uint32_t index
+        for index in range(<uint32_t>self.lanes.size()):
+            if self.lanes[index].owed or self.lanes[index].unfenced:
+                try:
+                    self.fence(index)
+                except DeviceError:  # still owed
+                    pass
+        return 0
+
+    cdef int64_t poll_lanes(self, uint32_t first, uint32_t end) except -1:
+        cdef int64_t seen = 0
+        cdef uint32_t index
+        self.polling = True
+        try:
+            for index in range(first, end):
+                seen += self.advance(index)
+        finally:
+            self.polling = False
+        return seen
+
+    cdef int64_t advance(self, uint32_t index) except -1:
+        # Only who polls takes fences out, so the lane keeps those that are asked, at their places.
+        cdef Lane* lane = self.lane(index)
+        cdef vector[Fence*] dropped
+        cdef size_t low = 0  # all before are done
+        cdef size_t high = lane.size()  # from here on they are not, or not worth asking
+        cdef size_t middle
+        cdef int64_t seen
+        if high == 0:
+            return 0
+        if self.reached(lane.at(high - 1)):
+            low = high
+        elif high > 1 and self.reached(lane.at(0)):
+            low, high = 1, high - 1
+            while low < high:
+                middle = (low + high) // 2
+                if self.reached(lane.at(middle)):
+                    low = middle + 1
+                else:
+                    high = middle
+        if low == 0:
+            return 0
+        # Told before they are dropped: until then, whoever is told otherwise finds a fence in the lane.
+        self.mark_done(index, lane.at(low - 1).epoch)
+        seen = lane.pop(lane.at(low - 1).epoch, dropped)
+        self.release(dropped)
+        return seen
+
+    # -- waiting on the host -----------------------------------------------------------------------------------------
+
+    def pending(self, entries):
+        """Answer the device's fences that the host must still see done before memory with `entries` leaves the pool.
+
+        Records those that are missing: here a late one only costs time, because no stream is made to wait for it.
+
+        Raises:
+            DeviceError: The device is lost, or a fence could not be recorded.
+        """
+        cdef Fence* fence
+        self.poll()
+        found = []
+        for stream, epoch in entries:
+            fence = self.unsettled(stream, epoch)
+            if fence == NULL:
+                continue
+            try:
+                found.append(self.object_fence(stream) if fence.native else <object>fence.made)
+            finally:
+                self.drop(fence)
+        return found
+
+    def settle(self, entries, timeout=None):
+        """Wait on this thread (**blocks**) until the host has seen all `entries` done.
+
+        Returns:
+            False when `timeout` seconds passed first.
+
+        Raises:
+            DeviceError: As `pending`.
+        """
+        cdef Fence* fence
+        deadline = None if timeout is None else monotonic() + timeout
+        for stream, epoch in entries:
+            fence = self.unsettled(stream, epoch)
+            if fence == NULL:
+                continue
+            try:
+                if not self.block(fence, deadline):
+                    return False
+                self.mark_done(stream, fence.epoch)
+            finally:
+                self.drop(fence)
+        self.poll()
+        return True
+
+    cdef Fence* unsettled(self, uint32_t index, uint64_t epoch) except? NULL:
+        # A fence that covers an entry, to be let go of; NULL for one that is done.
+        cdef Fence* fence
+        if self.is_done(index, epoch):
+            return NULL
+        fence = self.lane(index).covering(epoch)
+        if fence != NULL:
+            fence.users += 1
+        elif not self.is_done(index, epoch):
+            fence = self.recorded(index, self.close(index), False)
+        return fence
+
+    cdef bint block(self, Fence* fence, object deadline) except -1:
+        cdef int code
+        if not fence.native:
+            return (<object>fence.made).block(None if deadline is None else max(0.0, deadline - monotonic()))
+        if deadline is None:
+            self.awake("block")
+            with nogil:
+                code = self.calls.block(self.calls.context, fence.made)
+            if code:
+                raise self.error("block", code)
+            return True
+        # Drivers know no time limit; a thread that has one looks again and again.
+        pause = 20e-6
+        while not self.reached(fence):
+            left = deadline - monotonic()
+            if left <= 0:
+                return False
+            sleep(min(pause, left))
+            pause = min(2 * pause, 2e-3)
+        return True
+
+    def counts(self):
+        """Answer what ordering has cost so far."""
+        return RetireCounts(
+            self.records, self.waits, self.queries, self.late, self.failed,
+            sum([self.lanes[i].size() for i in range(self.lanes.size())]), self.foreign_takes)
