@@ -44,6 +44,7 @@ class OptionArguments(TypedDict, total=False):
     fallback: str | None
     late_fences: bool
     overlap: Size | float
+    watch_captures: bool
     peers: Iterable[object] | str
     stall_after: float | str | None
     track: bool
@@ -116,6 +117,11 @@ class PoolOptions:
     """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.
 
     Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.
+    """
+    watch_captures: bool = _option(True, readers.switch)
+    """Whether each allocation that names a stream of a device with graphs asks whether that is being captured.
+
+    That costs some tens of nanoseconds. Without it, requests that are served from caches are not refused there.
     """
     peers: Peers = _option((), readers.peers, fixed=True)
     """Devices, or their names, whose streams may use this pool's memory directly."""

@@ -45,6 +45,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "fallback": ("host", "host"),
     "late_fences": ("false", False),
     "overlap": ("30%", 0.3),
+    "watch_captures": ("no", False),
     "peers": ("cuda:1; cuda:2", ("cuda:1", "cuda:2")),
     "stall_after": ("none", None),
     "track": ("TRUE", True),

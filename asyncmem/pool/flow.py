@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncmem.core import FLAG_FREE, FLAG_LIVE, Desk
+from asyncmem.devices import Stream
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import (
     Described,
@@ -204,6 +205,9 @@ class Flow(Desk):
         """Have every request go the way that looks at it, while there is something to see (with the turn held)."""
         watched = self._owner_blocks > 0 or self.captures.open
         self.core.observed = watched or self.notes_all(self.options)
+        # Where no stream can be captured, nobody pays for the question.
+        captures = type(self.core.device.default_stream).capturing is not Stream.capturing
+        self.core.watch_captures = captures and self.options.watch_captures
 
     # -- what happens to a waiting request -------------------------------------------------------------------------
 

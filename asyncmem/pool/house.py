@@ -63,7 +63,7 @@ class House:
         self.counted: dict[str, float] = {}  # the counters at the last reset
         _houses.add(self)
         self.core.open = not self.flow.notes_all(options)
-        self.core.observed = not self.core.open
+        self.flow.observe()
         self.worker.start()
 
     def _make_supply(self, turn: Turn) -> Supply:

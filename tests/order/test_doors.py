@@ -300,6 +300,7 @@ class TestCaptures:
     def test_a_captured_stream_goes_through_no_door_when_captures_are_watched(self, bench: Bench) -> None:
         """The pool's own ways decide then; unwatched, the driver is not asked at a hit."""
         core = bench.pool.house.core
+        core.watch_captures = False
         door = Allocator()
         door._attach(core)
         home = bench.take(bench.a)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest, LeakWarning, PoolClosed
-from asyncmem.devices import Simulated, SimulatedGraph, SimulatedStream
+from asyncmem.devices import Host, Simulated, SimulatedGraph, SimulatedStream
 from asyncmem.testing import Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.tsweep import sweep_on_trio
@@ -133,6 +133,32 @@ def test_captured_stream_is_refused_outside_of_a_block(device: Simulated) -> Non
         assert stream.end_capture().records == 0
         memory.release()
         whole(pool)
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_hits_are_looked_at_unless_that_is_switched_off(device: Simulated, *, watch: bool) -> None:
+    """A capture without a block is noticed also where memory is ready; the question can be spared."""
+    stream = device.create_stream()
+    with AsyncMemoryPool(device, limit=LIMIT, watch_captures=watch) as pool:
+        pool.allocate(MIB, stream=stream).free()
+        stream.begin_capture()
+        if watch:
+            for ask in (pool.allocate, pool.allocate_async, pool.try_allocate):
+                with pytest.raises(InvalidRequest, match=r"pool\.graph"):
+                    ask(MIB, stream=stream)
+            pool.configure(watch_captures=False)
+        pool.allocate(MIB, stream=stream).free()
+        pool.configure(watch_captures=True)
+        with pytest.raises(InvalidRequest, match=r"pool\.graph"):
+            pool.allocate_batch([MIB], stream=stream)
+        stream.end_capture()
+
+
+def test_nobody_asks_streams_that_are_never_captured() -> None:
+    """The host's pools pay nothing."""
+    for device, asked in ((Host(), False), (quick_device(), True)):
+        with AsyncMemoryPool(device, limit=LIMIT) as pool:
+            assert pool._core.watch_captures is asked
 
 
 def test_blocks_are_entered_once_and_released_after_their_end(device: Simulated) -> None:
