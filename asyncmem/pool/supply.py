@@ -305,7 +305,8 @@ class Supply:
             DeviceError: The device failed. What it did not take counts as reserved and is offered again next time.
         """
         given = 0
-        returns, self.stranded = [*self.stranded, *returns], []
+        with self._turn:
+            returns, self.stranded = [*self.stranded, *returns], []
         while returns:
             one = returns[-1]
             try:
@@ -314,7 +315,8 @@ class Supply:
                     self._device.checker.close_segment(one.segment.address)
                 self._device.free_segment(one.segment)
             except BaseException:
-                self.stranded = returns
+                with self._turn:
+                    self.stranded += returns  # to what another thread could not give back meanwhile
                 raise
             returns.pop()
             given += one.segment.nbytes

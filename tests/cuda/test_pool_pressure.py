@@ -87,24 +87,29 @@ def test_neighbours_take_and_give_the_cards_memory(fake: FakeDriver, cuda: Cuda,
 
     thread = threading.Thread(target=neighbour)
     thread.start()
-    try:
-        play(cuda, kind, limit=16 * MIB, done=over.set)
-    finally:
+
+    def move_out() -> None:
         over.set()
         thread.join()
+
+    try:
+        play(cuda, kind, limit=16 * MIB, done=move_out)
+    finally:
+        move_out()
 
 
 @pytest.mark.fake_only
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_driver_that_complains_gets_what_is_free(fake: FakeDriver, cuda: Cuda, kind: str) -> None:
     """Being over its budget, the pool keeps only what is in use."""
+    before = fake.used()
     with AsyncMemoryPool(cuda, limit=64 * MIB, segment_size=16 * MIB, segments=kind, min_free=0) as pool:
         kept = pool.allocate(8 * MIB)
         for buffer in [pool.allocate(8 * MIB) for _ in range(4)]:
             buffer.free()
         fake.over_budget(MIB)
         deadline = threading.Event()
-        while fake.used() > 16 * MIB and not deadline.wait(0.01):  # the worker looks about four times a second
+        while fake.used() - before > 16 * MIB and not deadline.wait(0.01):  # the worker looks about four times a second
             pass
         assert pool.stats().reserved_bytes <= 16 * MIB
         kept.free()
