@@ -472,3 +472,29 @@ def test_streams_of_other_libraries_are_taken_everywhere(
         assert spot(after) == place
         fake.launch(foreign[0].handle, writes=place)
     assert fake.violations() == []
+
+
+@pytest.mark.parametrize("how", ["home", "user"])
+def test_a_stream_known_by_its_number_may_end_before_an_export(
+    pool: AsyncMemoryPool, theirs: Cuda, fake: FakeDriver, how: str
+) -> None:
+    """It must live until the free. What comes later, as an export ends, asks nothing of a number that may be dead."""
+    foreign, third = theirs.create_stream(), pool.device.create_stream()
+    buffer = pool.allocate(LIMIT, stream=foreign.handle if how == "home" else None)
+    place = spot(buffer)
+    if how == "user":
+        buffer.use_on(foreign.handle)
+    fake.hold(foreign.handle)
+    fake.launch(foreign.handle, reads=place)
+    consumer = Consumer(buffer, LEGACY)
+    buffer.free()
+    del foreign
+    gc.collect()
+    del consumer
+    assert pool.stats().exported_bytes == 0
+    threading.Timer(0.05, fake.release).start()
+    after = pool.allocate(LIMIT, stream=third, timeout=10)
+    fake.launch(third.handle, writes=spot(after))
+    after.free()
+    fake.release()
+    assert fake.violations() == []

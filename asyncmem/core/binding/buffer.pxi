@@ -106,7 +106,7 @@ cdef class Buffer:
             heir.forget()
         else:
             (<Core>heir.owner)._exported -= heir.nbytes
-            heir.finish((<object>self.late)[0])
+            heir.finish_late((<object>self.late)[0])
 
     cdef void forget(self) noexcept:
         cdef Core core = self.core()
@@ -131,6 +131,15 @@ cdef class Buffer:
         except BaseException as error:
             _report(error, core)
             self.give_everywhere()
+
+    cdef void finish_late(self, object stream) noexcept:
+        # The same at the end of an export, long after the free.
+        cdef Retire retire = self.core().retire
+        if retire is not None:
+            retire.unattended += 1
+        self.finish(stream)
+        if retire is not None:
+            retire.unattended -= 1
 
     cdef int ask_pool(self, Core core, object stream) except -1:
         if core.pool is None:
@@ -287,7 +296,7 @@ cdef class Buffer:
         if stream is None and self.noted == NULL:
             self.give()
         else:
-            self.finish(stream)
+            self.finish_late(stream)
 
     cdef int need(self, str action) except -1:
         if not self.alive:

@@ -38,6 +38,7 @@ cdef class Retire(Lanes):
     cdef bint polling
     cdef readonly bint plain  # no subclass, so that the fast doors may come here without asking Python
     cdef int64_t late, failed
+    cdef int unattended  # releases under way long after their frees: a stream known by its number may be gone
     cdef public int64_t foreign_takes
 
     def __init__(self, heap, device, *, late_fences=True, fence_every=1):
@@ -130,7 +131,7 @@ cdef class Retire(Lanes):
             return self.open_epoch(user)
         epoch = self.close(user)
         try:
-            self.drop(self.recorded(user, epoch, True))
+            self.drop(self.recorded(user, epoch, self.unattended == 0))
         except DeviceError:
             self.failed += 1
         return epoch
