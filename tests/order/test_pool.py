@@ -2,6 +2,8 @@
 
 import gc
 import random
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +15,7 @@ from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Simulated, SimulatedStream, StreamOrderError
 from asyncmem.errors import PoolClosed
 
-from .native import BROKEN_TABLES, DEVICES
+from .native import BROKEN_TABLES, DEVICES, NativeSimulated
 
 SIZES = (512, 1024, 4096, 4096, 12_288, 30_000)
 MOST_LIVE = 14
@@ -141,3 +143,37 @@ def test_a_table_that_does_not_do_as_it_says_is_caught_through_the_doors(rule: s
         warnings.simplefilter("ignore")  # the worker's errors, and what is left of such a run
         assert any(is_caught(seed) for seed in range(20))
         gc.collect()
+
+
+@pytest.mark.parametrize("calls", DEVICES)
+def test_programs_on_many_threads_over_one_pool_touch_no_memory_out_of_order(calls: str) -> None:
+    """The doors let go of the interpreter's lock around the table's calls: others free, take and poll meanwhile."""
+    device = DEVICES[calls]()
+    users = [User(seed, device) for seed in range(4)]
+    failures: list[BaseException] = []
+
+    def run(user: User, pool: AsyncMemoryPool) -> None:
+        try:
+            for _ in range(400):
+                user.step(pool)
+        except BaseException as error:  # noqa: BLE001  # shown by the assertion below, whatever it is
+            failures.append(error)
+        while user.held:
+            user.held.pop().buffer.free()
+
+    with AsyncMemoryPool(device, limit="2 MiB", segment_size="128 KiB") as pool:
+        threads = [threading.Thread(target=run, args=(user, pool)) for user in users]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+        assert failures == []
+        pool.check()
+    assert device.reserved == 0
+    if isinstance(device, NativeSimulated):
+        assert device.problems == []

@@ -1,6 +1,7 @@
 # Retire: the rules of stream order, which `asyncmem.engine.retire` explains.
 
 
+@cython.freelist(64)
 cdef class Users:
     """Streams, by number, that use a buffer beside its home. What the pool notes about few buffers is added by a subclass."""
 
@@ -154,7 +155,11 @@ cdef class Retire(Lanes):
         cdef void* made = NULL
         cdef uint32_t flags
         cdef Entry one
-        if users is not None or last < 0 or last == home or self.batch > 1 or not self.lane(<uint32_t>last).native:
+        if users is not None and users.indices.size() == 1 and (last < 0 or last == home):
+            last = users.indices[0]
+        elif users is not None and (users.indices.size() != 1 or users.indices[0] != last):
+            return self.give_behind_all(block, home, last, users)
+        if last < 0 or last == home or self.batch > 1 or not self.lane(<uint32_t>last).native:
             return self.give_behind_all(block, home, last, users)
         # The commonest case by far, in one go.
         lane = self.lane(<uint32_t>last)
