@@ -3,7 +3,7 @@
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.devices import Cuda
+from asyncmem.devices import Cuda, CudaStream
 
 from .fake import FakeDriver
 
@@ -12,6 +12,7 @@ pytestmark = pytest.mark.fake_only
 MIB = 1 << 20
 POOLED = ("virtual", "stream_ordered")
 ROUNDS = 20
+SIZES = (512, 4096, MIB, 3 * MIB, 100)
 
 # Fences, and the calls that put a thread's context and capture mode in place around them.
 QUICK = {
@@ -46,8 +47,7 @@ def test_memory_that_goes_between_streams_makes_no_call_that_blocks(fake: FakeDr
         before = fake.counts()
         for _ in range(ROUNDS):
             send()
-        after = fake.counts()
-        made = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
+        made = new_calls(fake, before)
         assert set(made) <= QUICK
         assert made["cuEventRecord"] <= 4 * ROUNDS
         for stream in (a, b):
@@ -55,18 +55,27 @@ def test_memory_that_goes_between_streams_makes_no_call_that_blocks(fake: FakeDr
 
 
 @pytest.mark.parametrize("kind", POOLED)
-def test_a_stream_that_takes_what_it_freed_makes_no_call(fake: FakeDriver, cuda: Cuda, kind: str) -> None:
-    """However many sizes: home hits need no fence."""
-    stream = cuda.create_stream()
+def test_a_stream_that_takes_what_it_freed_is_only_asked_whether_it_is_captured(
+    fake: FakeDriver, cuda: Cuda, kind: str
+) -> None:
+    """However many sizes, home hits need no fence; who names no stream, so that it is the default one, asks nothing."""
     with AsyncMemoryPool(cuda, limit=64 * MIB, segment_size=32 * MIB, segments=kind, min_free=0) as pool:
+        for stream, asked in ((cuda.create_stream(), ROUNDS * len(SIZES)), (None, 0)):
 
-        def play() -> None:
-            for nbytes in (512, 4096, MIB, 3 * MIB, 100):
-                with pool.allocate(nbytes, stream=stream) as buffer:
-                    fake.launch(stream.handle, writes=[(buffer.address, nbytes)])
+            def play(stream: CudaStream | None = stream) -> None:
+                for nbytes in SIZES:
+                    with pool.allocate(nbytes, stream=stream) as buffer:
+                        fake.launch(cuda.stream_of(stream).handle, writes=[(buffer.address, nbytes)])
 
-        play()
-        before = fake.calls()
-        for _ in range(ROUNDS):
             play()
-        assert fake.calls() == before
+            before = fake.counts()
+            for _ in range(ROUNDS):
+                play()
+            made = new_calls(fake, before)
+            assert made.pop("cuStreamIsCapturing", 0) <= asked
+            assert made == {}
+
+
+def new_calls(fake: FakeDriver, before: dict[str, int]) -> dict[str, int]:
+    """Return how many calls of each name have been made since."""
+    return {name: count - before.get(name, 0) for name, count in fake.counts().items() if count > before.get(name, 0)}
