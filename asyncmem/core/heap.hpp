@@ -244,6 +244,7 @@ private:
     uint32_t free_locked(BlockId block, const Entries* extra);
     bool keep(BlockId block, bool only_home);
     bool keep_shared(BlockId block);
+    bool vacate(BinTable<8>& cache, uint64_t granules);
     void release(Node& node);
     uint64_t drain(Cache& cache, Bin& bin, uint32_t most);
     void retract(BlockId block, const Entries& owed);
