@@ -21,6 +21,9 @@ class Cache {
 public:
 
     bool has_room(uint64_t nbytes) const { return blocks_ < max_blocks && bytes_ + nbytes <= max_bytes; }
+    // Whether a block is larger than all that the cap allows, so that it may only be the one that lies beside it.
+    bool is_outsize(uint64_t nbytes) const { return nbytes > max_bytes && max_bytes && blocks_ < max_blocks; }
+    BlockId outsize() const { return outsize_; }
 
     void push(NodeTable& nodes, Bin& bin, BlockId id, uint64_t nbytes) {
         Node& node = nodes[id];
@@ -29,7 +32,7 @@ public:
         node.link = 0;
         (bin.head ? nodes[bin.head].link : bin.tail) = id;
         bin.head = id;
-        count(bin, nbytes);
+        count(bin, id, nbytes);
     }
 
     // To the end that is looked at last.
@@ -40,7 +43,7 @@ public:
         node.link = bin.tail;
         (bin.tail ? nodes[bin.tail].slot : bin.head) = id;
         bin.tail = id;
-        count(bin, nbytes);
+        count(bin, id, nbytes);
     }
 
     void remove(NodeTable& nodes, Bin& bin, BlockId id, uint64_t nbytes) {
@@ -53,24 +56,31 @@ public:
         (node.slot ? nodes[node.slot].link : bin.tail) = node.link;
         --bin.count;
         --blocks_;
-        bytes_ -= nbytes;
+        if (id == outsize_) [[unlikely]]
+            outsize_ = 0;
+        else
+            bytes_ -= nbytes;
     }
 
     uint64_t blocks() const { return blocks_; }
-    uint64_t bytes() const { return bytes_; }
+    uint64_t bytes() const { return bytes_; }  // without the outsize block
 
     uint64_t max_blocks = 0;
     uint64_t max_bytes = 0;
 
 private:
-    void count(Bin& bin, uint64_t nbytes) {
+    void count(Bin& bin, BlockId id, uint64_t nbytes) {
         ++bin.count;
         ++blocks_;
-        bytes_ += nbytes;
+        if (nbytes > max_bytes) [[unlikely]]
+            outsize_ = id;
+        else
+            bytes_ += nbytes;
     }
 
     uint64_t blocks_ = 0;
     uint64_t bytes_ = 0;
+    BlockId outsize_ = 0;
 };
 
 // A direct-mapped table of 2**bits bins, inside the object that holds it.

@@ -36,7 +36,8 @@ void Heap::configure(const Tuning& tuning) {
     shared_.max_bytes = tuning.shared_cache_bytes;
     auto fit = [&](auto& cache) {
         // Cached blocks lie in the arena that their size asks for, so moving the border empties the caches.
-        if (!moved && cache.blocks() <= cache.max_blocks && cache.bytes() <= cache.max_bytes) return;
+        bool over = cache.blocks() > cache.max_blocks || cache.bytes() > cache.max_bytes || cache.outsize();
+        if (!moved && !over) return;
         for (Bin& bin : cache.bins()) drain(cache, bin, UINT32_MAX);
     };
     for (auto& stream : streams_) {
@@ -277,13 +278,22 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
     if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
-    if (only_home && local.has_room(nbytes)) {
+    if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);
     } else if (!keep_shared(block)) {
         return false;
     }
     cached_ += nbytes;
     total_.peak_cached = std::max(total_.peak_cached, cached_);
+    return true;
+}
+
+// Make way for an outsize block: one of another size goes, one of the same size stays.
+bool Heap::vacate(BinTable<8>& cache, uint64_t granules) {
+    if (!cache.outsize()) return true;
+    uint64_t there = nodes_[cache.outsize()].granules;
+    if (there == granules) return false;
+    drain(cache, cache.bin(there), 1);
     return true;
 }
 

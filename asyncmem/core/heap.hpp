@@ -217,8 +217,10 @@ private:
     void close_edge(Arena& arena);
     void close_edges();
     bool joins(const Node& a, const Node& b) const;
+    bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
     FreeIndex& index_of(const Node& node);
+    static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
     void index_insert(BlockId block);
     void index_remove(BlockId block);
@@ -230,6 +232,7 @@ private:
     void store_entries(Node& node, Entries entries);
     void purge(Node& node);
     Entries resolve(Node& node, uint32_t stream);
+    void adopt(Node& node, uint32_t stream);
 
     // taking and freeing (heap.cpp)
     BlockId find_block(const Ask& ask, Outcome& outcome);
@@ -244,6 +247,7 @@ private:
     uint32_t free_locked(BlockId block, const Entries* extra);
     bool keep(BlockId block, bool only_home);
     bool keep_shared(BlockId block);
+    bool vacate(BinTable<8>& cache, uint64_t granules);
     void release(Node& node);
     uint64_t drain(Cache& cache, Bin& bin, uint32_t most);
     void retract(BlockId block, const Entries& owed);

@@ -37,16 +37,17 @@ public:
         auto& row = rows_[cls >> 5];
         if (!row) row = std::make_unique<Row>();
         CandidateList& list = row->lists[cls & 31];
+        node.slot = static_cast<uint32_t>(list.size());
+        node.link = cls;
         list.push_back({node.address, static_cast<uint32_t>(node.granules), id});
-        node.slot = static_cast<uint32_t>(list.size() - 1);
         row->filled |= 1u << (cls & 31);
         summary_ |= uint64_t{1} << (cls >> 5);
         ++count_;
     }
 
     void remove(NodeTable& nodes, BlockId id) {
-        Node& node = nodes[id];
-        uint32_t cls = class_of(node.granules);
+        const Node& node = nodes[id];
+        uint32_t cls = node.link;
         CandidateList& list = rows_[cls >> 5]->lists[cls & 31];
         if (node.slot + 1 != list.size()) {
             list[node.slot] = list.back();

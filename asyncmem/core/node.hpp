@@ -30,7 +30,7 @@ struct Node {
     uint32_t more;           // entry list in the EntryPool (two or more streams), else 0
     uint32_t before, after;  // neighbours by address within the segment
     uint32_t slot;           // Free: position in its candidate list; Cached: next in the bin; Leased: its arena
-    uint32_t link;           // Cached: previous in the bin
+    uint32_t link;           // Free: class of its candidate list; Cached: previous in the bin; Live: level of the take
     uint32_t segment;
     uint32_t arena;
     uint32_t account;

@@ -35,10 +35,10 @@ void Heap::store_entries(Node& node, Entries entries) {
     }
 }
 
-void Heap::purge(Node& node) {
-    if (node.more) {
+inline void Heap::purge(Node& node) {
+    if (node.more) [[unlikely]] {
         store_entries(node, undone(raw_entries(node)));
-    } else if (node.epoch && node.epoch <= streams_[node.stream]->epochs.done) {
+    } else if (node.epoch <= streams_[node.stream]->epochs.done) {
         node.epoch = 0;
     }
 }
@@ -65,6 +65,16 @@ Entries Heap::resolve(Node& node, uint32_t stream) {
     return owed;
 }
 
+// The same where nothing is owed to others.
+inline void Heap::adopt(Node& node, uint32_t stream) {
+    if (node.more) [[unlikely]] {
+        resolve(node, stream);
+        return;
+    }
+    if (node.stream != stream) node.epoch = 0;
+    node.stream = stream;
+}
+
 bool Heap::eligible(const Node& node, uint32_t stream, Bound bound) const {
     auto passes = [&](uint32_t s, uint64_t epoch) {
         if (s == stream || bound == Bound::Any) return true;
@@ -79,15 +89,19 @@ bool Heap::eligible(const Node& node, uint32_t stream, Bound bound) const {
 
 // The free index of an arena.
 
-FreeIndex& Heap::index_of(const Node& node) {
+inline FreeIndex& Heap::index_of(const Node& node) {
     auto& by_key = arenas_[node.arena].by_key;
     uint32_t key = key_of(node);
-    if (key >= by_key.size()) by_key.resize(key + 1);
-    if (!by_key[key]) by_key[key] = std::make_unique<FreeIndex>();
+    if (key >= by_key.size() || !by_key[key]) [[unlikely]] add_index(by_key, key);
     return *by_key[key];
 }
 
-void Heap::index_insert(BlockId block) {
+void Heap::add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key) {
+    if (key >= by_key.size()) by_key.resize(key + 1);
+    by_key[key] = std::make_unique<FreeIndex>();
+}
+
+inline void Heap::index_insert(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(nodes_, block);
     node.state = State::Free;
@@ -165,7 +179,7 @@ BlockId Heap::place(const Ask& ask, Search& search) {
     if (!block) return 0;
     index_remove(block);
     carve(block, search.granules);
-    if (search.bound == Bound::Done) resolve(nodes_[block], search.stream);
+    if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
     return block;
 }
 
@@ -190,13 +204,15 @@ void Heap::carve(BlockId block, uint64_t granules) {
 }
 
 // Whether free neighbours join at once: same streams still owed, or one of them owes nothing.
-bool Heap::joins(const Node& a, const Node& b) const {
-    if (a.more || b.more) {
-        Entries x = undone(raw_entries(a)), y = undone(raw_entries(b));
-        return x.empty() || y.empty() || same_streams(x, y);
-    }
+inline bool Heap::joins(const Node& a, const Node& b) const {
+    if (a.more || b.more) [[unlikely]] return lists_join(a, b);
     auto owes = [this](const Node& n) { return n.epoch > streams_[n.stream]->epochs.done; };
-    return !owes(a) || !owes(b) || a.stream == b.stream;
+    return a.stream == b.stream || !owes(a) || !owes(b);
+}
+
+bool Heap::lists_join(const Node& a, const Node& b) const {
+    Entries x = undone(raw_entries(a)), y = undone(raw_entries(b));
+    return x.empty() || y.empty() || same_streams(x, y);
 }
 
 // Join a block with the one after it; both are out of the index. The lower one stays.
@@ -260,7 +276,7 @@ void Heap::settle(BlockId block) {
 // whatever else happens to the arena, or looks at it, closes the edge first.
 
 // Give a block to the index, as the arena's edge, which is closed.
-void Heap::lay(BlockId block) {
+inline void Heap::lay(BlockId block) {
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
     node.state = State::Pending;

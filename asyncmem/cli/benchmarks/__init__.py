@@ -6,7 +6,7 @@ Every file has `QUESTION`, `BOUND` (the most its ratio may be) and `measure(effo
 from collections.abc import Callable
 from typing import Final
 
-from asyncmem.cli.benchmarks import await_hit, batch, churn, handover, hit, scale, stall
+from asyncmem.cli.benchmarks import await_hit, batch, churn, handover, hit, large, scale, stall
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.result import Row
 
@@ -15,6 +15,7 @@ ROWS: Final[dict[str, Callable[[Effort], Row]]] = {
     "await_hit": await_hit.measure,
     "churn": churn.measure,
     "batch": batch.measure,
+    "large": large.measure,
     "handover": handover.measure,
     "stall": stall.measure,
     "scale": scale.measure,

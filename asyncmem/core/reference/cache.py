@@ -26,6 +26,9 @@ class Cache:
         self.max_blocks = 0
         self.max_bytes = 0
         self.bytes = 0
+        """Without the outsize block."""
+        self.outsize: Block | None = None
+        """The one block larger than all that `max_bytes` allows."""
 
     @property
     def blocks(self) -> int:
@@ -39,3 +42,7 @@ class Cache:
     def has_room(self, nbytes: int) -> bool:
         """Answer whether the caps allow one block more."""
         return self.blocks < self.max_blocks and self.bytes + nbytes <= self.max_bytes
+
+    def is_outsize(self, nbytes: int) -> bool:
+        """Answer whether a block of this size may only be the one beside the cap."""
+        return nbytes > self.max_bytes > 0 and self.blocks < self.max_blocks

@@ -67,7 +67,10 @@ class Caching(Placement):
     def remove_cached(self, cache: Cache, slot: Bin, block: Block) -> None:
         """Take a block out of a slot."""
         slot.blocks.remove(block)
-        cache.bytes -= block.granules * self.granule
+        if block is cache.outsize:
+            cache.outsize = None
+        else:
+            cache.bytes -= block.granules * self.granule
         self.cached -= block.granules * self.granule
         block.shared = False
 
@@ -96,7 +99,9 @@ class Caching(Placement):
         slot = local.bin(block.granules)
         if slot.granules != block.granules or not slot.hot or block.arena != self.natural_arena(nbytes):
             return False
-        if len(block.entries) == 1 and local.has_room(nbytes):
+        if len(block.entries) == 1 and (
+            local.has_room(nbytes) or (local.is_outsize(nbytes) and self.vacate(local, block.granules))
+        ):
             cache = local
         else:
             cache, slot = self.shared, self.shared.bin(block.granules)
@@ -109,9 +114,22 @@ class Caching(Placement):
         block.state = "cached"
         # Of the blocks that wait for other streams the oldest is the likeliest to be ready.
         slot.blocks.insert(0 if block.shared and len(block.entries) > 1 else len(slot.blocks), block)
-        cache.bytes += nbytes
+        if nbytes > cache.max_bytes:
+            cache.outsize = block
+        else:
+            cache.bytes += nbytes
         self.cached += nbytes
         self.peak_cached = max(self.peak_cached, self.cached)
+        return True
+
+    def vacate(self, cache: Cache, granules: int) -> bool:
+        """Make way for an outsize block: one of another size goes, one of the same size stays."""
+        if cache.outsize is None:
+            return True
+        there = cache.outsize.granules
+        if there == granules:
+            return False
+        self.drain(cache, cache.bin(there), 1)
         return True
 
     def flush(self, stream: int = -1) -> int:
@@ -127,6 +145,7 @@ class Caching(Placement):
         for cache in (*self.caches, self.shared):
             if cache is not self.shared:
                 cache.max_blocks, cache.max_bytes = self.caps
-            if empty or cache.blocks > cache.max_blocks or cache.bytes > cache.max_bytes:
+            over = cache.blocks > cache.max_blocks or cache.bytes > cache.max_bytes or cache.outsize is not None
+            if empty or over:
                 for slot in cache.bins:
                     self.drain(cache, slot)
