@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -370,6 +372,46 @@ def test_notes_of_the_pool_keep_the_streams_that_the_core_has_noted(bench: Bench
         buffer.use_on(bench.device.default_stream)
         bench.b.launch(1.0, reads=[buffer])
     assert bench.calls() == {"record": 4, "wait": 2}
+
+
+def test_only_one_thread_at_a_time_asks_the_fences(bench: Bench) -> None:
+    """Whoever comes meanwhile leaves it to the first, also who was held up by recording what was missing."""
+    first_one, *held = bench.exhaust(bench.a)
+    for buffer in held:
+        buffer.free(stream=bench.b)
+    bench.device.fail("record")
+    first_one.free(stream=bench.device.default_stream)  # owes a fence, which a poll records before it asks
+    recording, asking, asked = threading.Event(), threading.Event(), threading.Event()
+    record, query = bench.device.call_record, bench.device.call_query
+
+    def slow_record(stream: int, made: Any) -> int:
+        recording.set()
+        assert asking.wait(10)
+        return record(stream, made)
+
+    def slow_query(fence: int) -> int:
+        asking.set()
+        assert asked.wait(10)
+        return query(fence)
+
+    bench.device.call_record = slow_record  # type: ignore[method-assign]  # to meet at a certain point
+    bench.device.call_query = slow_query  # type: ignore[method-assign]  # likewise
+    found: list[int] = []
+
+    def first() -> None:
+        found.append(bench.retire.poll())
+        asked.set()
+
+    one = threading.Thread(target=first)
+    one.start()
+    assert recording.wait(10)
+    other = threading.Thread(target=lambda: found.append(bench.retire.poll()))
+    other.start()
+    for thread in (one, other):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert found[0] == 0
+    assert found[1] > 0
 
 
 ENDS = """

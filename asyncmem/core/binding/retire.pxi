@@ -369,7 +369,7 @@ cdef class Retire(Lanes):
             block = self.c.take(ask, self.core.last)
             if block or self.core.last.reason != Reason.NoMemory:
                 return block
-        if len(self.streams) < 2 or self.should_grow(ask) or self.capturing(ask.stream):
+        if len(self.streams) < 2 or self.should_grow(ask) or not self.may_wait(ask.stream):
             return 0
         block = self.take_ordered(ask, owed, outcome, &flags)
         if flags:  # somebody may have begun to wait while this had the memory
@@ -378,6 +378,13 @@ cdef class Retire(Lanes):
             self.foreign_takes += 1
             self.core.last = outcome  # others have taken since, while the driver was called
         return block
+
+    cdef bint may_wait(self, uint32_t index) except -1:
+        # A wait would end a capture. Where the driver cannot tell, the pool hears why.
+        try:
+            return not self.capturing(index)
+        except DeviceError:
+            return False
 
     cdef bint should_grow(self, const Ask& ask) except -1:
         # Whether the pool may rather grow than make this stream wait, which it decides itself then.
@@ -434,6 +441,8 @@ cdef class Retire(Lanes):
     cdef int64_t poll_lanes(self, uint32_t first, uint32_t end) except -1:
         cdef int64_t seen = 0
         cdef uint32_t index
+        if self.polling:  # somebody else began while this one recorded
+            return 0
         self.polling = True
         try:
             for index in range(first, end):
