@@ -14,7 +14,10 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python gpu\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 LIBRARY = re.compile(r"^(?:import|from) (?P<name>torch|cupy|numba|cuda\.core)\b", re.MULTILINE)
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.may_block,  # CuPy reads the kernels that it has compiled from a file
+]
 
 
 def blocks() -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """Does a step of training take longer while the worker takes pages back beside it?
 
 The step multiplies, activates and updates in the pool's memory, with another height each time. Meanwhile, or not, a
-task on a loop of its own asks for two gibibytes, frees them and has the worker give them back, so that pages are mapped
-and unmapped all the time. Steps with and without take turns.
+task on a loop of its own asks for 256 MiB, frees them and has the worker give them back, and pauses for as long as a step
+takes: about once a step a fifth of the pool's memory is mapped and unmapped. Steps with and without take turns.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ WIDTH: Final = 4096
 HEIGHTS: Final = (2048, 4096)
 STEPS: Final = 10
 ROUNDS: Final = 10
-TAKEN: Final = 2 << 30
+TAKEN: Final = 256 << 20
 PAUSE_SECONDS: Final = 0.005
 
 
