@@ -1,8 +1,9 @@
 """Does a step of training take longer while the worker takes pages back beside it?
 
 The step multiplies, activates and updates in the pool's memory, with another height each time. Meanwhile, or not, a
-task on a loop of its own asks for 256 MiB, frees them and has the worker give them back, and pauses for as long as a step
-takes: about once a step a fifth of the pool's memory is mapped and unmapped. Steps with and without take turns.
+task on a loop of its own asks for memory, frees it and has the worker give it back, and pauses for about as long as a
+step takes. Steps with and without take turns: once with 256 MiB a time, a fifth of what the step works in, and once with
+2 GiB, more than all of it.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from asyncmem.cli.benchmarks.measure import Effort, collector_off
 from asyncmem.cli.benchmarks.peers.family import TOGETHER
 from asyncmem.cli.benchmarks.peers.peer import Peer
 from asyncmem.cli.benchmarks.peers.together import Piece, Tensors, Together
+from asyncmem.figures import format_size
 
 QUESTION: Final = "a training-like step while the worker maps pages and takes them back, against one without"
 FAMILIES: Final = (TOGETHER,)
@@ -29,7 +31,7 @@ WIDTH: Final = 4096
 HEIGHTS: Final = (2048, 4096)
 STEPS: Final = 10
 ROUNDS: Final = 10
-TAKEN: Final = 256 << 20
+TAKEN: Final = (256 << 20, 2 << 30)
 PAUSE_SECONDS: Final = 0.005
 
 
@@ -72,11 +74,12 @@ class Training:
 class Taker(threading.Thread):
     """Has the pool's worker map and unmap while the gate is open."""
 
-    def __init__(self, pool: AsyncMemoryPool, keep: int) -> None:
+    def __init__(self, pool: AsyncMemoryPool, nbytes: int) -> None:
         super().__init__(name="take_back", daemon=True)
+        self._nbytes = nbytes
         self.taken = 0
         self._pool = pool
-        self._keep = keep
+        self._keep = pool.stats().reserved_bytes
         self._ready = threading.Event()
         self._idle = threading.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -99,7 +102,7 @@ class Taker(threading.Thread):
             if not self._gate.is_set():
                 self._idle.set()
             await self._gate.wait()
-            buffer = await self._pool.allocate_async(TAKEN)
+            buffer = await self._pool.allocate_async(self._nbytes)
             buffer.free()
             self.taken += await self._pool.trim(self._keep)
             await asyncio.sleep(PAUSE_SECONDS)
@@ -136,6 +139,11 @@ class Taker(threading.Thread):
 def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
     """Time steps with and without, in turn, and compare the medians."""
     assert isinstance(peer, Together)
+    for nbytes in TAKEN:
+        yield _beside(peer, effort, nbytes)
+
+
+def _beside(peer: Together, effort: Effort, nbytes: int) -> Measured:
     heights = random.Random(0)  # noqa: S311 - the same numbers every time are what is wanted
     rows = [heights.randint(*HEIGHTS) for _ in range(STEPS)]
     with collector_off(), AsyncMemoryPool(peer.device) as pool:
@@ -145,7 +153,7 @@ def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
         still: list[int] = []
         busy: list[int] = []
         started = time.perf_counter()
-        with Taker(pool, pool.stats().reserved_bytes) as taker:
+        with Taker(pool, nbytes) as taker:
             for _ in range(max(2, round(ROUNDS * effort.share))):
                 still.extend(_steps(training, rows))
                 with taker.open():
@@ -154,9 +162,10 @@ def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
         trims = pool.stats().trims
         peer.torch.cuda.synchronize()
         del training
-    yield Measured(
+    return Measured(
         row="take_back",
         peer=peer.name,
+        case=f"{format_size(nbytes)} a time",
         min=min(busy),
         median=statistics.median(busy),
         floor=min(still),
