@@ -2,7 +2,7 @@
 
 The step multiplies, activates and updates in the pool's memory, with another height each time. Meanwhile, or not, a
 task on a loop of its own asks for memory, frees it and has the worker give it back, and pauses for about as long as a
-step takes. Steps with and without take turns: once with 256 MiB a time, a fifth of what the step works in, and once with
+step takes. Steps with and without take turns: with 256 MiB a time, a fifth of what the step works in, and then with
 2 GiB, more than all of it.
 """
 
