@@ -144,7 +144,7 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
 
 
 cdef bint _is_captured(Core core, uint32_t index) except -1:
-    return core.retire is None or core.retire.capturing(index)
+    return core.retire is None or core.retire.is_capturing(index)
 
 
 cdef inline PyObject* _take(Allocator door, object size, object stream, object tag) except? NULL:

@@ -313,6 +313,9 @@ cdef class Lanes:
 
     cpdef bint capturing(self, uint32_t index) except -1:
         """Answer whether work submitted to a stream is being captured into a graph instead of run."""
+        return self.is_capturing(index)
+
+    cdef bint is_capturing(self, uint32_t index) except -1:
         cdef Lane* lane = self.lane(index)
         cdef int code
         if lane.everywhere:

@@ -127,8 +127,7 @@ cdef class Retire(Lanes):
         # The epoch of what a stream has done to memory that is about to be freed.
         cdef Lane* lane = self.lane(user)
         cdef uint64_t epoch
-        if self.batch > 1 and lane.lasting and lane.unfenced + 1 < self.batch:
-            lane.unfenced += 1
+        if self.shares(lane):
             return self.open_epoch(user)
         epoch = self.close(user)
         try:
@@ -136,6 +135,13 @@ cdef class Retire(Lanes):
         except DeviceError:
             self.failed += 1
         return epoch
+
+    cdef inline bint shares(self, Lane* lane) noexcept:
+        # Whether a free leaves its fence to a later one.
+        if self.batch == 1 or not lane.lasting or lane.unfenced + 1 >= self.batch:
+            return False
+        lane.unfenced += 1
+        return True
 
     cdef int fence_home(self, uint32_t home) except -1:
         # A free on a stream that nobody keeps alive: there may be no second chance to record its fence.
@@ -159,11 +165,17 @@ cdef class Retire(Lanes):
             last = users.indices[0]
         elif users is not None and (users.indices.size() != 1 or users.indices[0] != last):
             return self.give_behind_all(block, home, last, users)
-        if last < 0 or last == home or self.batch > 1 or not self.lane(<uint32_t>last).native:
+        if last < 0 or last == home or not self.lane(<uint32_t>last).native:
             return self.give_behind_all(block, home, last, users)
         # The commonest case by far, in one go.
         lane = self.lane(<uint32_t>last)
         one.stream = <uint32_t>last
+        if self.shares(lane):
+            one.epoch = self.c.open_epoch(one.stream)
+            flags = self.c.free_behind(block, one, False)
+            if not self.lane(home).lasting:
+                self.fence_home(home)
+            return flags
         one.epoch = self.close(one.stream)
         if self.record_natively(lane, &made):
             self.failed += 1
