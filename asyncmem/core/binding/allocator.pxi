@@ -164,22 +164,29 @@ cdef inline PyObject* _take(Allocator door, object size, object stream, object t
     return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, tag)
 
 
+cdef extern from "Python.h":
+    PyObject** asyncmem_items "PySequence_Fast_ITEMS" (object sizes)
+
+
 cdef object _take_batch(Allocator door, object sizes, object stream, object tag):
     cdef Ask ask
     cdef vector[uint64_t] wanted
     cdef int64_t nbytes = 0
     cdef PyObject* known = NULL  # batches mostly repeat one int
+    cdef PyObject** items
+    cdef Py_ssize_t i, count
     if type(sizes) not in (list, tuple) or not _ask(door, &ask, stream, tag):
         return None
     ask.nbytes = 1
-    wanted.reserve(len(sizes))
-    for size in sizes:
-        if <PyObject*>size != known:
-            nbytes = _exact(size)
+    items, count = asyncmem_items(sizes), len(sizes)
+    wanted.resize(count)
+    for i in range(count):  # reading an int runs no code that could change a list
+        if items[i] != known:
+            nbytes = _exact(<object>items[i])
             if nbytes <= 0:
                 return None
-            known = <PyObject*>size
-        wanted.push_back(nbytes)
+            known = items[i]
+        wanted[i] = nbytes
     return door.core.take_batch(ask, wanted, tag, True)
 
 

@@ -93,11 +93,13 @@ cdef class BatchIterator:
         return self
 
     def __next__(self):
+        # By bare pointers: counting a reference of the tuple's up and down for every buffer is a stall each (see recycle.h).
+        cdef PyObject* buffers = <PyObject*>self.batch.buffers
         cdef Py_ssize_t i = self.next
-        if i >= len(self.batch.buffers):
+        if i >= PyTuple_GET_SIZE(buffers):
             raise StopIteration
         self.next = i + 1
-        return <object>PyTuple_GET_ITEM(self.batch.buffers, i)
+        return <object>PyTuple_GET_ITEM(buffers, i)
 
     def __length_hint__(self):
         return len(self.batch.buffers) - self.next
@@ -113,7 +115,7 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
         return
     blocks.reserve(len(buffers))
     for i in range(len(buffers)):
-        item = PyTuple_GET_ITEM(buffers, i)
+        item = PyTuple_GET_ITEM(<PyObject*>buffers, i)
         if unshared_only and item.ob_refcnt > 1:
             continue
         if (<Buffer>item).alive and (<Buffer>item).block and (<Buffer>item).noted == NULL and not (<Buffer>item).exports:
@@ -129,7 +131,8 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
 
 
 cdef extern from "Python.h":
-    PyObject* PyTuple_GET_ITEM(tuple buffers, Py_ssize_t i)
+    PyObject* PyTuple_GET_ITEM(PyObject* buffers, Py_ssize_t i)
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* buffers)
     tuple PyTuple_New(Py_ssize_t count)
     void PyTuple_SET_ITEM(object buffers, Py_ssize_t i, PyObject* stolen)
 
