@@ -126,7 +126,7 @@ def test_random_programs_over_a_pool_touch_no_memory_out_of_order(seed: int, cal
     User(seed, DEVICES[calls](), fence_every).run(300)
 
 
-@pytest.mark.parametrize("rule", BROKEN_TABLES.keys() - {"one stream recorded for all"})
+@pytest.mark.parametrize("rule", sorted(BROKEN_TABLES.keys() - {"one stream recorded for all"}))
 def test_a_table_that_does_not_do_as_it_says_is_caught_through_the_doors(rule: str) -> None:
     """The compiled ways of buffers and allocations rest on the device's functions, and on each of them."""
 
@@ -134,14 +134,20 @@ def test_a_table_that_does_not_do_as_it_says_is_caught_through_the_doors(rule: s
         user = User(seed, BROKEN_TABLES[rule]())
         try:
             user.run(300)
-        except (StreamOrderError, PoolClosed):  # the second where it was the worker who found the first
+        except StreamOrderError:
             user.give_up()
             return True
+        except (
+            PoolClosed,
+            AssertionError,
+        ):  # it was the worker who found the first, and a pool that has lost it is left
+            user.give_up()
+            return any("StreamOrderError" in str(one.message) for one in seen)
         return False
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the worker's errors, and what is left of such a run
-        assert any(is_caught(seed) for seed in range(20))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")  # the worker's errors, and what is left of such a run
+        assert any(is_caught(seed) for seed in range(100))
         gc.collect()
 
 
