@@ -126,9 +126,9 @@ def test_random_programs_over_a_pool_touch_no_memory_out_of_order(seed: int, cal
     User(seed, DEVICES[calls](), fence_every).run(300)
 
 
-@pytest.mark.parametrize("rule", sorted(BROKEN_TABLES.keys() - {"one stream recorded for all"}))
+@pytest.mark.parametrize("rule", ["stream does not wait", "fence done without asking", "fence recorded once"])
 def test_a_table_that_does_not_do_as_it_says_is_caught_through_the_doors(rule: str) -> None:
-    """The compiled ways of buffers and allocations rest on the device's functions, and on each of them."""
+    """The compiled ways of buffers and allocations rest on the functions that they call, and on each of them."""
 
     def is_caught(seed: int) -> bool:
         user = User(seed, BROKEN_TABLES[rule]())
