@@ -43,6 +43,9 @@ static_assert(sizeof(Node) == 64, "one node a cache line");
 // Nodes never move: growing adds a chunk, so no operation copies the table.
 class NodeTable {
 public:
+    // With the first chunk, because a pool's first growth, on whose way it would come else, has an event loop beside it.
+    NodeTable() { add_chunk(0); }
+
     Node& operator[](BlockId id) { return chunks_[id >> chunk_bits][id & (chunk_nodes - 1)]; }
     const Node& operator[](BlockId id) const { return chunks_[id >> chunk_bits][id & (chunk_nodes - 1)]; }
     bool known(BlockId id) const { return id != 0 && id < size_; }

@@ -18,7 +18,7 @@ from asyncmem.devices.cuda.segments import Segments
 from asyncmem.devices.cuda.stream import LEGACY, CudaStream, CudaStreams, ThreadStream
 from asyncmem.devices.cuda.virtual import VirtualSegments
 from asyncmem.devices.pages import bytes_of
-from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 VIRTUAL: Final = "virtual"
 ORDERED: Final = "stream_ordered"
 DIRECT: Final = "direct"
+_TRIES: Final = 8  # to give back a segment; a device that is lost keeps nothing
 
 _AT_ONCE: Final = 64 << 10  # bytes that the driver takes with the call, whatever memory they are in
 _HOST_MEMORY: Final = 1  # CU_MEMORYTYPE_HOST, which means page-locked
@@ -112,6 +113,19 @@ class Cuda(Device):
         self.gives_notices = self.context.listen()
         # A device that is forgotten without being closed leaves no thread either.
         weakref.finalize(self, self.notices.stop).atexit = False
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        # The first segment costs half a millisecond more than others, for addresses and what the driver puts off until
+        # then. Paid here, where the caller blocks anyway, it is felt by no loop that runs beside the first growth.
+        try:
+            segment = self._segments.take(self.granularity, "auto", LEGACY)
+        except (OutOfMemoryError, DeviceError):
+            return  # nobody needs memory yet; who does will hear of it
+        for _ in range(_TRIES):
+            with contextlib.suppress(DeviceError):
+                self._segments.give_back(segment)  # goes on from where it failed
+                break
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.segment_kinds[0]

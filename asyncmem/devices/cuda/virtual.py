@@ -71,6 +71,7 @@ class VirtualSegments:
         self._ranges: list[tuple[int, int]] = []
         self._peers: list[int] = []
         self._mappings: dict[int, Mapping] = {}
+        self._remains: list[Mapping] = []  # of takes that failed, and could not be undone either: tried again
         # Over whole operations: a peer that is granted access must miss no segment. Re-entrant for finalizers.
         self._lock = threading.RLock()
 
@@ -78,6 +79,7 @@ class VirtualSegments:
         """Map memory and return its address and what is needed to give it back; usable by every stream at once."""
         del stream
         with self._lock:
+            self._clear_remains()
             mapping = Mapping(self._reserve(nbytes), nbytes, [])
             try:
                 self._map(mapping)
@@ -122,6 +124,7 @@ class VirtualSegments:
     def close(self) -> None:
         """Give the addresses back; there is no segment any more."""
         with self._lock:
+            self._clear_remains()
             while self._ranges:
                 self._driver.call("cuMemAddressFree", *self._ranges[-1])
                 self._ranges.pop()
@@ -174,9 +177,21 @@ class VirtualSegments:
             self._unmap(mapping)
         except DeviceError as another:
             # The addresses stay taken: something is still mapped there.
-            error.add_note(f"and what had been mapped so far could not be undone: {another}")
+            self._remains.append(mapping)
+            error.add_note(f"and what had been mapped so far could not be undone yet: {another}")
         else:
             self._space.add(mapping.address, mapping.nbytes)
+
+    def _clear_remains(self) -> None:
+        kept = []
+        for mapping in self._remains:
+            try:
+                self._unmap(mapping)
+            except DeviceError:
+                kept.append(mapping)
+            else:
+                self._space.add(mapping.address, mapping.nbytes)
+        self._remains = kept
 
 
 def _steps(starts: list[int], end: int) -> Iterator[tuple[int, int]]:
