@@ -43,6 +43,7 @@ class OptionArguments(TypedDict, total=False):
     collect: bool
     fallback: str | None
     late_fences: bool
+    fence_every: int | str
     overlap: Size | float
     watch_captures: bool
     peers: Iterable[object] | str
@@ -112,6 +113,12 @@ class PoolOptions:
     """Whether another stream's memory may be taken behind a fence recorded only then, as the last resort.
 
     Such a fence covers that stream's later work too, and waits for ever if that work waits for the taker.
+    """
+    fence_every: int = _option(1, readers.fences_shared)
+    """How many frees on a stream that is not the buffer's home share a fence; 1 is exact.
+
+    With more of them a free costs less, and the memory is there a little later: its fence also covers what the stream
+    is given to do until it is recorded, as `late_fences` do.
     """
     overlap: int | float = _option(0.25, readers.size_or_any_share)
     """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.

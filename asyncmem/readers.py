@@ -34,6 +34,7 @@ _WORDS: Final = {
     "no": False,
     "off": False,
 }
+_MOST_FREES: Final = 4096  # what the core takes
 _PAIR: Final = re.compile(r"(?P<size>[^*]+)\*\s*(?P<count>\d+)\s*")
 
 
@@ -80,6 +81,14 @@ def size_or_any_share(value: object, what: str) -> int | float:
 def count(value: object, what: str) -> int:
     """Read a whole number from 0."""
     return parse_count(cast("SupportsIndex | str", value), what=what)
+
+
+def fences_shared(value: object, what: str) -> int:
+    """Read how many frees may share a fence: from 1 to 4096."""
+    number = count(value, what)
+    if not 1 <= number <= _MOST_FREES:
+        raise InvalidRequest(what, value, f"a number from 1 to {_MOST_FREES}")
+    return number
 
 
 def seconds(value: object, what: str) -> float:

@@ -44,6 +44,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "collect": ("1", True),
     "fallback": ("host", "host"),
     "late_fences": ("false", False),
+    "fence_every": ("16", 16),
     "overlap": ("30%", 0.3),
     "watch_captures": ("no", False),
     "peers": ("cuda:1; cuda:2", ("cuda:1", "cuda:2")),

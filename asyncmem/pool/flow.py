@@ -308,6 +308,7 @@ class Flow(Desk):
         self.core.set_limit(0, limit)
         self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
+        self.retire.fence_every = options.fence_every
         self.observe()
         self.pressure.look()
         self.changed()

@@ -48,7 +48,7 @@ class House:
         self.device = ground.device
         self.total = self.device.capacity
         self.core = Core(self.device, pool, **core_settings(options))
-        self.retire = Retire(self.core, self.device, late_fences=options.late_fences)
+        self.retire = Retire(self.core, self.device, late_fences=options.late_fences, fence_every=options.fence_every)
         me = weakref.ref(self)
         self.worker = factory(f"asyncmem {pool.name}", lambda: _tick(me), lambda error: _died(me, error))
         self.flow = Flow(pool, self.core, self.retire, self._make_supply, self.worker.submit, options)

@@ -50,7 +50,7 @@ def written(name: str, value: object) -> str:
         case str():
             return f'"{value}"'
         case int():
-            return str(value) if name.endswith("_blocks") else format_size(value)
+            return str(value) if name.endswith(("_blocks", "_every")) else format_size(value)
         case float():
             return written_float(name, value)
     return str(value)

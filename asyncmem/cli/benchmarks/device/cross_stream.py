@@ -11,16 +11,26 @@ from typing import Final
 
 from asyncmem.cli.benchmarks.device.measured import Figure, Measured, timed
 from asyncmem.cli.benchmarks.measure import UNROLL, Effort, plainly, time_apart, unrolled
+from asyncmem.cli.benchmarks.peers.ours import Ours
 from asyncmem.cli.benchmarks.peers.peer import Crossing, Peer
 from asyncmem.cli.benchmarks.peers.way import FLOOR
 
 QUESTION: Final = "allocate 1 MiB on stream A, order B behind A, free on B; per block"
 SIZE: Final = 1 << 20
 COUNTED_TURNS: Final = 1000
+SHARED: Final = 16
+"""Frees that share a fence in asyncmem's second case."""
 
 
 def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
     """Time it, and count what the allocator asks of its driver in steady state, where it tells."""
+    yield from _rows(peer, effort)
+    if isinstance(peer, Ours):
+        with peer.tuned(fence_every=SHARED):
+            yield from (replace(one, case=f"{SHARED} frees a fence") for one in _rows(peer, effort))
+
+
+def _rows(peer: Peer, effort: Effort) -> Iterator[Measured]:
     opened = peer.crossing()
     if opened is None:
         return
