@@ -3,6 +3,7 @@
 A reader takes the value, as an argument or as text from the environment, and the name to blame in the error.
 """
 
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
@@ -35,6 +36,7 @@ _WORDS: Final = {
     "off": False,
 }
 _MOST_FREES: Final = 4096  # what the core takes
+_ANY_SHARE: Final = "a size, or a share such as 0.25 or '400%'"
 _PAIR: Final = re.compile(r"(?P<size>[^*]+)\*\s*(?P<count>\d+)\s*")
 
 
@@ -72,10 +74,17 @@ def size_or_share(value: object, what: str) -> int | float:
 
 
 def size_or_any_share(value: object, what: str) -> int | float:
-    """Read bytes or a share, as `size_or_share` does, and nothing at all as well."""
-    if isinstance(value, float) or (isinstance(value, str) and "%" in value):
-        return share(value, what)
-    return size(value, what)
+    """Read bytes or a share, as `size_or_share` does, and nothing at all or more than the whole as well."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            value = float(value.strip()[:-1]) / 100
+        except ValueError:
+            raise InvalidRequest(what, value, _ANY_SHARE) from None
+    if not isinstance(value, float):
+        return size(value, what)
+    if not 0 <= value < math.inf:
+        raise InvalidRequest(what, value, _ANY_SHARE)
+    return value
 
 
 def count(value: object, what: str) -> int:

@@ -262,3 +262,12 @@ def test_every_option_is_documented() -> None:
         if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr)
     }
     assert documented == {*OPTIONS, "origins"}
+
+
+def test_overlap_may_be_more_than_all_that_is_live() -> None:
+    """A share of overlap has no upper end, unlike a share of the device; below nothing it cannot be."""
+    assert PoolOptions(overlap=16.0).overlap == 16.0
+    assert PoolOptions(overlap="400%").overlap == 4.0
+    for wrong in (-0.5, "-1%", float("inf"), float("nan"), "much%"):
+        with pytest.raises(InvalidRequest, match="overlap"):
+            PoolOptions(overlap=wrong)
