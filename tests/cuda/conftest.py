@@ -77,7 +77,12 @@ def check_nothing_left(driver: FakeDriver | None, before: dict[str, int]) -> Non
     driver.release()
     assert driver.violations() == []
     deadline = time.monotonic() + 5
-    while driver.live() != before and time.monotonic() < deadline:
+    while _left(driver, before) and time.monotonic() < deadline:
         time.sleep(0.001)  # a thread that ends lets go of what it had in hand when it pleases
         gc.collect()
-    assert driver.live() == before
+    assert not _left(driver, before), (driver.live(), before)
+
+
+def _left(driver: FakeDriver, before: dict[str, int]) -> bool:
+    # There may be less than before: what an earlier test let go of may go while a later one runs.
+    return any(count > before.get(kind, 0) for kind, count in driver.live().items())

@@ -1,5 +1,6 @@
 """The compiled ways of buffers and allocations through the order of streams, over a device with a table of calls."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -468,7 +469,7 @@ pool.close()
 @pytest.mark.parametrize("program", [ENDS, FORKS], ids=["at the end", "after a fork"])
 def test_no_driver_call_is_made_when_the_driver_is_not_ours(program: str) -> None:
     """Whatever is left is dropped when the interpreter ends, and belongs to the parent of a forked process."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
-    )
+    # Not by the working directory: it is kept off the path where the installed package is to be tested.
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], env=path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

@@ -40,6 +40,9 @@ _USELESS: Final = {
 _NAMES: Final = {NOT_INITIALIZED: "CUDA_ERROR_NOT_INITIALIZED", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"}
 """Names of the codes that are made here, where the driver cannot be asked."""
 
+_LOST_CODES: Final = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999)
+ENDED: Final = frozenset({4, 201, 709, *_LOST_CODES})
+"""Codes that say that the context, and all that was in it, is no more."""
 _LOST: Final = (
     "The GPU's context is lost, and with it everything in it, until the process is started anew. A kernel did this: "
     "run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see which"
@@ -53,7 +56,7 @@ _ADVICE: Final = {
     ),
     46: "Another process has the GPU for itself: see its compute mode in nvidia-smi",
     201: "Somebody has reset the device or destroyed its context",
-    **dict.fromkeys((214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999), _LOST),
+    **dict.fromkeys(_LOST_CODES, _LOST),
     NOT_FOUND: "The driver is older than what this needs; install a newer one",
     709: "Somebody has reset the device or destroyed its context",
     **dict.fromkeys(range(900, 910), _CAPTURE),

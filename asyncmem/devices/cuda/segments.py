@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Protocol
 
 from asyncmem.devices.base import Segment
+from asyncmem.devices.cuda.driver import ENDED
 from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
@@ -141,4 +142,5 @@ class Segments:
                     source.close()
             except DeviceError as error:
                 # A lost device keeps nothing; and any other has its memory back, of which this is only the frame.
-                warnings.warn(f"closing {self._device}: {error}", AsyncmemWarning, stacklevel=3)
+                if error.code not in ENDED:
+                    warnings.warn(f"closing {self._device}: {error}", AsyncmemWarning, stacklevel=3)
