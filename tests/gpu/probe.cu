@@ -572,7 +572,7 @@ static void vmm() {
             double best_sum = 1e18, bs = 0, bd = 0;
             for (int rep = 0; rep < 4; rep++) {
                 std::vector<CUmemGenericAllocationHandle> hs(n);
-                Timer c, m, s, se, u, ue, r;
+                Timer c, m, s, se, u, u_each, r;
                 for (auto &x : hs) c([&] { CK(cuMemCreate(&x, h * M, &p, 0)); });
                 for (size_t i = 0; i < n; i++) m([&] { CK(cuMemMap(va + i * h * M, h * M, 0, hs[i], 0)); });
                 bool each = rep % 2;
@@ -582,12 +582,12 @@ static void vmm() {
                 cuMemsetD8(va, 1, span);
                 cuCtxSynchronize();
                 if (each)
-                    for (size_t i = 0; i < n; i++) ue([&] { CK(cuMemUnmap(va + i * h * M, h * M)); });
+                    for (size_t i = 0; i < n; i++) u_each([&] { CK(cuMemUnmap(va + i * h * M, h * M)); });
                 else u([&] { CK(cuMemUnmap(va, span)); });
                 for (auto x : hs) r([&] { CK(cuMemRelease(x)); });
                 if (each) {
                     if (!best_se.n || se.sum < best_se.sum) best_se = se;
-                    if (!best_ue.n || ue.sum < best_ue.sum) best_ue = ue;
+                    if (!best_ue.n || u_each.sum < best_ue.sum) best_ue = u_each;
                     continue;
                 }
                 double sum = c.sum + m.sum + s.sum + u.sum + r.sum;
