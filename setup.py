@@ -40,7 +40,10 @@ cuda = Extension(
     [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "table", "watch"]]],
     language="c++",
     include_dirs=[CORE, CUDA],
-    depends=[f"{CORE}/fence_calls.h", *[f"{CUDA}/{name}" for name in ["context.hpp", "table.hpp", "watch.hpp"]]],
+    depends=[
+        f"{CORE}/fence_calls.h",
+        *[f"{CUDA}/{name}" for name in ["context.hpp", "finalizing.h", "table.hpp", "watch.hpp"]],
+    ],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s", "-pthread"],
 )

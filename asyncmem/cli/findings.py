@@ -11,6 +11,9 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.options import OPTIONS, PoolOptions
 
+_COUNTS = ("max_waiting", "fence_every")
+"""Options that are whole numbers and no sizes, besides numbers of blocks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLine:
@@ -133,7 +136,7 @@ def _shown(name: str, value: object) -> str:
             return "on" if value else "off"
         case int():
             # Counts are the only whole numbers that are no sizes.
-            return str(value) if name.endswith("_blocks") or name == "max_waiting" else format_size(value)
+            return str(value) if name.endswith("_blocks") or name in _COUNTS else format_size(value)
         case float():
             return _shown_float(name, value)
     return str(value)

@@ -63,7 +63,7 @@ static int64_t asyncmem_long(PyObject *number) {
     return overflow ? -1 : value;
 }
 
-/* An int as a C integer; -1 for what is no int (a bool is none here), does not fit, or is negative. */
+/* An int as a C integer; below 0 for what is no int (a bool is none here), does not fit, or is negative. */
 static inline int64_t asyncmem_whole(PyObject *number) {
     if (!PyLong_CheckExact(number)) return -1;
 #if PY_VERSION_HEX >= 0x030C0000

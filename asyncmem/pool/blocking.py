@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Errand = Callable[[], None]
 
-_LOOK_AGAIN = 0.05  # seconds; whoever stands by is woken, but for a pool that is closed meanwhile
+_LOOK_AGAIN = 0.05  # seconds; whoever stands by is woken when an errand ends, but not by somebody's free
 
 
 class BlockingCalls:

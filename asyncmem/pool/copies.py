@@ -16,7 +16,7 @@ from asyncmem.core import Array, Buffer
 from asyncmem.devices import Fence, Stream
 from asyncmem.devices.joined import Joined
 from asyncmem.errors import DeviceError, InvalidRequest
-from asyncmem.pool.graph import is_captured
+from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ class Copies:
             return Copy(0, Joined(()))
         followers = {self._precede(one.buffer, on) for one in (source, target)} | {target.buffer.stream}
         kept = self._submit(source, target, on)
-        return self._started(source.nbytes, on, followers - {None, on}, kept)
+        behind = {one for one in followers if one is not None and one != on}
+        return self._started(source.nbytes, on, behind, kept)
 
     @staticmethod
     def _precede(buffer: Buffer, on: Stream) -> Stream | None:
@@ -230,9 +231,7 @@ class Copies:
 
     # -- their ends ----------------------------------------------------------------------------------------------------
 
-    def _started(
-        self, nbytes: int, on: Stream, followers: AbstractSet[Stream | None], kept: tuple[object, ...]
-    ) -> Copy:
+    def _started(self, nbytes: int, on: Stream, followers: AbstractSet[Stream], kept: tuple[object, ...]) -> Copy:
         try:
             fence = on.record()
         except DeviceError:
@@ -244,8 +243,7 @@ class Copies:
         if kept:
             self._keep(copy, fence)
         for follower in followers:
-            if follower is not None:
-                follower.wait(fence)
+            follower.wait(fence)
         return copy
 
     def _keep(self, copy: Copy, fence: Fence) -> None:
@@ -287,10 +285,7 @@ def _is_own(device: Device, stream: Stream) -> bool:
 
 def _need_no_capture(*streams: Stream) -> None:
     for at, stream in enumerate(streams):
-        if is_captured(stream, named=at == 0):
-            raise InvalidRequest(
-                "stream", stream, "a stream that is not being captured", hint="capture the library's own copies instead"
-            )
+        need_uncaptured(stream, named=at == 0, hint="capture the library's own copies instead")
 
 
 def host_bytes(source: object, what: str, *, writable: bool = False) -> memoryview:

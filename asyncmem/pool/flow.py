@@ -501,4 +501,4 @@ def _is_plain(options: PoolOptions) -> bool:
 
 
 def _nothing() -> None:
-    """Stand for an errand whose work was done while it was decided."""
+    """Stand for the call of a latch that only opens."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.waiting import Waiting
 
+_ORDER_IT = "order it before the capture begins, or inside by events of the library that captures"
 _HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
 
 
@@ -237,10 +238,9 @@ class Captures:
             self._flow.upkeep.give_back_soon()
 
 
-def need_uncaptured(stream: Stream | None, *, named: bool = False) -> None:
+def need_uncaptured(stream: Stream | None, *, named: bool = False, hint: str = _ORDER_IT) -> None:
     """Raise `InvalidRequest` where a fence would be recorded into a capture, or a capture wait for what is outside."""
     if is_captured(stream, named=named):
-        hint = "order it before the capture begins, or inside by events of the library that captures"
         raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=hint)
 
 

@@ -7,6 +7,7 @@ caller who may block.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -83,6 +84,7 @@ class Supply:
         self.min_free = 0
         self.overlap = core.overlap = options.overlap
         self._quiet: int | None = None
+        self._making = threading.Lock()
         self.limit = 0
         self.coming = 0
         self.leaving = 0
@@ -203,9 +205,10 @@ class Supply:
 
     def quiet(self) -> int:
         """Answer the index of a stream that is given no work, whose segments are ready for everybody once they come."""
-        if self._quiet is None:
-            self._quiet = self._retire.register(self._device.create_stream("quiet"))
-        return self._quiet
+        with self._making:  # two of them would each be waited for as if it were the other
+            if self._quiet is None:
+                self._quiet = self._retire.register(self._device.create_stream("quiet"))
+            return self._quiet
 
     def _on_a_fit_stream(self, order: Order) -> Order:
         # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,

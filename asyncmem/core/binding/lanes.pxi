@@ -250,7 +250,11 @@ cdef class Lanes:
         # A fence of the device's own, for a stream that only the device can make wait.
         self.awake("record")
         stream = self.streams[index]
-        return self._device.record_all() if stream is None else stream.record()
+        if stream is not None and stream.capturing():
+            raise self.captured()
+        fence = self._device.record_all() if stream is None else stream.record()
+        self.records += 1
+        return fence
 
     cdef void drop(self, Fence* fence) noexcept:
         fence.users -= 1
@@ -320,9 +324,9 @@ cdef class Lanes:
         cdef int code
         if lane.everywhere:
             return False
+        self.awake("capturing")
         if not lane.native:
             return self.streams[index].capturing()
-        self.awake("capturing")
         with nogil:
             code = self.calls.capturing(self.calls.context, lane.handle)
         if code < 0:

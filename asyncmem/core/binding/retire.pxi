@@ -173,8 +173,7 @@ cdef class Retire(Lanes):
         if self.shares(lane):
             one.epoch = self.c.open_epoch(one.stream)
             flags = self.c.free_behind(block, one, False)
-            if not self.lane(home).lasting:
-                self.fence_home(home)
+            self.fence_home(home)
             return flags
         one.epoch = self.close(one.stream)
         if self.record_natively(lane, &made):
@@ -185,8 +184,7 @@ cdef class Retire(Lanes):
             flags = self.c.free_behind(block, one, True)
             if lane.crowded():
                 self.thin_out(one.stream)
-        if not self.lane(home).lasting:
-            self.fence_home(home)
+        self.fence_home(home)
         return flags
 
     cdef uint32_t give_behind_all(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
@@ -261,7 +259,6 @@ cdef class Retire(Lanes):
             return
         if not self.lane(other).native and self.lane(home).native:
             self.streams[other].wait(self.object_fence(home))
-            self.records += 1
             self.waits += 1
             return
         fence = self.recorded(home, self.close(home), True)
@@ -271,7 +268,7 @@ cdef class Retire(Lanes):
             self.drop(fence)
 
     cdef bint order(self, uint32_t home, uint32_t other) except -1:
-        # The same for the doors; False where one of them is being captured, and nothing was done.
+        # The same for the doors; False where one of them is being captured: no stream waits then.
         cdef Lane* lane = self.lane(home)
         cdef Lane* waiter = self.lane(other)
         cdef void* made = NULL
@@ -413,8 +410,8 @@ cdef class Retire(Lanes):
         """Ask which recorded fences are done and tell the heap; answer how many were found so.
 
         Of each stream the newest is asked first, since it stands for all before it, then the oldest, and then halves of
-        what is between: n fences cost two or three questions where all or none are done, log n at most. Fences that are
-        missing are recorded. Answers 0 at once when another thread, or the very caller that a finalizer has interrupted,
+        what is between: n fences cost one question where all are done, two where none is, and about log n more between.
+        Fences that are missing are recorded. Answers 0 at once when another thread, or the very caller that a finalizer has interrupted,
         is at it already.
 
         Raises:
@@ -552,10 +549,10 @@ cdef class Retire(Lanes):
 
     cdef bint block(self, Fence* fence, object deadline) except -1:
         cdef int code
+        self.awake("block")
         if not fence.native:
             return (<object>fence.made).block(None if deadline is None else max(0.0, deadline - monotonic()))
         if deadline is None:
-            self.awake("block")
             with nogil:
                 code = self.calls.block(self.calls.context, fence.made)
             if code:

@@ -173,7 +173,7 @@ Code Context::take(Fence **fence) {
             return success;
         }
     }
-    auto *made = new (std::nothrow) Fence{nullptr, this, 0, {0}, {false}, nullptr};
+    auto *made = new (std::nothrow) Fence{nullptr, this, {0}, {false}, nullptr};
     if (made == nullptr)
         return 2;
     Entered entered(*this);
@@ -194,12 +194,11 @@ void Context::put(Fence *fence) {
     spare_ = fence;
 }
 
-Code Context::issue(Fence *made, Code code, std::uint64_t origin, Fence **fence) {
+Code Context::issue(Fence *made, Code code, Fence **fence) {
     if (code != success) {
         put(made);
         return code;
     }
-    made->origin = origin;
     made->reached.store(false, std::memory_order_relaxed);
     made->references.store(1, std::memory_order_relaxed);
     use();
@@ -216,7 +215,7 @@ Code Context::record(std::uint64_t stream, Fence **fence) {
     if (code != success)
         return code;
     code = on_stream(stream, [&] { return driver.cuEventRecord(made->event, as_handle(stream)); });
-    return issue(made, code, stream, fence);
+    return issue(made, code, fence);
 }
 
 Code Context::record_all(Fence **fence) {
@@ -236,7 +235,7 @@ Code Context::record_all(Fence **fence) {
         if (code == success)
             code = driver.cuCtxRecordEvent ? driver.cuCtxRecordEvent(handle_, made->event) : join_everything(made);
     }
-    return issue(made, code, 0, fence);
+    return issue(made, code, fence);
 }
 
 // For drivers before 12.5. The legacy default stream is behind every blocking stream of the context, per-thread default

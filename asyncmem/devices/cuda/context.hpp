@@ -21,7 +21,6 @@ using Time = Clock::time_point;
 struct Fence {
     Handle event;
     Context *home;
-    std::uint64_t origin; // the stream it was recorded on; 0 for all of them
     std::atomic<int> references;
     std::atomic<bool> reached; // from then on the driver need not be asked
     Fence *next;               // while it lies unused
@@ -114,7 +113,7 @@ class Context {
   private:
     Context(const Table &table, int ordinal) noexcept;
     Code retain();
-    Code issue(Fence *made, Code code, std::uint64_t origin, Fence **fence);
+    Code issue(Fence *made, Code code, Fence **fence);
     Code take(Fence **fence); // unused so far; nobody else knows it
     void put(Fence *fence);
     Code join_everything(Fence *fence);

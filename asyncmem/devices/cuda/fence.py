@@ -1,4 +1,4 @@
-"""Fences of a CUDA device, and what watches them: one for the device's threads, whoever waits."""
+"""Fences of a CUDA device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CudaFence(Fence):
         """Use `CudaStream.record` instead."""
         self.device = device
         self.native = native
-        self._tokens: list[tuple[Callable[[], None], int]] = []
+        self._waiting: dict[object, tuple[Callable[[], None], int]] = {}
 
     def __repr__(self) -> str:
         return f"<CudaFence of {self.device.name}>"
@@ -51,15 +51,27 @@ class CudaFence(Fence):
             reached = True
         if reached:
             callback()
-        else:
-            self._tokens.append((callback, self.device.notices.add(self.native, callback)))
+            return
+        key, waiting = object(), self._waiting
+        over = False
+
+        def tell() -> None:
+            # Kept any longer, a callback that knows its fence would keep it for the collector.
+            nonlocal over
+            over = True
+            waiting.pop(key, None)
+            callback()
+
+        token = self.device.notices.add(self.native, tell)
+        waiting[key] = callback, token
+        if over:
+            waiting.pop(key, None)
 
     def forget(self, callback: Callable[[], None]) -> None:
         """Drop a callback that has not run."""
-        for entry in self._tokens:
-            if entry[0] == callback:
-                self._tokens.remove(entry)
-                self.device.notices.drop(entry[1])
+        for key, (known, token) in list(self._waiting.items()):
+            if known == callback and self._waiting.pop(key, None) is not None:
+                self.device.notices.drop(token)
                 return
 
     def __await__(self) -> Generator[object, object, None]:

@@ -34,11 +34,12 @@ class Notices:
         """Call back once the fence is reached, or never will be; return a number to drop it by."""
         with self._lock:
             token = next(self._numbers)
-            self._waiting[token] = callback
             if self._thread is None:
                 self._stopping = False
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._waiting[token] = callback
         try:
             self._watcher.watch(fence, self._sink, token)
         except BaseException:

@@ -27,7 +27,6 @@ class CudaStream(Stream):
     """A CUDA stream. One that the device made is destroyed with this object, after its work."""
 
     device: Cuda
-    native = True
 
     def __init__(self, device: Cuda, name: str, handle: int, *, lasting: bool = True, keeps: object = None) -> None:
         """Use `Cuda.create_stream` or `Cuda.stream_of` instead."""
@@ -75,8 +74,6 @@ class ThreadStream(CudaStream):
 
     Its handle means another stream in every thread, so in others it can be named only together with all streams.
     """
-
-    native = False
 
     def __init__(self, device: Cuda) -> None:
         """Stand for the calling thread's."""

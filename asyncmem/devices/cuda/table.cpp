@@ -67,7 +67,6 @@ void fill(Table &table, Finder &finder) {
     GET(cuStreamCreate, 2000);
     GET(cuStreamDestroy, 4000);
     GET(cuStreamGetCtx, 9020);
-    GET(cuStreamGetFlags, 5050);
     GET(cuStreamIsCapturing, 10000);
     GET(cuStreamWaitEvent, 3020);
     GET(cuEventCreate, 2000);

@@ -40,7 +40,6 @@ struct Table {
     Code (*cuStreamDestroy)(Handle stream);
     Code (*cuStreamGetId)(Handle stream, unsigned long long *id);
     Code (*cuStreamGetCtx)(Handle stream, Handle *context);
-    Code (*cuStreamGetFlags)(Handle stream, unsigned *flags);
     Code (*cuStreamIsCapturing)(Handle stream, int *status);
     Code (*cuStreamWaitEvent)(Handle stream, Handle event, unsigned flags);
     Code (*cuEventCreate)(Handle *event, unsigned flags);

@@ -1,7 +1,7 @@
 """What one process found out about one allocator in one row, before anybody compares it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from asyncmem.cli.benchmarks.result import Timing
 
@@ -30,10 +30,6 @@ class Measured:
     """Whatever else the row needs, each with its unit in its name."""
     broken: str = ""
     """A promise that did not hold, in words."""
-
-    def as_json(self) -> dict[str, object]:
-        """Answer a mapping for JSON."""
-        return asdict(self)
 
 
 def timed(

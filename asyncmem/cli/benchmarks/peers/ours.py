@@ -20,7 +20,6 @@ class Ours(Peer):
 
     name = "asyncmem"
     awaits = True
-    bounded = True
     out_of_memory: ClassVar[type[BaseException]] = OutOfMemoryError
 
     def __init__(self, spec: str | Device) -> None:

@@ -38,11 +38,9 @@ class Peer(ABC):
         """Answer its calls, from having no memory of the device until giving all of it back.
 
         Args:
-            limit: The most bytes that it may take from the device; only those with `bounded` heed it.
+            limit: The most bytes that it may take from the device; only asyncmem's and torch's heed it.
         """
 
-    bounded: ClassVar[bool] = False
-    """Whether `opened` heeds a limit."""
     out_of_memory: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = MemoryError
     """What it raises when it has no memory."""
 

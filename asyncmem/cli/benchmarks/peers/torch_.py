@@ -13,8 +13,6 @@ RECORDED = "the block stays on its own stream: record_stream defers its reuse un
 
 
 class _Torch(Peer):
-    bounded = True
-
     def __init__(self, index: int, configuration: str) -> None:
         self.torch: ModuleType = import_module("torch")
         self.torch.cuda.set_device(index)
