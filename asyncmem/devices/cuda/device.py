@@ -305,6 +305,8 @@ class Cuda(Device):
         if self._closed:
             return
         self._closed = True
+        if self.driver.gone():
+            return
         self.notices.stop()
         self.notices.join()
         self.watcher.stop()
@@ -323,9 +325,7 @@ class Cuda(Device):
 
     def give_back(self, segments: Segments, segment: Segment) -> None:
         """Give a segment back, where driver calls may be made."""
-        from asyncmem.devices.cuda import _calls
-
-        if _calls.gone():
+        if self.driver.gone():
             segments.forget(segment)
         else:
             segments.give_back(segment)

@@ -123,6 +123,8 @@ class Driver:
 
     Attributes:
         calls: How many calls there have been.
+        gone: Whether no call may be made any more: the interpreter is ending, or this is a forked child. Kept here,
+            for whoever is dropped at the very end can import nothing.
     """
 
     def __init__(self, device: str) -> None:
@@ -131,7 +133,10 @@ class Driver:
         Raises:
             BackendUnavailable: The Python package of the driver cannot be imported.
         """
+        from asyncmem.devices.cuda import _calls
+
         self.calls = 0
+        self.gone = _calls.gone
         self._device = device
         self._bindings = _import_bindings(device)
 
@@ -147,9 +152,7 @@ class Driver:
             OutOfMemoryError: The driver has too little memory for what was asked.
             DeviceError: It fails, or may not be called any more.
         """
-        from asyncmem.devices.cuda import _calls
-
-        if _calls.gone():
+        if self.gone():
             raise self.error(function, DEINITIALIZED)
         self.calls += 1
         try:

@@ -133,9 +133,7 @@ class Segments:
             return source
 
     def _close_sources(self) -> None:
-        from asyncmem.devices.cuda import _calls
-
-        while self._sources and not _calls.gone():
+        while self._sources:
             _, source = self._sources.popitem()
             try:
                 with self._context.entered():
