@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 from asyncmem.errors import BadTrace
 
-PLAIN: Final = "dicts, lists, tuples of integers, text, numbers, True, False and None"
+PLAIN: Final = "dicts, lists, tuples of up to three integers, text, numbers, True, False and None"
 
 _HEAD: Final = re.compile(rb"\x80[\x02-\x05]", re.DOTALL)
 _CALLS: Final = b"c\x93iRob\x81\x92\x82\x83\x84PQ"

@@ -53,6 +53,11 @@ def test_large_data_comes_back_as_it_was(protocol: int) -> None:
     assert found[0]["frames"] is found[-1]["frames"]
 
 
+def test_a_frame_may_begin_between_any_two_codes() -> None:
+    """Python puts the head of a frame wherever the last one is full, inside of a tuple too."""
+    assert load_plain(b"\x80\x04K\x01" + b"\x95\x05" + bytes(7) + b"K\x02\x95\x02" + bytes(7) + b"\x86.") == (1, 2)
+
+
 @pytest.mark.parametrize("protocol", range(2, 6))
 def test_nothing_is_called(tmp_path: Path, protocol: int) -> None:
     """A file that would have something done is refused, wherever in it that stands, and nothing has been done."""
@@ -95,10 +100,24 @@ def test_every_way_to_a_class_or_function_is_refused(code: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{1, 2}, b"bytes", bytearray(b"1"), 1 << 80, ((1, 2), 3), ([],), ("text",), OrderedDict(), 1j, print]
+    "data",
+    [
+        {1, 2},
+        b"bytes",
+        bytearray(b"1"),
+        1 << 80,
+        ((1, 2), 3),
+        ([],),
+        ("text",),
+        ((1,), 2, 3, 4),
+        (1, 2, 3, 4),
+        OrderedDict(),
+        1j,
+        print,
+    ],
 )
 def test_what_is_no_plain_data_is_refused(data: object) -> None:
-    """Sets, bytes, huge numbers, tuples of more than numbers, and objects have no place in a recording."""
+    """Sets, bytes, huge numbers, objects, and tuples but of up to three numbers have no place in a recording."""
     for protocol in range(2, 6):
         with pytest.raises(BadTrace, match="expected dicts, lists"):
             load_plain(pickle.dumps([data], protocol))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asyncmem import BadTrace, InvalidRequest
 from asyncmem.replay import from_snapshot, read
+from asyncmem.replay.faults import naming
 from asyncmem.replay.snapshot import load_snapshot
 
 from .support import Torch, events, same
@@ -198,6 +199,23 @@ def test_frees_of_allocations_that_are_missing_are_left_out() -> None:
     assert from_snapshot(torch.snapshot()).note == "2 allocations missing, left out with their frees"
 
 
+def test_an_address_known_from_a_completion_was_not_allocated_before() -> None:
+    """Its free was under way when the recording began, so what is freed there later was allocated since."""
+    torch = Torch()
+    torch.alloc(A, 100)
+    torch.alloc(B, 700)
+    torch.request(A)
+    torch.complete(A)
+    torch.alloc(A, 900)
+    del torch.entries[0][-1]
+    torch.free(A)
+    trace = from_snapshot(torch.snapshot(first=5))
+    assert events(trace) == [("ALLOCATE", 0, 700, 0)]
+    assert trace.note.endswith(
+        "1 allocation missing, left out with their frees; 1 free under way when it began, left out"
+    )
+
+
 def test_without_times_every_event_counts_the_same() -> None:
     """Early versions of PyTorch recorded none."""
     torch = program()
@@ -378,6 +396,12 @@ def test_broken_files_are_refused(tmp_path: Path, data: bytes) -> None:
         read(path)
     assert caught.value.file == str(path)
     assert len(str(caught.value)) < 600
+
+
+def test_what_does_not_fit_into_memory_is_refused() -> None:
+    """That is the file's fault too, and says so."""
+    with pytest.raises(BadTrace, match="trace 'huge': expected what fits into memory"), naming("huge"):
+        bytearray(1 << 62)
 
 
 def test_a_class_in_a_snapshot_is_refused(tmp_path: Path) -> None:

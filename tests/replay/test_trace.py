@@ -99,6 +99,7 @@ def test_a_trace_cannot_be_changed() -> None:
         (changed(6, 2, 1), 6, "DONE of an allocation whose free was asked for, got number 1"),
         (changed(6, 2, 9), 6, "DONE of an allocation"),
         (changed(6, 3, 9), 6, "the bytes of its allocation"),
+        ([*GOOD, (Op.FREE, 0, -1, MIB, 2_000_000)], 8, "FREE of a live allocation, got number -1"),
         ([*GOOD, (Op.DONE, 0, 0, 3 * MIB, 2_000_000)], 8, "as in row 6"),
     ],
 )
