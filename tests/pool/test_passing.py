@@ -173,6 +173,28 @@ async def test_a_free_that_is_enough_serves_without_waiting_for_the_growth() -> 
         device.go_on.set()
 
 
+async def test_a_free_that_is_not_enough_has_nobody_looked_at() -> None:
+    """What is under way serves the one who waits, so a free costs its caller no look at the whole queue."""
+    signals: list[int] = []
+
+    class Watched(AsyncMemoryPool):
+        def _signal(self, flags: int) -> None:
+            signals.append(flags)
+            super()._signal(flags)
+
+    device = SlowDriver()
+    async with Watched(device, limit=LIMIT, segment_size=8 * MIB) as pool:
+        apart = [await pool.allocate_async(8 * MIB) for _ in range(2)]
+        device.entered.clear()
+        device.go_on.clear()
+        waiting = asyncio.ensure_future(pool.allocate_async(16 * MIB))
+        await device.asked()
+        apart.clear()
+        assert signals == []
+        device.go_on.set()
+        (await waiting).free()
+
+
 async def test_what_a_budget_has_promised_is_not_used_up() -> None:
     """A waiter from a budget has the room in it promised only: whoever came later stands behind, as before."""
     async with growing(share="all of it") as (pool, device, large):

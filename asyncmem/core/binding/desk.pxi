@@ -147,6 +147,7 @@ cdef class Desk:
         cdef Waiter head
         cdef object found = None
         cdef uint64_t room
+        cdef bint spared = False
         if not self.turn.take_quickly():
             return False
         try:
@@ -155,6 +156,8 @@ cdef class Desk:
                 head = self.queue.eldest()
             if head is not None and head.deadline is None and head.site is None and head.holder is None:
                 found = self.granted(head)
+                # Where this is not enough, and the only one who waits has growth under way, the pump may wait for that.
+                spared = head.provided and self.queue.count == 1
             if found is not None:
                 self.queue.remove(head)
                 if head.share is self.pool and head.home is self._home is not None:
@@ -176,7 +179,7 @@ cdef class Desk:
         finally:
             self.leave_turn()
         if found is None:
-            return False
+            return spared
         head.rouse()
         return True
 
