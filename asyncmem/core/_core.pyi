@@ -368,6 +368,7 @@ class Line(Generic[_W]):
 
 class Waits:
     waits: int
+    misses: int
     wait_seconds: float
     longest_wait: float
     def left(self, waiting: object) -> None: ...
@@ -381,12 +382,15 @@ class Desk:
     closed: Exception | None
     refusing: Exception | None
     plain: bool
+    busy: bool
+    budgets: Any
     progress: int
     home: Any
     _changed: bool
     _left_over: int
     def _connect(self, core: Core, pool: object, settle: Callable[[], list[Callable[[], None]]]) -> None: ...
     def count_passed(self) -> None: ...
+    def _errand_over(self) -> None: ...
     @property
     def core(self) -> Core: ...
     @property

@@ -60,12 +60,12 @@ class Flow(Desk):
 
     Attributes:
         closed: The error of a closed pool, or None.
-        busy: Whether an errand for the queue is under way.
     """
 
     if TYPE_CHECKING:  # the core keeps these, and tells none of their types
         pool: AsyncMemoryPool
         home: Home | None
+        budgets: list[Budget]
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class Flow(Desk):
         self.held = pool.holdings.table()
         self.kinds = Waiting, Request
         self.named = named_owner
-        self.busy = False
-        self.budgets: list[Budget] = []
+        self.budgets = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
@@ -129,7 +128,7 @@ class Flow(Desk):
             elif self._anyone_before(share):
                 self._queue_up(waiting, share)
                 self._changed = True
-            elif not self._grant_at_once(waiting):
+            elif (share.may_wait and not self.supply.may_hold(waiting.total)) or not self._grant_at_once(waiting):
                 self._queue_up(waiting, share)
                 self._changed, self._tried = True, waiting
         finally:
@@ -362,7 +361,7 @@ class Flow(Desk):
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
                 self.upkeep.shrink()
-        self._left_over = self.core.reserved() - self.core.live()
+        self._left_over = self._room()
         self.set_gates()
 
     def _tried_alone(self) -> bool:
@@ -427,6 +426,7 @@ class Flow(Desk):
         self.count_passed()
         share.queue.join(waiting)
         self.core.set_gate(share._account, True)
+        self._left_over = self._room()
 
     def _anyone_before(self, share: Share) -> bool:
         return share.may_wait and not (self.queue.empty and share.queue.empty)
@@ -473,9 +473,21 @@ class Flow(Desk):
             return True
         errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
         if errand is not None:
-            self.busy = True
-            self._owed.append(partial(self.submit, partial(self._run, errand)))
+            self._send(errand)
         return False
+
+    def _provide_alone(self, waiting: Waiting) -> None:
+        """Send for growth for a newcomer who wants more than is free and stands before nobody."""
+        errand = self.ladder.grow_for(waiting)
+        if errand is None:
+            self._changed = True
+        else:
+            self._send(errand)
+            self.set_gates()
+
+    def _send(self, errand: Errand) -> None:
+        self.busy = True
+        self._owed.append(partial(self.submit, partial(self._run, errand)))
 
     def errand_without_hope(self, waiting: Waiting) -> Errand | None:
         """Answer what is left to do where no memory can be made: the host, or the last rungs (with the turn held)."""
@@ -499,10 +511,10 @@ class Flow(Desk):
         try:
             errand()
         finally:
-            with self.turn:
-                self.busy = False
-                self.changed()
-                self.blocking.errand_ended()
+            self._errand_over()
+
+    def _let_look_again(self) -> None:
+        self.blocking.errand_ended()
 
 
 def _is_plain(options: PoolOptions) -> bool:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from asyncmem.options import PoolOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """Growth that has been decided and counts against the limit.
 
     Attributes:
@@ -43,8 +41,7 @@ class Order:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(NamedTuple):
     """A segment that has left the heap and still has to go back to the device.
 
     Attributes:
@@ -222,7 +219,7 @@ class Supply:
             fit = stream is not None and stream.lasting and not stream.capturing()
         except DeviceError:
             fit = False
-        return order if fit else replace(order, stream=self.quiet())
+        return order if fit else order._replace(stream=self.quiet())
 
     def _ask(self, order: Order) -> Segment:
         self.memory = memory = self._device.memory()
