@@ -384,6 +384,7 @@ class Desk:
     plain: bool
     busy: bool
     budgets: Any
+    _owed: list[Callable[[], None]]
     progress: int
     home: Any
     _changed: bool

@@ -98,7 +98,7 @@ class Flow(Desk):
         self.upkeep = Upkeep(self)
         self.submit = submit
         self._tried: Waiting | None = None
-        self._owed: list[Callable[[], None]] = []
+        self._owed = []
         self._notes = [partial(self._noticed, flags) for flags in range(8)]
         self._emptied: Latch[None] | None = None
         self._owner_blocks = 0

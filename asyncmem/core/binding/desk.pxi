@@ -69,7 +69,7 @@ cdef class Desk:
     cdef public tuple kinds
     cdef public object named, closed, refusing
     cdef public bint plain, busy, _changed
-    cdef public list budgets
+    cdef public list budgets, _owed
     cdef bint owing  # something is to be called once the turn is free
     cdef public uint64_t _left_over  # free bytes that nobody who waits could use when last looked at
     cdef public int64_t progress
@@ -180,20 +180,21 @@ cdef class Desk:
     cdef bint hand_over(self) except -1:
         # Give what was just freed to who is next, without the whole pump; False where that takes more thought.
         cdef Waiter head
-        cdef bint served = False
         if not self.turn.take_quickly():
             return False
         try:
             head = self.plain_head()
             if head is None:
                 return False
-            served = self.serve_plainly(head, not head.provided)
-            if not served:
+            if not self.serve_plainly(head, not head.provided):
                 # The only one who waits has growth under way: the pump may wait for that, too.
                 return head.provided and self.queue.count == 1
+            if self._changed:
+                head = self.wake_first(head)
         finally:
             self.leave_turn()
-        head.rouse()
+        if head is not None:
+            head.rouse()
         return True
 
     def _errand_over(self):
@@ -208,11 +209,15 @@ cdef class Desk:
             served = head is not None and not self.budgets and self.serve_plainly(head, True)
             if served:
                 self.tally.misses += 1
+                self.wake_first(head)
             self._changed = self._changed or not served or self.queue.count > 0
         finally:
             self.turn.leave()
-        if served:
-            head.rouse()
+
+    cdef Waiter wake_first(self, Waiter head):
+        # Leave it to the turn to wake who was served, before those whom the pump serves next.
+        self._owed.append(head.wake)
+        return None
 
     cdef Waiter plain_head(self):
         # Who is next, where nothing about that takes thought.
