@@ -60,12 +60,12 @@ class Flow(Desk):
 
     Attributes:
         closed: The error of a closed pool, or None.
-        busy: Whether an errand for the queue is under way.
     """
 
     if TYPE_CHECKING:  # the core keeps these, and tells none of their types
         pool: AsyncMemoryPool
         home: Home | None
+        budgets: list[Budget]
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class Flow(Desk):
         self.held = pool.holdings.table()
         self.kinds = Waiting, Request
         self.named = named_owner
-        self.busy = False
-        self.budgets: list[Budget] = []
+        self.budgets = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
@@ -99,7 +98,7 @@ class Flow(Desk):
         self.upkeep = Upkeep(self)
         self.submit = submit
         self._tried: Waiting | None = None
-        self._owed: list[Callable[[], None]] = []
+        self._owed = []
         self._notes = [partial(self._noticed, flags) for flags in range(8)]
         self._emptied: Latch[None] | None = None
         self._owner_blocks = 0
@@ -129,7 +128,7 @@ class Flow(Desk):
             elif self._anyone_before(share):
                 self._queue_up(waiting, share)
                 self._changed = True
-            elif not self._grant_at_once(waiting):
+            elif (share.may_wait and not self.supply.may_hold(waiting.total)) or not self._grant_at_once(waiting):
                 self._queue_up(waiting, share)
                 self._changed, self._tried = True, waiting
         finally:
@@ -350,6 +349,7 @@ class Flow(Desk):
             self.upkeep.grow_ahead()
 
     def _pump(self) -> None:
+        self.count_passed()
         if self.core.live() == 0:
             self._empty()
         if self.closed is None:
@@ -361,8 +361,8 @@ class Flow(Desk):
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
                 self.upkeep.shrink()
-        self._left_over = self.core.reserved() - self.core.live()
-        self._gate()
+        self._left_over = self._room()
+        self.set_gates()
 
     def _tried_alone(self) -> bool:
         # A newcomer that was tried in this same turn, and that nobody stands beside, need not be tried again.
@@ -423,8 +423,10 @@ class Flow(Desk):
             return
         for tally in waiting.tallies():
             tally.waits += 1
+        self.count_passed()
         share.queue.join(waiting)
         self.core.set_gate(share._account, True)
+        self._left_over = self._room()
 
     def _anyone_before(self, share: Share) -> bool:
         return share.may_wait and not (self.queue.empty and share.queue.empty)
@@ -436,13 +438,19 @@ class Flow(Desk):
         for tally in waiting.tallies():
             tally.left(waiting)
 
-    def _gate(self) -> None:
+    def set_gates(self) -> None:
+        """Close the doors where somebody stands before newcomers, and open them elsewhere (with the turn held)."""
         closed = self.closed is not None
         # Above a limit that was lowered every free is looked at, until enough has gone back.
         above = self.core.reserved() > self.supply.limit
         self.core.set_gate(0, closed or above or len(self.queue) > 0)
         for budget in self.budgets:
             self.core.set_gate(budget._account, closed or len(budget.queue) > 0)
+        alone = self.queue.oldest() if len(self.queue) == 1 and not (closed or above) else None
+        # What is under way for it serves the only one who waits, so until that comes hits pass it by as if there were
+        # nobody, within the bypass budget. A budget's waiter has no more than a promise that they could use up.
+        if alone is not None and alone.provided and alone.share is self.pool:
+            self.core.leave_ajar(self.queue.left_for_others(alone), alone.total)
 
     def _cancelled(self, waiting: Waiting) -> Exception:
         return RequestCancelled(pool=self.pool.name, asked=waiting.nbytes)
@@ -458,14 +466,28 @@ class Flow(Desk):
             return False
         if self.supply.should_tidy(head.pieces) and self.ladder.tidy():
             return True
+        if self.ladder.flush_for(head):
+            return True
         errand = self.ladder.grow_for(head)
         if errand is None and self.ladder.tidy():
             return True
         errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
         if errand is not None:
-            self.busy = True
-            self._owed.append(partial(self.submit, partial(self._run, errand)))
+            self._send(errand)
         return False
+
+    def _provide_alone(self, waiting: Waiting) -> None:
+        """Send for growth for a newcomer who wants more than is free and stands before nobody."""
+        errand = self.ladder.grow_for(waiting)
+        if errand is None:
+            self._changed = True
+        else:
+            self._send(errand)
+            self.set_gates()
+
+    def _send(self, errand: Errand) -> None:
+        self.busy = True
+        self._owed.append(partial(self.submit, partial(self._run, errand)))
 
     def errand_without_hope(self, waiting: Waiting) -> Errand | None:
         """Answer what is left to do where no memory can be made: the host, or the last rungs (with the turn held)."""
@@ -489,10 +511,10 @@ class Flow(Desk):
         try:
             errand()
         finally:
-            with self.turn:
-                self.busy = False
-                self.changed()
-                self.blocking.errand_ended()
+            self._errand_over()
+
+    def _let_look_again(self) -> None:
+        self.blocking.errand_ended()
 
 
 def _is_plain(options: PoolOptions) -> bool:

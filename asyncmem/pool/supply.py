@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from asyncmem.options import PoolOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """Growth that has been decided and counts against the limit.
 
     Attributes:
@@ -43,8 +41,7 @@ class Order:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(NamedTuple):
     """A segment that has left the heap and still has to go back to the device.
 
     Attributes:
@@ -148,10 +145,14 @@ class Supply:
         With `first`, enough will do.
         """
         need = sum(sizes)
-        if self._free() < need or not (first or self._slack() < 0):
+        if not self.may_hold(need) or not (first or self._slack() < 0):
             return False
         # One stream's free memory is joined at each free as it is: all that can be gained are its caches.
         return len(self._core.stream_objects) > 1 or self._core.cached_bytes() >= need
+
+    def may_hold(self, need: int) -> bool:
+        """Say whether so much is free, in whatever pieces."""
+        return self._free() >= need
 
     def _slack(self) -> int:
         most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)
@@ -218,7 +219,7 @@ class Supply:
             fit = stream is not None and stream.lasting and not stream.capturing()
         except DeviceError:
             fit = False
-        return order if fit else replace(order, stream=self.quiet())
+        return order if fit else order._replace(stream=self.quiet())
 
     def _ask(self, order: Order) -> Segment:
         self.memory = memory = self._device.memory()

@@ -5,20 +5,28 @@
 cdef class Users:
     """Streams, by number, that use a buffer beside its home. What the pool notes about few buffers is added by a subclass."""
 
-    cdef vector[uint32_t] indices
+    cdef uint32_t count, first
+    cdef vector[uint32_t] more  # of which most buffers have none
 
     @property
     def users(self):
         """The numbers of the streams."""
-        return frozenset([self.indices[i] for i in range(self.indices.size())])
+        return frozenset([self.at(i) for i in range(self.count)])
 
     cpdef add_user(self, uint32_t index):
         """Note a stream; once is enough."""
-        cdef size_t i
-        for i in range(self.indices.size()):
-            if self.indices[i] == index:
+        cdef uint32_t i
+        for i in range(self.count):
+            if self.at(i) == index:
                 return
-        self.indices.push_back(index)
+        if self.count:
+            self.more.push_back(index)
+        else:
+            self.first = index
+        self.count += 1
+
+    cdef inline uint32_t at(self, uint32_t i) noexcept:
+        return self.more[i - 1] if i else self.first
 
 
 cdef class Retire(Lanes):
@@ -161,9 +169,9 @@ cdef class Retire(Lanes):
         cdef void* made = NULL
         cdef uint32_t flags
         cdef Entry one
-        if users is not None and users.indices.size() == 1 and (last < 0 or last == home):
-            last = users.indices[0]
-        elif users is not None and (users.indices.size() != 1 or users.indices[0] != last):
+        if users is not None and users.count == 1 and (last < 0 or last == home):
+            last = users.first
+        elif users is not None and (users.count != 1 or users.first != last):
             return self.give_behind_all(block, home, last, users)
         if last < 0 or last == home or not self.lane(<uint32_t>last).native:
             return self.give_behind_all(block, home, last, users)
@@ -191,11 +199,11 @@ cdef class Retire(Lanes):
         cdef vector[Entry] owed
         cdef Entry one
         cdef uint32_t flags
-        cdef size_t i
+        cdef uint32_t i
         if users is not None:
-            for i in range(users.indices.size()):
-                if users.indices[i] != home and users.indices[i] != last:
-                    one.stream = users.indices[i]
+            for i in range(users.count):
+                if users.at(i) != home and users.at(i) != last:
+                    one.stream = users.at(i)
                     one.epoch = self.owe(one.stream)
                     owed.push_back(one)
         if last >= 0 and last != home:
