@@ -157,7 +157,7 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
     outcome.touched = 0;
-    if (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_))
+    if (granules < cached_below_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
         block = take_cached(granules, ask.stream, outcome);
     return block ? block : take_placed(granules, ask, outcome);
 }
@@ -277,6 +277,7 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
+    if (node.granules >= cached_below_) return false;
     if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);

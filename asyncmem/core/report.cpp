@@ -67,6 +67,7 @@ Counts Heap::counts() const {
     c.peak_live = ledger_[0].peak;
     c.free = arenas_[0].free + arenas_[1].free;
     c.cached = cached_;
+    c.lifted = lifted_;
     c.shared_cached = shared_.bytes();
     c.stream_cached = cached_ - c.shared_cached;
     c.cached_blocks = shared_.blocks();
@@ -105,16 +106,16 @@ SegmentInfo Heap::survey(uint32_t id) const {
     info.id = id;
     info.arena = segment.arena;
     info.address = segment.address;
-    info.nbytes = segment.nbytes;
+    info.nbytes = segment.mapped;
     for (BlockId block = segment.first; block; block = nodes_[block].after) {
         const Node& node = nodes_[block];
         if (node.state == State::Free) {
-            info.free += bytes(node);
+            info.free += mapped(node);
             info.largest = std::max(info.largest, bytes(node));
             ++info.holes;
         } else if (node.state == State::Cached) {
             info.cached += bytes(node);
-        } else {
+        } else if (node.state == State::Live || node.state == State::Leased) {
             info.live += bytes(node);
             ++info.live_blocks;
         }

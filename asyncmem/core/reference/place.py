@@ -107,11 +107,11 @@ class Placement:
                     break
         return best
 
-    def find(self, index: FreeIndex, search: Search, *, ordered: bool) -> Block | None:
-        """Search one index upwards from the class of the size; `ordered`: its blocks need nothing waited for."""
+    def find(self, index: FreeIndex, search: Search, *, ordered: bool, last: int | None = None) -> Block | None:
+        """Search one index from the class of the size up to `last`; `ordered`: its blocks need nothing waited for."""
         most = search.touched + 2 * search.window
         cls = index.next(class_of(search.granules))
-        while cls is not None and search.touched < most:
+        while cls is not None and (last is None or cls <= last) and search.touched < most:
             best = self.best_of(index.lists[cls], search, ordered=ordered)
             if best is not None:
                 return best
@@ -119,13 +119,18 @@ class Placement:
         return None
 
     def search_arena(self, arena: int, search: Search) -> Block | None:
-        """Look at own blocks first, then clean ones, then other streams' in their order, then those of several."""
+        """Take the best of own blocks and clean ones, else look at other streams' in their order, then at those of several."""
         by_key = self.arenas[arena].by_key
         own = 2 + search.stream
-        order = [own, 0, *sorted(key for key in by_key if key >= 2 and key != own), 1]
-        for key in order:
+        mine = self.find(by_key[own], search, ordered=True) if own in by_key else None
+        last = None if mine is None else class_of(mine.granules)
+        clean = self.find(by_key[0], search, ordered=True, last=last) if 0 in by_key else None
+        usable = [one for one in (mine, clean) if one is not None]
+        if usable:
+            return min(usable, key=lambda one: (one.granules, one.address))
+        for key in [*sorted(key for key in by_key if key >= 2 and key != own), 1]:
             if key in by_key:
-                found = self.find(by_key[key], search, ordered=key in (own, 0))
+                found = self.find(by_key[key], search, ordered=False)
                 if found is not None:
                     return found
         return None

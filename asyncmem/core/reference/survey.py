@@ -80,7 +80,7 @@ class Survey(Takes):
         everything = ordinary + [b for _, _, blocks in self.walk(leases=True) for b in blocks]
         return HeapCounts(
             reserved=self.reserved_bytes, live=self.ledger[0].live, free=self.bytes_of(ordinary, "free"),
-            cached=self.cached, stream_cached=self.cached - self.shared.bytes, shared_cached=self.shared.bytes,
+            cached=self.cached, stream_cached=self.cached - self.shared.bytes, shared_cached=self.shared.bytes, lifted=0,
             empty=sum(nbytes for _, _, nbytes, _ in self.empty_segments()),
             peak_live=self.ledger[0].peak, peak_cached=self.peak_cached, peak_reserved=self.peak_reserved,
             allocations=sum(totals.hits), frees=totals.frees,
