@@ -97,6 +97,8 @@ class Caching(Placement):
         nbytes = block.granules * self.granule
         local = self.caches[block.home]
         slot = local.bin(block.granules)
+        if not self.cacheable(block.granules):
+            return False
         if slot.granules != block.granules or not slot.hot or block.arena != self.natural_arena(nbytes):
             return False
         if len(block.entries) == 1 and (
@@ -120,6 +122,10 @@ class Caching(Placement):
             cache.bytes += nbytes
         self.cached += nbytes
         self.peak_cached = max(self.peak_cached, self.cached)
+        return True
+
+    def cacheable(self, _granules: int) -> bool:
+        """Answer whether blocks of a size are cached at all."""
         return True
 
     def vacate(self, cache: Cache, granules: int) -> bool:

@@ -29,6 +29,8 @@ class Search:
     window: int
     """Candidates looked at in one class."""
     touched: int = 0
+    bare: bool = False
+    """A block was found, and memory is missing behind it."""
 
 
 class Placement:
@@ -142,10 +144,15 @@ class Placement:
         block = self.search_arena(arena, search)
         if block is None and anywhere and arena < 2:
             block = self.search_arena(1 - arena, search)
-        if block is not None:
-            self.index_remove(block)
-            self.carve(block, search.granules)
+        if block is None or not self.serves(block, search):
+            return None
+        self.index_remove(block)
+        self.carve(block, search.granules)
         return block
+
+    def serves(self, _block: Block, _search: Search) -> bool:
+        """Answer whether a block that was found can be used."""
+        return True
 
     # -- cutting and joining ---------------------------------------------------------------------------------------
 
@@ -170,12 +177,18 @@ class Placement:
 
     def absorb(self, low: Block, high: Block) -> None:
         """Join a block with the one after it; both are out of the index."""
-        low.entries = joined(self.undone(low.entries), self.undone(high.entries))
+        low.entries, high.entries = self.undone(low.entries), self.undone(high.entries)
+        self.unite(low, high)
+        self.merges += 1
+
+    @staticmethod
+    def unite(low: Block, high: Block) -> None:
+        """Do the joining itself, with all that either waits for."""
+        low.entries = joined(low.entries, high.entries)
         low.granules += high.granules
         low.after = high.after
         if low.after is not None:
             low.after.before = low
-        self.merges += 1
 
     def settle(self, block: Block) -> None:
         """Give a block to the index, joined with the free neighbours that it may join."""
