@@ -35,7 +35,7 @@ void Heap::store_entries(Node& node, Entries entries) {
     }
 }
 
-inline void Heap::purge(Node& node) {
+void Heap::purge(Node& node) {
     if (node.more) [[unlikely]] {
         store_entries(node, undone(raw_entries(node)));
     } else if (node.epoch <= streams_[node.stream]->epochs.done) {

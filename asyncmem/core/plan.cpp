@@ -99,19 +99,33 @@ BlockId Heap::extend(Space& space, uint64_t granules) {
     BlockId end = space.end;
     if (!end) return 0;
     BlockId last = nodes_[end].before;
-    if (last && nodes_[last].state != State::Free) last = 0;
-    uint64_t more = space.up((granules << shift_) - (last ? bytes(nodes_[last]) : 0));
-    if (more > bytes(nodes_[end])) return 0;
-    space.end = more < bytes(nodes_[end]) ? cut(end, more >> shift_) : 0;
-    nodes_[end].state = State::Pending;
-    nodes_[end].bare = static_cast<uint32_t>(bytes(nodes_[end]) / space.page());
-    if (last) {
+    uint64_t need = granules << shift_, have = 0;
+    if (last && nodes_[last].state == State::Free) {
         index_remove(last);
-        absorb(last, end);
-        end = last;
+        purge(nodes_[last]);
+        last = join(last);
+        have = bytes(nodes_[last]);
+    } else {
+        last = 0;
     }
-    index_add(end);
-    return end;
+    uint64_t more = need > have ? space.up(need - have) : 0;
+    if (more > bytes(nodes_[end])) {
+        if (last) index_add(last);
+        return 0;
+    }
+    BlockId found = last;
+    if (more) {
+        space.end = more < bytes(nodes_[end]) ? cut(end, more >> shift_) : 0;
+        nodes_[end].state = State::Pending;
+        nodes_[end].bare = static_cast<uint32_t>(bytes(nodes_[end]) / space.page());
+        if (last) {
+            absorb(last, end);
+        } else {
+            found = end;
+        }
+    }
+    index_add(found);
+    return found;
 }
 
 // The stretches of a block's lower part that have no memory.

@@ -11,8 +11,8 @@ from asyncmem.core.report import HandleInfo, Plan
 
 from .history import Pair, random_step
 
-PAGE = 1 << 16
-SPACE = 1 << 24
+PAGE = 1 << 13
+SPACE = 1 << 22
 FIRST = 1 << 40
 LOTS = 1 << 50
 
@@ -21,7 +21,7 @@ class PagedPair(Pair):
     """The two heaps with a space in each arena, and the plans that are under way."""
 
     def __init__(self, twin: ReferenceHeap | None = None, **options: Unpack[HeapOptions]) -> None:
-        super().__init__(twin, **({"small_limit": 1 << 18} | options))
+        super().__init__(twin, **({"small_limit": 1 << 16} | options))
         self.spaces = [self.add_space(FIRST, SPACE // 4, 0), self.add_space(2 * FIRST, SPACE, 1)]
         self.plans: list[Plan] = []
         self.handed_out = 0
@@ -31,7 +31,7 @@ class PagedPair(Pair):
 
     @override
     def compare(self) -> None:
-        """Demand besides that the handles are the same, that their bytes are what was mapped, and lie below live blocks."""
+        """Demand besides that handles are the same, their bytes what was mapped, and some below all live blocks."""
         super().compare()
         handles = self.both(lambda heap: heap.handles())
         assert sum(handle.nbytes for handle in handles) == self.handed_out
@@ -89,23 +89,48 @@ class PagedPair(Pair):
 def paged_step(pair: PagedPair, draw: random.Random) -> None:
     """Do one random thing to both heaps: what any history does, or something about their memory."""
     choice = draw.random()
-    if choice < 0.6:
+    if choice < 0.4:
         random_step(pair, draw)
-    elif choice < 0.85:
+    elif choice < 0.6:
+        _demand(pair, draw)
+    elif choice < 0.72:
+        _free(pair, draw)
+    elif choice < 0.82:
         _plan(pair, draw)
-    elif choice < 0.92:
-        _start(pair, pair.reclaim(draw.choice((0, 1, PAGE, 8 * PAGE, LOTS))), draw)
+    elif choice < 0.9:
+        _start(pair, pair.reclaim(draw.choice((0, 1, PAGE, 32 * PAGE, LOTS))), draw)
     elif pair.plans:
         pair.carry_out(pair.plans.pop(draw.randrange(len(pair.plans))), draw.choice((LOTS, LOTS, draw.randrange(6))))
     else:
-        _finish_all(pair)
+        pair.finish(draw.randrange(pair.streams))
+
+
+def _size(draw: random.Random) -> int:
+    return draw.choice((3000, 9000, 20_000, 65_536, 70_000, 300_000, draw.randrange(1, 1 << draw.randrange(10, 22))))
+
+
+def _demand(pair: PagedPair, draw: random.Random) -> None:
+    """Take, and where there is no memory, get some first."""
+    nbytes, stream, live = _size(draw), draw.randrange(pair.streams), len(pair.live)
+    pair.take(nbytes, stream, (0, -1))
+    if len(pair.live) > live or pair.fast.last_reason() == 2:
+        return
+    plan = pair.plan(nbytes, stream, -1, draw.choice((0, 0, LOTS)), draw.choice((0, LOTS)))
+    if plan is None:
+        return
+    pair.carry_out(plan)
+    pair.take_foreign(nbytes, stream, (0, -1), late=True, keep=True)
+    assert len(pair.live) > live
+
+
+def _free(pair: PagedPair, draw: random.Random) -> None:
+    for _ in range(min(len(pair.live), draw.randrange(4))):
+        pair.free(draw.randrange(len(pair.live)), [])
 
 
 def _plan(pair: PagedPair, draw: random.Random) -> None:
-    nbytes = draw.choice((4096, 65_536, 300_000, 1 << 20, draw.randrange(1, 1 << 22)))
-    stream = draw.randrange(pair.streams)
     room, most = (draw.choice((0, PAGE, 4 * PAGE, LOTS)) for _ in range(2))
-    _start(pair, pair.plan(nbytes, stream, draw.choice((-1, -1, 0, 1)), room, most), draw)
+    _start(pair, pair.plan(_size(draw), draw.randrange(pair.streams), draw.choice((-1, -1, 0, 1)), room, most), draw)
 
 
 def _start(pair: PagedPair, plan: Plan | None, draw: random.Random) -> None:
@@ -115,8 +140,3 @@ def _start(pair: PagedPair, plan: Plan | None, draw: random.Random) -> None:
         pair.plans.append(plan)
     else:
         pair.carry_out(plan, draw.choice((LOTS, LOTS, LOTS, 0, draw.randrange(8))))
-
-
-def _finish_all(pair: PagedPair) -> None:
-    for stream in range(pair.streams):
-        pair.finish(stream)

@@ -121,7 +121,7 @@ class Placement:
         return None
 
     def search_arena(self, arena: int, search: Search) -> Block | None:
-        """Take the best of own blocks and clean ones, else look at other streams' in their order, then at those of several."""
+        """Take the best of own blocks and clean ones, else other streams' in their order, else those of several."""
         by_key = self.arenas[arena].by_key
         own = 2 + search.stream
         mine = self.find(by_key[own], search, ordered=True) if own in by_key else None
@@ -194,6 +194,10 @@ class Placement:
         """Give a block to the index, joined with the free neighbours that it may join."""
         block.entries = self.undone(block.entries)
         block.state = "pending"
+        self.index_add(self.join(block))
+
+    def join(self, block: Block) -> Block:
+        """Join a block that is in no list with the free neighbours that it may join, and answer what became of it."""
         for _ in range(CASCADE):
             before, after = block.before, block.after
             if before is not None and before.state == "free" and self.joins(before, block):
@@ -205,7 +209,7 @@ class Placement:
                 self.absorb(block, after)
             else:
                 break
-        self.index_add(block)
+        return block
 
     def merge(self) -> int:
         """Join all free neighbours, whatever they wait for, and forget entries that are done."""

@@ -25,7 +25,7 @@ class Picking:
         self.later: list[Handle] = []
 
     def next(self) -> Handle | None:
-        """Answer the ready handle that has been idle the longest, each once; drop those from the queue that are in use."""
+        """Answer the ready handle that has been idle the longest, each once; those in use leave the queue."""
         unready = 0
         while self.rest and unready < UNREADY:
             handle = self.rest.pop(0)
@@ -44,7 +44,7 @@ class Picking:
         return handle.segment == self.segment and not (below or above)
 
     def waits(self, nbytes: int) -> Entries:
-        """Answer what to wait for so that handles of so many bytes more are ready; nothing where there are not so many."""
+        """Answer what to wait for so that handles of so many bytes more are ready, if there are so many."""
         entries: Entries = {}
         for handle in (*self.later, *self.rest):
             if self.heap.idle(handle) is not None and not self.is_kept(handle):
@@ -102,20 +102,26 @@ class Plans(Spaces):
         *used, end = self.chain(self.segments_by_id[segment].first)
         if end.state != "bare":
             return None
-        last = used[-1] if used and used[-1].state == "free" else None
+        last = None
+        if used and used[-1].state == "free":
+            self.index_remove(used[-1])
+            used[-1].entries = self.undone(used[-1].entries)
+            last = self.join(used[-1])
         have = 0 if last is None else last.granules * self.granule
-        more = self.spaces[segment].up(size - have) // self.granule
+        more = self.spaces[segment].up(max(0, size - have)) // self.granule
         if more > end.granules:
+            if last is not None:
+                self.index_add(last)
             return None
-        if more < end.granules:
-            self.cut(end, more)
-        end.state = "pending"
-        if last is not None:
-            self.index_remove(last)
-            self.absorb(last, end)
-            end = last
-        self.index_add(end)
-        return end
+        if more:
+            if more < end.granules:
+                self.cut(end, more)
+            end.state = "pending"
+            if last is not None:
+                self.absorb(last, end)
+        found = last or end
+        self.index_add(found)
+        return found
 
     def window(self, segment: int, address: int, size: int) -> range:
         """Answer what is lifted for a request: up to the end of its last page, if that has no memory."""
@@ -126,7 +132,7 @@ class Plans(Spaces):
     def fill(
         self, picking: Picking, segment: int, window: range, size: int, room: int
     ) -> tuple[list[tuple[Handle, int]], list[tuple[int, int]], int]:
-        """Choose handles for each gap: what is moved and where to, what is new, and how much of that is beyond the room."""
+        """Fill each gap: which handles are moved and where to, what is new, how much of that is beyond the room."""
         page = self.spaces[segment].page
         largest = max(page, _power_of_two(size // PARTS))
         chosen: list[tuple[Handle, int]] = []

@@ -267,7 +267,7 @@ class Spaces(Takes):
 
     @staticmethod
     def belong(a: Block, b: Block) -> bool:
-        """Answer whether neighbours are parts of one block: they wait for the same, and not merely for nothing any more."""
+        """Answer whether neighbours are parts of one block: they wait for the same, not just for nothing any more."""
         if not a.entries or not b.entries or a.entries == b.entries:
             return True
         return len(a.entries) == 1 and a.entries.keys() == b.entries.keys()
