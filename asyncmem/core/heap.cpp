@@ -275,7 +275,6 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
-    if (node.granules >= paged_from_) return false;
     if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);

@@ -32,6 +32,15 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     nodes_[block].state = State::Bare;
     arenas_[arena].space = id + 1;
     paged_from_ = std::min(paged_from_, page >> shift_);
+    auto forget = [this](auto& cache) {
+        for (Bin& bin : cache.bins()) {
+            if (bin.granules < paged_from_) continue;
+            drain(cache, bin, UINT32_MAX);
+            bin = Bin{};
+        }
+    };
+    for (auto& stream : streams_) forget(stream->cache);
+    forget(shared_);
     return id;
 }
 

@@ -18,11 +18,15 @@ LOTS = 1 << 50
 
 
 class PagedPair(Pair):
-    """The two heaps with a space in each arena, and the plans that are under way."""
+    """The two heaps with a space in each arena (or one that comes late), and the plans that are under way."""
 
-    def __init__(self, twin: ReferenceHeap | None = None, **options: Unpack[HeapOptions]) -> None:
+    def __init__(
+        self, twin: ReferenceHeap | None = None, *, late: bool = False, **options: Unpack[HeapOptions]
+    ) -> None:
         super().__init__(twin, **({"small_limit": 1 << 16} | options))
-        self.spaces = [self.add_space(FIRST, SPACE // 4, 0), self.add_space(2 * FIRST, SPACE, 1)]
+        self.add_space(FIRST, SPACE // 4, 0)
+        if not late:
+            self.add_space(2 * FIRST, SPACE, 1)
         self.plans: list[Plan] = []
         self.handed_out = 0
 
@@ -97,6 +101,8 @@ def paged_step(pair: PagedPair, draw: random.Random) -> None:
         _free(pair, draw)
     elif choice < 0.82:
         _plan(pair, draw)
+    elif choice < 0.84:
+        _late_space(pair, draw)
     elif choice < 0.9:
         _start(pair, pair.reclaim(draw.choice((0, 1, PAGE, 32 * PAGE, LOTS))), draw)
     elif pair.plans:
@@ -121,6 +127,15 @@ def _demand(pair: PagedPair, draw: random.Random) -> None:
     pair.carry_out(plan)
     pair.take_foreign(nbytes, stream, (0, -1), late=True, keep=True)
     assert len(pair.live) > live
+
+
+def _late_space(pair: PagedPair, draw: random.Random) -> None:
+    """Add the other space, while blocks of its sizes may be cached, or try to remove one."""
+    segment = draw.randrange(-1, 4)
+    if segment < 0:
+        pair.add_space(2 * FIRST, SPACE, 1)
+    else:
+        pair.both(lambda heap: heap.remove_space(segment))
 
 
 def _free(pair: PagedPair, draw: random.Random) -> None:

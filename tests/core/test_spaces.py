@@ -73,7 +73,7 @@ def state(heap: Heap) -> tuple[object, ...]:
 
 def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> None:
     draw = random.Random(seed)
-    pair = PagedPair(twin, strategy="good_fit" if seed % 5 == 4 else "best_fit")
+    pair = PagedPair(twin, late=seed % 4 == 3, strategy="good_fit" if seed % 5 == 4 else "best_fit")
     for _ in range(steps):
         paged_step(pair, draw)
         pair.compare()
@@ -217,6 +217,32 @@ def test_memory_in_use_stays_where_it_is(heap: Heap) -> None:
     heap.check()
 
 
+def test_memory_of_the_range_itself_is_not_waited_for(heap: Heap) -> None:
+    """What already lies where the request goes stays there, so that its uses end would bring nothing."""
+    heap.free(grown(heap, 2 * PAGE))
+    assert heap.plan(4 * PAGE, 0, most=PAGE) == ()
+    assert heap.plan(4 * PAGE, 0, most=2 * PAGE) != ()
+
+
+def test_blocks_of_a_page_or_more_are_not_cached() -> None:
+    """A cached block would keep its memory; what was cached before there was a space is placed from then on too."""
+    heap = Heap()
+    heap.add_segment(1 << 30, 4 * PAGE, 1, 0)
+    for _ in range(2):
+        heap.free(heap.take(PAGE, 0))
+    assert heap.cached_bytes() == PAGE
+    heap.add_space(BASE, PAGES * PAGE, 1, PAGE)
+    assert heap.cached_bytes() == 0
+    for _ in range(3):
+        heap.free(heap.take(PAGE, 0))
+        assert heap.cached_bytes() == 0
+    heap.remove_space(1)
+    for _ in range(3):
+        heap.free(heap.take(PAGE, 0))
+    assert heap.cached_bytes() == PAGE
+    heap.check()
+
+
 def test_uses_inside_a_lease_are_uses_of_its_memory(heap: Heap) -> None:
     """What another stream did inside a lease keeps the memory from being taken, after the lease as well."""
     outer = grown(heap, 2 * PAGE)
@@ -284,6 +310,8 @@ def test_steps_that_were_done_before_a_failure_count(heap: Heap) -> None:
 
 def test_a_small_space_is_used_up_to_its_last_page(heap: Heap) -> None:
     """When no address is left a plan is impossible, and no fence would help; a free makes it possible again."""
+    assert heap.plan(PAGES * PAGE + 1, 0) == ()
+    give_up(heap, planned(heap, PAGES * PAGE))
     blocks = [grown(heap, PAGE) for _ in range(PAGES)]
     before = state(heap)
     assert heap.plan(PAGE, 0) == ()

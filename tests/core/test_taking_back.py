@@ -119,3 +119,19 @@ def test_taking_back_moves_no_block_and_never_costs_memory(seed: int, streams: i
         assert lean.heap.reserved() <= kept.heap.reserved()
         lean.heap.check()
     assert lean.heap.counts().peak_reserved < kept.heap.counts().peak_reserved
+
+
+def test_a_plan_chooses_among_many_holes_as_take_does() -> None:
+    """Where there are more holes of a size than take looks at, a plan for bare ones takes the one that take would."""
+    kept, lean = Program(1), Program(1)
+    for program in (kept, lean):
+        for _ in range(40):
+            program.take(2 * PAGE, 0, LOTS)
+            program.take(PAGE, 0, LOTS)
+        for hole in range(40):
+            program.free(hole, [])
+        program.finish(0)
+    lean.give_back(LOTS)
+    assert lean.heap.reserved() == 40 * PAGE
+    lowest = min(block.address for block in kept.heap.blocks() if block.state == "free")
+    assert kept.take(2 * PAGE, 0, LOTS) == lean.take(2 * PAGE, 0, LOTS) > lowest

@@ -97,8 +97,6 @@ class Caching(Placement):
         nbytes = block.granules * self.granule
         local = self.caches[block.home]
         slot = local.bin(block.granules)
-        if not self.cacheable(block.granules):
-            return False
         if slot.granules != block.granules or not slot.hot or block.arena != self.natural_arena(nbytes):
             return False
         if len(block.entries) == 1 and (

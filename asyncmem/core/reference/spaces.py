@@ -70,7 +70,16 @@ class Spaces(Takes):
         block = Block(address, nbytes // self.granule, number, arena, state="bare")
         self.segments_by_id[number] = Segment(address, nbytes, arena, block)
         self.spaces[number] = Space(page)
+        self.forget_pages()
         return number
+
+    def forget_pages(self) -> None:
+        """Empty the caches of sizes that are not cached any more."""
+        for cache in (*self.caches, self.shared):
+            for slot in cache.bins:
+                if not self.cacheable(slot.granules):
+                    self.drain(cache, slot)
+                    slot.granules, slot.strikes, slot.hot = 0, 0, False
 
     def remove_space(self, segment: int) -> None:
         """Take a space out that has no memory mapped."""
