@@ -52,10 +52,12 @@ public:
         reuse_.push_back(id);
     }
 
-    Entries uses(HandleId id) const {
+    template <class Look>
+    void each_use(HandleId id, Look look) const {
         const Handle& handle = table_[id];
-        if (handle.more) return lists_[handle.more];
-        return handle.epoch ? Entries{{handle.stream, handle.epoch}} : Entries{};
+        if (handle.epoch) look(Entry{handle.stream, handle.epoch});
+        if (!handle.more) return;
+        for (const Entry& entry : lists_[handle.more]) look(entry);
     }
 
     void set_uses(HandleId id, Entries uses) {

@@ -348,11 +348,14 @@ private:
     std::string check_space(uint32_t segment) const;
     uint64_t check_handles(uint32_t segment) const;
     BlockId idle(const Handle& handle) const;
+    bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
+    Entries uses(HandleId id) const;
 
     // planning (plan.cpp)
     class Picking;
     BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules);
     BlockId extend(Space& space, uint64_t granules);
+    BlockId cut_end(Space& space, uint64_t nbytes);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
 
     std::string check_segment(uint32_t segment) const;

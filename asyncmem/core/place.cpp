@@ -19,7 +19,7 @@ Entries Heap::raw_entries(const Node& node) const {
 }
 
 Entries Heap::undone(Entries entries) const {
-    std::erase_if(entries, [this](const Entry& e) { return e.epoch <= streams_[e.stream]->epochs.done; });
+    std::erase_if(entries, [this](const Entry& entry) { return is_done(entry); });
     return entries;
 }
 

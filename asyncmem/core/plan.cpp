@@ -32,7 +32,7 @@ public:
             if (!heap_.idle(handle)) {
                 heap_.handles_.drop(id);
             } else if (!kept(handle)) {
-                if (heap_.undone(heap_.handles_.uses(id)).empty()) return id;
+                if (heap_.uses(id).empty()) return id;
                 later_.push_back(id);
                 ++unready;
             }
@@ -46,7 +46,7 @@ public:
         auto enough = [&](HandleId id) {
             const Handle& handle = heap_.handles_[id];
             if (kept(handle) || !heap_.idle(handle)) return false;
-            all = joined(all, heap_.undone(heap_.handles_.uses(id)));
+            for (const Entry& entry : heap_.uses(id)) include(all, entry);
             nbytes -= std::min(nbytes, handle.nbytes);
             return nbytes == 0;
         };
@@ -96,36 +96,39 @@ BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules) 
 
 // The free block at the end of what was used, made as large as the request needs; 0 when the space is too small.
 BlockId Heap::extend(Space& space, uint64_t granules) {
-    BlockId end = space.end;
-    if (!end) return 0;
-    BlockId last = nodes_[end].before;
+    if (!space.end) return 0;
+    BlockId found = nodes_[space.end].before;
     uint64_t need = granules << shift_, have = 0;
-    if (last && nodes_[last].state == State::Free) {
-        index_remove(last);
-        purge(nodes_[last]);
-        last = join(last);
-        have = bytes(nodes_[last]);
+    if (found && nodes_[found].state == State::Free) {
+        index_remove(found);
+        purge(nodes_[found]);
+        found = join(found);
+        have = bytes(nodes_[found]);
     } else {
-        last = 0;
+        found = 0;
     }
-    uint64_t more = need > have ? space.up(need - have) : 0;
-    if (more > bytes(nodes_[end])) {
-        if (last) index_add(last);
-        return 0;
-    }
-    BlockId found = last;
-    if (more) {
-        space.end = more < bytes(nodes_[end]) ? cut(end, more >> shift_) : 0;
-        nodes_[end].state = State::Pending;
-        nodes_[end].bare = static_cast<uint32_t>(bytes(nodes_[end]) / space.page());
-        if (last) {
-            absorb(last, end);
+    uint64_t more = space.up(need - std::min(need, have));
+    bool fits = more <= bytes(nodes_[space.end]);
+    if (fits && more) {
+        BlockId start = cut_end(space, more);
+        if (found) {
+            absorb(found, start);
         } else {
-            found = end;
+            found = start;
         }
     }
-    index_add(found);
-    return found;
+    if (found) index_add(found);
+    return fits ? found : 0;
+}
+
+// The first of a space's addresses that were never used, as a block in no list.
+BlockId Heap::cut_end(Space& space, uint64_t nbytes) {
+    BlockId start = space.end;
+    Node& node = nodes_[start];
+    space.end = nbytes < bytes(node) ? cut(start, nbytes >> shift_) : 0;
+    node.state = State::Pending;
+    node.bare = static_cast<uint32_t>(nbytes / space.page());
+    return start;
 }
 
 // The stretches of a block's lower part that have no memory.

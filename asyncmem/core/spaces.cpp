@@ -83,13 +83,22 @@ uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
     return bare;
 }
 
+// What keeps a handle from being unmapped.
+Entries Heap::uses(HandleId id) const {
+    Entries undone;
+    handles_.each_use(id, [&](const Entry& entry) {
+        if (!is_done(entry)) undone.push_back(entry);
+    });
+    return undone;
+}
+
 // Note what a freed block still waits for at each handle that it lay on.
 void Heap::stamp(const Node& node) {
     Handles::Touch touch(handles_);
     spaces_[segments_[node.segment].space - 1]->each(node.address, bytes(node), handles_, [&](HandleId id) {
         touch(id);
         if (!node.more && (!node.epoch || handles_.use(id, {node.stream, node.epoch}))) return;
-        handles_.set_uses(id, joined(undone(handles_.uses(id)), raw_entries(node)));
+        handles_.set_uses(id, joined(uses(id), raw_entries(node)));
     });
 }
 
@@ -162,7 +171,7 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
     HandleId id = space.handle(address);
     const Handle& handle = handles_[id];
     if (!id || handle.address != address || handle.nbytes != nbytes) refuse("a handle is unmapped as a whole");
-    if (!undone(handles_.uses(id)).empty()) refuse("the handle is still in use");
+    if (!uses(id).empty()) refuse("the handle is still in use");
     nodes_[held_part(space, address, nbytes, State::Lifted)].state = State::Filling;
     space.set_handle(handle, 0);
     handles_.remove(id);
@@ -228,7 +237,7 @@ std::vector<HandleInfo> Heap::handles() const {
     std::vector<HandleInfo> all;
     for (HandleId id = 1; id < handles_.all().size(); ++id)
         if (const Handle& handle = handles_[id]; handle.nbytes)
-            all.push_back({handle.segment, handle.address, handle.nbytes, undone(handles_.uses(id))});
+            all.push_back({handle.segment, handle.address, handle.nbytes, uses(id)});
     return all;
 }
 

@@ -156,10 +156,31 @@ def test_a_request_gets_exactly_the_pages_that_it_lies_on(heap: Heap) -> None:
 
 
 def test_handles_grow_with_the_request(heap: Heap) -> None:
-    """A large request gets few handles, none of them above a thirty-second of it."""
-    grown(heap, 64 * PAGE)
+    """A large request gets few handles, none of them above a thirty-second of it; each goes as a whole."""
+    heap.free(grown(heap, 64 * PAGE))
     assert {one.nbytes for one in heap.handles()} == {2 * PAGE}
     assert len(heap.handles()) == 32
+    finish(heap, 0)
+    assert heap.reclaim(1) is not None
+    with pytest.raises(ValueError, match="as a whole"):
+        heap.set_bare(0, BASE, PAGE)
+    heap.set_bare(0, BASE, 2 * PAGE)
+    heap.check()
+
+
+def test_room_is_for_all_gaps_together(heap: Heap) -> None:
+    """What one gap takes of the room is not there for the next."""
+    low, middle, high = (grown(heap, PAGE) for _ in range(3))
+    heap.free_many([low, high])
+    finish(heap, 0)
+    plan = heap.reclaim(LOTS)
+    assert plan is not None
+    carry_out(heap, plan)
+    heap.free(middle)
+    assert heap.plan(3 * PAGE, 0, room=PAGE, most=0) == ()
+    plan = heap.plan(3 * PAGE, 0, room=2 * PAGE, most=0)
+    assert isinstance(plan, Plan)
+    assert plan.fresh == ((BASE, PAGE), (BASE + 2 * PAGE, PAGE))
 
 
 def test_what_has_been_idle_longest_is_moved_first(heap: Heap) -> None:
@@ -217,11 +238,18 @@ def test_memory_in_use_stays_where_it_is(heap: Heap) -> None:
     heap.check()
 
 
-def test_memory_of_the_range_itself_is_not_waited_for(heap: Heap) -> None:
-    """What already lies where the request goes stays there, so that its uses end would bring nothing."""
-    heap.free(grown(heap, 2 * PAGE))
-    assert heap.plan(4 * PAGE, 0, most=PAGE) == ()
-    assert heap.plan(4 * PAGE, 0, most=2 * PAGE) != ()
+def test_only_memory_that_could_be_taken_is_waited_for() -> None:
+    """What is live again, or lies where the request goes, does not count among what a wait would bring."""
+    heap = Heap()
+    heap.add_space(BASE, 256 * PAGE, 1, PAGE)
+    blocks = [grown(heap, PAGE) for _ in range(66)]
+    taken, last = grown(heap, 2 * PAGE), grown(heap, 2 * PAGE)
+    heap.free_many(blocks[::2])
+    heap.free(taken)
+    assert heap.take(2 * PAGE, 0) == taken
+    heap.free(last)
+    assert heap.plan(42 * PAGE, 0, most=6 * PAGE) == ()
+    assert heap.plan(42 * PAGE, 0, most=7 * PAGE) == ((0, 1),)
 
 
 def test_blocks_of_a_page_or_more_are_not_cached() -> None:
