@@ -23,7 +23,7 @@ from time import monotonic, sleep
 from types import GenericAlias
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, HeapReport, RetireCounts, SegmentCounts,
+    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, Move, Plan, RetireCounts, SegmentCounts,
 )
 from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest
 

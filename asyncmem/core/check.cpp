@@ -34,7 +34,8 @@ std::string Heap::check_segment(uint32_t id) const {
         if (std::string wrong = check_block(block, segment); !wrong.empty()) return wrong;
         address += bytes(node);
     }
-    return address == segment.address + segment.nbytes ? "" : at(segment.address, "blocks do not fill their segment");
+    if (address != segment.address + segment.nbytes) return at(segment.address, "blocks do not fill their segment");
+    return segment.space ? check_space(id) : "";
 }
 
 std::string Heap::check_block(BlockId block, const Segment& segment) const {
@@ -64,6 +65,10 @@ std::string Heap::check_block(BlockId block, const Segment& segment) const {
             if (segment.arena > 1 || !cacheable(node)) return at(node.address, "cached block in the wrong arena");
             if (!node.shared && (node.more || !node.epoch)) return at(node.address, "stream cache holds another stream's block");
             return "";
+        case State::Bare:
+        case State::Lifted:
+        case State::Filling:
+            return segment.space ? "" : at(node.address, "block of a space outside of any");
         default:
             return at(node.address, "block in no state that lasts");
     }
@@ -75,10 +80,10 @@ std::string Heap::check_sums() const {
     std::vector<uint64_t> free(arenas_.size()), charged(ledger_.size()), requested(ledger_.size());
     for (const Segment& segment : segments_) {
         if (!segment.used) continue;
-        if (!segment.container) reserved += segment.nbytes;
+        if (!segment.container) reserved += segment.mapped;
         for (BlockId block = segment.first; block; block = nodes_[block].after) {
             const Node& node = nodes_[block];
-            if (node.state == State::Free) free[node.arena] += bytes(node);
+            if (node.state == State::Free) free[node.arena] += mapped(node);
             if (node.state == State::Cached) cached += bytes(node);
             if (node.state != State::Live && node.state != State::Leased) continue;
             ++live_blocks;
@@ -93,7 +98,8 @@ std::string Heap::check_sums() const {
     uint64_t expected = all.hits[0] + all.hits[1] + all.hits[2] - all.frees - leases_closed_;
     if (reserved != reserved_ || live != ledger_[0].live || cached != cached_ || live_blocks != expected)
         return "the heap's totals differ from the sum of its blocks";
-    if (reserved_ != live + arenas_[0].free + arenas_[1].free + cached_) return "reserved is not live + free + cached";
+    if (reserved_ != live + arenas_[0].free + arenas_[1].free + cached_ + lifted_)
+        return "reserved is not live + free + cached + lifted";
     for (size_t a = 0; a < arenas_.size(); ++a)
         if (free[a] != arenas_[a].free) return "arena " + std::to_string(a) + ": free bytes differ from its blocks";
     for (uint32_t a = 0; a < ledger_.size(); ++a)

@@ -17,6 +17,7 @@
 #include "ledger.hpp"
 #include "lock.hpp"
 #include "node.hpp"
+#include "space.hpp"
 
 namespace asyncmem {
 
@@ -61,9 +62,11 @@ struct Granted {
 
 struct Segment {
     uint64_t address = 0, nbytes = 0;
+    uint64_t mapped = 0;    // bytes that have memory behind them: all of them, but for a space
     BlockId first = 0;
     BlockId container = 0;  // a lease's range: the leased block it lies in
     uint32_t arena = 0;
+    uint32_t space = 0;     // 1 + index of its Space, 0 for an ordinary one
     bool used = false;
 };
 
@@ -71,7 +74,7 @@ struct Counts {
     uint64_t reserved, live, free, cached, stream_cached, shared_cached, empty;
     uint64_t peak_live, peak_cached, peak_reserved;
     uint64_t allocations, frees, hits[3], foreign, misses, refusals, barred, splits, merges;
-    uint64_t live_blocks, free_blocks, cached_blocks, segments, streams, accounts, leases, touched;
+    uint64_t lifted, live_blocks, free_blocks, cached_blocks, segments, streams, accounts, leases, touched;
 };
 
 struct SegmentInfo {
@@ -91,6 +94,33 @@ struct BlockInfo {
     State state;
     uint32_t arena, stream, account;
     Entries entries;
+};
+
+struct Range {
+    uint64_t address, nbytes;
+};
+
+struct HandleInfo {
+    uint32_t segment;
+    uint64_t address, nbytes;
+    Entries uses;
+};
+
+// A handle that is idle where it is mapped, and the bare address to map it at; 0 to release it.
+struct Move {
+    uint32_t segment;
+    uint64_t address, nbytes;
+    uint64_t to;
+};
+
+// How a request gets its memory: all of the range is lifted, and parts of it have none yet.
+struct Plan {
+    bool found = false;
+    uint32_t segment = 0;
+    uint64_t address = 0, nbytes = 0;
+    std::vector<Move> moves;
+    std::vector<Range> fresh;  // what nothing is moved to
+    Entries waits;             // nothing found, and done once these are: enough to find something
 };
 
 class Heap {
@@ -114,6 +144,18 @@ public:
     Entries remove_segment(uint32_t segment);
     std::vector<SegmentInfo> segments() const;
     std::vector<EmptySegment> empty_segments() const;
+
+    // Spaces: ranges of addresses of which pages are mapped and unmapped (spaces.cpp).
+    uint32_t add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page);
+    void remove_space(uint32_t segment);
+    void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes);
+    void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes);
+    void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
+    std::vector<HandleInfo> handles() const;
+    // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
+    // `most` more where too little can be; and which idle memory to give back, the oldest first.
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most);
+    Plan reclaim(uint64_t nbytes);
 
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
     BlockId take(const Ask& ask, Outcome& outcome);
@@ -173,6 +215,7 @@ private:
         uint64_t free = 0;
         Edge edge;
         uint32_t segment = 0;  // a lease's own range
+        uint32_t space = 0;    // 1 + the segment that is its space, 0 for none
         bool used = false;
     };
     // How far an entry of another stream must have come for its block to be eligible.
@@ -183,7 +226,16 @@ private:
         Bound bound;
         uint32_t window;  // candidates looked at in one class
         uint32_t touched = 0;
+        bool bare = false;  // a block was found, and memory is missing behind it
     };
+    // The searches that one request goes through, each of which finds what the one before did not; the first is take()'s.
+    static constexpr uint32_t narrow = 32, wide = 4096;
+    struct Reach {
+        Bound bound;
+        uint32_t window;
+    };
+    static constexpr Reach reaches[] = {
+        {Bound::Done, narrow}, {Bound::Done, wide}, {Bound::Recorded, wide}, {Bound::Any, wide}};
 
     // The lock, for all that looks at free blocks: it finds them where they belong.
     class Settled {
@@ -201,13 +253,18 @@ private:
         uint64_t mask = (uint64_t{1} << shift_) - 1;
         return (nbytes + mask) & ~mask;
     }
+    // Of a free block, the bytes that have memory behind them.
+    uint64_t mapped(const Node& node) const { return bytes(node) - (node.bare ? bare_bytes(node) : 0); }
+    uint64_t bare_bytes(const Node& node) const;
+    uint32_t bare_pages(const Node& node, uint64_t nbytes) const;
     uint32_t natural_arena(uint64_t nbytes) const { return nbytes < tuning_.small_limit ? 0 : 1; }
     bool cacheable(const Node& node) const { return node.arena == natural_arena(bytes(node)); }
 
     // placing (place.cpp)
     bool eligible(const Node& node, uint32_t stream, Bound bound) const;
+    static bool better(const Node& a, const Node& b);
     BlockId best_of(const CandidateList& list, uint32_t cls, bool all, Search& search) const;
-    BlockId find(FreeIndex& index, bool all, Search& search) const;
+    BlockId find(FreeIndex& index, bool all, Search& search, uint32_t last) const;
     BlockId place(uint32_t arena, Search& search);
     BlockId place(const Ask& ask, Search& search);
     void carve(BlockId block, uint64_t granules);
@@ -222,6 +279,7 @@ private:
     bool joins(const Node& a, const Node& b) const;
     bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
+    void unite(BlockId low, BlockId high);
     FreeIndex& index_of(const Node& node);
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
@@ -280,6 +338,29 @@ private:
     void adopt_range(const Segment& range, const Node& container);
     SegmentInfo survey(uint32_t segment) const;
 
+    // spaces (spaces.cpp)
+    Space& space_of(uint32_t segment) const;
+    BlockId cut(BlockId block, uint64_t granules);
+    void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
+    BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
+    void stamp(const Node& node);
+    void file_hole(BlockId block, bool free);
+    bool belong(const Node& a, const Node& b) const;
+    BlockId reunite(BlockId block);
+    void unhold(Space& space, BlockId block);
+    std::string check_space(uint32_t segment) const;
+    uint64_t check_handles(uint32_t segment) const;
+    BlockId idle(const Handle& handle) const;
+    bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
+    Entries uses(HandleId id) const;
+
+    // planning (plan.cpp)
+    class Picking;
+    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules);
+    BlockId extend(Space& space, uint64_t granules);
+    BlockId cut_end(Space& space, uint64_t nbytes);
+    std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
+
     std::string check_segment(uint32_t segment) const;
     std::string check_block(BlockId block, const Segment& segment) const;
     std::string check_sums() const;
@@ -297,10 +378,15 @@ private:
     std::vector<uint32_t> free_arenas_;
     std::vector<Segment> segments_;
     std::vector<uint32_t> free_segments_;
+    std::vector<std::unique_ptr<Space>> spaces_;
+    Handles handles_;
     Ledger ledger_;
     BinTable<10> shared_;
+    // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would
+    // keep its memory from being moved.
+    uint64_t paged_from_ = UINT64_MAX;  // granules
     uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
-    uint64_t reserved_ = 0, cached_ = 0;
+    uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;
     uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free
     Counts total_{};  // counters and peaks that no account has; counts() fills in the rest
 };

@@ -18,6 +18,9 @@ enum class State : uint8_t {
     Cached,   // in a bin of a stream cache or of the shared cache
     Leased,   // granted, and turned into an arena of its own
     Pending,  // free, on its way into an index
+    Bare,     // the addresses of a space that were never used: its end
+    Lifted,   // part of a space with memory behind it, held back while pages are mapped or unmapped
+    Filling,  // likewise, without memory
 };
 
 struct Node {
@@ -33,7 +36,10 @@ struct Node {
     uint32_t link;           // Free: class of its candidate list; Cached: previous in the bin; Live: level of the take
     uint32_t segment;
     uint32_t arena;
-    uint32_t account;
+    union {
+        uint32_t account;  // live
+        uint32_t bare;     // Free or Pending: how many of its pages have no memory behind them
+    };
     uint16_t slack;  // rounded size minus the size asked for
     State state;
     bool shared;  // Cached: in the shared cache rather than in its stream's

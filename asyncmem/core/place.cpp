@@ -19,7 +19,7 @@ Entries Heap::raw_entries(const Node& node) const {
 }
 
 Entries Heap::undone(Entries entries) const {
-    std::erase_if(entries, [this](const Entry& e) { return e.epoch <= streams_[e.stream]->epochs.done; });
+    std::erase_if(entries, [this](const Entry& entry) { return is_done(entry); });
     return entries;
 }
 
@@ -35,7 +35,7 @@ void Heap::store_entries(Node& node, Entries entries) {
     }
 }
 
-inline void Heap::purge(Node& node) {
+void Heap::purge(Node& node) {
     if (node.more) [[unlikely]] {
         store_entries(node, undone(raw_entries(node)));
     } else if (node.epoch <= streams_[node.stream]->epochs.done) {
@@ -105,21 +105,28 @@ inline void Heap::index_insert(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(nodes_, block);
     node.state = State::Free;
+    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, true);
 }
 
 void Heap::index_add(BlockId block) {
     index_insert(block);
-    arenas_[nodes_[block].arena].free += bytes(nodes_[block]);
+    arenas_[nodes_[block].arena].free += mapped(nodes_[block]);
 }
 
 void Heap::index_remove(BlockId block) {
     Node& node = nodes_[block];
+    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, false);
     index_of(node).remove(nodes_, block);
     node.state = State::Pending;
-    arenas_[node.arena].free -= bytes(node);
+    arenas_[node.arena].free -= mapped(node);
 }
 
 // Searching.
+
+// Whether a block serves a request better than another that fits as well: it is smaller, or as large and lower.
+inline bool Heap::better(const Node& a, const Node& b) {
+    return a.granules != b.granules ? a.granules < b.granules : a.address < b.address;
+}
 
 // The best of the newest `window` candidates: the smallest that fits, then the lowest address.
 BlockId Heap::best_of(const CandidateList& list, uint32_t cls, bool all, Search& search) const {
@@ -139,26 +146,28 @@ BlockId Heap::best_of(const CandidateList& list, uint32_t cls, bool all, Search&
     return best ? best->node : 0;
 }
 
-// Search one index from the class of the size upwards, for at most two windows of candidates.
-BlockId Heap::find(FreeIndex& index, bool all, Search& search) const {
+// Search one index from the class of the size up to the last one, for at most two windows of candidates.
+BlockId Heap::find(FreeIndex& index, bool all, Search& search, uint32_t last) const {
     uint32_t most = search.touched + 2 * search.window;
     uint32_t cls = index.next(class_of(search.granules));
-    while (cls != FreeIndex::none && search.touched < most) {
+    while (cls != FreeIndex::none && cls <= last && search.touched < most) {
         if (BlockId block = best_of(index.at(cls), cls, all, search)) return block;
         cls = index.next(cls + 1);
     }
     return 0;
 }
 
-// Own blocks first, then clean ones, then those of other streams in their order, then those of several streams.
+// The best of its own blocks and of clean ones, then those of other streams in their order, then those of several streams.
 BlockId Heap::place(uint32_t arena, Search& search) {
     auto& by_key = arenas_[arena].by_key;
-    auto look = [&](size_t key, bool all) -> BlockId {
+    auto look = [&](size_t key, bool all, uint32_t last = FreeIndex::none) -> BlockId {
         if (key >= by_key.size() || !by_key[key] || !by_key[key]->count()) return 0;
-        return find(*by_key[key], all, search);
+        return find(*by_key[key], all, search, last);
     };
-    if (BlockId block = look(2 + search.stream, true)) return block;
-    if (BlockId block = look(0, true)) return block;
+    BlockId own = look(2 + search.stream, true);
+    BlockId clean = look(0, true, own ? class_of(nodes_[own].granules) : FreeIndex::none);
+    if (own && clean) return better(nodes_[own], nodes_[clean]) ? own : clean;
+    if (own || clean) return own ? own : clean;
     for (size_t key = 2; key < by_key.size(); ++key) {
         if (key == 2 + size_t{search.stream}) continue;
         if (BlockId block = look(key, false)) return block;
@@ -177,6 +186,8 @@ BlockId Heap::place(const Ask& ask, Search& search) {
         block = place(1 - arena, search);
     }
     if (!block) return 0;
+    search.bare = nodes_[block].bare && bare_pages(nodes_[block], search.granules << shift_);
+    if (search.bare) return 0;
     index_remove(block);
     carve(block, search.granules);
     if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
@@ -185,9 +196,8 @@ BlockId Heap::place(const Ask& ask, Search& search) {
 
 // Cutting and joining.
 
-// Cut the block down to `granules`; the rest, with a copy of its entries, becomes a free block after it.
-void Heap::carve(BlockId block, uint64_t granules) {
-    if (nodes_[block].granules == granules) return;
+// Cut a block in two and answer the upper part, of the same state and entries. Neither is in any list.
+BlockId Heap::cut(BlockId block, uint64_t granules) {
     BlockId rest = nodes_.acquire();
     Node& node = nodes_[block];
     Node& tail = nodes_[rest];
@@ -199,6 +209,19 @@ void Heap::carve(BlockId block, uint64_t granules) {
     if (tail.after) nodes_[tail.after].before = rest;
     node.after = rest;
     node.granules = granules;
+    if (node.bare && node.state == State::Pending) [[unlikely]] {
+        bool lower = node.granules < tail.granules;
+        uint32_t counted = bare_pages(lower ? node : tail, bytes(lower ? node : tail));
+        (lower ? node : tail).bare = counted;
+        (lower ? tail : node).bare -= counted;
+    }
+    return rest;
+}
+
+// Cut the block down to `granules`; the rest, with a copy of its entries, becomes a free block after it.
+void Heap::carve(BlockId block, uint64_t granules) {
+    if (nodes_[block].granules == granules) return;
+    BlockId rest = cut(block, granules);
     lay(rest);
     ++total_.splits;
 }
@@ -217,10 +240,22 @@ bool Heap::lists_join(const Node& a, const Node& b) const {
 
 // Join a block with the one after it; both are out of the index. The lower one stays.
 void Heap::absorb(BlockId low, BlockId high) {
+    purge(nodes_[low]);
+    purge(nodes_[high]);
+    if (uint32_t space = segments_[nodes_[low].segment].space) {
+        // Memory that lies below both may be idle from now on.
+        uint64_t border = nodes_[high].address;
+        HandleId id = spaces_[space - 1]->handle(border);
+        if (id && handles_[id].address < border) handles_.queue(id);
+    }
+    unite(low, high);
+    ++total_.merges;
+}
+
+// The joining itself, with all that either waits for.
+void Heap::unite(BlockId low, BlockId high) {
     Node& a = nodes_[low];
     Node& b = nodes_[high];
-    purge(a);
-    purge(b);
     if (!a.more && !b.more && (!a.epoch || !b.epoch || a.stream == b.stream)) {
         if (!a.epoch) a.stream = b.stream;
         a.epoch = std::max(a.epoch, b.epoch);
@@ -229,10 +264,10 @@ void Heap::absorb(BlockId low, BlockId high) {
         store_entries(b, {});
     }
     a.granules += b.granules;
+    a.bare += b.bare;
     a.after = b.after;
     if (a.after) nodes_[a.after].before = low;
     nodes_.release(high);
-    ++total_.merges;
 }
 
 // Join a block that is in no list with the free neighbours that it may join, and answer what became of it.
@@ -260,7 +295,9 @@ BlockId Heap::join(BlockId block) {
 void Heap::settle(BlockId block) {
     Node& node = nodes_[block];
     purge(node);
+    if (segments_[node.segment].space) stamp(node);
     node.state = State::Pending;
+    node.bare = 0;
     Arena& arena = arenas_[node.arena];
     if (arena.edge.rest) {
         if (park(arena, block)) return;
@@ -280,7 +317,7 @@ inline void Heap::lay(BlockId block) {
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
     node.state = State::Pending;
-    arena.free += bytes(node);
+    arena.free += mapped(node);
     arena.edge.rest = block;
     ++edges_open_;
 }
@@ -288,27 +325,36 @@ inline void Heap::lay(BlockId block) {
 // Whether the edge, were it in the index of the stream's own blocks, would be what placement finds there.
 bool Heap::edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const {
     search.touched = 1;
-    size_t key = 2 + size_t{search.stream};
-    if (granules <= search.granules) return false;
-    if (key >= arena.by_key.size() || !arena.by_key[key]) return true;
-    const FreeIndex& index = *arena.by_key[key];
+    if (granules < search.granules) return false;
     uint32_t cls = class_of(granules);
-    uint32_t first = index.next(class_of(search.granules));
-    if (first != cls || !tuning_.best_fit) return first >= cls;
-    const CandidateList& list = index.at(cls);
-    if (list.size() >= search.window) return false;
-    BlockId rival = best_of(list, cls, true, search);
-    return !rival || nodes_[rival].granules > granules || (nodes_[rival].granules == granules && nodes_[rival].address > address);
+    auto yields = [&](size_t key) {  // whether nothing in that index serves better
+        if (key >= arena.by_key.size() || !arena.by_key[key]) return true;
+        const FreeIndex& index = *arena.by_key[key];
+        uint32_t first = index.next(class_of(search.granules));
+        if (first != cls) return first > cls;
+        if (!tuning_.best_fit) return key != 0;
+        const CandidateList& list = index.at(cls);
+        if (list.size() >= search.window) return false;
+        BlockId rival = best_of(list, cls, true, search);
+        if (!rival) return true;
+        const Node& node = nodes_[rival];
+        return node.granules != granules ? node.granules > granules : node.address > address;
+    };
+    return yields(2 + size_t{search.stream}) && yields(0);
 }
 
 // Serve a take from the arena's edge, if placement would, else close it and answer 0.
 BlockId Heap::take_edge(Arena& arena, Search& search) {
     BlockId block = arena.edge.rest;
     Node& rest = nodes_[block];
+    if (rest.bare) {
+        close_edge(arena);
+        return 0;
+    }
     if (BlockId parked = arena.edge.parked) {
         Node& front = nodes_[parked];
         uint64_t all = front.granules + rest.granules;
-        if (front.stream == search.stream && edge_serves(arena, front.address, all, search)) {
+        if (front.stream == search.stream && all > search.granules && edge_serves(arena, front.address, all, search)) {
             arena.edge.parked = 0;
             front.granules = search.granules;
             rest.address = front.address + (search.granules << shift_);
@@ -341,7 +387,7 @@ bool Heap::park(Arena& arena, BlockId block) {
     }
     const Node& rest = nodes_[arena.edge.rest];
     if (node.after != arena.edge.rest || arena.edge.parked) return false;
-    if (node.more || rest.more || !node.epoch || !joins(node, rest)) return false;
+    if (rest.bare || node.more || rest.more || !node.epoch || !joins(node, rest)) return false;
     if (rest.stream == node.stream && rest.epoch > node.epoch) return false;
     if (node.before && nodes_[node.before].state == State::Free) return false;
     if (rest.after && nodes_[rest.after].state == State::Free) return false;

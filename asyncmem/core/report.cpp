@@ -53,7 +53,7 @@ uint64_t Heap::pending_bytes() const {
             const FreeIndex& index = *by_key[key];
             for (uint32_t cls = index.next(0); cls != FreeIndex::none; cls = index.next(cls + 1))
                 for (const Candidate& c : index.at(cls))
-                    if (!undone(raw_entries(nodes_[c.node])).empty()) pending += bytes(nodes_[c.node]);
+                    if (!undone(raw_entries(nodes_[c.node])).empty()) pending += mapped(nodes_[c.node]);
         }
     }
     return pending;
@@ -67,6 +67,7 @@ Counts Heap::counts() const {
     c.peak_live = ledger_[0].peak;
     c.free = arenas_[0].free + arenas_[1].free;
     c.cached = cached_;
+    c.lifted = lifted_;
     c.shared_cached = shared_.bytes();
     c.stream_cached = cached_ - c.shared_cached;
     c.cached_blocks = shared_.blocks();
@@ -83,7 +84,7 @@ Counts Heap::counts() const {
         if (!segment.used || segment.container) continue;
         ++c.segments;
         const Node& first = nodes_[segment.first];
-        if (first.state == State::Free && !first.after) c.empty += segment.nbytes;
+        if (first.state == State::Free && !first.after && !segment.space) c.empty += segment.nbytes;
     }
     c.streams = streams_.size();
     for (uint32_t a = 0; a < ledger_.size(); ++a) c.accounts += ledger_[a].used;
@@ -105,16 +106,16 @@ SegmentInfo Heap::survey(uint32_t id) const {
     info.id = id;
     info.arena = segment.arena;
     info.address = segment.address;
-    info.nbytes = segment.nbytes;
+    info.nbytes = segment.mapped;
     for (BlockId block = segment.first; block; block = nodes_[block].after) {
         const Node& node = nodes_[block];
         if (node.state == State::Free) {
-            info.free += bytes(node);
+            info.free += mapped(node);
             info.largest = std::max(info.largest, bytes(node));
             ++info.holes;
         } else if (node.state == State::Cached) {
             info.cached += bytes(node);
-        } else {
+        } else if (node.state == State::Live || node.state == State::Leased) {
             info.live += bytes(node);
             ++info.live_blocks;
         }
@@ -127,7 +128,7 @@ std::vector<EmptySegment> Heap::empty_segments() const {
     std::vector<EmptySegment> empty;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
-        if (!segment.used || segment.container) continue;
+        if (!segment.used || segment.container || segment.space) continue;
         const Node& first = nodes_[segment.first];
         if (first.state != State::Free || first.after) continue;
         empty.push_back({s, segment.address, segment.nbytes, undone(raw_entries(first))});

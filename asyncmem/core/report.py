@@ -24,7 +24,7 @@ class HeapCounts(NamedTuple):
     """Gauges and counters of a whole heap. Sizes are bytes; counters run from the heap's birth."""
 
     reserved: int
-    """Bytes in segments: always live + free + cached."""
+    """Bytes in segments, and mapped in spaces: always live + free + cached + lifted."""
     live: int
     """Bytes of granted blocks, rounded to granules; an open lease counts whole."""
     free: int
@@ -35,6 +35,8 @@ class HeapCounts(NamedTuple):
     """Bytes in the stream caches."""
     shared_cached: int
     """Bytes in the shared cache."""
+    lifted: int
+    """Bytes in spaces that are held back while memory is mapped or unmapped."""
     empty: int
     """Bytes of segments that are one free block: what could go back to the driver at once."""
     peak_live: int
@@ -81,6 +83,51 @@ class HeapCounts(NamedTuple):
     """Leases open."""
     touched: int
     """Most nodes that any one take examined: bounded, whatever the number of blocks."""
+
+
+class HandleInfo(NamedTuple):
+    """One piece of physical memory behind a space's addresses."""
+
+    segment: int
+    """The space it is mapped in."""
+    address: int
+    """Where."""
+    nbytes: int
+    """How large it is; it is unmapped as a whole."""
+    entries: tuple[tuple[int, int], ...]
+    """(stream, epoch) of the uses that are not known to be done."""
+
+
+class Move(NamedTuple):
+    """A handle to be unmapped, and where it goes."""
+
+    segment: int
+    """The space it is mapped in."""
+    address: int
+    """Where it is mapped."""
+    nbytes: int
+    """How large it is."""
+    to: int
+    """The address to map it at, in the plan's space; 0 where it is released."""
+
+
+class Plan(NamedTuple):
+    """How a request gets memory in a space. All that it names is lifted: nobody else takes it until it is let go.
+
+    The moves come first, each of them unmapped before it is mapped again, then the new handles, so that there is never
+    more memory than before and after.
+    """
+
+    segment: int
+    """The space that the request is to be served in."""
+    address: int
+    """Where; what is let go here afterwards serves the request."""
+    nbytes: int
+    """How many bytes are lifted there, 0 where only memory is given back."""
+    moves: tuple[Move, ...]
+    """What is unmapped: its uses are done."""
+    fresh: tuple[tuple[int, int], ...]
+    """(address, bytes) of each new handle."""
 
 
 class AccountCounts(NamedTuple):

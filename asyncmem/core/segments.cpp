@@ -62,7 +62,7 @@ uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, ui
     if (arena > 1) throw std::invalid_argument("segments are born in arena 0 or 1");
     if (!nbytes || nbytes > max_size || (nbytes & mask) || (address & mask) || address + nbytes < address)
         throw std::invalid_argument("a segment's address and size must be whole granules");
-    uint32_t id = add_range({.address = address, .nbytes = nbytes, .arena = arena, .used = true},
+    uint32_t id = add_range({.address = address, .nbytes = nbytes, .mapped = nbytes, .arena = arena, .used = true},
                             streams_[stream]->epochs.open, stream);
     ledger_.close_up();  // what has come is for whoever waits
     reserved_ += nbytes;
@@ -95,7 +95,7 @@ uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream
 
 Entries Heap::remove_segment(uint32_t segment) {
     Settled settled(*this);
-    if (segment >= segments_.size() || !segments_[segment].used || segments_[segment].container)
+    if (segment >= segments_.size() || !segments_[segment].used || segments_[segment].container || segments_[segment].space)
         throw std::invalid_argument("unknown segment");
     BlockId block = segments_[segment].first;
     if (nodes_[block].state != State::Free || nodes_[block].after)

@@ -41,6 +41,13 @@ cdef vector[Entry] _entries_in(object entries) except *:
     return all
 
 
+cdef object _plan_out(const CPlan& plan):
+    moves = tuple([Move(plan.moves[i].segment, plan.moves[i].address, plan.moves[i].nbytes, plan.moves[i].to)
+                   for i in range(plan.moves.size())])
+    fresh = tuple([(plan.fresh[i].address, plan.fresh[i].nbytes) for i in range(plan.fresh.size())])
+    return Plan(plan.segment, plan.address, plan.nbytes, moves, fresh)
+
+
 cdef Tuning _tuned(Tuning tuning, dict options) except *:
     for name, value in options.items():
         if name == "strategy":
@@ -131,6 +138,52 @@ cdef class Heap:
         """Answer (segment, address, nbytes, entries) of every segment that is one free block."""
         cdef vector[EmptySegment] found = self.c.empty_segments()
         return [(found[i].id, found[i].address, found[i].nbytes, _entries_out(found[i].entries))
+                for i in range(found.size())]
+
+    def add_space(self, address, nbytes, arena, page):
+        """Add a range of addresses without memory, of which pages of `page` bytes are mapped, and answer the segment's id.
+
+        There is one space in each of arenas 0 and 1. Blocks of a page or more are not cached from then on.
+        """
+        return self.c.add_space(
+            _whole(address, "address"), _whole(nbytes, "nbytes"), _index(arena, "arena"), _whole(page, "page"))
+
+    def remove_space(self, segment):
+        """Take a space out that has no memory mapped."""
+        self.c.remove_space(_index(segment, "segment"))
+
+    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT):
+        """Answer a Plan for a request that missed, or the entries that make it possible once they are done.
+
+        New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
+        is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
+        tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
+        """
+        cdef CPlan plan = self.c.plan(
+            self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"))
+        return _plan_out(plan) if plan.found else _entries_out(plan.waits)
+
+    def reclaim(self, nbytes):
+        """Answer a Plan that gives back `nbytes` of idle memory or a little more, or what there is; None for nothing."""
+        cdef CPlan plan = self.c.reclaim(_whole(nbytes, "nbytes"))
+        return _plan_out(plan) if plan.found else None
+
+    def set_mapped(self, segment, address, nbytes):
+        """Note that a handle has been mapped in a lifted range."""
+        self.c.set_mapped(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
+
+    def set_bare(self, segment, address, nbytes):
+        """Note that a lifted handle has been unmapped; all uses of it were done."""
+        self.c.set_bare(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
+
+    def let_go(self, segment, address, nbytes):
+        """End the lifting of a range: it is free, with the memory that it has now."""
+        self.c.let_go(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
+
+    def handles(self):
+        """Answer every handle that is mapped."""
+        cdef vector[CHandleInfo] found = self.c.handles()
+        return [HandleInfo(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
                 for i in range(found.size())]
 
     def take(self, nbytes, stream, account=0, arena=-1, anywhere=False):
@@ -310,7 +363,7 @@ cdef class Heap:
         """Answer every gauge and counter, read under one lock."""
         cdef Counts c = self.c.counts()
         return HeapCounts(
-            c.reserved, c.live, c.free, c.cached, c.stream_cached, c.shared_cached, c.empty,
+            c.reserved, c.live, c.free, c.cached, c.stream_cached, c.shared_cached, c.lifted, c.empty,
             c.peak_live, c.peak_cached, c.peak_reserved, c.allocations, c.frees, c.hits[0], c.hits[1], c.hits[2],
             c.foreign, c.misses, c.refusals, c.barred, c.splits, c.merges, c.live_blocks, c.free_blocks,
             c.cached_blocks, c.segments, c.streams, c.accounts, c.leases, c.touched)
@@ -335,4 +388,4 @@ cdef class Heap:
             raise HeapCorrupted((<bytes>wrong).decode())
 
 
-cdef dict _STATE_NAMES = {<int>State.Live: "live", <int>State.Free: "free", <int>State.Cached: "cached", <int>State.Leased: "leased"}
+cdef dict _STATE_NAMES = {<int>State.Live: "live", <int>State.Free: "free", <int>State.Cached: "cached", <int>State.Leased: "leased", <int>State.Bare: "bare", <int>State.Lifted: "lifted", <int>State.Filling: "filling"}

@@ -5,7 +5,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
     const uint64_t no_limit
 
     cdef enum class State(uint8_t):
-        Live, Free, Cached, Leased
+        Live, Free, Cached, Leased, Bare, Lifted, Filling
 
     cdef enum Reason:
         Served, NoMemory, OverLimit, GateClosed
@@ -47,7 +47,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         int32_t parent
 
     cdef struct Counts:
-        uint64_t reserved, live, free, cached, stream_cached, shared_cached, empty
+        uint64_t reserved, live, free, cached, stream_cached, shared_cached, lifted, empty
         uint64_t peak_live, peak_cached, peak_reserved
         uint64_t allocations, frees
         uint64_t hits[3]
@@ -57,6 +57,26 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
     cdef cppclass SegmentInfo:
         uint32_t id, arena
         uint64_t address, nbytes, live, free, cached, largest, live_blocks, holes
+
+    cdef struct Range:
+        uint64_t address, nbytes
+
+    cdef struct CMove "asyncmem::Move":
+        uint32_t segment
+        uint64_t address, nbytes, to
+
+    cdef cppclass CPlan "asyncmem::Plan":
+        bint found
+        uint32_t segment
+        uint64_t address, nbytes
+        vector[CMove] moves
+        vector[Range] fresh
+        vector[Entry] waits
+
+    cdef cppclass CHandleInfo "asyncmem::HandleInfo":
+        uint32_t segment
+        uint64_t address, nbytes
+        vector[Entry] uses
 
     cdef cppclass EmptySegment:
         uint32_t id
@@ -82,6 +102,14 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         int entry_state(uint32_t stream, uint64_t epoch) except +
         uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) except +
         vector[Entry] remove_segment(uint32_t segment) except +
+        uint32_t add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page) except +
+        void remove_space(uint32_t segment) except +
+        void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) except +
+        void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
+        void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
+        vector[CHandleInfo] handles() except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most) except +
+        CPlan reclaim(uint64_t nbytes) except +
         vector[SegmentInfo] segments() except +
         vector[EmptySegment] empty_segments() except +
         uint32_t take(const Ask& ask, Outcome& outcome) except +

@@ -29,6 +29,8 @@ class Search:
     window: int
     """Candidates looked at in one class."""
     touched: int = 0
+    bare: bool = False
+    """A block was found, and memory is missing behind it."""
 
 
 class Placement:
@@ -107,11 +109,11 @@ class Placement:
                     break
         return best
 
-    def find(self, index: FreeIndex, search: Search, *, ordered: bool) -> Block | None:
-        """Search one index upwards from the class of the size; `ordered`: its blocks need nothing waited for."""
+    def find(self, index: FreeIndex, search: Search, *, ordered: bool, last: int | None = None) -> Block | None:
+        """Search one index from the class of the size up to `last`; `ordered`: its blocks need nothing waited for."""
         most = search.touched + 2 * search.window
         cls = index.next(class_of(search.granules))
-        while cls is not None and search.touched < most:
+        while cls is not None and (last is None or cls <= last) and search.touched < most:
             best = self.best_of(index.lists[cls], search, ordered=ordered)
             if best is not None:
                 return best
@@ -119,13 +121,18 @@ class Placement:
         return None
 
     def search_arena(self, arena: int, search: Search) -> Block | None:
-        """Look at own blocks first, then clean ones, then other streams' in their order, then those of several."""
+        """Take the best of own blocks and clean ones, else other streams' in their order, else those of several."""
         by_key = self.arenas[arena].by_key
         own = 2 + search.stream
-        order = [own, 0, *sorted(key for key in by_key if key >= 2 and key != own), 1]
-        for key in order:
+        mine = self.find(by_key[own], search, ordered=True) if own in by_key else None
+        last = None if mine is None else class_of(mine.granules)
+        clean = self.find(by_key[0], search, ordered=True, last=last) if 0 in by_key else None
+        usable = [one for one in (mine, clean) if one is not None]
+        if usable:
+            return min(usable, key=lambda one: (one.granules, one.address))
+        for key in [*sorted(key for key in by_key if key >= 2 and key != own), 1]:
             if key in by_key:
-                found = self.find(by_key[key], search, ordered=key in (own, 0))
+                found = self.find(by_key[key], search, ordered=False)
                 if found is not None:
                     return found
         return None
@@ -137,10 +144,15 @@ class Placement:
         block = self.search_arena(arena, search)
         if block is None and anywhere and arena < 2:
             block = self.search_arena(1 - arena, search)
-        if block is not None:
-            self.index_remove(block)
-            self.carve(block, search.granules)
+        if block is None or not self.serves(block, search):
+            return None
+        self.index_remove(block)
+        self.carve(block, search.granules)
         return block
+
+    def serves(self, _block: Block, _search: Search) -> bool:
+        """Answer whether a block that was found can be used."""
+        return True
 
     # -- cutting and joining ---------------------------------------------------------------------------------------
 
@@ -165,17 +177,27 @@ class Placement:
 
     def absorb(self, low: Block, high: Block) -> None:
         """Join a block with the one after it; both are out of the index."""
-        low.entries = joined(self.undone(low.entries), self.undone(high.entries))
+        low.entries, high.entries = self.undone(low.entries), self.undone(high.entries)
+        self.unite(low, high)
+        self.merges += 1
+
+    @staticmethod
+    def unite(low: Block, high: Block) -> None:
+        """Do the joining itself, with all that either waits for."""
+        low.entries = joined(low.entries, high.entries)
         low.granules += high.granules
         low.after = high.after
         if low.after is not None:
             low.after.before = low
-        self.merges += 1
 
     def settle(self, block: Block) -> None:
         """Give a block to the index, joined with the free neighbours that it may join."""
         block.entries = self.undone(block.entries)
         block.state = "pending"
+        self.index_add(self.join(block))
+
+    def join(self, block: Block) -> Block:
+        """Join a block that is in no list with the free neighbours that it may join, and answer what became of it."""
         for _ in range(CASCADE):
             before, after = block.before, block.after
             if before is not None and before.state == "free" and self.joins(before, block):
@@ -187,7 +209,7 @@ class Placement:
                 self.absorb(block, after)
             else:
                 break
-        self.index_add(block)
+        return block
 
     def merge(self) -> int:
         """Join all free neighbours, whatever they wait for, and forget entries that are done."""

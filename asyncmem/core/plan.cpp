@@ -1,0 +1,228 @@
+// Which addresses a request gets that finds no memory, and which memory is put there.
+//
+// Addresses are chosen as if memory were behind all that is free. So pages that are taken back change nothing about what
+// is placed where, and a program never needs more pages than if they all stayed.
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+
+#include "heap.hpp"
+
+namespace asyncmem {
+
+namespace {
+constexpr uint32_t patience = 32;  // handles in a row that are not ready, after which none is expected to be
+constexpr uint64_t parts = 32;     // of a request: a handle is no larger than one of them
+}  // namespace
+
+// The choice of handles for one plan. Nothing is changed but the queue, out of which those are taken that are in use.
+class Heap::Picking {
+public:
+    Picking(Heap& heap, Range kept, uint32_t segment) : heap_(heap), kept_(kept), segment_(segment) {
+        next_ = heap.handles_.oldest();
+    }
+
+    // The handle that has been idle the longest and is ready, or 0; each is answered once.
+    HandleId next() {
+        uint32_t unready = 0;
+        while (next_ && unready < patience) {
+            HandleId id = next_;
+            const Handle& handle = heap_.handles_[id];
+            next_ = handle.newer;
+            if (!heap_.idle(handle)) {
+                heap_.handles_.drop(id);
+            } else if (!kept(handle)) {
+                if (heap_.uses(id).empty()) return id;
+                later_.push_back(id);
+                ++unready;
+            }
+        }
+        return 0;
+    }
+
+    // What to wait for, so that handles of `nbytes` more are ready; nothing where there are not so many.
+    Entries waits(uint64_t nbytes) {
+        Entries all;
+        auto enough = [&](HandleId id) {
+            const Handle& handle = heap_.handles_[id];
+            if (kept(handle) || !heap_.idle(handle)) return false;
+            for (const Entry& entry : heap_.uses(id)) include(all, entry);
+            nbytes -= std::min(nbytes, handle.nbytes);
+            return nbytes == 0;
+        };
+        for (HandleId id : later_)
+            if (enough(id)) return all;
+        for (HandleId id = next_; id; id = heap_.handles_[id].newer)
+            if (enough(id)) return all;
+        return {};
+    }
+
+    // Lift a handle that was answered; `to` is where it goes.
+    Move lift(HandleId id, uint64_t to) {
+        const Handle& handle = heap_.handles_[id];
+        heap_.lift(heap_.space_of(handle.segment), heap_.idle(handle), handle.address, handle.nbytes);
+        heap_.handles_.drop(id);
+        return {handle.segment, handle.address, handle.nbytes, to};
+    }
+
+private:
+    bool kept(const Handle& handle) const {
+        return handle.segment == segment_ && handle.address < kept_.address + kept_.nbytes &&
+               kept_.address < handle.address + handle.nbytes;
+    }
+
+    Heap& heap_;
+    Range kept_;
+    uint32_t segment_;
+    HandleId next_;
+    std::vector<HandleId> later_;
+};
+
+// The free block in which a handle lies as a whole, or 0.
+BlockId Heap::idle(const Handle& handle) const {
+    BlockId block = space_of(handle.segment).hole_at(handle.address);
+    const Node& node = nodes_[block];
+    return block && handle.address + handle.nbytes <= node.address + bytes(node) ? block : 0;
+}
+
+// The free block that placement would serve if memory were behind all of it.
+BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules) {
+    for (Reach reach : reaches) {
+        Search search{granules, ask.stream, reach.bound, reach.window};
+        if (BlockId block = place(arena, search)) return block;
+    }
+    return 0;
+}
+
+// The free block at the end of what was used, made as large as the request needs; 0 when the space is too small.
+BlockId Heap::extend(Space& space, uint64_t granules) {
+    if (!space.end) return 0;
+    BlockId found = nodes_[space.end].before;
+    uint64_t need = granules << shift_, have = 0;
+    if (found && nodes_[found].state == State::Free) {
+        index_remove(found);
+        purge(nodes_[found]);
+        found = join(found);
+        have = bytes(nodes_[found]);
+    } else {
+        found = 0;
+    }
+    uint64_t more = space.up(need - std::min(need, have));
+    bool fits = more <= bytes(nodes_[space.end]);
+    if (fits && more) {
+        BlockId start = cut_end(space, more);
+        if (found) {
+            absorb(found, start);
+        } else {
+            found = start;
+        }
+    }
+    if (found) index_add(found);
+    return fits ? found : 0;
+}
+
+// The first of a space's addresses that were never used, as a block in no list.
+BlockId Heap::cut_end(Space& space, uint64_t nbytes) {
+    BlockId start = space.end;
+    Node& node = nodes_[start];
+    space.end = nbytes < bytes(node) ? cut(start, nbytes >> shift_) : 0;
+    node.state = State::Pending;
+    node.bare = static_cast<uint32_t>(nbytes / space.page());
+    return start;
+}
+
+// The stretches of a block's lower part that have no memory.
+std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nbytes) const {
+    std::vector<Range> found;
+    for (uint64_t at = address, end = address + nbytes; at < end;) {
+        HandleId id = space.handle(at);
+        uint64_t next = id ? handles_[id].address + handles_[id].nbytes : space.up(at + 1);
+        if (!id) {
+            if (found.empty() || found.back().address + found.back().nbytes != at) found.push_back({at, 0});
+            found.back().nbytes += next - at;
+        }
+        at = next;
+    }
+    return found;
+}
+
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
+    Settled settled(*this);
+    Plan plan;
+    need_stream(ask.stream);
+    if (ask.nbytes - 1 >= max_size) throw std::invalid_argument("size must be from 1 to 2**47 bytes");
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    if (!known_arena(arena)) throw std::invalid_argument("unknown arena");
+    if (arena > 1 || !arenas_[arena].space) return plan;
+    plan.segment = arenas_[arena].space - 1;
+    Space& space = space_of(plan.segment);
+    BlockId block = find_addresses(ask, arena, granules);
+    if (!block) block = extend(space, granules);
+    if (!block) return plan;
+    plan.address = nodes_[block].address;
+    if (nodes_[block].segment != plan.segment) {  // an ordinary segment's, which another search has found
+        plan.segment = nodes_[block].segment;
+        plan.found = true;
+        return plan;
+    }
+    // Up to the end of the last page, if that is bare: all of it is free then.
+    plan.nbytes = granules << shift_;
+    if (!space.handle(plan.address + plan.nbytes - 1)) plan.nbytes = space.up(plan.address + plan.nbytes) - plan.address;
+
+    // New memory as long as there is room, else what has been idle the longest, else new memory all the same. An idle
+    // handle that is too large for its gap is released, which makes room.
+    uint64_t beyond = 0;
+    Picking picking(*this, {plan.address, plan.nbytes}, plan.segment);
+    std::vector<std::pair<HandleId, uint64_t>> chosen;
+    uint64_t largest = std::max(space.page(), std::bit_floor((granules << shift_) / parts));
+    for (Range gap : gaps(space, plan.address, plan.nbytes)) {
+        while (gap.nbytes > room) {
+            HandleId id = picking.next();
+            if (!id) break;
+            uint64_t nbytes = handles_[id].nbytes;
+            chosen.emplace_back(id, nbytes <= gap.nbytes ? gap.address : 0);
+            if (nbytes > gap.nbytes) {
+                room += nbytes;
+            } else {
+                gap.address += nbytes;
+                gap.nbytes -= nbytes;
+            }
+        }
+        beyond += gap.nbytes - std::min(room, gap.nbytes);
+        room -= std::min(room, gap.nbytes);
+        while (gap.nbytes) {
+            uint64_t nbytes = std::min(largest, std::bit_floor(gap.nbytes));
+            plan.fresh.push_back({gap.address, nbytes});
+            gap.address += nbytes;
+            gap.nbytes -= nbytes;
+        }
+    }
+    if (beyond > most) {
+        plan.fresh.clear();
+        plan.waits = picking.waits(beyond - most);
+        return plan;
+    }
+    plan.found = true;
+    for (auto [id, to] : chosen) plan.moves.push_back(picking.lift(id, to));
+    lift(space, block, plan.address, plan.nbytes);
+    return plan;
+}
+
+Plan Heap::reclaim(uint64_t nbytes) {
+    Settled settled(*this);
+    Plan plan;
+    Picking picking(*this, {0, 0}, 0);
+    std::vector<HandleId> chosen;
+    for (uint64_t found = 0; found < nbytes;) {
+        HandleId id = picking.next();
+        if (!id) break;
+        chosen.push_back(id);
+        found += handles_[id].nbytes;
+    }
+    plan.found = !chosen.empty();
+    for (HandleId id : chosen) plan.moves.push_back(picking.lift(id, 0));
+    return plan;
+}
+
+}  // namespace asyncmem

@@ -1,0 +1,63 @@
+// A space: a range of addresses, the handles behind its pages, and its blocks that are out of the ordinary.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "handles.hpp"
+#include "holes.hpp"
+#include "node.hpp"
+
+namespace asyncmem {
+
+class Space {
+public:
+    Space(uint64_t address, uint64_t page) : address_(address), shift_(static_cast<uint32_t>(std::countr_zero(page))) {}
+
+    uint64_t page() const { return uint64_t{1} << shift_; }
+    uint64_t up(uint64_t address) const { return (address + page() - 1) & ~(page() - 1); }
+
+    // The handle behind an address, or 0.
+    HandleId handle(uint64_t address) const {
+        uint64_t p = (address - address_) >> shift_;
+        return p < pages_.size() ? pages_[p] : 0;
+    }
+    void set_handle(const Handle& handle, HandleId id) {
+        for (uint64_t a = handle.address; a < handle.address + handle.nbytes; a += page()) at(a) = id;
+    }
+
+    // Each handle that has a byte in a range, in the order of addresses.
+    template <class Look>
+    void each(uint64_t address, uint64_t nbytes, const Handles& handles, Look look) const {
+        for (uint64_t end = address + nbytes; address < end;) {
+            HandleId id = handle(address);
+            if (id) look(id);
+            address = id ? handles[id].address + handles[id].nbytes : up(address + 1);
+        }
+    }
+
+    // The page that a block is filed under in `holes`: its first whole one, if it has one.
+    uint64_t hole(uint64_t address) const { return (up(address) - address_) >> shift_; }
+    bool has_hole(uint64_t address, uint64_t nbytes) const { return up(address) + page() <= address + nbytes; }
+    BlockId hole_at(uint64_t address) const { return holes.below((address - address_) >> shift_); }
+
+    BlockId end = 0;                   // the addresses that were never used; 0 when all were
+    std::map<uint64_t, BlockId> held;  // blocks that are lifted or filling, by address
+    Holes holes;                       // blocks in the free index
+
+private:
+    HandleId& at(uint64_t address) {
+        uint64_t p = (address - address_) >> shift_;
+        if (p >= pages_.size()) pages_.resize(std::max<size_t>(p + 1, pages_.size() * 5 / 4));
+        return pages_[p];
+    }
+
+    uint64_t address_;
+    uint32_t shift_;
+    std::vector<HandleId> pages_;
+};
+
+}  // namespace asyncmem
