@@ -191,6 +191,7 @@ void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
         end += bytes(nodes_[block]);
     }
     if (!nbytes || end != address + nbytes) refuse("the range is not held");
+    ledger_.close_up();  // what has come is for whoever waits
     for (BlockId block = first, next; block; block = next) {
         next = nodes_[block].address + bytes(nodes_[block]) < end ? nodes_[block].after : 0;
         unhold(space, block);

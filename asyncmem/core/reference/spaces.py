@@ -257,6 +257,7 @@ class Spaces(Takes):
         whole = held and held[0].address == address and held[-1].address + held[-1].granules * self.granule == end
         if not whole or held != inside:
             raise ValueError("the range is not held")
+        self.ledger.wanted = 0  # what has come is for whoever waits
         for block in held:
             self.index_add(self.reunite(block))
         self.enqueue(space.behind(address, nbytes))
