@@ -173,9 +173,9 @@ def test_room_is_for_all_gaps_together(heap: Heap) -> None:
     low, middle, high = (grown(heap, PAGE) for _ in range(3))
     heap.free_many([low, high])
     finish(heap, 0)
-    plan = heap.reclaim(LOTS)
-    assert plan is not None
-    carry_out(heap, plan)
+    idle = heap.reclaim(LOTS)
+    assert idle is not None
+    carry_out(heap, idle)
     heap.free(middle)
     assert heap.plan(3 * PAGE, 0, room=PAGE, most=0) == ()
     plan = heap.plan(3 * PAGE, 0, room=2 * PAGE, most=0)
