@@ -238,6 +238,16 @@ def test_memory_in_use_stays_where_it_is(heap: Heap) -> None:
     heap.check()
 
 
+def test_a_wait_is_for_the_latest_use_of_each_stream(heap: Heap) -> None:
+    """Where the memory that is needed was used in several epochs of a stream, the last of them is named."""
+    first, second, _ = (grown(heap, 2 * PAGE) for _ in range(3))
+    heap.free(first)
+    heap.close_epoch(0)
+    heap.free(second)
+    assert heap.plan(6 * PAGE, 0, most=4 * PAGE) == ((0, 1),)
+    assert heap.plan(6 * PAGE, 0, most=2 * PAGE) == ((0, 2),)
+
+
 def test_only_memory_that_could_be_taken_is_waited_for() -> None:
     """What is live again, or lies where the request goes, does not count among what a wait would bring."""
     heap = Heap()
