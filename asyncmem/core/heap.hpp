@@ -99,6 +99,13 @@ struct Range {
     uint64_t address, nbytes;
 };
 
+// What is reserved and in no use: its stretches between blocks that are.
+struct Waste {
+    uint64_t bytes = 0, largest = 0;
+    double squares = 0;              // of each hole's bytes
+    std::vector<uint64_t> stranded;  // by stream: what only that stream may take without waiting
+};
+
 struct HandleInfo {
     uint32_t segment;
     uint64_t address, nbytes;
@@ -112,6 +119,12 @@ struct Move {
     uint64_t to;
 };
 
+// Idle memory that is still in use by a stream.
+struct Later {
+    uint64_t nbytes;
+    Entries uses;
+};
+
 // How a request gets its memory: all of the range is lifted, and parts of it have none yet.
 struct Plan {
     bool found = false;
@@ -120,6 +133,7 @@ struct Plan {
     std::vector<Move> moves;
     std::vector<Range> fresh;  // what nothing is moved to
     Entries waits;             // nothing found, and done once these are: enough to find something
+    std::vector<Later> later;  // the same in its parts, in the order in which they were freed
 };
 
 class Heap {
@@ -195,6 +209,7 @@ public:
     uint64_t pending_bytes() const;
     Counts counts() const;
     std::vector<BlockInfo> blocks() const;
+    Waste waste() const;
     std::string check() const;  // empty, or the broken invariant in words
 
 private:
@@ -338,6 +353,8 @@ private:
     BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules);
     BlockId extend(Space& space, uint64_t granules);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
+
+    void strand(const Node& node, std::vector<uint64_t>& stranded) const;
 
     std::string check_segment(uint32_t segment) const;
     std::string check_block(BlockId block, const Segment& segment) const;

@@ -41,13 +41,14 @@ public:
     }
 
     // What to wait for, so that handles of `nbytes` more are ready; nothing where there are not so many.
-    Entries waits(uint64_t nbytes) {
+    Entries waits(uint64_t nbytes, std::vector<Later>& later) {
         Entries all;
         for (; next_; next_ = heap_.handles_[next_].newer) later_.push_back(next_);
         for (HandleId id : later_) {
             const Handle& handle = heap_.handles_[id];
             if (kept(handle) || !idle(handle)) continue;
-            all = joined(all, heap_.undone(handle.uses));
+            later.push_back({handle.nbytes, heap_.undone(handle.uses)});
+            all = joined(all, later.back().uses);
             if (nbytes <= handle.nbytes) return all;
             nbytes -= handle.nbytes;
         }
@@ -201,7 +202,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     }
     if (beyond > most) {
         plan.fresh.clear();
-        plan.waits = picking.waits(beyond - most);
+        plan.waits = picking.waits(beyond - most, plan.later);
         return plan;
     }
     plan.found = true;
