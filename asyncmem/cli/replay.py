@@ -80,7 +80,7 @@ def _read_factor(text: str) -> float:
 @click.option("--pace", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Scales the recorded times.")
 @click.option("--costs", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Costs of driver calls.")
 @click.option("--fit", "fitting", is_flag=True, help="Also find the smallest limit that completes.")
-@click.option("--recorded-on", type=int, metavar="N", help="The device, where a file has several.")
+@click.option("--of", "recorded", type=int, metavar="N", help="The device to replay, where a recording has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
 @click.option("--plot", "plot", metavar="OUT.HTML", type=click.Path(dir_okay=False, writable=True), help="Draw them.")
 def replay(
@@ -92,7 +92,7 @@ def replay(
     pace: float,
     costs: str | None,
     fitting: bool,
-    recorded_on: int | None,
+    recorded: int | None,
     as_json: bool,
     plot: str | None,
 ) -> None:
@@ -115,7 +115,7 @@ def replay(
     chosen = [_patient(Policy.parse(text), patience) for text in policies or ("virtual",)]
     model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
     entries = [
-        _replayed(file, read(file, recorded_on), policy, model, limit, samples=SAMPLES if plot else 0, fitting=fitting)
+        _replayed(file, read(file, recorded), policy, model, limit, samples=SAMPLES if plot else 0, fitting=fitting)
         for file in files
         for policy in chosen
     ]

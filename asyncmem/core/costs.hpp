@@ -44,13 +44,10 @@ struct Bill {
     std::array<uint64_t, call_count> calls{};
     double us = 0;
 
-    // Answers what the call costs.
-    double add(const Costs& costs, Call call, uint64_t nbytes) {
+    void add(const Costs& costs, Call call, uint64_t nbytes) {
         auto at = static_cast<size_t>(call);
-        double cost = costs[at].at(nbytes);
         ++calls[at];
-        us += cost;
-        return cost;
+        us += costs[at].at(nbytes);
     }
 };
 

@@ -168,6 +168,8 @@ public:
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be; and which idle memory to give back, the oldest first.
     Plan plan(const Ask& ask, uint64_t room, uint64_t most);
+    // Whether a plan would find addresses among those that were used before.
+    bool has_addresses(const Ask& ask);
     Plan reclaim(uint64_t nbytes);
 
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.

@@ -155,6 +155,13 @@ std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nby
     return found;
 }
 
+bool Heap::has_addresses(const Ask& ask) {
+    Settled settled(*this);
+    need_stream(ask.stream);
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    return find_addresses(ask, ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_), granules);
+}
+
 Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     Settled settled(*this);
     Plan plan;

@@ -14,8 +14,9 @@ namespace asyncmem::replay {
 namespace {
 
 constexpr double beat_us = 1000;  // how often fences are recorded and looked at while nothing misses
+constexpr uint64_t beats_cached = 5;  // for how many of them blocks stay in caches at most
 constexpr uint64_t addresses = max_size;
-constexpr double price = 1.0 / 32;
+constexpr double price = 1.0 / 32;    // see worth_waiting_for
 constexpr int most_tries = 8;     // growth for one request: what joins behind it may be the better place
 constexpr uint64_t unbounded = uint64_t{1} << 60;
 constexpr double never = std::numeric_limits<double>::infinity();
@@ -43,7 +44,7 @@ public:
     Tally run() {
         double start = nanoseconds();
         for (step_ = 0; step_ < steps_.count && tally_.completed; ++step_) {
-            now_ = static_cast<double>(steps_.time_us[step_]) * setup_.pace + shift_;
+            now_ = static_cast<double>(steps_.time_us[step_]) * setup_.pace + tally_.wait_us;
             if (now_ >= next_) due();
             if (steps_.nbytes[step_] >= 0) {
                 take(static_cast<uint64_t>(steps_.nbytes[step_]));
@@ -92,6 +93,7 @@ private:
     void due() {
         if (now_ >= next_beat_) {
             fences();
+            if (setup_.kind == Kind::Paged) settle();
             next_beat_ = now_ + beat_us;
         }
         if (now_ >= next_sample_) {
@@ -99,6 +101,13 @@ private:
             next_sample_ = now_ + setup_.sample_us;
         }
         next_ = std::min(next_beat_, next_sample_);
+    }
+
+    // Caches hold pages that could go elsewhere, and neighbours of different streams join only when somebody looks: by the
+    // clock, and not when pages are short, so that it is the same with and without them.
+    void settle() {
+        if (++beats_ % beats_cached == 0) heap_.flush(-1);
+        if (steps_.streams > 1) heap_.merge();
     }
 
     // Fences are recorded, and seen to be done.
@@ -112,41 +121,52 @@ private:
         tally_.samples.push_back({now_, requested_, heap_.live(), heap_.reserved(), heap_.waste().largest});
     }
 
-    void pay(Call call, uint64_t nbytes) { pass(tally_.bill.add(setup_.costs, call, nbytes)); }
-
-    void pass(double us) {
-        now_ += us;
-        shift_ += us;
-    }
+    void pay(Call call, uint64_t nbytes) { tally_.bill.add(setup_.costs, call, nbytes); }
 
     void wait_until(double time) {
         if (time > now_) {
             ++tally_.waits;
             tally_.wait_us += time - now_;
-            shift_ += time - now_;
             now_ = time;
         }
-        timeline_.observe(now_);  // what was paid has passed time too
+        timeline_.observe(now_);
     }
 
-    // What the pool does for a request that missed: make the most of what is there, then get more.
+    // What the pool does for a request that missed.
     BlockId serve(const Ask& ask) {
         ++tally_.misses;
-        fences();
-        BlockId block = take_any(ask);
-        if (!block && tidy()) block = take_any(ask);
-        bool paged = setup_.kind == Kind::Paged;
-        for (int tries = 0; !block && tries < most_tries && (paged ? grow_pages(ask) : grow_segment(ask)); ++tries) {
-            peak_ = std::max(peak_, heap_.reserved());
-            block = take_any(ask);
-            if (!block && tidy()) block = take_any(ask);
-        }
+        BlockId block = setup_.kind == Kind::Paged ? serve_pages(ask) : serve_segments(ask);
         if (!block) {
             tally_.completed = false;
             tally_.failed_step = step_;
             tally_.failed_bytes = ask.nbytes;
         }
         if (heap_.reserved() == setup_.survey_at && tally_.waste.stranded.empty()) tally_.waste = heap_.waste();
+        return block;
+    }
+
+    // Where blocks lie must not depend on which pages are mapped, or taking pages back could make things worse. So what
+    // may change it is done only where there are no addresses, with pages or without; and where somebody is to wait.
+    BlockId serve_pages(const Ask& ask) {
+        bool waits = setup_.limit != no_limit || allowance() > 0 || setup_.lag_us <= 0;
+        bool lacking = !heap_.has_addresses(ask);
+        if (lacking || waits) fences();
+        if (lacking) tidy();
+        BlockId block = 0;
+        for (int tries = 0; !block && tries < most_tries && grow_pages(ask); ++tries) {
+            peak_ = std::max(peak_, heap_.reserved());
+            block = take_any(ask);
+        }
+        return block;
+    }
+
+    // Make the most of what is there, then get more.
+    BlockId serve_segments(const Ask& ask) {
+        fences();
+        BlockId block = take_any(ask);
+        if (!block && tidy()) block = take_any(ask);
+        if (!block && grow_segment(ask)) block = take_any(ask);
+        peak_ = std::max(peak_, heap_.reserved());
         return block;
     }
 
@@ -310,9 +330,9 @@ private:
     size_t step_ = 0;
     uint64_t requested_ = 0;
     double now_ = 0;
-    double shift_ = 0;  // all that was waited and paid so far
     double next_ = 0, next_beat_ = 0, next_sample_;
     uint64_t peak_ = 0;  // reserved
+    uint64_t beats_ = 0;
     uint64_t in_arena_[2] = {};
     std::vector<uint8_t> arena_of_;  // by segment
     uint64_t next_address_ = uint64_t{1} << 40;

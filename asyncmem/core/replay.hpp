@@ -1,7 +1,8 @@
 // A recorded program run through a heap of its own, over a model of the device: how late it is, and what its driver charges.
 //
-// Knows no Python and no files. The program's clock is its recorded time plus all that it waited and paid so far, so what
-// it waits for comes true meanwhile. The same steps and setup answer the same figures, but for `loop_ns`.
+// Knows no Python and no files. The program's clock is its recorded time plus all that it waited so far. What the driver
+// takes is counted but moves no clock: the device would only be less late for it, and two ways to get memory see the same
+// fences done. The same steps and setup answer the same figures, but for `loop_ns`.
 #pragma once
 
 #include <cstdint>

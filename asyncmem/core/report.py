@@ -233,7 +233,7 @@ class ReplaySample(NamedTuple):
     """A replay at one moment; sizes in bytes."""
 
     time_us: float
-    """Microseconds on the program's clock, with all that it waited and paid so far."""
+    """Microseconds on the program's clock, with all that it waited so far."""
     requested: int
     """Live, as it was asked for."""
     live: int

@@ -14,7 +14,7 @@ class Model:
     Attributes:
         lag: How late it is, in seconds: the memory that a program frees is in use for so long.
         pace: What the recorded times are multiplied by; 0 replays by the order of events alone.
-        costs: What each driver call costs. It is added to the program's time.
+        costs: What each driver call costs. It is counted, and not added to the program's time.
 
     Raises:
         InvalidRequest: A number is negative or not finite.
