@@ -12,8 +12,6 @@ namespace {
 constexpr uint32_t patience = 16;       // strikes of other sizes before a bin gives blocks back
 constexpr uint32_t drained_at_once = 8;  // blocks a struck bin gives back in one operation
 constexpr uint32_t shared_depth = 8;    // blocks of a shared bin looked at for one take
-constexpr uint32_t narrow = 32;         // candidates of one class looked at by the fast takes
-constexpr uint32_t wide = 4096;         // and by take_foreign, which runs only when the fast takes missed
 }  // namespace
 
 // The way of a hit is one straight line: its few functions are inlined wherever they are called.
@@ -157,7 +155,7 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
     outcome.touched = 0;
-    if (granules < cached_below_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
+    if (granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
         block = take_cached(granules, ask.stream, outcome);
     return block ? block : take_placed(granules, ask, outcome);
 }
@@ -191,12 +189,12 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
-    for (Bound bound : {Bound::Done, Bound::Recorded, Bound::Any}) {
-        if (bound == Bound::Any && !late) break;
-        Search search{granules, ask.stream, bound, wide};
+    for (Reach reach : reaches) {
+        if (reach.bound == Bound::Any && !late) break;
+        Search search{granules, ask.stream, reach.bound, reach.window};
         block = place(ask, search);
         outcome.touched += search.touched;
-        if (block) break;
+        if (block || search.bare) break;
     }
     if (!block) {
         outcome.reason = NoMemory;
@@ -277,7 +275,6 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
-    if (node.granules >= cached_below_) return false;
     if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);

@@ -240,7 +240,16 @@ private:
         Bound bound;
         uint32_t window;  // candidates looked at in one class
         uint32_t touched = 0;
+        bool bare = false;  // a block was found, and memory is missing behind it
     };
+    // The searches that one request goes through, each of which finds what the one before did not; the first is take()'s.
+    static constexpr uint32_t narrow = 32, wide = 4096;
+    struct Reach {
+        Bound bound;
+        uint32_t window;
+    };
+    static constexpr Reach reaches[] = {
+        {Bound::Done, narrow}, {Bound::Done, wide}, {Bound::Recorded, wide}, {Bound::Any, wide}};
 
     // The lock, for all that looks at free blocks: it finds them where they belong.
     class Settled {
@@ -284,6 +293,7 @@ private:
     bool joins(const Node& a, const Node& b) const;
     bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
+    void unite(BlockId low, BlockId high);
     FreeIndex& index_of(const Node& node);
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
@@ -348,12 +358,21 @@ private:
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
     void stamp(const Node& node);
+    void file_hole(BlockId block, bool free);
+    bool belong(const Node& a, const Node& b) const;
+    BlockId reunite(BlockId block);
+    void unhold(Space& space, BlockId block);
     std::string check_space(uint32_t segment) const;
+    uint64_t check_handles(uint32_t segment) const;
+    BlockId idle(const Handle& handle) const;
+    bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
+    Entries uses(HandleId id) const;
 
     // planning (plan.cpp)
     class Picking;
     BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules);
     BlockId extend(Space& space, uint64_t granules);
+    BlockId cut_end(Space& space, uint64_t nbytes);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
 
     void strand(const Node& node, std::vector<uint64_t>& stranded) const;
@@ -379,8 +398,9 @@ private:
     Handles handles_;
     Ledger ledger_;
     BinTable<10> shared_;
-    // Where pages come and go, blocks from a page on are placed each time: they would keep its memory from being moved.
-    uint64_t cached_below_ = UINT64_MAX;  // granules
+    // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would
+    // keep its memory from being moved.
+    uint64_t paged_from_ = UINT64_MAX;  // granules
     uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;
     uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free

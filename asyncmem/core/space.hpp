@@ -1,4 +1,4 @@
-// A space: a range of addresses, and the handles behind its pages.
+// A space: a range of addresses, the handles behind its pages, and its blocks that are out of the ordinary.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "handles.hpp"
+#include "holes.hpp"
 #include "node.hpp"
 
 namespace asyncmem {
@@ -38,8 +39,14 @@ public:
         }
     }
 
+    // The page that a block is filed under in `holes`: its first whole one, if it has one.
+    uint64_t hole(uint64_t address) const { return (up(address) - address_) >> shift_; }
+    bool has_hole(uint64_t address, uint64_t nbytes) const { return up(address) + page() <= address + nbytes; }
+    BlockId hole_at(uint64_t address) const { return holes.below((address - address_) >> shift_); }
+
     BlockId end = 0;                   // the addresses that were never used; 0 when all were
     std::map<uint64_t, BlockId> held;  // blocks that are lifted or filling, by address
+    Holes holes;                       // blocks in the free index
 
 private:
     HandleId& at(uint64_t address) {

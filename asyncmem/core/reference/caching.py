@@ -122,6 +122,10 @@ class Caching(Placement):
         self.peak_cached = max(self.peak_cached, self.cached)
         return True
 
+    def cacheable(self, _granules: int) -> bool:
+        """Answer whether blocks of a size are cached at all."""
+        return True
+
     def vacate(self, cache: Cache, granules: int) -> bool:
         """Make way for an outsize block: one of another size goes, one of the same size stays."""
         if cache.outsize is None:

@@ -12,6 +12,8 @@ NARROW: Final = 32
 """Candidates of one class looked at by take()."""
 WIDE: Final = 4096
 """And by take_foreign()."""
+REACHES: Final = (("done", NARROW), ("done", WIDE), ("recorded", WIDE), ("any", WIDE))
+"""The searches of one request, one after the other: (bound, candidates of one class looked at)."""
 MAX_SIZE: Final = 1 << 47
 
 
@@ -44,8 +46,8 @@ class Takes(Caching):
         """Answer (block, entries to discharge first) or None."""
         if self.refused([nbytes], stream, account, arena):
             return None
-        for bound in ("done", "recorded", "any") if late else ("done", "recorded"):
-            search = Search(self.rounded(nbytes) // self.granule, stream, bound, WIDE)
+        for bound, window in REACHES if late else REACHES[:-1]:
+            search = Search(self.rounded(nbytes) // self.granule, stream, bound, window)
             block = self.place(search, arena, anywhere=anywhere)
             self.examined += search.touched
             if block is not None:
@@ -53,6 +55,8 @@ class Takes(Caching):
                 self.level = 3
                 self.foreign += bool(owed)
                 return self.grant(block, nbytes, stream, account), tuple(sorted(owed.items()))
+            if search.bare:
+                break
         self.reason = 1
         self.misses += 1
         return None
@@ -97,7 +101,7 @@ class Takes(Caching):
         """Look in the caches, then in mapped memory."""
         rounded = self.rounded(nbytes)
         self.level = self.examined = 0
-        if arena < 0 or arena == self.natural_arena(rounded):
+        if self.cacheable(rounded // self.granule) and (arena < 0 or arena == self.natural_arena(rounded)):
             block, self.level, self.examined = self.take_cached(rounded // self.granule, stream)
             if block is not None:
                 return block
