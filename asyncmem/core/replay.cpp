@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <stdexcept>
@@ -14,7 +15,8 @@ namespace asyncmem::replay {
 namespace {
 
 constexpr double beat_us = 1000;  // how often fences are recorded and looked at while nothing misses
-constexpr uint64_t beats_cached = 5;  // for how many of them blocks stay in caches at most
+constexpr uint64_t beats_cached = 5;  // for so many of them blocks stay in caches at most
+constexpr uint64_t merge_ratio = 32;  // live blocks for each free, up to which all are looked at for neighbours to join
 constexpr uint64_t addresses = max_size;
 constexpr double price = 1.0 / 32;    // see worth_waiting_for
 constexpr int most_tries = 8;     // growth for one request: what joins behind it may be the better place
@@ -66,6 +68,7 @@ public:
 private:
     void take(uint64_t nbytes) {
         requested_ += nbytes;
+        ++live_;
         tally_.peak_requested = std::max(tally_.peak_requested, requested_);
         if (!nbytes) return;
         Ask ask{.nbytes = nbytes, .stream = static_cast<uint32_t>(steps_.stream[step_])};
@@ -77,6 +80,8 @@ private:
 
     void free() {
         auto [block, nbytes] = blocks_[steps_.slot[step_]];
+        ++freed_;
+        --live_;
         requested_ -= nbytes;
         if (!block) return;
         auto stream = static_cast<uint32_t>(steps_.stream[step_]);
@@ -89,12 +94,12 @@ private:
         heap_.free_behind(block, {stream, heap_.open_epoch(stream)}, false);
     }
 
-    // What is due by the clock, on its way through the steps.
+    // What is due by the clock.
     void due() {
         if (now_ >= next_beat_) {
-            fences();
+            fences(next_beat_);
             if (setup_.kind == Kind::Paged) settle();
-            next_beat_ = now_ + beat_us;
+            next_beat_ = (std::floor(now_ / beat_us) + 1) * beat_us;
         }
         if (now_ >= next_sample_) {
             sample();
@@ -103,16 +108,19 @@ private:
         next_ = std::min(next_beat_, next_sample_);
     }
 
-    // Caches hold pages that could go elsewhere, and neighbours of different streams join only when somebody looks: by the
-    // clock, and not when pages are short, so that it is the same with and without them.
+    // Caches hold pages that could go elsewhere, and what one stream freed is all streams' only once somebody has looked.
+    // That is seen to by the clock, and not when pages are short: so blocks lie alike whether or not pages are taken back.
     void settle() {
         if (++beats_ % beats_cached == 0) heap_.flush(-1);
-        if (steps_.streams > 1) heap_.merge();
+        if (steps_.streams > 1 && freed_ * merge_ratio >= live_) {
+            heap_.merge();
+            freed_ = 0;
+        }
     }
 
-    // Fences are recorded, and seen to be done.
-    void fences() {
-        for (uint64_t recorded = timeline_.record(now_); recorded; --recorded) pay(Call::Record, 0);
+    // Fences were recorded at a time that has just passed; what is done by now is seen.
+    void fences(double recorded_at) {
+        for (uint64_t recorded = timeline_.record(recorded_at); recorded; --recorded) pay(Call::Record, 0);
         timeline_.observe(now_);
         if (setup_.kind == Kind::Direct) return_segments(UINT64_MAX);
     }
@@ -150,7 +158,7 @@ private:
     BlockId serve_pages(const Ask& ask) {
         bool waits = setup_.limit != no_limit || allowance() > 0 || setup_.lag_us <= 0;
         bool lacking = !heap_.has_addresses(ask);
-        if (lacking || waits) fences();
+        if (lacking || waits) fences(now_);
         if (lacking) tidy();
         BlockId block = 0;
         for (int tries = 0; !block && tries < most_tries && grow_pages(ask); ++tries) {
@@ -162,7 +170,7 @@ private:
 
     // Make the most of what is there, then get more.
     BlockId serve_segments(const Ask& ask) {
-        fences();
+        fences(now_);
         BlockId block = take_any(ask);
         if (!block && tidy()) block = take_any(ask);
         if (!block && grow_segment(ask)) block = take_any(ask);
@@ -291,7 +299,7 @@ private:
 
     // Give back wholly free segments, the largest first, until so much is missing no more; waits for their uses.
     bool make_room(uint64_t need) {
-        fences();
+        fences(now_);
         uint64_t reserved = heap_.reserved(), room = setup_.limit > reserved ? setup_.limit - reserved : 0;
         return need > room && return_segments(need - room);
     }
@@ -333,6 +341,7 @@ private:
     double next_ = 0, next_beat_ = 0, next_sample_;
     uint64_t peak_ = 0;  // reserved
     uint64_t beats_ = 0;
+    uint64_t live_ = 0, freed_ = 0;  // blocks; those that were freed since the last merge
     uint64_t in_arena_[2] = {};
     std::vector<uint8_t> arena_of_;  // by segment
     uint64_t next_address_ = uint64_t{1} << 40;

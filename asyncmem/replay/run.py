@@ -137,6 +137,6 @@ def _result(runner: Runner, limit: int | None, tally: ReplayTally, spent_ns: flo
         idle=tally.waste.nbytes,
         stranded=tally.waste.stranded,
         fragmentation=tally.waste.squares / max(1, tally.peak_reserved) ** 2,
-        ns_per_op=max(0.0, spent_ns) / max(1, steps),
+        ns_per_op=max(0.0, spent_ns) / steps if steps else 0.0,
         samples=tally.samples,
     )

@@ -12,7 +12,7 @@ from asyncmem.replay import Model, Op, Patience, Policy, Replay, Trace, fit, rea
 from asyncmem.replay.costs import CALLS, H200
 
 from .programs import MIB, MS, Program, random_program
-from .support import TRACES, rows, trace_of
+from .support import TRACES, Row, rows, trace_of
 
 LATE = Model(lag=0.02)
 STAY = Policy(take_back=False)
@@ -72,24 +72,24 @@ def test_without_taking_back_everything_stays() -> None:
 
 
 def test_patience_waits_as_long_as_it_may() -> None:
-    """A bound on each wait is one: 5 of 20 ms are waited for where 10 are allowed, and not where 4 are."""
-    patient = replay(swap(15 * MS), Policy(patience=Patience(seconds=0.01)), LATE)
+    """A bound on each wait is one: 5 ms are waited where 10 are allowed, and none where 4 are."""
+    patient = replay(swap(16 * MS), Policy(patience=Patience(seconds=0.01)), LATE)
     assert (patient.peak_reserved, patient.waits) == (24 * MIB, 1)
-    assert patient.wait_seconds == pytest.approx(0.005, abs=1e-4)
-    hasty = replay(swap(15 * MS), Policy(patience=Patience(seconds=0.004)), LATE)
+    assert patient.wait_seconds == pytest.approx(0.005)
+    hasty = replay(swap(16 * MS), Policy(patience=Patience(seconds=0.004)), LATE)
     assert (hasty.peak_reserved, hasty.waits) == (32 * MIB, 0)
 
 
 def test_patience_as_a_share_accrues() -> None:
-    """5 ms are waited after 115 where a twentieth of the time may be waited, and not where a fiftieth may."""
-    assert replay(swap(15 * MS), Policy(patience=Patience(share=0.05)), LATE).peak_reserved == 24 * MIB
-    assert replay(swap(15 * MS), Policy(patience=Patience(share=0.02)), LATE).peak_reserved == 32 * MIB
+    """5 ms are waited after 116 where a twentieth of the time may be waited, and not where a fiftieth may."""
+    assert replay(swap(16 * MS), Policy(patience=Patience(share=0.05)), LATE).peak_reserved == 24 * MIB
+    assert replay(swap(16 * MS), Policy(patience=Patience(share=0.02)), LATE).peak_reserved == 32 * MIB
 
 
 def test_patience_counts_what_it_waited() -> None:
     """What was waited once is gone: the second time as much would be needed again."""
-    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").at(115 * MS).take("c", 16 * MIB)
-    program.at(116 * MS).free("b").at(131 * MS).take("d", 32 * MIB)
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").at(116 * MS).take("c", 16 * MIB)
+    program.at(117 * MS).free("b").at(133 * MS).take("d", 32 * MIB)
     one = replay(program.trace(), Policy(patience=Patience(share=0.05)), LATE)
     assert one.waits == 1
     assert one.peak_reserved == 56 * MIB
@@ -99,7 +99,7 @@ def test_a_limit_is_kept_by_waiting() -> None:
     """Under a limit memory that is in use is waited for, as long as it takes."""
     one = replay(swap(5 * MS), model=LATE, limit=24 * MIB)
     assert (one.completed, one.peak_reserved, one.waits) == (True, 24 * MIB, 1)
-    assert one.wait_seconds == pytest.approx(0.015, abs=1e-4)
+    assert one.wait_seconds == pytest.approx(0.016)
 
 
 def test_a_wait_moves_the_programs_time() -> None:
@@ -111,7 +111,7 @@ def test_a_wait_moves_the_programs_time() -> None:
 
 def test_what_does_not_fit_ends_the_replay() -> None:
     """It names the row of the trace, with the rows that are not replayed, and what was asked for."""
-    table = [(Op.GROW, 0, -1, MIB, 0), (Op.ALLOCATE, 0, 0, 8 * MIB, 0), (Op.ALLOCATE, 0, 1, 9 * MIB, 5)]
+    table: list[Row] = [(Op.GROW, 0, -1, MIB, 0), (Op.ALLOCATE, 0, 0, 8 * MIB, 0), (Op.ALLOCATE, 0, 1, 9 * MIB, 5)]
     one = replay(trace_of(table), limit=16 * MIB)
     assert (one.completed, one.failed_row, one.failed_bytes) == (False, 2, 9 * MIB)
     assert (one.peak_requested, one.peak_reserved) == (17 * MIB, 8 * MIB)
@@ -146,7 +146,7 @@ def test_segments_grow_as_the_pool_has_them_grow() -> None:
     """Small requests begin with 2 MiB, large ones with 64; the kind decides which call is paid for."""
     one = replay(Program().take("a", 1000).take("b", 3 * MIB).take("c", 100 * MIB).trace(), Policy("stream_ordered"))
     assert one.peak_reserved == (2 + 64 + 100) * MIB
-    assert one.driver_calls == {"cuMemAllocAsync": 3}
+    assert one.driver_calls["cuMemAllocAsync"] == 3
 
 
 def test_segments_go_back_where_a_limit_needs_it() -> None:
@@ -173,12 +173,18 @@ def test_the_clock_runs_at_the_models_pace() -> None:
     assert replay(trace, model=Model(lag=0.02, pace=0)).peak_reserved == 32 * MIB
 
 
-def test_driver_calls_take_the_programs_time() -> None:
-    """Where they are slow, the device has more time for what was freed before them."""
-    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").take("x", 10 * MIB)
-    trace = program.take("c", 16 * MIB).trace()
-    slow = Model(lag=0.02, costs={"cuMemCreate": ((0, 1e7),)})
-    assert replay(trace, model=LATE).peak_reserved > replay(trace, model=slow).peak_reserved
+def test_what_the_driver_takes_is_counted_alone() -> None:
+    """Slow calls cost more, and change nothing else: two ways to get memory see the same fences done."""
+    slow = Model(lag=0.02, costs={"cuMemCreate": ((0, 1e9),)})
+    one = replay(swap(30 * MS), model=slow)
+    assert one.driver_seconds == one.driver_calls["cuMemCreate"]
+    assert one.peak_reserved == 24 * MIB
+
+
+def test_a_fence_covers_what_was_freed_within_a_millisecond() -> None:
+    """It is recorded on the next whole millisecond, whether or not the program does anything then."""
+    assert replay(swap(21 * MS - 1), model=LATE).peak_reserved == 32 * MIB
+    assert replay(swap(21 * MS), model=LATE).peak_reserved == 24 * MIB
 
 
 def test_the_holes_at_the_peak_are_told() -> None:
@@ -192,7 +198,7 @@ def test_samples_show_the_whole_program() -> None:
     """They begin with it and end with it, and change nothing else."""
     trace = read(TRACES / "gnn_sampled.npz")
     one = replay(trace, model=LATE, samples=100)
-    assert 50 <= len(one.samples) <= 102
+    assert 30 <= len(one.samples) <= 102
     assert one.samples[-1].time_us / 1e6 >= trace.duration
     assert max(sample.reserved for sample in one.samples) <= one.peak_reserved
     assert all(sample.live <= sample.reserved for sample in one.samples)
@@ -214,7 +220,7 @@ def test_an_empty_program_needs_nothing() -> None:
 
 @given(rows(), st.sampled_from([Policy(), Policy(patience=Patience(share=0.02)), Policy("stream_ordered")]))
 @settings(max_examples=40, deadline=None)
-def test_any_trace_can_be_replayed(table: list[tuple[int, int, int, int, int]], policy: Policy) -> None:
+def test_any_trace_can_be_replayed(table: list[Row], policy: Policy) -> None:
     """Whatever the sizes, times and streams: at least what was live is reserved."""
     trace = trace_of(table)
     one = replay(trace, policy, LATE)
@@ -223,9 +229,9 @@ def test_any_trace_can_be_replayed(table: list[tuple[int, int, int, int, int]], 
 
 
 RECORDINGS = {
-    "gnn_sampled": (1.0309, 1.0075),
-    "gpt2_train_varlen": (1.0556, 1.0100),
-    "stream_prefetch": (1.0257, 1.0100),
+    "gnn_sampled": (1.0331, 1.0075),
+    "gpt2_train_varlen": (1.0495, 1.0100),
+    "stream_prefetch": (1.0302, 1.0100),
 }
 """What is reserved at most for what is requested: behind a device that is 20 ms late, and under the smallest limit."""
 
@@ -269,11 +275,11 @@ def test_patience_keeps_to_its_share(name: str) -> None:
 
 
 @pytest.mark.parametrize("lag", [0.0, 0.02])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(12))
 def test_taking_back_never_needs_more(seed: int, lag: float) -> None:
     """Where a block is placed does not depend on which pages are mapped: what moves them cannot make things worse."""
     sizes = [[2 * MIB, 30 * MIB, 100_000], [MIB, 64 * MIB], [5 * MIB], [7000, 300_000, 12 * MIB]][seed % 4]
-    trace = random_program(seed, sizes, streams=1 + seed // 4)
+    trace = random_program(seed, sizes, streams=(1, 2, 4)[seed // 4])
     model = Model(lag=lag)
     assert replay(trace, model=model).peak_reserved <= 1.005 * replay(trace, STAY, model).peak_reserved
 
@@ -312,7 +318,11 @@ def test_a_policy_is_read() -> None:
     assert (policy.segments, policy.options.segment_size) == ("stream_ordered", 256 * MIB)
     policy = Policy.parse("take_back=off,patience=2%")
     assert (policy.segments, policy.take_back, policy.patience) == ("virtual", False, Patience(share=0.02))
-    assert (str(policy), str(policy.patience), str(Patience(seconds=0.005))) == ("take_back=off,patience=2%", "2%", "5 ms")
+    assert (str(policy), str(policy.patience), str(Patience(seconds=0.005))) == (
+        "take_back=off,patience=2%",
+        "2%",
+        "5 ms",
+    )
 
 
 @pytest.mark.parametrize("wrong", [{"lag": -1.0}, {"lag": float("nan")}, {"pace": float("inf")}])
@@ -339,7 +349,7 @@ def test_the_compiled_loop_checks_what_it_gets() -> None:
         bare(good._replace(nbytes=good.nbytes[:0]))
     with pytest.raises(ValueError, match="columns"):
         bare(good._replace(slot=good.slot.astype("int64")))
-    with pytest.raises(ValueError, match="eleven|11"):
+    with pytest.raises(ValueError, match="11 calls"):
         bare(good, costs=[])
     with pytest.raises(TypeError, match="colour"):
         bare(good, colour=1)
