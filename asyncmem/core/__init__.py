@@ -26,6 +26,7 @@ from asyncmem.core._core import (
     Users,
     Waiter,
     Waits,
+    replay_steps,
 )
 from asyncmem.core.array import Array
 from asyncmem.core.elements import ElementType, dtype_size, element_from_dlpack, element_type
@@ -36,6 +37,9 @@ from asyncmem.core.report import (
     HeapCounts,
     HeapOptions,
     HeapReport,
+    ReplaySample,
+    ReplayTally,
+    ReplayWaste,
     RetireCounts,
     SegmentCounts,
 )
@@ -68,6 +72,9 @@ __all__ = [
     "HeapReport",
     "Line",
     "Ready",
+    "ReplaySample",
+    "ReplayTally",
+    "ReplayWaste",
     "Retire",
     "RetireCounts",
     "SegmentCounts",
@@ -79,4 +86,5 @@ __all__ = [
     "dtype_size",
     "element_from_dlpack",
     "element_type",
+    "replay_steps",
 ]

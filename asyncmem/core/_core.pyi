@@ -14,6 +14,7 @@ from asyncmem.core.report import (
     HeapOptions,
     HeapReport,
     Plan,
+    ReplayTally,
     RetireCounts,
     SegmentCounts,
 )
@@ -458,3 +459,23 @@ class Allocator:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Ready[Batch] | Request[Batch]: ...
+
+def replay_steps(
+    columns: Sequence[object],
+    *,
+    slots: int,
+    streams: int,
+    kind: str,
+    costs: Sequence[Iterable[tuple[int, float]]],
+    growth: Callable[[int, int, int, int], int | None],
+    page: int = ...,
+    limit: int | None = None,
+    take_back: bool = True,
+    patience_share: float = 0,
+    patience_us: float = 0,
+    lag_us: float = 0,
+    pace: float = 1,
+    sample_us: float = 0,
+    survey_at: int = 0,
+    **options: Unpack[HeapOptions],
+) -> ReplayTally: ...

@@ -6,7 +6,9 @@
 Allocator, and plain waits: Turn, Line, Desk."""
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
@@ -23,7 +25,8 @@ from time import monotonic, sleep
 from types import GenericAlias
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, Move, Plan, RetireCounts, SegmentCounts,
+    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, Move, Plan, ReplaySample, ReplayTally,
+    ReplayWaste, RetireCounts, SegmentCounts,
 )
 from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest
 
@@ -50,3 +53,4 @@ include "binding/line.pxi"
 include "binding/desk.pxi"
 include "binding/allocator.pxi"
 include "binding/quick.pxi"
+include "binding/replay.pxi"

@@ -424,10 +424,10 @@ uint64_t Heap::flush(int64_t stream) {
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
     for (size_t s = 0; s < streams_.size(); ++s) {
-        if (stream >= 0 && s != static_cast<size_t>(stream)) continue;
+        if ((stream >= 0 && s != static_cast<size_t>(stream)) || !streams_[s]->cache.blocks()) continue;
         for (Bin& bin : streams_[s]->cache.bins()) drained += drain(streams_[s]->cache, bin, UINT32_MAX);
     }
-    if (stream < 0)
+    if (stream < 0 && shared_.blocks())
         for (Bin& bin : shared_.bins()) drained += drain(shared_, bin, UINT32_MAX);
     return drained;
 }

@@ -100,6 +100,13 @@ struct Range {
     uint64_t address, nbytes;
 };
 
+// What is reserved and in no use: its stretches between blocks that are.
+struct Waste {
+    uint64_t bytes = 0, largest = 0;
+    double squares = 0;              // of each hole's bytes
+    std::vector<uint64_t> stranded;  // by stream: what only that stream may take without waiting
+};
+
 struct HandleInfo {
     uint32_t segment;
     uint64_t address, nbytes;
@@ -113,6 +120,12 @@ struct Move {
     uint64_t to;
 };
 
+// Idle memory that is still in use by a stream.
+struct Later {
+    uint64_t nbytes;
+    Entries uses;
+};
+
 // How a request gets its memory: all of the range is lifted, and parts of it have none yet.
 struct Plan {
     bool found = false;
@@ -121,6 +134,7 @@ struct Plan {
     std::vector<Move> moves;
     std::vector<Range> fresh;  // what nothing is moved to
     Entries waits;             // nothing found, and done once these are: enough to find something
+    std::vector<Later> later;  // the same in its parts, in the order in which they were freed
 };
 
 class Heap {
@@ -155,6 +169,8 @@ public:
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be; and which idle memory to give back, the oldest first.
     Plan plan(const Ask& ask, uint64_t room, uint64_t most);
+    // Whether a plan would find addresses among those that were used before.
+    bool has_addresses(const Ask& ask);
     Plan reclaim(uint64_t nbytes);
 
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
@@ -198,6 +214,7 @@ public:
     uint64_t pending_bytes() const;
     Counts counts() const;
     std::vector<BlockInfo> blocks() const;
+    Waste waste() const;
     std::string check() const;  // empty, or the broken invariant in words
 
 private:
@@ -360,6 +377,8 @@ private:
     BlockId extend(Space& space, uint64_t granules);
     BlockId cut_end(Space& space, uint64_t nbytes);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
+
+    void strand(const Node& node, std::vector<uint64_t>& stranded) const;
 
     std::string check_segment(uint32_t segment) const;
     std::string check_block(BlockId block, const Segment& segment) const;

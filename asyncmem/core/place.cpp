@@ -221,7 +221,9 @@ BlockId Heap::cut(BlockId block, uint64_t granules) {
 // Cut the block down to `granules`; the rest, with a copy of its entries, becomes a free block after it.
 void Heap::carve(BlockId block, uint64_t granules) {
     if (nodes_[block].granules == granules) return;
+    uint32_t bare = std::exchange(nodes_[block].bare, 0);  // what is served has memory behind all of it
     BlockId rest = cut(block, granules);
+    nodes_[rest].bare = bare;
     lay(rest);
     ++total_.splits;
 }

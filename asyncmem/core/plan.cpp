@@ -41,12 +41,13 @@ public:
     }
 
     // What to wait for, so that handles of `nbytes` more are ready; nothing where there are not so many.
-    Entries waits(uint64_t nbytes) {
+    Entries waits(uint64_t nbytes, std::vector<Later>& later) {
         Entries all;
         auto enough = [&](HandleId id) {
             const Handle& handle = heap_.handles_[id];
             if (kept(handle) || !heap_.idle(handle)) return false;
-            for (const Entry& entry : heap_.uses(id)) include(all, entry);
+            later.push_back({handle.nbytes, heap_.uses(id)});
+            for (const Entry& entry : later.back().uses) include(all, entry);
             nbytes -= std::min(nbytes, handle.nbytes);
             return nbytes == 0;
         };
@@ -146,6 +147,13 @@ std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nby
     return found;
 }
 
+bool Heap::has_addresses(const Ask& ask) {
+    Settled settled(*this);
+    need_stream(ask.stream);
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    return find_addresses(ask, ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_), granules);
+}
+
 Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     Settled settled(*this);
     Plan plan;
@@ -200,7 +208,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     }
     if (beyond > most) {
         plan.fresh.clear();
-        plan.waits = picking.waits(beyond - most);
+        plan.waits = picking.waits(beyond - most, plan.later);
         return plan;
     }
     plan.found = true;
