@@ -51,6 +51,7 @@ void Ledger::remove(uint32_t id) {
 }
 
 void Ledger::set_gate(uint32_t id, bool closed) {
+    if (id == 0) close_up();
     if (accounts_[id].gated == closed) return;
     accounts_[id].gated = closed;
     gates_closed_ += closed ? 1 : -1;
@@ -105,6 +106,17 @@ void Heap::set_gate(uint32_t account, bool closed) {
     std::lock_guard lock(lock_);
     need_account(account);
     ledger_.set_gate(account, closed);
+}
+
+void Heap::leave_ajar(uint64_t allowance, uint64_t wanted) {
+    std::lock_guard lock(lock_);
+    if (ledger_[0].gated) ledger_.leave_ajar(allowance, wanted);
+}
+
+uint64_t Heap::close_up() {
+    std::lock_guard lock(lock_);
+    ledger_.close_up();
+    return ledger_.passed();
 }
 
 void Heap::set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low) {

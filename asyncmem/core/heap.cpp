@@ -106,9 +106,14 @@ HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
         ledger_[ask.account].inner != inside || (inside && !known_arena(ask.arena)))
         explain(ask);
     if (ask.door && ledger_[ask.account].barred) {
-        outcome.reason = GateClosed;
-        ++total_.barred;
-    } else if (!ledger_.affordable(ask.account, nbytes)) {
+        outcome.passing = ledger_.may_pass(nbytes);
+        if (!outcome.passing) {
+            outcome.reason = GateClosed;
+            ++total_.barred;
+            return true;
+        }
+    }
+    if (!ledger_.affordable(ask.account, nbytes)) {
         outcome.reason = OverLimit;
         ++total_.refusals;
     }
@@ -149,6 +154,7 @@ HIT_PATH void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
     enliven(block, ask, outcome.level);
     outcome.address = nodes_[block].address;
     ledger_.grant(ask.account, bytes(nodes_[block]), ask.nbytes, outcome.level);
+    if (outcome.passing) ledger_.pass(bytes(nodes_[block]));
     raise_marks(outcome);
 }
 
@@ -246,6 +252,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
     ledger_.grant(ask.account, total, requested, 1, hits[0]);
     ledger_.grant(ask.account, 0, 0, 2, hits[1]);
     ledger_.grant(ask.account, 0, 0, 3, hits[2]);
+    if (outcome.passing) ledger_.pass(total);
     raise_marks(outcome);
     return true;
 }

@@ -41,13 +41,14 @@ struct Ask {
     uint32_t account = 0;
     int32_t arena = -1;     // -1: by size
     bool anywhere = false;  // the other one of arenas 0 and 1 will do as well
-    bool door = false;      // a fast door: refused while a gate is closed
+    bool door = false;      // a fast door: refused while a gate is closed, unless that is ajar
 };
 
 // What became of the latest take.
 struct Outcome {
     uint8_t level = 0;  // 1 stream cache, 2 shared cache, 3 placed, 0 missed
     Reason reason = Served;
+    bool passing = false;  // by a gate that is ajar
     uint32_t flags = 0;
     uint32_t touched = 0;  // nodes and candidates examined
     uint64_t address = 0;
@@ -184,6 +185,8 @@ public:
     Account account(uint32_t account) const;
     std::vector<uint32_t> accounts() const;
     void set_gate(uint32_t account, bool closed);
+    void leave_ajar(uint64_t allowance, uint64_t wanted);
+    uint64_t close_up();
     void set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low);
     void reset_peaks();
 
@@ -303,7 +306,7 @@ private:
     void strike(Cache& cache, Bin& bin, uint64_t granules);
     // Flags of an operation that gave bytes back.
     uint32_t released_flags() {
-        uint32_t flags = ledger_.gates_closed() ? uint32_t{Waiting} : 0;
+        uint32_t flags = ledger_.told(reserved_ - ledger_[0].live) ? uint32_t{Waiting} : 0;
         if (ledger_[0].live < live_low_) {
             live_low_ = 0;
             flags |= LiveCrossed;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace asyncmem {
@@ -31,7 +32,24 @@ public:
     Account& operator[](uint32_t id) { return accounts_[id]; }
     const Account& operator[](uint32_t id) const { return accounts_[id]; }
     uint32_t size() const { return static_cast<uint32_t>(accounts_.size()); }
-    uint32_t gates_closed() const { return gates_closed_; }
+
+    // A closed gate of account 0, left ajar: where no other is closed, doors may pass for so many bytes yet, and a free is
+    // told only once so many are free as whoever waits wants.
+    void leave_ajar(uint64_t allowance, uint64_t wanted) {
+        allowance_ = allowance;
+        wanted_ = wanted;
+    }
+    // The end of that; what has passed is kept for `passed`.
+    void close_up() { allowance_ = wanted_ = 0; }
+    bool may_pass(uint64_t nbytes) const { return nbytes <= allowance_ && gates_closed_ == 1; }
+    void pass(uint64_t nbytes) {
+        allowance_ -= nbytes;
+        passed_ += nbytes;
+    }
+    // Bytes that have passed since this was asked last.
+    uint64_t passed() { return std::exchange(passed_, 0); }
+    // Whether a free that leaves so many bytes free is of interest to those who wait.
+    bool told(uint64_t free) const { return gates_closed_ && (free >= wanted_ || gates_closed_ > 1); }
 
     bool affordable(uint32_t id, uint64_t nbytes) const {
         for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent)
@@ -91,6 +109,7 @@ private:
     std::vector<uint32_t> reuse_;
     Account gone_;  // counters of removed accounts that had none above them
     uint32_t gates_closed_ = 0;
+    uint64_t allowance_ = 0, wanted_ = 0, passed_ = 0;
 };
 
 }  // namespace asyncmem

@@ -64,6 +64,7 @@ uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, ui
         throw std::invalid_argument("a segment's address and size must be whole granules");
     uint32_t id = add_range({.address = address, .nbytes = nbytes, .mapped = nbytes, .arena = arena, .used = true},
                             streams_[stream]->epochs.open, stream);
+    ledger_.close_up();  // what has come is for whoever waits
     reserved_ += nbytes;
     total_.peak_reserved = std::max(total_.peak_reserved, reserved_);
     return id;

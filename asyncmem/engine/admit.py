@@ -77,9 +77,11 @@ class Queue(Line[W], Generic[W]):
     def may_overtake(self, waiter: W) -> bool:
         """Say whether a waiter may be granted before the oldest one."""
         oldest = self.oldest()
-        if oldest is None or oldest is waiter:
-            return True
-        return self.overtaken - oldest.mark + waiter.nbytes <= self.bypass
+        return oldest is None or oldest is waiter or waiter.nbytes <= self.left_for_others(oldest)
+
+    def left_for_others(self, waiter: W) -> int:
+        """Answer how many bytes may still overtake a waiter."""
+        return max(0, self.bypass - (self.overtaken - waiter.mark))
 
     def _granted(self, waiter: W) -> W:
         if self.oldest() is not waiter:

@@ -75,6 +75,9 @@ class BlockingCalls:
             head = flow.queue.head()
             if waiting.done:
                 return None
+            if flow.ladder.flush_for(waiting):
+                flow.changed()
+                return _nothing
             if head is not waiting:
                 # Memory is on its way to somebody before it, and what comes next may be its own: no time to fail yet.
                 return self._stand_by() if flow.busy or (head is not None and head.inline) else None
@@ -82,6 +85,7 @@ class BlockingCalls:
             enough = flow.supply.should_tidy(waiting.pieces, first=waiting.home is not None)
             tidied = enough and flow.ladder.tidy()
             errand = None if tidied else flow.ladder.grow_for(waiting)
+            flow.set_gates()
             if tidied or (errand is None and flow.ladder.tidy()):
                 flow.changed()
                 return _nothing

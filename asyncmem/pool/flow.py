@@ -350,6 +350,7 @@ class Flow(Desk):
             self.upkeep.grow_ahead()
 
     def _pump(self) -> None:
+        self.count_passed()
         if self.core.live() == 0:
             self._empty()
         if self.closed is None:
@@ -362,7 +363,7 @@ class Flow(Desk):
             if self.core.reserved() > self.supply.limit:
                 self.upkeep.shrink()
         self._left_over = self.core.reserved() - self.core.live()
-        self._gate()
+        self.set_gates()
 
     def _tried_alone(self) -> bool:
         # A newcomer that was tried in this same turn, and that nobody stands beside, need not be tried again.
@@ -423,6 +424,7 @@ class Flow(Desk):
             return
         for tally in waiting.tallies():
             tally.waits += 1
+        self.count_passed()
         share.queue.join(waiting)
         self.core.set_gate(share._account, True)
 
@@ -436,13 +438,19 @@ class Flow(Desk):
         for tally in waiting.tallies():
             tally.left(waiting)
 
-    def _gate(self) -> None:
+    def set_gates(self) -> None:
+        """Close the doors where somebody stands before newcomers, and open them elsewhere (with the turn held)."""
         closed = self.closed is not None
         # Above a limit that was lowered every free is looked at, until enough has gone back.
         above = self.core.reserved() > self.supply.limit
         self.core.set_gate(0, closed or above or len(self.queue) > 0)
         for budget in self.budgets:
             self.core.set_gate(budget._account, closed or len(budget.queue) > 0)
+        alone = self.queue.oldest() if len(self.queue) == 1 and not (closed or above) else None
+        # What is under way for it serves the only one who waits, so until that comes hits pass it by as if there were
+        # nobody, within the bypass budget. A budget's waiter has no more than a promise that they could use up.
+        if alone is not None and alone.provided and alone.share is self.pool:
+            self.core.leave_ajar(self.queue.left_for_others(alone), alone.total)
 
     def _cancelled(self, waiting: Waiting) -> Exception:
         return RequestCancelled(pool=self.pool.name, asked=waiting.nbytes)
@@ -457,6 +465,8 @@ class Flow(Desk):
         if self.busy or head.inline:
             return False
         if self.supply.should_tidy(head.pieces) and self.ladder.tidy():
+            return True
+        if self.ladder.flush_for(head):
             return True
         errand = self.ladder.grow_for(head)
         if errand is None and self.ladder.tidy():

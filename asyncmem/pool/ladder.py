@@ -2,7 +2,7 @@
 
 The rungs, in the order in which they are tried, each counted by its name: *grow* (more from the device), *retire*
 (fences that are done), *flush* (caches), *merge* (neighbours of different streams), *trim* (segments go back, to be had
-in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`).
+in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where enough is free, *flush* comes first.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Ladder:
         """
         order = self._supply.order(waiting.pieces, waiting.stream)
         if order is not None:
+            waiting.provided = True
             return partial(self._grow, order, waiting)
         if waiting.capture is not None and not waiting.capture.settled:
             return partial(self._settle, waiting, waiting.capture)
@@ -64,6 +65,15 @@ class Ladder:
             self.rungs[rung] += gain > 0
         return any(found.values())
 
+    def flush_for(self, waiting: Waiting) -> bool:
+        """Empty the caches where enough is free for a request; says whether that changed anything.
+
+        Unlike the rest of `tidy` it makes no stream wait for another, so it comes before growth in any case.
+        """
+        gain = self._core.flush() if self._supply.may_hold(waiting.total) else 0
+        self.rungs["flush"] += gain > 0
+        return gain > 0
+
     def last_errand(self, waiting: Waiting) -> Callable[[], None]:
         """Answer the last rungs for a request that would fail otherwise: they end in another try or in its error."""
         return partial(self._give_up, waiting)
@@ -76,6 +86,9 @@ class Ladder:
             return  # noted by the supply; the next rung is another errand
         except DeviceError as error:
             self._flow.fail(waiting, error)
+        finally:
+            if waiting is not None:
+                waiting.provided = False
 
     def _settle(self, waiting: Waiting, capture: Captured) -> None:
         capture.settled = True

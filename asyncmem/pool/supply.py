@@ -148,10 +148,14 @@ class Supply:
         With `first`, enough will do.
         """
         need = sum(sizes)
-        if self._free() < need or not (first or self._slack() < 0):
+        if not self.may_hold(need) or not (first or self._slack() < 0):
             return False
         # One stream's free memory is joined at each free as it is: all that can be gained are its caches.
         return len(self._core.stream_objects) > 1 or self._core.cached_bytes() >= need
+
+    def may_hold(self, need: int) -> bool:
+        """Say whether so much is free, in whatever pieces."""
+        return self._free() >= need
 
     def _slack(self) -> int:
         most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)

@@ -267,6 +267,8 @@ def _watch(pair: Pair, draw: random.Random) -> None:
     pair.both(lambda heap: heap.set_marks(low, high, free))
     account, closed = draw.choice(pair.accounts), draw.random() < 0.5
     pair.both(lambda heap: heap.set_gate(account, closed))
+    if draw.random() < 0.5:
+        pair.both(lambda heap: heap.leave_ajar(SEGMENT, high))
 
 
 def _limit(pair: Pair, draw: random.Random) -> None:

@@ -2,7 +2,9 @@
 
 import ctypes
 import gc
+import sys
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -226,6 +228,32 @@ class TestVirtual:
             "cuMemSetAccess": 3,
             "cuMemUnmap": 10,
         }
+
+    @pytest.mark.fake_only
+    @pytest.mark.parametrize(("slow", "last"), [("cuMemCreate", "cuMemSetAccess"), ("cuMemUnmap", "cuMemRelease")])
+    def test_a_segment_is_mapped_and_unmapped_in_one_go(
+        self, fake: FakeDriver, cuda: Cuda, slow: str, last: str
+    ) -> None:
+        """Once begun, all its calls are made while another thread keeps the interpreter's lock to itself."""
+        calls = ctypes.PyDLL(str(fake.path)).fake_calls  # keeps the lock, too
+        fake.latency(slow, 1_000_000)
+        fake.latency(last, 0)
+        begun = fake.calls(slow)
+        wanted = fake.calls(last) + (3 if last == "cuMemSetAccess" else 10)
+        thread = threading.Thread(target=lambda: cuda.free_segment(cuda.allocate_segment(640 * MIB, "virtual")))
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(100)
+        try:
+            thread.start()
+            while fake.calls(slow) == begun:
+                time.sleep(0)
+            deadline = time.monotonic() + 5
+            while calls(last.encode()) < wanted and time.monotonic() < deadline:
+                pass
+            assert calls(last.encode()) == wanted
+        finally:
+            sys.setswitchinterval(interval)
+            thread.join()
 
     def test_holes_are_taken_first_fit_and_merge(self) -> None:
         """The lowest hole that is large enough is taken, and what lies side by side is one hole again."""

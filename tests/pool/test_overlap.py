@@ -193,6 +193,37 @@ def test_nobody_grows_who_must_not_block(device: Simulated) -> None:
     run_steps(main())
 
 
+def test_caches_are_emptied_before_it_grows(device: Simulated) -> None:
+    """What is kept for other sizes is a stream's own memory: to use it makes nobody wait, however much may be spent."""
+
+    async def main() -> None:
+        first, second = (device.create_stream() for _ in range(2))
+        async with SteppedPool(device, limit="64 MiB", segment_size=8 * MIB, overlap="64 MiB") as pool:
+            await busy(pool, second, 8)
+            pieces = [await pool.allocate_async(2 * MIB, stream=first) for _ in range(4)]
+            pieces.clear()
+            assert pool._core.cached_bytes() == 8 * MIB
+            await busy(pool, first, 8)
+            assert pool.stats().reserved_bytes == 16 * MIB
+            assert device.calls_of("wait") == []
+
+    run_steps(main())
+
+
+def test_caches_are_left_alone_where_they_cannot_help(device: Simulated) -> None:
+    """Too little is free: the caches keep what they have, and the pool grows."""
+
+    async def main() -> None:
+        async with SteppedPool(device, limit="64 MiB", segment_size=8 * MIB) as pool:
+            pieces = [await pool.allocate_async(2 * MIB) for _ in range(4)]
+            del pieces[:2]
+            async with pool.allocate_async(8 * MIB):
+                assert pool._core.cached_bytes() == 4 * MIB
+            pieces.clear()
+
+    run_steps(main())
+
+
 def test_segment_is_born_on_the_stream_that_wants_it(device: Simulated) -> None:
     """So its first use needs no wait, and the order checker, which knows where it was born, has nothing to say."""
 

@@ -27,6 +27,20 @@ async def test_a_thread_behind_a_growing_request_waits_for_that_growth() -> None
         small.free()
 
 
+@pytest.mark.asyncio
+async def test_a_thread_behind_a_growing_request_is_served_from_what_is_cached() -> None:
+    """It does not stand by while caches hold what it needs, in blocks of other sizes."""
+    async with AsyncMemoryPool(slow(), limit="8 GiB", segment_size="64 MiB") as pool:
+        pieces = [await pool.allocate_async(16 * MIB) for _ in range(4)]
+        pieces.clear()
+        assert pool._core.cached_bytes() == 64 * MIB
+        large = asyncio.ensure_future(pool.allocate_async("2 GiB"))
+        await asyncio.sleep(0)
+        (await asyncio.to_thread(pool.allocate, 64 * MIB)).free()
+        assert not large.done()
+        (await large).free()
+
+
 def test_threads_that_grow_at_the_same_time_are_all_served() -> None:
     """Each carries out its own growth, and whoever stands behind another waits for it to end."""
     with AsyncMemoryPool(slow(), limit="8 GiB", segment_size="64 MiB") as pool:

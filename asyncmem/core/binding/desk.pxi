@@ -117,6 +117,7 @@ cdef class Desk:
             waiter = asyncmem_new(self.kinds[0])
             waiter.keeper, waiter.share, waiter.home, waiter.since = self, self.pool, self._home, self.now()
             waiter.nbytes, waiter.total, waiter.stream, waiter.tag = nbytes, total, ask.stream, tag
+            self.count_passed()
             self.queue.put(waiter)
             self.tally.waits += 1
             core.c.set_gate(0, True)
@@ -127,6 +128,12 @@ cdef class Desk:
         ticket = <Ticket>asyncmem_new(self.kinds[1])
         ticket._flow, ticket._waiting = self, waiter
         return ticket
+
+    cpdef count_passed(self):
+        """Close the gate up, and count what the doors have served meanwhile as having overtaken (with the turn held)."""
+        cdef uint64_t passed = self.core.c.close_up()
+        if passed:
+            self.queue.overtaken += passed
 
     cdef int leave_turn(self) except -1:
         if self._changed:
@@ -140,6 +147,7 @@ cdef class Desk:
         cdef Waiter head
         cdef object found = None
         cdef uint64_t room
+        cdef bint spared = False
         if not self.turn.take_quickly():
             return False
         try:
@@ -148,6 +156,8 @@ cdef class Desk:
                 head = self.queue.eldest()
             if head is not None and head.deadline is None and head.site is None and head.holder is None:
                 found = self.granted(head)
+                # Where this is not enough, and the only one who waits has growth under way, the pump may wait for that.
+                spared = head.provided and self.queue.count == 1
             if found is not None:
                 self.queue.remove(head)
                 if head.share is self.pool and head.home is self._home is not None:
@@ -169,7 +179,7 @@ cdef class Desk:
         finally:
             self.leave_turn()
         if found is None:
-            return False
+            return spared
         head.rouse()
         return True
 

@@ -315,6 +315,18 @@ cdef class Heap:
         """Close or open an account's gate: behind a closed one the fast doors miss, take() does not."""
         self.c.set_gate(_index(account, "account"), closed)
 
+    def leave_ajar(self, allowance, wanted):
+        """Let the doors pass a closed gate of account 0 for so many bytes, while no other gate is closed.
+
+        Meanwhile a free tells of itself only where it leaves `wanted` bytes free. It ends with `close_up`, when the gate
+        is set anew, and when a segment comes: that is for whoever waits.
+        """
+        self.c.leave_ajar(_whole(allowance, "allowance"), _whole(wanted, "wanted"))
+
+    def close_up(self):
+        """End that; answer the bytes that have passed since this was called last."""
+        return self.c.close_up()
+
     def set_marks(self, live_low=0, live_high=NO_LIMIT, free_low=0):
         """Arm the watermarks, in bytes. Each raises its flag once, when it is crossed, and is then disarmed."""
         self.c.set_marks(_whole(live_low, "live_low"), _whole(live_high, "live_high"), _whole(free_low, "free_low"))

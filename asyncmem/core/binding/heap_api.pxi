@@ -136,6 +136,8 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         Account account(uint32_t account) except +
         vector[uint32_t] accounts() except +
         void set_gate(uint32_t account, bint closed) except +
+        void leave_ajar(uint64_t allowance, uint64_t wanted)
+        uint64_t close_up()
         void set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low)
         void reset_peaks()
         uint64_t largest(int32_t arena) except +

@@ -13,6 +13,7 @@ cdef class Waiter:
         seq: Place in the order of arrival, given by the queue.
         mark: The queue's overtaking total when it joined.
         queue: Where it stands now, if it waits.
+        provided: Whether growth that holds all of it is under way.
     """
 
     cdef public int64_t nbytes, total, seq
@@ -22,7 +23,7 @@ cdef class Waiter:
     cdef public double since
     cdef public uint32_t stream
     cdef public int awaited, tries
-    cdef public bint batch, done, collected, asked_again
+    cdef public bint batch, done, collected, asked_again, provided
     cdef public object timeout, inline, _sizes
     cdef PyObject* nap  # the compiled sleeper, which takes itself out before it dies
 

@@ -84,6 +84,7 @@ class ReferenceHeap(Survey):
         if arena not in {0, 1} or nbytes <= 0 or nbytes % self.granule or address % self.granule:
             raise ValueError("a segment lies in arena 0 or 1 and has whole granules")
         number = self._add_range(address, nbytes, arena, stream, None)
+        self.ledger.wanted = 0  # what has come is for whoever waits
         self.reserved_bytes += nbytes
         self.peak_reserved = max(self.peak_reserved, self.reserved_bytes)
         return number
@@ -176,6 +177,18 @@ class ReferenceHeap(Survey):
     def set_gate(self, account: int, closed: bool) -> None:
         """Close or open an account's gate."""
         self.ledger[account].gated = closed
+        self.ledger.wanted = self.ledger.wanted if account else 0
+
+    def leave_ajar(self, allowance: int, wanted: int) -> None:
+        """Tell of frees only from `wanted` free bytes on. This heap has no doors that could pass."""
+        del allowance
+        if self.ledger[0].gated:
+            self.ledger.wanted = wanted
+
+    def close_up(self) -> int:
+        """End that; nothing has passed."""
+        self.ledger.wanted = 0
+        return 0
 
     def set_marks(self, live_low: int = 0, live_high: int = 2**63 - 1, free_low: int = 0) -> None:
         """Arm the watermarks."""

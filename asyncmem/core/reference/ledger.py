@@ -27,6 +27,7 @@ class Ledger:
         self.accounts: dict[int, Account] = {0: Account()}
         self.reuse: list[int] = []
         self.gone = Account()
+        self.wanted = 0
 
     def __getitem__(self, number: int) -> Account:
         if number not in self.accounts:
@@ -47,6 +48,11 @@ class Ledger:
     def barred(self, number: int) -> bool:
         """Answer whether a gate on the way up is closed."""
         return any(account.gated for account in self.lineage(number))
+
+    def told(self, free: int) -> bool:
+        """Answer whether a free that leaves so many bytes free is of interest to those who wait."""
+        closed = sum(account.gated for account in self.accounts.values())
+        return closed > 1 or (closed == 1 and free >= self.wanted)
 
     def charge(self, number: int, nbytes: int, requested: int) -> None:
         """Add live bytes."""

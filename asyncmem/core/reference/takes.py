@@ -201,7 +201,7 @@ class Takes(Caching):
 
     def released_flags(self) -> int:
         """Answer the flags of an operation that gave bytes back."""
-        flags = int(any(account.gated for account in self.ledger.accounts.values()))
+        flags = int(self.ledger.told(self.reserved_bytes - self.ledger[0].live))
         if self.ledger[0].live < self.live_low:
             self.live_low = 0
             flags |= 2

@@ -1,9 +1,9 @@
-"""The driver's hot calls by function pointer: the primary context, fences, streams, and notices of reached fences.
+"""The driver's hot calls by function pointer: the primary context, fences, streams, mapped memory, notices of fences.
 
 Every driver call is made without the interpreter's lock. No call is made in a forked child or at the interpreter's end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, final
 
@@ -55,6 +55,9 @@ class Context:
     def entered(self) -> Scope:
         """Make the context current within a `with`, on this thread, undisturbed by graph captures."""
 
+    def mapping(self, address: int, /) -> Mapping:
+        """Begin to map memory from an address on; nothing is mapped yet."""
+
     def record(self, stream: int, /) -> Fence:
         """Record a fence behind all that was submitted to a stream so far."""
 
@@ -100,6 +103,23 @@ class Scope:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
+
+@final
+class Mapping:
+    """Physical memory under a range of addresses. Who uses it makes the context current, and keeps others off it."""
+
+    def __init__(self, owner: Context, address: int, /) -> None: ...
+    def map(self, sizes: Iterable[int], devices: Iterable[int], step: int, /) -> None:
+        """Map handles of these sizes, one behind the other, for devices as `allow` does (blocks).
+
+        Where that fails, `unmap` undoes what was done.
+        """
+
+    def allow(self, devices: Iterable[int], allowed: bool, step: int, /) -> None:
+        """Let devices use all of it or forbid it (blocks), `step` bytes a call where the handles allow that."""
+
+    def unmap(self) -> None:
+        """Give all of it back (blocks); where that fails, the rest is left for the next try."""
 
 @final
 class Fence:

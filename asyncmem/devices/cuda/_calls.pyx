@@ -2,7 +2,7 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
 # A copied or unpickled fence would be given back twice; signatures are for help() and for the test of the stub.
 # cython: auto_pickle=False, embedsignature=True, embedsignature.format=clinic
-"""The driver's hot calls by function pointer: the primary context, fences, streams, and notices of reached fences.
+"""The driver's hot calls by function pointer: the primary context, fences, streams, mapped memory, notices of fences.
 
 Every driver call is made without the interpreter's lock. No call is made in a forked child or at the interpreter's end.
 """
@@ -78,6 +78,16 @@ cdef extern from "context.hpp" namespace "asyncmem::cuda" nogil:
     cdef cppclass Entered:
         Entered(CContext &)
         Code code()
+
+cdef extern from "mapping.hpp" namespace "asyncmem::cuda" nogil:
+    cdef cppclass Outcome:
+        Code code
+        const char *call
+    cdef cppclass CMapping "asyncmem::cuda::Mapping":
+        CMapping(CContext &, uint64_t)
+        Outcome map(const vector[uint64_t] &, const vector[int] &, uint64_t) except +
+        Outcome allow(const vector[int] &, cbool, uint64_t) except +
+        Outcome clear()
 
 cdef extern from "watch.hpp" namespace "asyncmem::cuda" nogil:
     cdef cppclass Notice:
@@ -218,6 +228,10 @@ cdef class Context:
         """Make the context current within a `with`, on this thread, undisturbed by graph captures."""
         return Scope(self)
 
+    def mapping(self, uint64_t address, /):
+        """Begin to map memory from an address on; nothing is mapped yet."""
+        return Mapping(self, address)
+
     def record(self, uint64_t stream, /):
         """Record a fence behind all that was submitted to a stream so far."""
         cdef CFence *fence = NULL
@@ -340,6 +354,53 @@ cdef class Scope:
         self.entered = NULL
         with nogil:
             del entered
+
+
+@cython.no_gc
+cdef class Mapping:
+    """Physical memory under a range of addresses. Who uses it makes the context current, and keeps others off it."""
+
+    cdef CMapping *mapping
+    cdef Context owner
+
+    def __cinit__(self, Context owner not None, uint64_t address, /):
+        self.owner = owner
+        self.mapping = new CMapping(owner.context[0], address)
+
+    def __dealloc__(self):
+        del self.mapping
+
+    def map(self, sizes, devices, uint64_t step, /):
+        """Map handles of these sizes, one behind the other, for devices as `allow` does (blocks).
+
+        Where that fails, `unmap` undoes what was done.
+        """
+        cdef vector[uint64_t] wanted = sizes
+        cdef vector[int] users = devices
+        cdef Outcome outcome
+        with nogil:
+            outcome = self.mapping.map(wanted, users, step)
+        self.hold(outcome)
+
+    def allow(self, devices, cbool allowed, uint64_t step, /):
+        """Let devices use all of it or forbid it (blocks), `step` bytes a call where the handles allow that."""
+        cdef vector[int] users = devices
+        cdef Outcome outcome
+        with nogil:
+            outcome = self.mapping.allow(users, allowed, step)
+        self.hold(outcome)
+
+    def unmap(self):
+        """Give all of it back (blocks); where that fails, the rest is left for the next try."""
+        cdef Outcome outcome
+        with nogil:
+            outcome = self.mapping.clear()
+        self.hold(outcome)
+
+    cdef int hold(self, Outcome outcome) except -1:
+        if outcome.code != SUCCESS:
+            raise self.owner.failed((<bytes>outcome.call).decode(), outcome.code)
+        return 0
 
 
 @cython.no_gc

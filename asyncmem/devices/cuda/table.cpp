@@ -73,6 +73,11 @@ void fill(Table &table, Finder &finder) {
     GET(cuEventDestroy, 4000);
     GET(cuEventRecord, 2000);
     GET(cuEventQuery, 2000);
+    GET(cuMemCreate, 10020);
+    GET(cuMemRelease, 10020);
+    GET(cuMemMap, 10020);
+    GET(cuMemUnmap, 10020);
+    GET(cuMemSetAccess, 10020);
 #undef GET
     // An old driver has none of these; that it is too old is said later, by its version and not by a symbol.
     finder.get(table.cuCtxGetId, "cuCtxGetId", 12000, false);

@@ -21,6 +21,21 @@ inline constexpr int relaxed = 2; // the stream capture mode
 inline constexpr std::uint64_t legacy = 1;
 inline constexpr std::uint64_t per_thread = 2;
 
+// What the driver is asked for: physical memory, and access to it.
+struct Location {
+    int kind, id;
+};
+struct Properties {
+    int kind, handle_types;
+    Location location;
+    void *windows;
+    unsigned char flags[8];
+};
+struct Access {
+    Location location;
+    int flags;
+};
+
 // Each member is named as its symbol; those marked "may be null" came with a later driver than the oldest supported.
 struct Table {
     Code (*cuInit)(unsigned flags);
@@ -46,6 +61,12 @@ struct Table {
     Code (*cuEventDestroy)(Handle event);
     Code (*cuEventRecord)(Handle event, Handle stream);
     Code (*cuEventQuery)(Handle event);
+    Code (*cuMemCreate)(unsigned long long *handle, std::size_t nbytes, const Properties *wish, unsigned long long flags);
+    Code (*cuMemRelease)(unsigned long long handle);
+    Code (*cuMemMap)(std::uint64_t address, std::size_t nbytes, std::size_t offset, unsigned long long handle,
+                     unsigned long long flags);
+    Code (*cuMemUnmap)(std::uint64_t address, std::size_t nbytes);
+    Code (*cuMemSetAccess)(std::uint64_t address, std::size_t nbytes, const Access *accesses, std::size_t count);
     Code (*cuDeviceRegisterAsyncNotification)( // may be null: 12.4, and not on every system
         int device, void (*function)(void *info, void *data, Handle handle), void *data, Handle *handle);
     Code (*cuDeviceUnregisterAsyncNotification)(int device, Handle handle);

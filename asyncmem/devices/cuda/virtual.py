@@ -5,6 +5,9 @@ driver 580 (`tests/gpu/probe.cu`), 0.12 + 0.37 ms as one handle, 0.6 + 0.85 ms a
 2 MiB. 64 MiB is a segment's default size, which is then one handle. One for a larger segment would be cheaper yet, but
 its release is one call of up to 0.6 ms, and with 64 MiB the longest call takes 0.1 ms. No call held up other
 threads' launches by more than 40 us, whatever the size, except setting the access of 512 handles at once: 230 us.
+
+The calls of a segment are made in one go without the interpreter's lock (`mapping.hpp`). One by one in Python, each
+had the lock change hands twice, which other threads felt more than the calls themselves.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from asyncmem.devices.cuda.driver import OUT_OF_MEMORY
 from asyncmem.devices.cuda.space import Space
-from asyncmem.errors import AsyncmemError, DeviceError, OutOfMemoryError
+from asyncmem.errors import AsyncmemError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from asyncmem.devices.cuda._calls import Context
+    from asyncmem.devices.cuda._calls import Context, Mapping
     from asyncmem.devices.cuda.driver import Driver
 
 MIB: Final = 1 << 20
@@ -39,21 +43,13 @@ def handle_sizes(nbytes: int) -> Iterator[int]:
         nbytes -= size
 
 
-@dataclass(slots=True)
-class _Piece:
-    address: int
-    nbytes: int
-    handle: object
-    mapped: bool
-
-
-@dataclass(slots=True)
-class Mapping:
-    """The pieces of a segment that are still there; shrinks as they are given back."""
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A segment: its addresses, and what is mapped there."""
 
     address: int
     nbytes: int
-    pieces: list[_Piece]
+    memory: Mapping
 
 
 class VirtualSegments:
@@ -62,54 +58,52 @@ class VirtualSegments:
     def __init__(self, driver: Driver, context: Context, capacity: int, granularity: int) -> None:
         """Reserve nothing yet."""
         self._driver = driver
-        self._device = context.device
-        self._properties = driver.allocation(context.device)
+        self._context = context
         # Twice what there is, so that holes between segments never stand in the way.
         self._range = -(-2 * capacity // granularity) * granularity
         self._granularity = granularity
         self._space = Space()
         self._ranges: list[tuple[int, int]] = []
         self._peers: list[int] = []
-        self._mappings: dict[int, Mapping] = {}
-        self._remains: list[Mapping] = []  # of takes that failed, and could not be undone either: tried again
+        self._mappings: dict[int, Mapped] = {}
+        self._remains: list[Mapped] = []  # of takes that failed, and could not be undone either: tried again
         # Over whole operations: a peer that is granted access must miss no segment. Re-entrant for finalizers.
         self._lock = threading.RLock()
 
-    def take(self, nbytes: int, stream: int) -> tuple[int, Mapping]:
+    def take(self, nbytes: int, stream: int) -> tuple[int, Mapped]:
         """Map memory and return its address and what is needed to give it back; usable by every stream at once."""
         del stream
         with self._lock:
             self._clear_remains()
-            mapping = Mapping(self._reserve(nbytes), nbytes, [])
+            address = self._reserve(nbytes)
+            mapped = Mapped(address, nbytes, self._context.mapping(address))
             try:
-                self._map(mapping)
-                self._allow(mapping, [self._device, *self._peers])
-            except OutOfMemoryError as error:
-                self._undo(mapping, error)
-                raise self._driver.out_of_memory(nbytes) from error  # what is free without the part that was taken
+                mapped.memory.map(handle_sizes(nbytes), [self._context.device, *self._peers], ACCESS_STEP)
             except BaseException as error:
-                self._undo(mapping, error)
+                self._undo(mapped, error)
+                if isinstance(error, DeviceError) and error.code == OUT_OF_MEMORY:
+                    raise self._driver.out_of_memory(nbytes) from error  # what is free without the part that was taken
                 raise
-            self._mappings[mapping.address] = mapping
-            return mapping.address, mapping
+            self._mappings[mapped.address] = mapped
+            return mapped.address, mapped
 
     def give_back(self, address: int, token: object) -> None:
         """Unmap a segment; where that fails half way, the rest is left for the next try."""
         del address
-        assert isinstance(token, Mapping)
+        assert isinstance(token, Mapped)
         with self._lock:
-            self._unmap(token)
+            token.memory.unmap()
             self._mappings.pop(token.address, None)
             self._space.add(token.address, token.nbytes)
 
     def grant(self, peers: Sequence[int]) -> None:
         """Let other devices use all segments, later ones too; all of them or none."""
         with self._lock:
-            allowed: list[Mapping] = []
+            allowed: list[Mapped] = []
             try:
-                for mapping in self._mappings.values():
-                    allowed.append(mapping)
-                    self._allow(mapping, peers)
+                for mapped in self._mappings.values():
+                    allowed.append(mapped)
+                    self._allow(mapped, peers)
             except BaseException:
                 self._forbid(allowed, peers)
                 raise
@@ -141,64 +135,31 @@ class VirtualSegments:
         assert address is not None
         return address
 
-    def _map(self, mapping: Mapping) -> None:
-        address = mapping.address
-        for size in handle_sizes(mapping.nbytes):
-            handle = self._driver.call("cuMemCreate", size, self._properties, 0, asked=mapping.nbytes)
-            piece = _Piece(address, size, handle, mapped=False)
-            mapping.pieces.append(piece)
-            self._driver.call("cuMemMap", address, size, 0, handle, 0, asked=mapping.nbytes)
-            piece.mapped = True
-            address += size
+    def _allow(self, mapped: Mapped, devices: Sequence[int], *, allowed: bool = True) -> None:
+        mapped.memory.allow(devices, allowed, ACCESS_STEP)
 
-    def _allow(self, mapping: Mapping, devices: Sequence[int], *, allowed: bool = True) -> None:
-        descriptions = self._driver.access(devices, allowed=allowed)
-        end = mapping.address + mapping.nbytes
-        for start, stop in _steps([piece.address for piece in mapping.pieces], end):
-            call = ("cuMemSetAccess", start, stop - start, descriptions, len(descriptions))
-            self._driver.call(*call, asked=mapping.nbytes)
-
-    def _forbid(self, mappings: Iterable[Mapping], peers: Sequence[int]) -> None:
-        for mapping in mappings:
+    def _forbid(self, mappings: Iterable[Mapped], peers: Sequence[int]) -> None:
+        for mapped in mappings:
             with contextlib.suppress(AsyncmemError):
-                self._allow(mapping, peers, allowed=False)
+                self._allow(mapped, peers, allowed=False)
 
-    def _unmap(self, mapping: Mapping) -> None:
-        while mapping.pieces:
-            piece = mapping.pieces[-1]
-            if piece.mapped:
-                self._driver.call("cuMemUnmap", piece.address, piece.nbytes)
-                piece.mapped = False
-            self._driver.call("cuMemRelease", piece.handle)
-            mapping.pieces.pop()
-
-    def _undo(self, mapping: Mapping, error: BaseException) -> None:
+    def _undo(self, mapped: Mapped, error: BaseException) -> None:
         try:
-            self._unmap(mapping)
+            mapped.memory.unmap()
         except DeviceError as another:
             # The addresses stay taken: something is still mapped there.
-            self._remains.append(mapping)
+            self._remains.append(mapped)
             error.add_note(f"and what had been mapped so far could not be undone yet: {another}")
         else:
-            self._space.add(mapping.address, mapping.nbytes)
+            self._space.add(mapped.address, mapped.nbytes)
 
     def _clear_remains(self) -> None:
         kept = []
-        for mapping in self._remains:
+        for mapped in self._remains:
             try:
-                self._unmap(mapping)
+                mapped.memory.unmap()
             except DeviceError:
-                kept.append(mapping)
+                kept.append(mapped)
             else:
-                self._space.add(mapping.address, mapping.nbytes)
+                self._space.add(mapped.address, mapped.nbytes)
         self._remains = kept
-
-
-def _steps(starts: list[int], end: int) -> Iterator[tuple[int, int]]:
-    """Cut a mapped range at the edges of its handles, into parts of at most `ACCESS_STEP` where those allow it."""
-    begin = starts[0]
-    for start, following in zip(starts, [*starts[1:], end], strict=True):
-        if following - begin > ACCESS_STEP and start > begin:
-            yield begin, start
-            begin = start
-    yield begin, end
