@@ -9,7 +9,18 @@ CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "place", "plan", "report", "segments", "spaces"]
 PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "lanes", "line"]
 PARTS += ["quick", "ready", "retire", "spares", "turn"]
-HEADERS = ["cache.hpp", "entries.hpp", "fences.hpp", "handles.hpp", "heap.hpp", "index.hpp", "ledger.hpp", "lock.hpp", "node.hpp", "space.hpp"]
+HEADERS = [
+    "cache.hpp",
+    "entries.hpp",
+    "fences.hpp",
+    "handles.hpp",
+    "heap.hpp",
+    "index.hpp",
+    "ledger.hpp",
+    "lock.hpp",
+    "node.hpp",
+    "space.hpp",
+]
 HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.
@@ -37,12 +48,23 @@ dlpack = Extension(
 CUDA = "asyncmem/devices/cuda"
 cuda = Extension(
     "asyncmem.devices.cuda._calls",
-    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "mapping", "table", "watch"]]],
+    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "mapping", "paging", "table", "watch"]]],
     language="c++",
     include_dirs=[CORE, CUDA],
     depends=[
         f"{CORE}/fence_calls.h",
-        *[f"{CUDA}/{name}" for name in ["context.hpp", "finalizing.h", "mapping.hpp", "table.hpp", "watch.hpp"]],
+        *[
+            f"{CUDA}/{name}"
+            for name in [
+                "context.hpp",
+                "finalizing.h",
+                "mapping.hpp",
+                "paging.hpp",
+                "paging.pxi",
+                "table.hpp",
+                "watch.hpp",
+            ]
+        ],
     ],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s", "-pthread"],
