@@ -38,12 +38,23 @@ dlpack = Extension(
 CUDA = "asyncmem/devices/cuda"
 cuda = Extension(
     "asyncmem.devices.cuda._calls",
-    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "mapping", "table", "watch"]]],
+    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "mapping", "paging", "table", "watch"]]],
     language="c++",
     include_dirs=[CORE, CUDA],
     depends=[
         f"{CORE}/fence_calls.h",
-        *[f"{CUDA}/{name}" for name in ["context.hpp", "finalizing.h", "mapping.hpp", "table.hpp", "watch.hpp"]],
+        *[
+            f"{CUDA}/{name}"
+            for name in [
+                "context.hpp",
+                "finalizing.h",
+                "mapping.hpp",
+                "paging.hpp",
+                "paging.pxi",
+                "table.hpp",
+                "watch.hpp",
+            ]
+        ],
     ],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s", "-pthread"],

@@ -11,10 +11,11 @@ every method:
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from asyncmem.devices.awaiting import wait_until_done
 from asyncmem.devices.checking import MemoryChecker
-from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.errors import AsyncmemError, DeviceError, InvalidRequest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +34,19 @@ class MemoryInfo:
 
     free: int
     total: int
+
+
+Span: TypeAlias = tuple[int, int]
+"""An address and a number of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remapped:
+    """How far `Device.remap` came: the first so many spans are unmapped, and the first so many are mapped."""
+
+    unmapped: int
+    mapped: int
+    error: AsyncmemError | None = None  # why not all of them
 
 
 class Fence(ABC):
@@ -96,6 +110,7 @@ class Device(ABC):
     name: str  # the kind, with an index where there may be several: "cuda:0"
     segment_kinds: tuple[str, ...]  # the first is what "auto" means; "direct" is always there
     granularity: int  # a segment's size is rounded up to a multiple of this
+    page: int = 0  # the unit in which memory can be mapped under reserved addresses; 0: it cannot be
     capacity: int  # bytes it has at all, known without asking the driver
     host_readable: bool  # its addresses can be read and written by this process
     dlpack_device: tuple[int, int]
@@ -128,6 +143,24 @@ class Device(ABC):
     @abstractmethod
     def free_segment(self, segment: Segment) -> None:
         """Give a segment back, once (**blocks**). The host has seen every use of it done."""
+
+    def reserve(self, nbytes: int) -> int:
+        """Keep a range of addresses, whole pages, with no memory behind it; the "virtual" kind in another shape."""
+        raise InvalidRequest("reserve()", nbytes, f"a device with pages, which {self.name!r} has not")
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a range of addresses back, once. Nothing is mapped there."""
+        raise InvalidRequest("unreserve()", (address, nbytes), f"a device with pages, which {self.name!r} has not")
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        """Take memory away from the spans of `out`, then put memory behind those of `into` (**blocks**).
+
+        What was mapped as one span is unmapped as one. The memory of an unmapped span serves a later one of its size;
+        what serves none goes back to the driver, and what is lacking is got from it. Each list is carried out in
+        order, up to the first call that fails: what had been half done is undone, or put right with the next remap.
+        The host has seen done every use of what is unmapped; what is mapped is for every stream, and for all peers.
+        """
+        raise InvalidRequest("remap()", (out, into), f"a device with pages, which {self.name!r} has not")
 
     @abstractmethod
     def create_stream(self, name: str | None = None) -> Stream:

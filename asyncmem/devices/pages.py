@@ -5,6 +5,7 @@ import mmap
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ Bytes = npt.NDArray[np.uint8]
 
 PAGE = mmap.PAGESIZE
 
+_NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0x40  # the system need not promise memory for all of it
+
 
 class Pages:
     """Mapped memory, kept until it is given back by name and for no other reason.
@@ -24,8 +27,9 @@ class Pages:
     writing there, and a leak is better than a crash.
     """
 
-    def __init__(self) -> None:
-        """Begin with nothing mapped."""
+    def __init__(self, flags: int = 0) -> None:
+        """Begin with nothing mapped; `flags` are the system's, beside those that are always there."""
+        self._flags = flags
         self._mappings: dict[int, mmap.mmap] = {}
 
     def take(self, nbytes: int) -> int:
@@ -38,7 +42,7 @@ class Pages:
             mapping = mmap.mmap(-1, nbytes)
         else:
             # Private, so that a forked child cannot write into the parent's buffers.
-            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | self._flags)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
         address = int(np.frombuffer(mapping, np.uint8).ctypes.data)
         self._mappings[address] = mapping
@@ -55,6 +59,27 @@ class Pages:
             raise InvalidRequest("segment", hex(address), "a segment that is not given back yet")
         mapping.close()
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(mapping))
+
+
+class ReservedPages:
+    """Ranges of addresses far larger than the memory that will be used in them, which comes with the first use."""
+
+    def __init__(self, unit: int) -> None:
+        """Begin with none; ranges begin at multiples of `unit`."""
+        self._unit = unit
+        self._pages = Pages(_NO_RESERVE)
+        self._starts: dict[int, int] = {}
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of a new range; raises what `Pages.take` does."""
+        start = self._pages.take(nbytes + self._unit)
+        address = -(-start // self._unit) * self._unit
+        self._starts[address] = start
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Take a range back."""
+        self._pages.give_back(self._starts.pop(address))
 
 
 def bytes_at(address: int, nbytes: int) -> Bytes:

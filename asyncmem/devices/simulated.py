@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from asyncmem.devices.addresses import Addresses, InventedAddresses
-from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Span, Stream
 from asyncmem.devices.calls import Call, CallLog
 from asyncmem.devices.clock import Clock, VirtualClock, make_clock
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.order import OrderChecker
-from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
+from asyncmem.devices.pages import PAGE, Bytes, Pages, ReservedPages, bytes_at, bytes_of, total_memory
+from asyncmem.devices.simulated_paging import Paging
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
 from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.timeline import Range, Timeline
@@ -30,7 +31,7 @@ class Simulated(Device):
     """A pretended device with streams, fences, a clock, a bounded memory and faults on demand."""
 
     kind = "simulated"
-    segment_kinds: tuple[str, ...] = ("stream_ordered", "direct")
+    segment_kinds: tuple[str, ...] = ("stream_ordered", "virtual", "direct")
     granularity = PAGE
     reads_all = False  # whether every device of the machine may touch its memory, as it may page-locked host memory
 
@@ -43,6 +44,7 @@ class Simulated(Device):
         latencies: Latencies | None = None,
         backing: bool = False,
         check_order: bool = True,
+        page: Size = "2 MiB",
         index: int = 0,
         beside: "Simulated | None" = None,
     ) -> None:
@@ -56,6 +58,7 @@ class Simulated(Device):
             latencies: What driver calls take; the figures of a real one by default.
             backing: Put real host memory behind the addresses. Copies then really copy, at submission.
             check_order: Raise `StreamOrderError` where order is not certain.
+            page: The unit in which memory is mapped under reserved addresses, a power of two; 0: it cannot be.
             index: The number in the name.
             beside: Another device of the same machine: it has the same clock and order checker, its fences can be
                 waited for here, and `grant_access` opens its memory.
@@ -76,6 +79,11 @@ class Simulated(Device):
         self.capacity = _DEFAULT_CAPACITY if capacity is None else parse_size(capacity, what="capacity")
         self._heeds_suggestions = capacity is None
         self._addresses: Addresses = Pages() if backing else InventedAddresses(gap=PAGE, number=self.number)
+        self.page = parse_size(page, what="page")
+        if self.page & (self.page - 1):
+            raise InvalidRequest("page", page, "a power of two, or 0")
+        ranges = ReservedPages(self.page) if backing else InventedAddresses(self.page, self.number, reserved=True)
+        self._paging = Paging(self.page, ranges, self.timeline, self.log, self._count)
         self._segments: dict[int, Segment] = {}
         self._book: StreamBook[SimulatedStream] = StreamBook(
             self.name, None if beside is None else beside._book.handles
@@ -152,7 +160,7 @@ class Simulated(Device):
     def suggest_capacity(self, nbytes: int) -> None:
         """Take the limit of the pool as capacity, unless there is one or segments are out."""
         with self.timeline.lock:
-            if self._heeds_suggestions and not self._segments:
+            if self._heeds_suggestions and not self.reserved:
                 self.capacity = nbytes
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
@@ -166,11 +174,12 @@ class Simulated(Device):
         fits = nbytes <= self._free()
         self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}" if fits else "")
         with self.timeline.lock:
-            free = max(0, self._free())
-            if nbytes > free:
-                facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
-                raise OutOfMemoryError(facts)
-            return self._map(nbytes, kind, home)
+            self._need(nbytes)
+            address = self._addresses.take(nbytes)
+            self.reserved += nbytes
+            self.timeline.map(address, nbytes, home.lane if kind == "stream_ordered" else None)
+            segment = self._segments[address] = Segment(address, nbytes, kind)
+            return segment
 
     def free_segment(self, segment: Segment) -> None:
         """Give a segment back (blocks).
@@ -186,6 +195,25 @@ class Simulated(Device):
             del self._segments[segment.address]
             self.reserved -= segment.nbytes
             self._addresses.give_back(segment.address)
+
+    def reserve(self, nbytes: int) -> int:
+        """Keep a range of addresses with no memory behind it."""
+        return self._paging.reserve(nbytes) if self.page else super().reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a range of addresses back, in which nothing is mapped."""
+        if not self.page:
+            super().unreserve(address, nbytes)
+        self._paging.unreserve(address, nbytes)
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        """Change what lies behind reserved addresses (blocks); the calls are "unmap", "create", "map" and so on.
+
+        Raises:
+            InvalidRequest: A span is not mapped as one, or is no free part of a range; nothing is done then.
+            StreamOrderError: The host has not seen all work on what is unmapped done.
+        """
+        return self._paging.remap(out, into) if self.page else super().remap(out, into)
 
     def create_stream(self, name: str | None = None) -> SimulatedStream:
         """Make a stream."""
@@ -266,12 +294,16 @@ class Simulated(Device):
         self.log.enter("close")
         self.clock.close()
 
-    def _map(self, nbytes: int, kind: str, home: SimulatedStream) -> Segment:
-        address = self._addresses.take(nbytes)
-        self.timeline.map(address, nbytes, home.lane if kind == "stream_ordered" else None)
-        segment = self._segments[address] = Segment(address, nbytes, kind)
-        self.reserved += nbytes
-        return segment
+    def _need(self, nbytes: int) -> None:
+        free = max(0, self._free())
+        if nbytes > free:
+            facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
+            raise OutOfMemoryError(facts)
+
+    def _count(self, nbytes: int) -> None:
+        with self.timeline.lock:
+            self._need(nbytes)
+            self.reserved += nbytes
 
     def _free(self) -> int:
         return self.capacity - self.reserved - self.elsewhere
@@ -310,7 +342,7 @@ class SimulatedPinned(Simulated):
 
     def __init__(self, owner: Simulated) -> None:
         """Use `Simulated.pinned` instead."""
-        super().__init__(total_memory(), backing=True, beside=owner)
+        super().__init__(total_memory(), backing=True, page=0, beside=owner)
         self.name = owner.name.replace("simulated", self.kind)
         self.log = owner.log
         self._book, self.default_stream = owner._book, owner.default_stream

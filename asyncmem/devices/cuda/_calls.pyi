@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, final
 
+from asyncmem.errors import DeviceError
+
 def load() -> str:
     """Load the driver's library; answer why it cannot be, or nothing."""
 
@@ -57,6 +59,9 @@ class Context:
 
     def mapping(self, address: int, /) -> Mapping:
         """Begin to map memory from an address on; nothing is mapped yet."""
+
+    def paging(self) -> Paging:
+        """Begin to map memory in reserved ranges; nothing is mapped yet."""
 
     def record(self, stream: int, /) -> Fence:
         """Record a fence behind all that was submitted to a stream so far."""
@@ -120,6 +125,25 @@ class Mapping:
 
     def unmap(self) -> None:
         """Give all of it back (blocks); where that fails, the rest is left for the next try."""
+
+@final
+class Paging:
+    """Memory under reserved ranges. Who uses it makes the context current, and keeps others off it."""
+
+    def __init__(self, owner: Context, /) -> None: ...
+    def remap(
+        self, out: Iterable[tuple[int, int]], into: Iterable[tuple[int, int]], devices: Iterable[int], step: int, /
+    ) -> tuple[int, int, DeviceError | None]:
+        """Unmap spans, then map others for devices to use (blocks); answer how many of each, and the error or None."""
+
+    def allow(self, devices: Iterable[int], allowed: bool, step: int, /) -> None:
+        """Let devices use all that is mapped or forbid it (blocks), `step` bytes a call where handles allow that."""
+
+    def bare(self, address: int, nbytes: int, /) -> bool:
+        """Tell whether nothing is mapped in a range; what could not be undone before is tried again."""
+
+    def forget(self) -> None:
+        """Take all for given back, where no call may be made any more."""
 
 @final
 class Fence:

@@ -232,6 +232,10 @@ cdef class Context:
         """Begin to map memory from an address on; nothing is mapped yet."""
         return Mapping(self, address)
 
+    def paging(self):
+        """Begin to map memory in reserved ranges; nothing is mapped yet."""
+        return Paging(self)
+
     def record(self, uint64_t stream, /):
         """Record a fence behind all that was submitted to a stream so far."""
         cdef CFence *fence = NULL
@@ -401,6 +405,9 @@ cdef class Mapping:
         if outcome.code != SUCCESS:
             raise self.owner.failed((<bytes>outcome.call).decode(), outcome.code)
         return 0
+
+
+include "paging.pxi"
 
 
 @cython.no_gc

@@ -6,13 +6,14 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream
 from asyncmem.devices.cuda.annotations import attached_checker
 from asyncmem.devices.cuda.direct import DirectSegments, open_to
 from asyncmem.devices.cuda.driver import INVALID_VALUE, Driver, check_index, error_of, start
 from asyncmem.devices.cuda.fence import CudaFence
 from asyncmem.devices.cuda.notices import Notices
 from asyncmem.devices.cuda.ordered import OrderedSegments
+from asyncmem.devices.cuda.paged import PagedMemory
 from asyncmem.devices.cuda.pinned import CudaPinned
 from asyncmem.devices.cuda.segments import Segments
 from asyncmem.devices.cuda.stream import LEGACY, CudaStream, CudaStreams, ThreadStream
@@ -23,6 +24,7 @@ from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asyncmem.devices.base import Span
     from asyncmem.devices.cuda import _calls
     from asyncmem.devices.cuda.segments import Source
 
@@ -100,6 +102,8 @@ class Cuda(Device):
         self.granularity = self.driver.granularity(device) if VIRTUAL in makers else 2 << 20
         makers = {kind: makers[kind] for kind in self.segment_kinds}
         self._segments = Segments(self.name, self.context, makers, granularity=self.granularity, most=self.capacity)
+        self.page = self.granularity if VIRTUAL in makers and self.checker is None else 0
+        self._paged = PagedMemory(self.name, self.driver, self.context, self.page) if self.page else None
         # A lost context fails here and not only when memory is needed.
         self.memory()
         self._peers: list[Cuda] = []
@@ -171,6 +175,30 @@ class Cuda(Device):
         Where the driver fails, the segment is still out and may be given back again.
         """
         self.give_back(self._segments, segment)
+
+    def reserve(self, nbytes: int) -> int:
+        """Keep a range of addresses with no memory behind it."""
+        self.check_open()
+        return self._need_pages().reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a range of addresses back, in which nothing is mapped."""
+        self._need_pages().unreserve(address, nbytes)
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        """Change what lies behind reserved addresses (blocks), without the interpreter's lock.
+
+        Raises:
+            InvalidRequest: Memory is to be mapped where nothing is reserved, or on a device that is closed.
+        """
+        if into:
+            self.check_open()
+        return self._need_pages().remap(out, into)
+
+    def _need_pages(self) -> PagedMemory:
+        if self._paged is None:
+            raise InvalidRequest("device", self, "a device with pages")
+        return self._paged
 
     def create_stream(self, name: str | None = None) -> CudaStream:
         """Make a stream that does not wait for the default stream."""
@@ -277,6 +305,9 @@ class Cuda(Device):
                 if isinstance(source, VirtualSegments | OrderedSegments):
                     source.grant([peer.context.device for peer in added])
                     undo.callback(source.revoke, [peer.context.device for peer in added])
+            if self._paged is not None:
+                self._paged.grant([peer.context.device for peer in added])
+                undo.callback(self._paged.revoke, [peer.context.device for peer in added])
             if any(isinstance(self._segments.opened(kind), DirectSegments) for kind in self.segment_kinds):
                 open_to(self.driver, self.context, [peer.context for peer in added])
             self._peers += added

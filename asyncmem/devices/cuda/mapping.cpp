@@ -10,6 +10,15 @@ constexpr int read_and_write = 3;
 
 } // namespace
 
+Properties memory_of(const Context &context) { return {pinned, 0, {on_device, context.device()}, nullptr, {}}; }
+
+std::vector<Access> access_of(const std::vector<int> &devices, bool allowed) {
+    std::vector<Access> accesses;
+    for (int device : devices)
+        accesses.push_back({{on_device, device}, allowed ? read_and_write : no_access});
+    return accesses;
+}
+
 Outcome Mapping::called(const char *call, Code code) {
     context_.call_count.fetch_add(1, std::memory_order_relaxed);
     return {code, call};
@@ -29,7 +38,7 @@ Outcome Mapping::add(std::uint64_t nbytes) {
     if (gone())
         return {deinitialized, "cuMemCreate"};
     const Table &driver = context_.driver;
-    const Properties wish{pinned, 0, {on_device, context_.device()}, nullptr, {}};
+    const Properties wish = memory_of(context_);
     Piece piece{end_, nbytes, 0, false};
     Outcome outcome = called("cuMemCreate", driver.cuMemCreate(&piece.handle, nbytes, &wish, 0));
     if (outcome.code != success)
@@ -42,9 +51,7 @@ Outcome Mapping::add(std::uint64_t nbytes) {
 }
 
 Outcome Mapping::allow(const std::vector<int> &devices, bool allowed, std::uint64_t step) {
-    std::vector<Access> accesses;
-    for (int device : devices)
-        accesses.push_back({{on_device, device}, allowed ? read_and_write : no_access});
+    const std::vector<Access> accesses = access_of(devices, allowed);
     Outcome outcome;
     for (std::size_t at = 0; at < pieces_.size() && outcome.code == success;) {
         if (gone())

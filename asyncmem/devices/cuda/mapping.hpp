@@ -15,6 +15,10 @@ struct Outcome {
     const char *call = "";
 };
 
+// What memory is asked for, and who may use it.
+Properties memory_of(const Context &context);
+std::vector<Access> access_of(const std::vector<int> &devices, bool allowed);
+
 // Whoever uses one makes the context current, and keeps other threads off it.
 class Mapping {
   public:

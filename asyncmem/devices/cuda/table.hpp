@@ -10,6 +10,7 @@ using Code = int; // CUresult
 using Handle = void *; // CUcontext, CUstream, CUevent, CUasyncCallbackHandle
 
 inline constexpr Code success = 0;
+inline constexpr Code invalid_value = 1;
 inline constexpr Code not_initialized = 3;
 inline constexpr Code deinitialized = 4;
 inline constexpr Code invalid_context = 201;

@@ -1,0 +1,185 @@
+"""Memory that moves under reserved addresses, call by call: what fails, what others feel, and who may use it."""
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from asyncmem.devices import Cuda
+from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
+
+from .fake import FakeDriver
+
+pytestmark = pytest.mark.fake_only
+
+MIB = 1 << 20
+RANGE = 512 * MIB
+
+OUT_OF_MEMORY, UNKNOWN = 2, 999
+
+
+@pytest.fixture
+def pair(fake: FakeDriver) -> Iterator[Cuda]:
+    fake.reset()
+    fake.devices(2)
+    device = Cuda(0)
+    yield device
+    device.close()
+    gc.collect()
+    assert fake.violations() == []
+    assert fake.live() == {}
+
+
+def calls_of(fake: FakeDriver, work: Callable[[], object]) -> dict[str, int]:
+    names = ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease")
+    before = {name: fake.calls(name) for name in names}
+    work()
+    return {name: fake.calls(name) - count for name, count in before.items() if fake.calls(name) > count}
+
+
+def spans(start: int, *sizes: int) -> list[tuple[int, int]]:
+    """Pieces of so many MiB, one behind the other."""
+    places = itertools.accumulate(sizes, initial=0)
+    return [(start + place * MIB, size * MIB) for place, size in zip(places, sizes, strict=False)]
+
+
+class TestCalls:
+    def test_access_is_set_once_for_a_stretch(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """Pieces that lie one behind the other share a call, of which none is for more than 256 MiB."""
+        start = cuda.reserve(RANGE)
+        here, there = spans(start, 4, 2, 64), spans(start + 128 * MIB, *[32] * 9)
+        made = calls_of(fake, lambda: cuda.remap([], here + there))
+        assert made == {"cuMemCreate": 12, "cuMemMap": 12, "cuMemSetAccess": 3}
+        cuda.remap(here + there, [])
+        cuda.unreserve(start, RANGE)
+
+    def test_moving_neither_makes_nor_releases_memory(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """A move is an unmapping, a mapping, and its part of a call for the access."""
+        start = cuda.reserve(RANGE)
+        here, there = spans(start, 4, 2), spans(start + 128 * MIB, 2, 4)
+        cuda.remap([], here)
+        assert calls_of(fake, lambda: cuda.remap(here, there)) == {
+            "cuMemMap": 2,
+            "cuMemSetAccess": 1,
+            "cuMemUnmap": 2,
+        }
+        assert calls_of(fake, lambda: cuda.remap(there, [])) == {"cuMemUnmap": 2, "cuMemRelease": 2}
+        cuda.unreserve(start, RANGE)
+
+    def test_all_is_done_in_one_go(self, fake: FakeDriver, cuda: Cuda) -> None:
+        """Once begun, all its calls are made while another thread keeps the interpreter's lock to itself."""
+        start = cuda.reserve(RANGE)
+        here, there = spans(start, *[2] * 8), spans(start + 128 * MIB, *[2] * 8)
+        cuda.remap([], here)
+        calls = ctypes.PyDLL(str(fake.path)).fake_calls  # keeps the lock, too
+        fake.latency("cuMemUnmap", 1_000_000)
+        begun, wanted = fake.calls("cuMemUnmap"), fake.calls("cuMemSetAccess") + 1
+        thread = threading.Thread(target=lambda: cuda.remap(here, there))
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(100)
+        try:
+            thread.start()
+            while fake.calls("cuMemUnmap") == begun:
+                time.sleep(0)
+            deadline = time.monotonic() + 5
+            while calls(b"cuMemSetAccess") < wanted and time.monotonic() < deadline:
+                pass
+            assert calls(b"cuMemSetAccess") == wanted
+        finally:
+            sys.setswitchinterval(interval)
+            thread.join()
+        cuda.remap(there, [])
+        cuda.unreserve(start, RANGE)
+
+    def test_a_device_without_pages_says_so(self, fake: FakeDriver) -> None:
+        """Where the driver maps nothing, or a memory checker listens, there are segments alone."""
+        fake.attribute(0, 102, 0)
+        device = Cuda(0)
+        assert device.page == 0
+        with pytest.raises(InvalidRequest, match="pages"):
+            device.reserve(RANGE)
+        device.close()
+
+
+class TestFaults:
+    @pytest.mark.parametrize("times", [1, 2, 5])
+    @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
+    def test_what_is_told_is_so(self, fake: FakeDriver, pair: Cuda, code: int, times: int) -> None:
+        """Whichever call fails, and some after it: each span is as it was told, and the next try does the rest."""
+        start = pair.reserve(RANGE)
+        here = spans(start, 4, 4, 2, 64)
+        there = [*spans(start + 128 * MIB, 4, 2, 2), *spans(start + 256 * MIB, 2), *spans(start + 320 * MIB, 4)]
+        pair.remap([], here)
+        before = fake.calls()
+        assert pair.remap(here, there).error is None
+        calls = fake.calls() - before
+        pair.remap(there, [])
+        failed = 0
+        for nth in range(1, calls + 1):
+            pair.remap([], here)
+            fake.fail("*", nth, code, times)
+            unmapped, mapped = 0, 0
+            with contextlib.suppress(DeviceError):  # where it cannot even begin
+                done = pair.remap(here, there)
+                unmapped, mapped = done.unmapped, done.mapped
+                failed += isinstance(done.error, DeviceError | OutOfMemoryError)
+            fake.clear_faults()
+            for address, nbytes in here[unmapped:] + there[:mapped]:
+                pair.fill(address, nbytes, 1, pair.default_stream)
+            pair.default_stream.synchronize_blocking()
+            assert pair.remap(here[unmapped:], there[mapped:]).error is None
+            assert fake.used() == sum(nbytes for _, nbytes in there), f"after call {nth}"
+            assert pair.remap(there, []).error is None
+            assert fake.used() == 0
+        assert failed >= 15  # 4 unmapped, 2 created, 5 mapped, 3 times access, 1 released
+        pair.unreserve(start, RANGE)
+
+    def test_a_range_that_could_not_go_back_goes_back_the_next_time(self, fake: FakeDriver, pair: Cuda) -> None:
+        """It stays reserved, and is a use of the device until it has gone."""
+        start = pair.reserve(RANGE)
+        fake.fail("cuMemAddressFree", 1, UNKNOWN)
+        with pytest.raises(DeviceError):
+            pair.unreserve(start, RANGE)
+        pair.unreserve(start, RANGE)
+        fake.fail("cuMemAddressReserve", 1, OUT_OF_MEMORY)
+        with pytest.raises(OutOfMemoryError):
+            pair.reserve(RANGE)
+
+
+class TestPeers:
+    def may_use(self, device: Cuda, peer: Cuda, *addresses: int) -> list[bool]:
+        location = device.driver._location(peer.index)
+        with device.context.entered():
+            return [int(device.driver.call("cuMemGetAccess", location, at)) == 3 for at in addresses]
+
+    def test_access_is_granted_to_all_memory_or_to_none(self, fake: FakeDriver, pair: Cuda) -> None:
+        """After a grant that failed no peer has access anywhere; after the next one it has, to later memory too."""
+        peer = Cuda(1)
+        start = pair.reserve(RANGE)
+        here = [*spans(start, 2, 4), *spans(start + 64 * MIB, 2)]
+        pair.remap([], here)
+        failed = 0
+        while True:
+            fake.fail("cuMemSetAccess", failed + 1, UNKNOWN)
+            try:
+                pair.grant_access([peer])
+            except DeviceError:
+                failed += 1
+                fake.clear_faults()
+                assert not any(self.may_use(pair, peer, *[address for address, _ in here])), f"after call {failed}"
+            else:
+                break
+        fake.clear_faults()
+        assert failed == 2
+        there = spans(start + 128 * MIB, 2, 8)
+        pair.remap(here[:1], there)
+        assert all(self.may_use(pair, peer, *[address for address, _ in here[1:] + there]))
+        pair.remap(here[1:] + there, [])
+        pair.unreserve(start, RANGE)
+        peer.close()
