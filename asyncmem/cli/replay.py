@@ -20,6 +20,8 @@ from asyncmem.units import parse_size
 SAMPLES = 2000
 """Moments that a plot shows, about."""
 
+_WIDE = 240
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -105,6 +107,7 @@ def replay(
     \b
     A POLICY is a kind of segments, and settings after commas:
       virtual         pages below reserved addresses; what is in no use is moved
+                      (pools do not do so yet: they map and give back segments)
       stream_ordered  segments of a pool of the driver's
       direct          each request from the driver
     take_back=off leaves pages where they are, patience=2% lets growth wait for that share of the time; the others
@@ -124,7 +127,9 @@ def replay(
     if as_json:
         click.echo(json.dumps([_as_json(entry) for entry in entries], indent=2))
     else:
-        _print(entries, Console(highlight=False))
+        console = Console(highlight=False)
+        # What goes to a file or another program is not cut to the width of a screen.
+        _print(entries, console if console.is_terminal else Console(highlight=False, width=_WIDE))
     if not all(entry.replay.completed for entry in entries):
         raise click.exceptions.Exit(1)
 
@@ -182,18 +187,19 @@ def _print(entries: list[Entry], console: Console) -> None:
 
 def _table(entries: list[Entry]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("program", overflow="fold")
-    table.add_column("policy", overflow="fold")
+    table.add_column("program", overflow="fold", min_width=12)
+    table.add_column("policy", overflow="fold", min_width=7)
+    waited = any(entry.replay.waits for entry in entries)
     fitted = any(entry.fitted is not None for entry in entries)
     headings = ["requested", "reserved", "ratio", *(["fits"] if fitted else []), "driver calls", "their time"]
-    for heading in (*headings, "waits", "waited", "largest hole", "an operation"):
+    for heading in (*headings, *(["waits", "waited"] if waited else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
-        table.add_row(*_cells(entry))
+        table.add_row(*_cells(entry, waited=waited))
     return table
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
+def _cells(entry: Entry, *, waited: bool) -> tuple[str, ...]:
     one = entry.replay
     return (
         one.name,
@@ -204,10 +210,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         *([] if entry.fitted is None else [f"{_over(entry.fitted, one):.4f}"]),
         f"{sum(one.driver_calls.values()):,}",
         _of_time(one.driver_seconds, one),
-        f"{one.waits:,}",
-        _of_time(one.wait_seconds, one),
-        format_size(one.largest_hole),
-        format_duration(one.ns_per_op / 1e9),
+        *([f"{one.waits:,}", _of_time(one.wait_seconds, one)] if waited else []),
     )
 
 

@@ -54,7 +54,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class Policy:
-    """How a pool would get its memory; without arguments as it does on a GPU.
+    """How memory is got; without arguments by pages below reserved addresses.
 
     Attributes:
         segments: "virtual" (pages below reserved addresses), "stream_ordered" or "direct".
