@@ -29,10 +29,12 @@ public:
             HandleId id = next_;
             const Handle& handle = heap_.handles_[id];
             next_ = handle.newer;
+            if (kept(handle)) continue;
             if (!heap_.idle(handle)) {
                 heap_.handles_.drop(id);
-            } else if (!kept(handle)) {
-                if (heap_.uses(id).empty()) return id;
+            } else if (heap_.uses(id).empty()) {
+                return id;
+            } else {
                 later_.push_back(id);
                 ++unready;
             }

@@ -119,11 +119,11 @@ class Plan(NamedTuple):
     """
 
     segment: int
-    """The space that the request is to be served in."""
+    """The space that the request is to be served in, or an ordinary segment where nothing is to be done."""
     address: int
-    """Where; what is let go here afterwards serves the request."""
+    """Where; once this is let go, `take_foreign` serves the request here, and owes what the block still waits for."""
     nbytes: int
-    """How many bytes are lifted there, 0 where only memory is given back."""
+    """How many bytes are lifted there, 0 where memory is only given back, or nothing is to be done."""
     moves: tuple[Move, ...]
     """What is unmapped: its uses are done."""
     fresh: tuple[tuple[int, int], ...]

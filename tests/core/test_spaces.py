@@ -173,9 +173,9 @@ def test_room_is_for_all_gaps_together(heap: Heap) -> None:
     low, middle, high = (grown(heap, PAGE) for _ in range(3))
     heap.free_many([low, high])
     finish(heap, 0)
-    plan = heap.reclaim(LOTS)
-    assert plan is not None
-    carry_out(heap, plan)
+    idle = heap.reclaim(LOTS)
+    assert idle is not None
+    carry_out(heap, idle)
     heap.free(middle)
     assert heap.plan(3 * PAGE, 0, room=PAGE, most=0) == ()
     plan = heap.plan(3 * PAGE, 0, room=2 * PAGE, most=0)
@@ -236,6 +236,16 @@ def test_memory_in_use_stays_where_it_is(heap: Heap) -> None:
     carry_out(heap, plan)
     heap.free(other)
     heap.check()
+
+
+def test_a_wait_is_for_the_latest_use_of_each_stream(heap: Heap) -> None:
+    """Where the memory that is needed was used in several epochs of a stream, the last of them is named."""
+    first, second, _ = (grown(heap, 2 * PAGE) for _ in range(3))
+    heap.free(first)
+    heap.close_epoch(0)
+    heap.free(second)
+    assert heap.plan(6 * PAGE, 0, most=4 * PAGE) == ((0, 1),)
+    assert heap.plan(6 * PAGE, 0, most=2 * PAGE) == ((0, 2),)
 
 
 def test_only_memory_that_could_be_taken_is_waited_for() -> None:

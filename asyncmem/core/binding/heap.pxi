@@ -143,7 +143,8 @@ cdef class Heap:
     def add_space(self, address, nbytes, arena, page):
         """Add a range of addresses without memory, of which pages of `page` bytes are mapped, and answer the segment's id.
 
-        There is one space in each of arenas 0 and 1. Blocks of a page or more are not cached from then on.
+        There is at most one space in each of arenas 0 and 1, where ordinary segments may lie as well. Blocks of a page or
+        more are not cached from then on.
         """
         return self.c.add_space(
             _whole(address, "address"), _whole(nbytes, "nbytes"), _index(arena, "arena"), _whole(page, "page"))
@@ -158,6 +159,9 @@ cdef class Heap:
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
         is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
+
+        Ask right after the take that missed: flush() and merge() in between would change what is placed where. Serve the
+        request by take_foreign() afterwards, because one more take() counts as the size's being asked for again.
         """
         cdef CPlan plan = self.c.plan(
             self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"))
@@ -173,7 +177,7 @@ cdef class Heap:
         self.c.set_mapped(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
 
     def set_bare(self, segment, address, nbytes):
-        """Note that a lifted handle has been unmapped; all uses of it were done."""
+        """Note that a lifted handle has been unmapped: as a whole, and after all uses of it were done."""
         self.c.set_bare(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
 
     def let_go(self, segment, address, nbytes):

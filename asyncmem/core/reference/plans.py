@@ -29,11 +29,13 @@ class Picking:
         unready = 0
         while self.rest and unready < UNREADY:
             handle = self.rest.pop(0)
+            if self.is_kept(handle):
+                continue
             if self.heap.idle(handle) is None:
                 self.heap.queue.remove(handle)
-            elif not self.is_kept(handle):
-                if not self.heap.undone(handle.uses):
-                    return handle
+            elif not self.heap.undone(handle.uses):
+                return handle
+            else:
                 self.later.append(handle)
                 unready += 1
         return None

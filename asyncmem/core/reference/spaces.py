@@ -3,14 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from typing_extensions import override
-
 from asyncmem.core.reference.blocks import Block, Entries, Segment, joined, listed
 from asyncmem.core.reference.place import Search
 from asyncmem.core.reference.takes import MAX_SIZE, Takes
 from asyncmem.core.report import HandleInfo
-
-FREE_STATES = {"free", "bare", "lifted", "filling"}
 
 
 @dataclass(slots=True, eq=False)
@@ -118,12 +114,10 @@ class Spaces(Takes):
         bare = [at for at in space.pages(block.address, nbytes) if at not in space.handles]
         return nbytes - len(bare) * space.page
 
-    @override
     def cacheable(self, granules: int) -> bool:
         """Answer whether blocks of a size are cached: from a page on, they would keep its memory from being moved."""
         return all(granules * self.granule < space.page for space in self.spaces.values())
 
-    @override
     def serves(self, block: Block, search: Search) -> bool:
         """Answer whether there is memory behind all of what is asked for."""
         if block.segment not in self.spaces:
@@ -132,7 +126,6 @@ class Spaces(Takes):
         search.bare = any(at not in space.handles for at in space.pages(block.address, search.granules * self.granule))
         return not search.bare
 
-    @override
     def settle(self, block: Block) -> None:
         """Note what a freed block still waits for at each handle that it lay on."""
         if block.segment in self.spaces:
@@ -145,7 +138,6 @@ class Spaces(Takes):
         """Note the uses of a block that lay on a handle."""
         handle.uses = joined(handle.uses, entries)
 
-    @override
     def absorb(self, low: Block, high: Block) -> None:
         """Let the memory on which the two met be looked at: it may be idle from now on."""
         across: list[Handle] = []
