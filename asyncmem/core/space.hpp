@@ -29,6 +29,14 @@ public:
         for (uint64_t a = handle.address; a < handle.address + handle.nbytes; a += page()) at(a) = id;
     }
 
+    // How many pages of a range have no handle behind them.
+    uint32_t bare(uint64_t address, uint64_t nbytes) const {
+        uint64_t from = (address - address_) >> shift_, to = ((address + nbytes - 1 - address_) >> shift_) + 1;
+        uint64_t known = std::clamp<uint64_t>(pages_.size(), from, to);
+        const HandleId* pages = pages_.data();
+        return static_cast<uint32_t>((known > from ? std::count(pages + from, pages + known, 0u) : 0) + (to - known));
+    }
+
     // Each handle that has a byte in a range, in the order of addresses.
     template <class Look>
     void each(uint64_t address, uint64_t nbytes, const Handles& handles, Look look) const {

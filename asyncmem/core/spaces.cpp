@@ -72,15 +72,7 @@ uint64_t Heap::bare_bytes(const Node& node) const { return node.bare * space_of(
 
 // How many pages have no memory behind them in the lower part of a block; such pages always lie wholly in it.
 uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
-    const Space& space = space_of(node.segment);
-    uint64_t end = node.address + nbytes;
-    uint32_t bare = 0;
-    for (uint64_t at = node.address; at < end;) {
-        HandleId id = space.handle(at);
-        bare += !id;
-        at = id ? handles_[id].address + handles_[id].nbytes : space.up(at + 1);
-    }
-    return bare;
+    return space_of(node.segment).bare(node.address, nbytes);
 }
 
 // What keeps a handle from being unmapped.

@@ -58,6 +58,15 @@ def test_pages_that_are_done_are_moved() -> None:
     assert "cuMemRelease" not in one.driver_calls
 
 
+def test_what_is_too_large_for_its_place_is_released() -> None:
+    """128 MiB come in handles of 4, and a small request needs 2: one is released for it, and another made."""
+    trace = Program().take("a", 128 * MIB).free("a").take("b", 1000).trace()
+    one = replay(trace, model=Model(costs={"cuMemRelease": ((0, 5000.0),)}))
+    assert one.peak_reserved == 128 * MIB
+    assert (one.driver_calls["cuMemCreate"], one.driver_calls["cuMemRelease"]) == (33, 1)
+    assert one.driver_seconds == pytest.approx(5e-6)
+
+
 def test_pages_that_are_in_use_stay() -> None:
     """Nothing is unmapped before the device is done with it, and no caller waits who was not told to."""
     one = replay(swap(19 * MS), model=LATE)
@@ -84,6 +93,13 @@ def test_patience_as_a_share_accrues() -> None:
     """5 ms are waited after 116 where a twentieth of the time may be waited, and not where a fiftieth may."""
     assert replay(swap(16 * MS), Policy(patience=Patience(share=0.05)), LATE).peak_reserved == 24 * MIB
     assert replay(swap(16 * MS), Policy(patience=Patience(share=0.02)), LATE).peak_reserved == 32 * MIB
+
+
+def test_patience_is_kept_for_what_is_worth_it() -> None:
+    """Nearly all that may be waited is not spent on 8 MiB where a gibibyte is reserved."""
+    program = Program().take("x", 1 << 30).take("a", 8 * MIB).take("b", 8 * MIB)
+    trace = program.at(100 * MS).free("a").at(116 * MS).take("c", 16 * MIB).trace()
+    assert replay(trace, Policy(patience=Patience(share=0.05)), LATE).waits == 0
 
 
 def test_patience_counts_what_it_waited() -> None:
