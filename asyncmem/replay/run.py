@@ -1,4 +1,4 @@
-"""Runs a trace through a heap of its own, as a pool would serve it, over a model of the device."""
+"""Runs a trace through a heap of its own, over a model of the device."""
 
 from typing import Final
 
@@ -97,7 +97,7 @@ def replay(
 
     Args:
         trace: What the program did.
-        policy: How its memory is had; None as a pool does it.
+        policy: How its memory is had; None by pages below reserved addresses.
         model: What it is had from; None for an H200 that is never late.
         limit: The most that may be reserved, in bytes. Memory that is still in use is waited for; where that would not
             do, the replay ends.

@@ -13,6 +13,7 @@ from asyncmem.core.reference.place import Search
 from asyncmem.core.reference.spaces import Handle
 from asyncmem.core.report import Plan
 
+from .history import live_through_many
 from .paged import LOTS, PagedPair, paged_step
 
 PAGE = 1 << 21
@@ -121,13 +122,8 @@ BROKEN = [ForgetsUses, ServesBareBlocks, CachesPages, NeverLooksAgain, JoinsWhat
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_broken_rule_is_seen(broken: type[ReferenceHeap]) -> None:
     """A twin with one rule about memory broken differs within a few histories."""
-
-    def many_histories() -> None:
-        for seed in range(25):
-            live_through(seed, 200, broken())
-
     with pytest.raises(AssertionError):
-        many_histories()
+        live_through_many(live_through, broken)
 
 
 # -- promises --------------------------------------------------------------------------------------------------------
