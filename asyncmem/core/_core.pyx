@@ -6,6 +6,7 @@
 Allocator, and plain waits: Turn, Line, Desk."""
 
 cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
@@ -25,7 +26,7 @@ from time import monotonic, sleep
 from types import GenericAlias
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, Move, Plan, ReplaySample, ReplayTally,
+    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapLog, HeapReport, Move, Plan, ReplaySample, ReplayTally,
     ReplayWaste, RetireCounts, SegmentCounts,
 )
 from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest

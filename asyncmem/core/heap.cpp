@@ -153,6 +153,7 @@ HIT_PATH void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
     outcome.address = nodes_[block].address;
     ledger_.grant(ask.account, bytes(nodes_[block]), ask.nbytes, outcome.level);
     if (outcome.passing) ledger_.pass(bytes(nodes_[block]));
+    if (log_) [[unlikely]] log_take(block);
     raise_marks(outcome);
 }
 
@@ -251,6 +252,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
     ledger_.grant(ask.account, 0, 0, 2, hits[1]);
     ledger_.grant(ask.account, 0, 0, 3, hits[2]);
     if (outcome.passing) ledger_.pass(total);
+    for (size_t i = 0; log_ && i < count; ++i) log_take(granted[i].block);
     raise_marks(outcome);
     return true;
 }
@@ -262,6 +264,7 @@ uint32_t Heap::put_back(BlockId block, const Entries& owed) {
     Node& node = nodes_[block];
     ledger_.undo(node.account, bytes(node), bytes(node) - node.slack, node.link);
     if (!owed.empty()) --total_.foreign;
+    if (log_) log_->undone(block);
     retract(block, owed);
     return released_flags();
 }
@@ -333,6 +336,7 @@ HIT_PATH void Heap::give_back(BlockId block, const Entries* extra) {
 HIT_PATH uint32_t Heap::free_locked(BlockId block, const Entries* extra) {
     const Node& node = nodes_[block];
     bool inside = node.arena >= 2;
+    if (log_) [[unlikely]] log_free(block, extra);
     ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
     give_back(block, extra);
     return inside ? 0 : released_flags();
@@ -360,6 +364,7 @@ uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
     if (recorded) publish_locked(use);
     Node& node = nodes_[block];
     bool inside = node.arena >= 2;
+    if (log_) [[unlikely]] log_->freed(block, bytes(node) - node.slack, use.stream);
     ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
     node.epoch = streams_[node.stream]->epochs.open;
     if (use.stream != node.stream && use.epoch > streams_[use.stream]->epochs.done) {
@@ -399,6 +404,7 @@ uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
             total += bytes(node);
             slack += node.slack;
             inside = inside && node.arena >= 2;
+            if (log_) [[unlikely]] log_free(blocks[i], nullptr);
             give_back(blocks[i], nullptr);
         }
         ledger_.free(account, total, total - slack, i - from);

@@ -1,8 +1,9 @@
 // The heap: which block serves which request, and what must be waited for first. Integers in, integers out.
 //
-// Knows no Python, no driver, no time. Every public method takes the one lock for a bounded piece of work, calls nothing
-// while it holds it, and may be used from any thread with or without the GIL. Wrong arguments throw std::invalid_argument
-// and change nothing. The rules are explained in DESIGN.md and spelled out once more, in plain Python, in reference/.
+// Knows no Python, no driver, and no time but in its log. Every public method takes the one lock for a bounded piece of
+// work, calls nothing while it holds it, and may be used from any thread with or without the GIL. Wrong arguments throw
+// std::invalid_argument and change nothing. The rules are explained in DESIGN.md and spelled out once more, in plain
+// Python, in reference/.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include "index.hpp"
 #include "ledger.hpp"
 #include "lock.hpp"
+#include "log.hpp"
 #include "node.hpp"
 #include "space.hpp"
 
@@ -98,6 +100,12 @@ struct BlockInfo {
 
 struct Range {
     uint64_t address, nbytes;
+};
+
+// A log as it was at one moment.
+struct Logged {
+    std::vector<LogRow> rows;
+    bool cut = false;
 };
 
 // What is reserved and in no use: its stretches between blocks that are.
@@ -216,6 +224,11 @@ public:
     std::vector<BlockInfo> blocks() const;
     Waste waste() const;
     std::string check() const;  // empty, or the broken invariant in words
+
+    // A log of what is taken and freed from now on, that begins with what is live; false where there is one (log.cpp).
+    bool begin_log();
+    Logged read_log() const;
+    Logged end_log();
 
 private:
     struct Stream {
@@ -348,6 +361,12 @@ private:
     void need_stream(int64_t stream) const;
     void need_account(int64_t account) const;
 
+    // logging (log.cpp); the first three while there is a log
+    void log_take(BlockId block);
+    void log_free(BlockId block, const Entries* extra);
+    void log_lease_end(const Segment& range);
+    Logged logged() const;
+
     // streams, leases and segments (segments.cpp)
     void publish_locked(const Entry& entry);
     uint32_t add_range(const Segment& segment, uint64_t epoch, uint32_t stream);
@@ -388,6 +407,7 @@ private:
 
     mutable Lock lock_;
     const uint32_t shift_;
+    std::unique_ptr<Log> log_;  // mostly none: a branch on each hit
     Tuning tuning_;
     NodeTable nodes_;
     EntryPool entry_pool_;

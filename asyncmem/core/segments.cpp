@@ -152,6 +152,7 @@ uint32_t Heap::close_lease(uint32_t arena) {
         freed.push_back(block);
     }
     ledger_.credit(container.account, bytes(container), bytes(container) - container.slack);
+    if (log_ && container.arena < 2) log_lease_end(range);
     ++leases_closed_;
     adopt_range(range, container);
     nodes_.release(range.container);

@@ -6,6 +6,7 @@ from asyncmem.replay.fit import fit
 from asyncmem.replay.model import Model
 from asyncmem.replay.policy import Patience, Policy
 from asyncmem.replay.reading import read
+from asyncmem.replay.recording import Recorder, record
 from asyncmem.replay.result import Replay
 from asyncmem.replay.run import replay
 from asyncmem.replay.snapshot import from_snapshot
@@ -17,6 +18,7 @@ __all__ = [
     "Op",
     "Patience",
     "Policy",
+    "Recorder",
     "Replay",
     "Steps",
     "Trace",
@@ -24,5 +26,6 @@ __all__ = [
     "from_snapshot",
     "read",
     "read_costs",
+    "record",
     "replay",
 ]

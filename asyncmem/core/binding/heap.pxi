@@ -385,11 +385,38 @@ cdef class Heap:
         accounts = tuple([(used[i], self.account(used[i])) for i in range(used.size())])
         return HeapReport(self.counts(), tuple(self.segments()), accounts)
 
+    def begin_log(self):
+        """Log all that is taken and freed from now on, after what is live now; False where that is done already."""
+        return self.c.begin_log()
+
+    def read_log(self):
+        """Answer what has been logged so far; nothing where there is no log. Copies it, under the lock."""
+        return _logged_out(self.c.read_log())
+
+    def end_log(self):
+        """Stop logging and answer the log."""
+        return _logged_out(self.c.end_log())
+
     def check(self):
         """Walk every structure and raise HeapCorrupted naming the first invariant that does not hold."""
         cdef string wrong = self.c.check()
         if not wrong.empty():
             raise HeapCorrupted((<bytes>wrong).decode())
+
+
+cdef object _logged_out(const Logged& log):
+    cdef size_t i, count = log.rows.size()
+    cdef bytearray what = bytearray(count), stream = bytearray(2 * count), number = bytearray(4 * count)
+    cdef bytearray nbytes = bytearray(8 * count), time_us = bytearray(8 * count)
+    cdef uint8_t* ops = <uint8_t*>PyByteArray_AS_STRING(what)
+    cdef uint16_t* streams = <uint16_t*>PyByteArray_AS_STRING(stream)
+    cdef int32_t* numbers = <int32_t*>PyByteArray_AS_STRING(number)
+    cdef int64_t* sizes = <int64_t*>PyByteArray_AS_STRING(nbytes)
+    cdef int64_t* times = <int64_t*>PyByteArray_AS_STRING(time_us)
+    for i in range(count):
+        ops[i], streams[i], numbers[i] = log.rows[i].what, log.rows[i].stream, log.rows[i].number
+        sizes[i], times[i] = <int64_t>log.rows[i].nbytes, log.rows[i].time_us
+    return HeapLog(what, stream, number, nbytes, time_us, log.cut)
 
 
 cdef dict _STATE_NAMES = {<int>State.Live: "live", <int>State.Free: "free", <int>State.Cached: "cached", <int>State.Leased: "leased", <int>State.Bare: "bare", <int>State.Lifted: "lifted", <int>State.Filling: "filling"}

@@ -89,6 +89,17 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t arena, stream, account
         vector[Entry] entries
 
+    cdef struct LogRow:
+        int64_t time_us
+        uint64_t nbytes
+        int32_t number
+        uint16_t stream
+        uint8_t what
+
+    cdef cppclass Logged:
+        vector[LogRow] rows
+        bint cut
+
     cdef cppclass CHeap "asyncmem::Heap":
         CHeap(uint64_t granule, const Tuning& tuning) except +
         void set_guarded(bint guarded)
@@ -149,3 +160,6 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         Counts counts() except +
         vector[CBlockInfo] blocks() except +
         string check() except +
+        bint begin_log() except +
+        Logged read_log() except +
+        Logged end_log() except +
