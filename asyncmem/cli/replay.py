@@ -1,17 +1,17 @@
 """`asyncmem replay`: what a pool would have reserved for a recorded program, and what that would have cost."""
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from asyncmem.cli.parameters import read_duration
+from asyncmem.cli.replays import live, table
 from asyncmem.errors import InvalidRequest
-from asyncmem.figures import format_duration, format_share, format_size
-from asyncmem.replay import Model, Patience, Policy, Replay, Trace, fit, read, read_costs
+from asyncmem.replay import Model, Patience, Policy, Trace, fit, read, read_costs
 from asyncmem.replay import replay as run
 from asyncmem.replay.costs import H200
 from asyncmem.replay.plot import page
@@ -33,15 +33,6 @@ class Limit:
     def of(self, trace: Trace) -> int:
         """Answer the bytes for one program."""
         return int(trace.peak_requested * self.factor) if self.factor else self.nbytes
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of the table."""
-
-    file: str
-    replay: Replay
-    fitted: int | None
 
 
 def _read_limit(context: click.Context, parameter: click.Parameter, text: str | None) -> Limit | None:
@@ -74,6 +65,7 @@ def _read_factor(text: str) -> float:
     metavar="POLICY",
     help="A kind of segments and settings, as in virtual,small_limit=512KiB; may be repeated, to compare.",
 )
+@click.option("--device", metavar="NAME", help="Replay through a real pool: host, simulated, cuda:0, ...")
 @click.option("--limit", callback=_read_limit, metavar="1.02x|SIZE", help="What may be reserved at most.")
 @click.option(
     "--lag", callback=read_duration, default="0s", show_default=True, metavar="TIME", help="How late the GPU is."
@@ -88,6 +80,7 @@ def _read_factor(text: str) -> float:
 def replay(
     files: tuple[str, ...],
     policies: tuple[str, ...],
+    device: str | None,
     limit: Limit | None,
     lag: float,
     patience: str | None,
@@ -113,107 +106,68 @@ def replay(
     take_back=off leaves pages where they are, patience=2% lets growth wait for that share of the time; the others
     are options of a pool: small_limit, strategy, segment_size, and those of the caches.
 
+    With --device the program goes through a pool of that device instead, and --lag keeps that busy for so long behind
+    its recorded times: by kernels that spin, or by sleep on the host. All options of a pool may be settings then.
+
     Exits with 1 where a replay does not complete under its limit.
     """
-    chosen = [_patient(Policy.parse(text), patience) for text in policies or ("virtual",)]
-    model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
-    entries = [
-        _replayed(file, read(file, recorded), policy, model, limit, samples=SAMPLES if plot else 0, fitting=fitting)
-        for file in files
-        for policy in chosen
-    ]
+    traces = [(file, read(file, recorded)) for file in files]
+    if device is not None:
+        _refuse_with_device(patience=patience, costs=costs, fit=fitting, plot=plot)
+        entries = [
+            live.replayed(device, file, trace, policy, limit=_of(limit, trace), lag=lag, pace=pace)
+            for file, trace in traces
+            for policy in policies or ("auto",)
+        ]
+        _tell(map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
+        completed = all(entry.replay.completed for entry in entries)
+    else:
+        model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
+        chosen = [_patient(Policy.parse(text), patience) for text in policies or ("virtual",)]
+        completed = _on_model(traces, chosen, model, limit, fitting=fitting, plot=plot, as_json=as_json)
+    if not completed:
+        raise click.exceptions.Exit(1)
+
+
+def _on_model(
+    traces: list[tuple[str, Trace]],
+    policies: list[Policy],
+    model: Model,
+    limit: Limit | None,
+    *,
+    fitting: bool,
+    plot: str | None,
+    as_json: bool,
+) -> bool:
+    entries = []
+    for file, trace in traces:
+        for policy in policies:
+            found = run(trace, policy, model, limit=_of(limit, trace), samples=SAMPLES if plot else 0)
+            entries.append(table.Entry(file, found, fit(trace, policy, model) if fitting else None))
     if plot:
         Path(plot).write_text(page(entry.replay for entry in entries), encoding="utf-8")
+    _tell(map(table.as_json, entries), lambda console: table.show(entries, console), as_json=as_json)
+    return all(entry.replay.completed for entry in entries)
+
+
+def _tell(figures: Iterable[dict[str, object]], show: Callable[[Console], None], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([_as_json(entry) for entry in entries], indent=2))
+        click.echo(json.dumps(list(figures), indent=2))
     else:
         console = Console(highlight=False)
         # What goes to a file or another program is not cut to the width of a screen.
-        _print(entries, console if console.is_terminal else Console(highlight=False, width=_WIDE))
-    if not all(entry.replay.completed for entry in entries):
-        raise click.exceptions.Exit(1)
+        show(console if console.is_terminal else Console(highlight=False, width=_WIDE))
+
+
+def _of(limit: Limit | None, trace: Trace) -> int | None:
+    return None if limit is None else limit.of(trace)
 
 
 def _patient(policy: Policy, patience: str | None) -> Policy:
     return policy if patience is None else replace(policy, patience=Patience.parse(patience))
 
 
-def _replayed(
-    file: str, trace: Trace, policy: Policy, model: Model, limit: Limit | None, *, samples: int, fitting: bool
-) -> Entry:
-    found = run(trace, policy, model, limit=None if limit is None else limit.of(trace), samples=samples)
-    return Entry(file, found, fit(trace, policy, model) if fitting else None)
-
-
-def _as_json(entry: Entry) -> dict[str, object]:
-    one = entry.replay
-    found: dict[str, object] = {
-        "file": entry.file,
-        "policy": str(one.policy),
-        "limit": one.limit,
-        "completed": one.completed,
-        "peak_requested": one.peak_requested,
-        "peak_active": one.peak_active,
-        "peak_reserved": one.peak_reserved,
-        "reserved_over_requested": one.reserved_over_requested,
-        "driver_calls": sum(one.driver_calls.values()),
-        "driver_calls_by_name": dict(one.driver_calls),
-        "driver_ms": one.driver_seconds * 1e3,
-        "waits": one.waits,
-        "wait_ms": one.wait_seconds * 1e3,
-        "recorded_ms": one.duration * 1e3,
-        "ns_per_op": one.ns_per_op,
-        "largest_hole": one.largest_hole,
-        "stranded_by_stream": list(one.stranded),
-        "fragmentation": one.fragmentation,
-    }
-    if entry.fitted is not None:
-        found["fit_over_requested"] = _over(entry.fitted, one)
-    return found
-
-
-def _over(nbytes: int, one: Replay) -> float:
-    return nbytes / one.peak_requested if one.peak_requested else 1.0
-
-
-def _print(entries: list[Entry], console: Console) -> None:
-    console.print(_table(entries))
-    for entry in entries:
-        one = entry.replay
-        if not one.completed:
-            wanted = f"row {one.failed_row:,} asks for {format_size(one.failed_bytes)}"
-            console.print(f"{one.name}: out of memory under {format_size(one.limit or 0)}: {wanted}", soft_wrap=True)
-
-
-def _table(entries: list[Entry]) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("program", overflow="fold", min_width=12)
-    table.add_column("policy", overflow="fold", min_width=7)
-    waited = any(entry.replay.waits for entry in entries)
-    fitted = any(entry.fitted is not None for entry in entries)
-    headings = ["requested", "reserved", "ratio", *(["fits"] if fitted else []), "driver calls", "their time"]
-    for heading in (*headings, *(["waits", "waited"] if waited else [])):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for entry in entries:
-        table.add_row(*_cells(entry, waited=waited))
-    return table
-
-
-def _cells(entry: Entry, *, waited: bool) -> tuple[str, ...]:
-    one = entry.replay
-    return (
-        one.name,
-        str(one.policy),
-        format_size(one.peak_requested),
-        format_size(one.peak_reserved),
-        f"{one.reserved_over_requested:.4f}" if one.completed else "[red]fails[/]",
-        *([] if entry.fitted is None else [f"{_over(entry.fitted, one):.4f}"]),
-        f"{sum(one.driver_calls.values()):,}",
-        _of_time(one.driver_seconds, one),
-        *([f"{one.waits:,}", _of_time(one.wait_seconds, one)] if waited else []),
-    )
-
-
-def _of_time(seconds: float, one: Replay) -> str:
-    share = f" ({format_share(seconds / one.duration)})" if one.duration else ""
-    return format_duration(seconds) + share
+def _refuse_with_device(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(f"--{name} is about the model, and does not go with --device")

@@ -3,8 +3,9 @@
 from asyncmem.replay.columns import Op
 from asyncmem.replay.costs import Costs, read_costs
 from asyncmem.replay.fit import fit
+from asyncmem.replay.live import LiveReplay, replay_on
 from asyncmem.replay.model import Model
-from asyncmem.replay.policy import Patience, Policy
+from asyncmem.replay.policy import Patience, Policy, pool_options
 from asyncmem.replay.reading import read
 from asyncmem.replay.recording import Recorder, record
 from asyncmem.replay.result import Replay
@@ -14,6 +15,7 @@ from asyncmem.replay.trace import Steps, Trace
 
 __all__ = [
     "Costs",
+    "LiveReplay",
     "Model",
     "Op",
     "Patience",
@@ -24,8 +26,10 @@ __all__ = [
     "Trace",
     "fit",
     "from_snapshot",
+    "pool_options",
     "read",
     "read_costs",
     "record",
     "replay",
+    "replay_on",
 ]

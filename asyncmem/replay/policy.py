@@ -84,16 +84,9 @@ class Policy:
         Raises:
             InvalidRequest: A setting is unknown, has no effect here, or cannot be right.
         """
-        segments, *settings = (part.strip() for part in text.split(","))
-        if "=" in segments:
-            segments, settings = "virtual", [segments, *settings]
-        own: dict[str, str] = {}
-        options: dict[str, str] = {}
-        for setting in settings:
-            name, equals, value = (part.strip() for part in setting.partition("="))
-            if not equals:
-                raise InvalidRequest("policy", setting, "settings such as small_limit=512KiB")
-            (own if name in _OWN else options)[_known(name)] = value
+        segments, settings = _read(text, "virtual")
+        own = {name: value for name, value in settings.items() if name in _OWN}
+        options = {_known(name): value for name, value in settings.items() if name not in _OWN}
         return cls(
             segments=segments,
             take_back=bool(readers.switch(own.get("take_back", "on"), "take_back")),
@@ -106,8 +99,31 @@ class Policy:
         return self.text or self.segments
 
 
+def pool_options(text: str) -> PoolOptions:
+    """Read a kind of segments and options of a pool, such as "virtual,segment_size=2MiB", for a replay by a real one.
+
+    Raises:
+        InvalidRequest: There is no such option, or its value cannot be right.
+    """
+    segments, settings = _read(text, "auto")
+    return PoolOptions(segments=segments).replace(**settings)  # type: ignore[arg-type]  # read as text
+
+
+def _read(text: str, otherwise: str) -> tuple[str, dict[str, str]]:
+    segments, *settings = (part.strip() for part in text.split(","))
+    if "=" in segments:
+        segments, settings = otherwise, [segments, *settings]
+    found = {}
+    for setting in settings:
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals:
+            raise InvalidRequest("policy", setting, "settings such as small_limit=512KiB")
+        found[name] = value
+    return segments, found
+
+
 def _known(name: str) -> str:
-    if name in (*_OWN, *MATTERS):
+    if name in MATTERS:
         return name
     expected = f"one of {', '.join((*_OWN, *MATTERS))}"
     raise InvalidRequest("policy", name, expected, hint="it has no effect on a replay" if name in OPTIONS else "")

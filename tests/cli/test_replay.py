@@ -194,3 +194,62 @@ def test_huge_requests_do_not_hurt(invoke: Invoke, tmp_path: Path) -> None:
     Trace(*rows.T).save(path)
     (one,) = figures(invoke, str(path))
     assert one["peak_reserved"] == 100 << 40
+
+
+class TestOnADevice:
+    """`--device` replays through a real pool."""
+
+    def test_the_table_names_it(self, invoke: Invoke) -> None:
+        """With what is measured there instead of modelled."""
+        result = invoke("replay", GNN, "--device", "simulated")
+        assert result.exit_code == 0
+        head, line = result.output.splitlines()
+        assert head.split()[:2] == ["program", "device"]
+        assert line.split()[:3] == ["gnn_sampled", "simulated:0", "auto"]
+        assert line.endswith(" ns")
+
+    def test_json_has_the_same_figures(self, invoke: Invoke) -> None:
+        """But for those that only the model knows."""
+        (one,) = figures(invoke, GNN, "--device", "host")
+        assert set(one) == (NUMBERS | REALS | {"file", "device", "policy", "limit", "completed"}) - {
+            "driver_ms",
+            "largest_hole",
+            "fragmentation",
+        }
+        assert (one["device"], one["completed"]) == ("host", True)
+        assert one["peak_requested"] == read(GNN).peak_requested
+        assert one["peak_reserved"] / one["peak_requested"] == one["reserved_over_requested"]
+
+    def test_policies_are_options_of_a_pool(self, invoke: Invoke) -> None:
+        """Those too that have no effect on the model."""
+        arguments = ("--device", "simulated", "--policy", "virtual,overlap=0", "--policy", "segment_size=1GiB")
+        found = figures(invoke, STREAMS, *arguments)
+        assert [one["policy"] for one in found] == ["virtual,overlap=0", "segment_size=1GiB"]
+        assert found[0]["peak_reserved"] < found[1]["peak_reserved"]
+
+    def test_limits_and_lags_are_passed_on(self, invoke: Invoke) -> None:
+        """A multiple of what is requested; a program whose device is late waits for memory under it."""
+        (one,) = figures(invoke, GNN, "--device", "simulated", "--lag", "20ms", "--limit", "2x")
+        assert one["limit"] == pytest.approx(2 * one["peak_requested"])
+        assert one["peak_reserved"] <= one["limit"]
+        assert one["waits"] > 0
+        assert one["wait_ms"] > 1
+
+    def test_what_does_not_fit_is_said(self, invoke: Invoke) -> None:
+        """It exits with 1, and says which row asked for how much."""
+        result = invoke("replay", GNN, "--device", "simulated", "--limit", "1 GiB")
+        assert result.exit_code == 1
+        assert "out of memory under 1 GiB: row " in result.output
+
+    @pytest.mark.parametrize("of_the_model", [("--fit",), ("--patience", "2%"), ("--costs", __file__)])
+    def test_what_is_about_the_model_is_refused(self, invoke: Invoke, of_the_model: tuple[str, ...]) -> None:
+        """Rather than left out without a word."""
+        result = invoke("replay", GNN, "--device", "simulated", *of_the_model)
+        assert result.exit_code == 2
+        assert f"{of_the_model[0]} is about the model" in result.output
+
+    def test_a_device_that_is_not_there_is_named(self, invoke: Invoke) -> None:
+        """As everywhere."""
+        result = invoke("replay", GNN, "--device", "hots")
+        assert result.exit_code == 2
+        assert "'hots'" in result.output

@@ -1,5 +1,5 @@
-// The kernels of tests/gpu/kernels.ptx and the empty one of `asyncmem bench`, known by their names: what they do is done on
-// the host, in stream order.
+// The kernels of tests/gpu/kernels.ptx, the empty one of `asyncmem bench` and the long ones of `asyncmem replay`, known by
+// their names: what they do is done on the host, in stream order.
 #include <atomic>
 #include <cstring>
 
@@ -79,11 +79,21 @@ void nothing(Machine& m, const StreamPtr& stream, Parameters) {
     m.run_or_capture(*stream, [](Stream& running) { machine().submit(running, Work{}, "nothing"); });
 }
 
+void spin(Machine& m, const StreamPtr& stream, Parameters values) {
+    const auto nanoseconds = read<std::uint64_t>(values, 0);
+    m.run_or_capture(*stream, [=](Stream& running) {
+        Work work;
+        work.lasts = std::int64_t(nanoseconds);
+        machine().submit(running, std::move(work), "spin");
+    });
+}
+
 struct Named_kernel {
     const char* name;
     Kernel run;
 };
-constexpr Named_kernel KERNELS[] = {{"hold", hold}, {"fill", fill}, {"count_others", count_others}, {"nothing", nothing}};
+constexpr Named_kernel KERNELS[] = {
+    {"hold", hold}, {"fill", fill}, {"count_others", count_others}, {"nothing", nothing}, {"spin", spin}};
 
 int the_module;  // there is only one, and it is never gone
 

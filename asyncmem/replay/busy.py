@@ -1,0 +1,128 @@
+"""Work that keeps a real device behind its program for a known time, and the clock of both."""
+
+import time
+from abc import ABC, abstractmethod
+from ctypes import c_uint64
+from importlib import import_module
+from typing import Any, Final
+
+from asyncmem.devices import Device, Host, Simulated, Stream
+from asyncmem.devices.cuda import Cuda
+from asyncmem.devices.cuda.driver import error_of
+from asyncmem.devices.host import HostStream
+from asyncmem.devices.simulated_stream import SimulatedStream
+from asyncmem.errors import InvalidRequest
+
+SPIN: Final = b"""
+.version 6.3
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 nanoseconds) {
+    .reg .pred %early;
+    .reg .u64 %start, %now, %long;
+    ld.param.u64 %long, [nanoseconds];
+    mov.u64 %start, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %early, %now, %long;
+    @%early bra again;
+    ret;
+}
+\0"""
+"""A kernel that runs for so long, as text that every driver and every card from compute capability 7.0 on takes."""
+
+
+class Busy(ABC):
+    """Gives a device work that touches no memory. It runs in real time unless the device has a clock of its own."""
+
+    def now(self) -> float:
+        """Tell the time in seconds."""
+        return time.perf_counter()
+
+    def until(self, when: float) -> None:
+        """Let time pass until then (blocks)."""
+        time.sleep(max(0.0, when - time.perf_counter()))
+
+    @abstractmethod
+    def give(self, stream: Stream, seconds: float) -> None:
+        """Put work of that length behind all that the stream has to do."""
+
+    def close(self) -> None:  # noqa: B027 -- most need nothing
+        """Give back what this needs; called once the device has done all its work."""
+
+
+class HostBusy(Busy):
+    """Has the stream's thread sleep."""
+
+    def give(self, stream: Stream, seconds: float) -> None:
+        """Put work of that length behind all that the stream has to do."""
+        assert isinstance(stream, HostStream)
+        stream.run(time.sleep, seconds)
+
+
+class SimulatedBusy(Busy):
+    """Launches what takes no real time, on a device whose virtual clock it moves."""
+
+    def __init__(self, device: Simulated) -> None:
+        self._device = device
+
+    def now(self) -> float:
+        """Tell the device's time."""
+        return self._device.now
+
+    def until(self, when: float) -> None:
+        """Move the device's time to then; it may have gone on by itself."""
+        self._device.advance(max(0.0, when - self._device.now))
+
+    def give(self, stream: Stream, seconds: float) -> None:
+        """Put work of that length behind all that the stream has to do."""
+        assert isinstance(stream, SimulatedStream)
+        stream.launch(seconds)
+
+
+class CudaBusy(Busy):
+    """Launches kernels that spin on one thread of the card; its context is current on the caller's thread meanwhile."""
+
+    def __init__(self, device: Cuda) -> None:
+        self._driver: Any = import_module("cuda.bindings.driver")
+        self._name = device.name
+        self._device = self._call("cuDeviceGet", device.index)
+        self._before = self._call("cuCtxGetCurrent")
+        self._call("cuCtxSetCurrent", self._call("cuDevicePrimaryCtxRetain", self._device))
+        self._module = self._call("cuModuleLoadData", SPIN)
+        self._kernel = self._call("cuModuleGetFunction", self._module, b"spin")
+
+    def give(self, stream: Stream, seconds: float) -> None:
+        """Put work of that length behind all that the stream has to do."""
+        parameters = (round(seconds * 1e9),), (c_uint64,)
+        self._call("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, stream.handle, parameters, 0)
+
+    def close(self) -> None:
+        """Wait for the kernels, and leave the context (blocks)."""
+        self._call("cuCtxSynchronize")
+        self._call("cuModuleUnload", self._module)
+        self._call("cuCtxSetCurrent", self._before)
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+
+    def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 -- cuda-python says no types
+        code, *values = getattr(self._driver, name)(*arguments)
+        if int(code):
+            raise error_of(name, int(code), self._name)
+        return values[0] if values else None
+
+
+def busy_for(device: Device) -> Busy:
+    """Answer what keeps that device busy.
+
+    Raises:
+        InvalidRequest: It is no device that can be given such work.
+    """
+    match device:
+        case Simulated():
+            return SimulatedBusy(device)
+        case Host():
+            return HostBusy()
+        case Cuda():
+            return CudaBusy(device)
+    raise InvalidRequest("lag", device, "a device that can be kept busy: host, simulated or cuda")

@@ -1,0 +1,279 @@
+"""Runs a trace through a real pool, on whatever device that has."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias, final
+
+import numpy as np
+
+from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.figures import format_size
+from asyncmem.replay.busy import busy_for
+from asyncmem.replay.columns import Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from asyncmem.core import Buffer
+    from asyncmem.devices import Stream
+    from asyncmem.options import PoolOptions
+    from asyncmem.pool import AsyncMemoryPool
+    from asyncmem.replay.busy import Busy
+    from asyncmem.replay.trace import Trace
+
+    Take: TypeAlias = Callable[..., Buffer]
+    Step: TypeAlias = tuple[int, int, Stream | None]
+    """Slot; bytes, or -1 to free; the stream, None for the default or a buffer's home."""
+
+BEAT: Final = 1e-3
+"""Seconds of program time after which a device that is to be late is given work anew."""
+
+LONG: Final = 1e-3
+"""Seconds from which on an allocation counts as a wait."""
+
+_LOOKS: Final = 32
+"""How often it is looked, in twice the lag, whether memory that lacks has come free."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LiveReplay:
+    """What became of a program that was replayed by a real pool. Sizes are bytes, times seconds.
+
+    Attributes:
+        name: The trace's.
+        device: The name of the pool's device.
+        options: The pool's.
+        lag: How late the device was kept.
+        limit: The most that might be reserved.
+        completed: Whether every request was served. The first that was not ends the replay.
+        failed_row: The trace's row of that request, or None,
+        failed_bytes: and how much was asked for.
+        duration: The time that was recorded, at the pace of the replay.
+        peak_requested: The most that was live at once, as it was asked for: no allocator can reserve less.
+        peak_active: The most that was live at once, as it was rounded.
+        peak_reserved: The most that was had from the driver at once.
+        takes: Allocations that were served.
+        frees: How many of them were freed.
+        driver_calls: Calls to the device's driver.
+        waits: Allocations that took longer than a millisecond, mostly because memory was still in use; counted where
+            the device is late,
+        wait_seconds: and what they took in all.
+        ns_per_op: What the other allocations and frees took here, in nanoseconds each, growth included, without what a
+            loop takes that does neither.
+    """
+
+    name: str
+    device: str
+    options: PoolOptions
+    lag: float
+    limit: int
+    completed: bool
+    failed_row: int | None
+    failed_bytes: int
+    duration: float
+    peak_requested: int
+    peak_active: int
+    peak_reserved: int
+    takes: int
+    frees: int
+    driver_calls: int
+    waits: int
+    wait_seconds: float
+    ns_per_op: float
+
+    @property
+    def reserved_over_requested(self) -> float:
+        """What was reserved for a byte that was needed, at the peaks of both; 1 where nothing was needed."""
+        return self.peak_reserved / self.peak_requested if self.peak_requested else 1.0
+
+    def __repr__(self) -> str:
+        end = "" if self.completed else f", out of memory in row {self.failed_row}"
+        return (
+            f"<asyncmem.replay.LiveReplay {self.name!r} on {self.device}: {format_size(self.peak_reserved)} reserved "
+            f"for {format_size(self.peak_requested)}{end}>"
+        )
+
+
+def replay_on(pool: AsyncMemoryPool, trace: Trace, *, lag: float = 0.0, pace: float = 1.0) -> LiveReplay:
+    """Replay a program through a pool: answer what it reserved, and what that cost (blocks).
+
+    Each stream of the trace is a new stream of the device; number 0 is the default stream. Without `lag` the streams
+    have nothing to do, and the program goes as fast as it can. With it, the program keeps its recorded times, and the
+    streams are kept busy: kernels that spin, or sleep on the host, end so much later than the program gives them.
+    Memory that lacks then is waited for, up to twice the lag.
+
+    Args:
+        pool: A pool that nothing else uses, and that nothing has used: its peaks are answered. Not closed here.
+        trace: What the program did.
+        lag: How late the device is, in seconds.
+        pace: What the recorded times are multiplied by.
+
+    Raises:
+        InvalidRequest: A number is negative or not finite, or the device cannot be kept busy.
+    """
+    for name, value in (("lag", lag), ("pace", pace)):
+        if not 0 <= value < math.inf:
+            raise InvalidRequest(name, value, "a number from 0")
+    with ExitStack() as stack:
+        busy = stack.enter_context(closing(busy_for(pool.device))) if lag else None
+        program = _Program(pool, trace, lag)
+        stack.callback(program.end)
+        if busy is None:
+            program.run()
+        else:
+            program.run_late(busy, np.multiply(trace.steps().time_us, pace / 1e6, dtype=np.float64))
+        return program.result(trace.duration * pace)
+
+
+class _Program:
+    """One run: what is held, what was waited, and until when each stream has work."""
+
+    def __init__(self, pool: AsyncMemoryPool, trace: Trace, lag: float) -> None:
+        self._pool = pool
+        self._trace = trace
+        self._lag = lag
+        self._streams = _streams(pool, trace)
+        self._steps = _steps(trace, self._streams)
+        self._held: list[Buffer | None] = [None] * trace.allocations
+        self._ends = [-math.inf] * len(self._streams)
+        self._done = 0
+        self._failed: int | None = None
+        self._waits = 0
+        self._waited = 0.0
+        self._spent = 0.0
+        self._idle = 0.0  # what waits took of the real time
+        self._calls = pool.stats().driver_calls
+
+    def run(self) -> None:
+        self._go(0, len(self._steps), self._pool.allocate)
+
+    def run_late(self, busy: Busy, times: NDArray[np.float64]) -> None:
+        began = busy.now()
+        take = partial(self._take_late, busy)
+        for first, end, when in _beats(times):
+            busy.until(began + when + self._waited)
+            self._keep_late(busy)
+            self._go(first, end, take)
+            if self._failed is not None:
+                return
+
+    def result(self, duration: float) -> LiveReplay:
+        stats = self._pool.stats()
+        done = self._steps[: self._done]
+        takes = sum(1 for _, nbytes, _ in done if nbytes >= 0)
+        failed = self._failed
+        return LiveReplay(
+            name=self._trace.name,
+            device=self._pool.device.name,
+            options=self._pool.options,
+            lag=self._lag,
+            limit=stats.limit or 0,
+            completed=failed is None,
+            failed_row=None if failed is None else int(np.flatnonzero(self._trace.op <= Op.FREE)[failed]),
+            failed_bytes=0 if failed is None else self._steps[failed][1],
+            duration=duration,
+            peak_requested=self._trace.peak_requested,
+            peak_active=stats.peak_allocated,
+            peak_reserved=stats.peak_reserved,
+            takes=takes,
+            frees=len(done) - takes,
+            driver_calls=stats.driver_calls - self._calls,
+            waits=self._waits,
+            wait_seconds=self._waited,
+            ns_per_op=max(0.0, self._spent - _empty_loop(done)) / len(done) * 1e9 if done else 0.0,
+        )
+
+    def end(self) -> None:
+        for buffer in self._held:
+            if buffer is not None:
+                buffer.free()
+        for stream in self._streams:
+            stream.synchronize_blocking()
+
+    def _keep_late(self, busy: Busy) -> None:
+        now = busy.now()
+        for number, stream in enumerate(self._streams):
+            missing = now + self._lag - max(now, self._ends[number])
+            if missing > 0:
+                busy.give(stream, missing)
+                self._ends[number] = now + self._lag
+
+    def _go(self, first: int, end: int, take: Take) -> None:
+        held, at = self._held, first
+        idle, started = self._idle, time.perf_counter()
+        try:
+            for at in range(first, end):
+                slot, nbytes, stream = self._steps[at]
+                if nbytes >= 0:
+                    held[slot] = take(nbytes, stream=stream)
+                    continue
+                buffer, held[slot] = held[slot], None
+                assert buffer is not None
+                buffer.free(stream=stream)
+            at = end
+        except OutOfMemoryError:
+            self._failed = at
+        self._spent += time.perf_counter() - started - (self._idle - idle)
+        self._done = at
+
+    def _take_late(self, busy: Busy, nbytes: int, *, stream: Stream | None) -> Buffer:
+        began, started = busy.now(), time.perf_counter()
+        try:
+            return self._take_soon(busy, nbytes, stream)
+        finally:
+            took = busy.now() - began
+            if took > LONG:
+                self._waits += 1
+                self._waited += took
+                self._idle += time.perf_counter() - started
+
+    def _take_soon(self, busy: Busy, nbytes: int, stream: Stream | None) -> Buffer:
+        began = busy.now()
+        for look in range(1, _LOOKS + 1):
+            try:
+                return self._pool.allocate(nbytes, stream=stream)
+            except OutOfMemoryError:
+                busy.until(began + 2 * self._lag * look / _LOOKS)
+        return self._pool.allocate(nbytes, stream=stream)
+
+
+def _streams(pool: AsyncMemoryPool, trace: Trace) -> list[Stream]:
+    device = pool.device
+    return [device.default_stream, *(device.create_stream(f"stream {n}") for n in range(1, trace.streams))]
+
+
+def _steps(trace: Trace, streams: Sequence[Stream]) -> list[Step]:
+    steps = trace.steps()
+    homes = trace.stream[trace.op == Op.ALLOCATE]
+    takes = steps.nbytes >= 0
+    unnamed = np.where(takes, steps.stream == 0, steps.stream == homes[steps.slot])
+    columns = (steps.slot.tolist(), steps.nbytes.tolist(), steps.stream.tolist(), unnamed.tolist())
+    return [
+        (slot, nbytes, None if home else streams[stream]) for slot, nbytes, stream, home in zip(*columns, strict=True)
+    ]
+
+
+def _beats(times: NDArray[np.float64]) -> Iterator[tuple[int, int, float]]:
+    """Answer the steps of each stretch of a beat in which there are any: first, end, and when it begins."""
+    number = np.floor(times / BEAT).astype(np.int64)
+    firsts = np.flatnonzero(np.diff(number, prepend=-1))
+    for first, end in pairwise([*firsts, times.size]):
+        yield int(first), int(end), float(number[first]) * BEAT
+
+
+def _empty_loop(steps: Sequence[Step]) -> float:
+    held: dict[int, object] = {}
+    started = time.perf_counter()
+    for at in range(len(steps)):
+        slot, nbytes, _ = steps[at]
+        held[slot] = None if nbytes < 0 else slot
+    return time.perf_counter() - started
