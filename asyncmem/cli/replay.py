@@ -4,14 +4,15 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 from rich.console import Console
 
 from asyncmem.cli.parameters import read_duration
-from asyncmem.cli.replays import live, table
+from asyncmem.cli.replays import advice, live, table
 from asyncmem.errors import InvalidRequest
-from asyncmem.replay import Model, Patience, Policy, Trace, fit, read, read_costs
+from asyncmem.replay import Model, Patience, Policy, Trace, advise, fit, read, read_costs
 from asyncmem.replay import replay as run
 from asyncmem.replay.costs import H200
 from asyncmem.replay.plot import page
@@ -21,6 +22,9 @@ SAMPLES = 2000
 """Moments that a plot shows, about."""
 
 _WIDE = 240
+
+Traces: TypeAlias = list[tuple[str, Trace]]
+"""What was read, with the names of the files."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def _read_factor(text: str) -> float:
 @click.option("--pace", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Scales the recorded times.")
 @click.option("--costs", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Costs of driver calls.")
 @click.option("--fit", "fitting", is_flag=True, help="Also find the smallest limit that completes.")
+@click.option("--advise", "advising", is_flag=True, help="Say which options would have helped, each with its effect.")
 @click.option("--of", "recorded", type=int, metavar="N", help="The device to replay, where a recording has several.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
 @click.option("--plot", "plot", metavar="OUT.HTML", type=click.Path(dir_okay=False, writable=True), help="Draw them.")
@@ -87,6 +92,7 @@ def replay(
     pace: float,
     costs: str | None,
     fitting: bool,
+    advising: bool,
     recorded: int | None,
     as_json: bool,
     plot: str | None,
@@ -109,28 +115,54 @@ def replay(
     With --device the program goes through a pool of that device instead, and --lag keeps that busy for so long behind
     its recorded times: by kernels that spin, or by sleep on the host. All options of a pool may be settings then.
 
+    With --advise the options are tried that could help the program as it is under --policy, stream_ordered unless that
+    says otherwise, and lines of Python are printed that make a pool with those that do.
+
     Exits with 1 where a replay does not complete under its limit.
     """
     traces = [(file, read(file, recorded)) for file in files]
+    model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
     if device is not None:
-        _refuse_with_device(patience=patience, costs=costs, fit=fitting, plot=plot)
-        entries = [
-            live.replayed(device, file, trace, policy, limit=_of(limit, trace), lag=lag, pace=pace)
-            for file, trace in traces
-            for policy in policies or ("auto",)
-        ]
-        _tell(map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
-        completed = all(entry.replay.completed for entry in entries)
+        _refuse("--device", patience=patience, costs=costs, fit=fitting, advise=advising, plot=plot)
+        completed = _on_device(device, traces, policies or ("auto",), model, limit, as_json=as_json)
+    elif advising:
+        _refuse("--advise", limit=limit, patience=patience, fit=fitting, plot=plot)
+        completed = _advise(traces, policies, model, as_json=as_json)
     else:
-        model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
         chosen = [_patient(Policy.parse(text), patience) for text in policies or ("virtual",)]
         completed = _on_model(traces, chosen, model, limit, fitting=fitting, plot=plot, as_json=as_json)
     if not completed:
         raise click.exceptions.Exit(1)
 
 
+def _on_device(
+    device: str, traces: Traces, policies: tuple[str, ...], model: Model, limit: Limit | None, *, as_json: bool
+) -> bool:
+    entries = [
+        live.replayed(device, file, trace, policy, limit=_of(limit, trace), lag=model.lag, pace=model.pace)
+        for file, trace in traces
+        for policy in policies
+    ]
+    _tell(map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
+    return all(entry.replay.completed for entry in entries)
+
+
+def _advise(traces: Traces, policies: tuple[str, ...], model: Model, *, as_json: bool) -> bool:
+    if len(policies) > 1:
+        raise click.UsageError("--advise is about one policy: the one that the program has now")
+    now = Policy.parse(policies[0]) if policies else None
+    found = [(file, advise(trace, now, model)) for file, trace in traces]
+
+    def show(console: Console) -> None:
+        for _, one in found:
+            advice.show(one, console)
+
+    _tell((advice.as_json(file, one) for file, one in found), show, as_json=as_json)
+    return True
+
+
 def _on_model(
-    traces: list[tuple[str, Trace]],
+    traces: Traces,
     policies: list[Policy],
     model: Model,
     limit: Limit | None,
@@ -167,7 +199,7 @@ def _patient(policy: Policy, patience: str | None) -> Policy:
     return policy if patience is None else replace(policy, patience=Patience.parse(patience))
 
 
-def _refuse_with_device(**given: object) -> None:
+def _refuse(mode: str, **given: object) -> None:
     for name, value in given.items():
         if value:
-            raise click.UsageError(f"--{name} is about the model, and does not go with --device")
+            raise click.UsageError(f"--{name} does not go with {mode}")

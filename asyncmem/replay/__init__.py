@@ -1,5 +1,6 @@
 """Recordings of what programs allocate: read from files of several kinds, checked, and replayed."""
 
+from asyncmem.replay.advise import Advice, Suggestion, advise
 from asyncmem.replay.columns import Op
 from asyncmem.replay.costs import Costs, read_costs
 from asyncmem.replay.fit import fit
@@ -14,6 +15,7 @@ from asyncmem.replay.snapshot import from_snapshot
 from asyncmem.replay.trace import Steps, Trace
 
 __all__ = [
+    "Advice",
     "Costs",
     "LiveReplay",
     "Model",
@@ -23,7 +25,9 @@ __all__ = [
     "Recorder",
     "Replay",
     "Steps",
+    "Suggestion",
     "Trace",
+    "advise",
     "fit",
     "from_snapshot",
     "pool_options",

@@ -110,6 +110,22 @@ class Trace:
         nbytes = np.where(self.op == Op.FREE, -1, self.nbytes)
         return Steps(self.id[kept], nbytes[kept], self.stream[kept].astype(np.int32), self.time_us[kept])
 
+    def warmup(self, most: int = 32) -> tuple[tuple[int, int], ...]:
+        """Answer what was live when the most was: pairs of size and count, for the `warmup` of a pool.
+
+        Args:
+            most: How many pairs to answer; those that come to the most bytes are, the largest first.
+        """
+        if not self.allocations:
+            return ()
+        at = int(live_bytes(self.columns).argmax()) + 1
+        op, numbers = self.op[:at], self.id[:at]
+        taken = numbers[op == Op.ALLOCATE]
+        held = np.isin(taken, numbers[op == Op.FREE], invert=True)
+        sizes, counts = np.unique(self.nbytes[:at][op == Op.ALLOCATE][held], return_counts=True)
+        largest = sorted(zip(sizes.tolist(), counts.tolist(), strict=True), key=lambda one: -one[0] * one[1])
+        return tuple((size, count) for size, count in largest[:most] if size)
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write it to a file, compressed; what was there is replaced. `load` and numpy read it.
 

@@ -241,15 +241,54 @@ class TestOnADevice:
         assert result.exit_code == 1
         assert "out of memory under 1 GiB: row " in result.output
 
-    @pytest.mark.parametrize("of_the_model", [("--fit",), ("--patience", "2%"), ("--costs", __file__)])
+    @pytest.mark.parametrize("of_the_model", [("--fit",), ("--patience", "2%"), ("--plot", "out.html")])
     def test_what_is_about_the_model_is_refused(self, invoke: Invoke, of_the_model: tuple[str, ...]) -> None:
         """Rather than left out without a word."""
         result = invoke("replay", GNN, "--device", "simulated", *of_the_model)
         assert result.exit_code == 2
-        assert f"{of_the_model[0]} is about the model" in result.output
+        assert f"{of_the_model[0]} does not go with --device" in result.output
 
     def test_a_device_that_is_not_there_is_named(self, invoke: Invoke) -> None:
         """As everywhere."""
         result = invoke("replay", GNN, "--device", "hots")
         assert result.exit_code == 2
         assert "'hots'" in result.output
+
+
+class TestAdvice:
+    """`--advise` says what would have helped."""
+
+    def test_the_table_is_followed_by_lines_to_paste(self, invoke: Invoke) -> None:
+        """What is there now comes first, what was tried next, each with whether it is advised."""
+        result = invoke("replay", GNN, "--advise", "--lag", "20ms")
+        assert result.exit_code == 0
+        table, code = result.output.split("\n\n", 1)
+        lines = table.splitlines()
+        assert lines[0].startswith("gnn_sampled: 11.23 GiB requested")
+        assert lines[1].startswith("as it is, stream_ordered")
+        assert lines[2].split()[:2] == ['segments="virtual"', "yes"]
+        assert lines[-1].startswith("all that is advised")
+        assert 'limit="' in code
+        compile(code, "advice", "exec")
+
+    def test_json_has_all_figures(self, invoke: Invoke) -> None:
+        """Before and after each option, and what is advised in all."""
+        (one,) = figures(invoke, GNN, "--advise", "--policy", "virtual")
+        assert set(one) == {"file", "before", "suggestions", "after", "arguments", "code"}
+        assert one["before"]["policy"] == "virtual"
+        for tried in one["suggestions"]:
+            assert set(tried) == {"arguments", "advised", "against", "before", "after"}
+            assert tried["advised"] == (not tried["against"])
+            assert set(tried["after"]) > REALS
+        advised = {name for tried in one["suggestions"] if tried["advised"] for name in tried["arguments"]}
+        assert set(one["arguments"]) == advised
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [("--limit", "2x"), ("--fit",), ("--patience", "2%"), ("--policy", "direct", "--policy", "virtual")],
+    )
+    def test_what_it_tries_itself_is_refused(self, invoke: Invoke, arguments: tuple[str, ...]) -> None:
+        """It is asked about one program as it is."""
+        result = invoke("replay", GNN, "--advise", *arguments)
+        assert result.exit_code == 2
+        assert "--advise" in result.output

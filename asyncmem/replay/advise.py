@@ -1,0 +1,245 @@
+"""Which options would have helped a recorded program: each is tried by a replay, and none is guessed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from textwrap import fill, indent
+from typing import Any, Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmem.figures import format_count, format_size
+from asyncmem.options import OPTIONS
+from asyncmem.replay.columns import Op
+from asyncmem.replay.fit import fit
+from asyncmem.replay.model import Model
+from asyncmem.replay.policy import Patience, Policy
+from asyncmem.replay.result import Replay
+from asyncmem.replay.run import PAGE, replay
+from asyncmem.replay.trace import Trace
+
+POOLED: Final = ("virtual", "stream_ordered")
+"""The kinds of segments to try. The third, "direct", is for suspicion."""
+
+WORTH: Final = 0.005
+"""What an option must save of what is reserved."""
+
+DRIVER: Final = 0.03
+"""The share of the program's time that the driver may take for it."""
+
+WAITING: Final = 0.02
+"""The share of its time that the program may wait for it."""
+
+_MIB: Final = 1 << 20
+_WIDTH: Final = 104
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Suggestion:
+    """One option that was tried.
+
+    Attributes:
+        arguments: What a pool is told, by the names of `PoolOptions`.
+        before: The replay without it, with all that was found to help before.
+        after: The replay with it.
+        against: Why it is not advised; empty where it is.
+    """
+
+    arguments: Mapping[str, object]
+    before: Replay
+    after: Replay
+    against: str = ""
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is advised."""
+        return not self.against
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={_short(value)}" for name, value in self.arguments.items())
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What would have helped one program.
+
+    Attributes:
+        before: The replay of the program as it was.
+        suggestions: What was tried, in its order.
+        after: The replay with all that helps together.
+    """
+
+    before: Replay
+    suggestions: tuple[Suggestion, ...]
+    after: Replay
+
+    def arguments(self) -> dict[str, object]:
+        """Answer the arguments of a pool that has all that helps; what only a replay can do is left out."""
+        helping = (one.arguments.items() for one in self.suggestions if one.helps)
+        return {name: value for items in helping for name, value in items if name in OPTIONS}
+
+    def code(self, device: str = "cuda:0") -> str:
+        """Answer lines of Python that make such a pool."""
+        given = [_literal(device), *(f"{name}={_literal(value)}" for name, value in self.arguments().items())]
+        lines = "".join(f"    {one},\n" for one in given)
+        return f"from asyncmem import AsyncMemoryPool\n\npool = AsyncMemoryPool(\n{lines})\n"
+
+
+@dataclass
+class _Trial:
+    """What was found so far: the best policy, whether to warm up, and the replay of that."""
+
+    trace: Trace
+    model: Model
+    policy: Policy
+    now: Replay
+    warm: bool = False
+    found: list[Suggestion] = field(default_factory=list)
+
+    def note(self, arguments: Mapping[str, object], after: Replay, against: str) -> bool:
+        """Keep what was tried, and go on from it where nothing is against it."""
+        self.found.append(Suggestion(arguments=arguments, before=self.now, after=after, against=against))
+        if not against:
+            self.now = after
+        return not against
+
+
+def advise(trace: Trace, policy: Policy | None = None, model: Model | None = None) -> Advice:
+    """Try what could help a program, one after another, and keep what does.
+
+    That is another kind of segments; to let growth wait (`patience`) where memory comes by pages; to have memory ready
+    from the start (`warmup`); and a `limit`, the smallest under which the program completes and waits for at most 2 %
+    of its time. An option is advised where it saves half a percent of what is reserved and the driver takes no more
+    than 3 % of the time for it; a warm-up, where the driver is called less. What each does is measured on top of those
+    that were found to help before it.
+
+    Args:
+        trace: What the program did.
+        policy: How its memory is had now; None for segments of a pool of the driver's.
+        model: What it is had from; None for an H200 that is never late.
+    """
+    policy, model = policy or Policy.parse("stream_ordered"), model or Model()
+    before = replay(trace, policy, model)
+    trial = _Trial(trace, model, policy, before)
+    _try_segments(trial)
+    _try_patience(trial)
+    _try_warmup(trial)
+    _try_limit(trial)
+    return Advice(before=before, suggestions=tuple(trial.found), after=trial.now)
+
+
+def _try_segments(trial: _Trial) -> None:
+    for kind in [one for one in POOLED if one != trial.policy.segments]:
+        policy = replace(trial.policy, segments=kind, text="")
+        after = replay(trial.trace, policy, trial.model)
+        if trial.note({"segments": kind}, after, _against(trial.now, after)):
+            trial.policy = policy
+
+
+def _try_patience(trial: _Trial) -> None:
+    if trial.policy.segments != "virtual" or not trial.model.lag or trial.policy.patience != Patience():
+        return
+    policy = replace(trial.policy, patience=Patience(share=WAITING), text="")
+    after = replay(trial.trace, policy, trial.model)
+    if trial.note({"patience": f"{WAITING:.0%}"}, after, _against(trial.now, after)):
+        trial.policy = policy
+
+
+def _try_warmup(trial: _Trial) -> None:
+    pairs = trial.trace.warmup()
+    if not pairs:
+        return
+    after = _warmed(trial, None)
+    against = ""
+    if _calls(after) >= _calls(trial.now):
+        against = "the driver is called as often"
+    elif after.peak_reserved > trial.now.peak_reserved * (1 + WORTH):
+        against = "more is reserved"
+    trial.warm = trial.note({"warmup": list(pairs)}, after, against)
+
+
+def _try_limit(trial: _Trial) -> None:
+    if not trial.trace.peak_requested:
+        return
+    smallest = fit(trial.trace, trial.policy, trial.model)
+    within = fit(trial.trace, trial.policy, trial.model, waiting=WAITING)
+    for limit in sorted({_in_pages(smallest), _in_pages(within)}):
+        after = _warmed(trial, limit) if trial.warm else replay(trial.trace, trial.policy, trial.model, limit=limit)
+        if trial.note({"limit": f"{limit // _MIB} MiB"}, after, _against(trial.now, after)):
+            return
+
+
+def _against(before: Replay, after: Replay) -> str:
+    if not after.completed:
+        return "it runs out of memory"
+    if after.peak_reserved >= before.peak_reserved * (1 - WORTH):
+        return "it saves too little"
+    if after.driver_seconds > max(DRIVER * after.duration, before.driver_seconds):
+        return "the driver takes too long"
+    return "waits are too long" if after.wait_seconds > WAITING * after.duration else ""
+
+
+def _calls(one: Replay) -> int:
+    return sum(one.driver_calls.values())
+
+
+def _in_pages(limit: int) -> int:
+    # What is no whole page cannot be used; a program that needs less than one gets one.
+    return max(limit - limit % PAGE, PAGE)
+
+
+def _warmed(trial: _Trial, limit: int | None) -> Replay:
+    """Replay the program behind its warm-up, and leave out what the driver did for that."""
+    warm, whole = _warm_traces(trial.trace, trial.model)
+    alone = replay(warm, trial.policy, trial.model, limit=limit)
+    after = replay(whole, trial.policy, trial.model, limit=limit)
+    calls = {call: number - alone.driver_calls.get(call, 0) for call, number in after.driver_calls.items()}
+    return replace(
+        after,
+        duration=trial.trace.duration * trial.model.pace,
+        failed_row=None if after.failed_row is None else after.failed_row - len(warm),
+        takes=after.takes - alone.takes,
+        frees=after.frees - alone.frees,
+        misses=after.misses - alone.misses,
+        driver_calls={call: number for call, number in calls.items() if number},
+        driver_seconds=after.driver_seconds - alone.driver_seconds,
+    )
+
+
+def _warm_traces(trace: Trace, model: Model) -> tuple[Trace, Trace]:
+    """Answer the warm-up by itself, and with the program behind it once the device is done with it."""
+    sizes = np.array([size for size, count in trace.warmup() for _ in range(count)], np.int64)
+    gap_us = math.ceil((model.lag * 1e6 + 2000) / model.pace) if model.pace else 0
+    twice, kept = 2 * sizes.size, trace.op <= Op.FREE
+    warm: list[NDArray[Any]] = [
+        np.repeat([Op.ALLOCATE, Op.FREE], sizes.size),
+        np.zeros(twice, np.int64),
+        np.tile(np.arange(sizes.size), 2),
+        np.tile(sizes, 2),
+        np.zeros(twice, np.int64),
+    ]
+    whole: list[NDArray[Any]] = [
+        np.append(warm[0], trace.op[kept]),
+        np.append(warm[1], trace.stream[kept]),
+        np.append(warm[2], trace.id[kept] + sizes.size),
+        np.append(warm[3], trace.nbytes[kept]),
+        np.append(warm[4], trace.time_us[kept] + gap_us),
+    ]
+    return Trace(*warm, name=trace.name), Trace(*whole, name=trace.name)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        nbytes = sum(size * count for size, count in value)
+        return f"[{format_count(len(value), 'size')}, {format_size(nbytes)}]"
+    return _literal(value)
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, list):
+        pairs = fill(", ".join(f"({size},\0{count})" for size, count in value) + ",", _WIDTH).replace("\0", " ")
+        return "[\n" + indent(pairs, " " * 8) + "\n    ]"
+    return f'"{value}"'
