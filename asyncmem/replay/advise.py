@@ -19,8 +19,8 @@ from asyncmem.replay.result import Replay
 from asyncmem.replay.run import PAGE, replay
 from asyncmem.replay.trace import Trace
 
-POOLED: Final = ("virtual", "stream_ordered")
-"""The kinds of segments to try. The third, "direct", is for suspicion."""
+POOLED: Final = {"virtual": "paged", "stream_ordered": "stream_ordered"}
+"""The policies to try, and what a pool calls them. The third, "direct", is for suspicion."""
 
 WORTH: Final = 0.005
 """What an option must save of what is reserved."""
@@ -135,7 +135,7 @@ def _try_segments(trial: _Trial) -> None:
     for kind in [one for one in POOLED if one != trial.policy.segments]:
         policy = replace(trial.policy, segments=kind, text="")
         after = replay(trial.trace, policy, trial.model)
-        if trial.note({"segments": kind}, after, _against(trial.now, after)):
+        if trial.note({"segments": POOLED[kind]}, after, _against(trial.now, after)):
             trial.policy = policy
 
 

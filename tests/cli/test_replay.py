@@ -266,7 +266,7 @@ class TestAdvice:
         lines = table.splitlines()
         assert lines[0].startswith("gnn_sampled: 11.23 GiB requested")
         assert lines[1].startswith("as it is, stream_ordered")
-        assert lines[2].split()[:2] == ['segments="virtual"', "yes"]
+        assert lines[2].split()[:2] == ['segments="paged"', "yes"]
         assert lines[-1].startswith("all that is advised")
         assert 'limit="' in code
         compile(code, "advice", "exec")

@@ -5,7 +5,7 @@ import ast
 import numpy as np
 import pytest
 
-from asyncmem import AsyncMemoryPool
+from asyncmem import AsyncMemoryPool, PoolOptions
 from asyncmem.options import OPTIONS
 from asyncmem.replay import Advice, Model, Policy, Suggestion, Trace, advise, fit, read, replay
 
@@ -42,7 +42,7 @@ def test_what_is_measured_is_what_a_replay_measures(advice: Advice) -> None:
     trace = read(TRACES / "stream_prefetch.npz")
     (segments,), (patience,) = named(advice, "segments"), named(advice, "patience")
     assert advice.before.peak_reserved == replay(trace, Policy("stream_ordered"), LATE).peak_reserved
-    assert segments.arguments == {"segments": "virtual"}
+    assert segments.arguments == {"segments": "paged"}
     assert segments.after.peak_reserved == replay(trace, Policy("virtual"), LATE).peak_reserved
     assert patience.arguments == {"patience": "2%"}
     policy = Policy.parse("virtual,patience=2%")
@@ -125,9 +125,9 @@ def test_the_lines_to_paste_are_the_arguments(advice: Advice) -> None:
     given = {one.arg: ast.literal_eval(one.value) for one in call.value.keywords}
     assert given == advice.arguments()
     assert set(given) == {"segments", "patience", "warmup", "limit"} & set(OPTIONS)
-    with AsyncMemoryPool("simulated", **given) as pool:
-        assert pool.options.segments == "virtual"
-        assert pool.options.warmup == tuple(given["warmup"])
+    options = PoolOptions().replace(**given)
+    assert options.segments == "paged"
+    assert options.warmup == tuple(given["warmup"])
 
 
 class TestWarmUp:
