@@ -31,6 +31,8 @@ class OptionArguments(TypedDict, total=False):
     strategy: str
     merge_threshold: Share
     defragment: bool
+    adaptive: bool
+    shrink_after: float | str | None
     zero_segments: bool
     stream_cache_blocks: int
     stream_cache_bytes: Size
@@ -87,6 +89,17 @@ class PoolOptions:
     """Fragmentation (share of free memory outside the largest hole) from which the idle pool merges across streams."""
     defragment: bool = _option(True, readers.switch)
     """Whether the idle pool does so at all."""
+    adaptive: bool = _option(True, readers.switch)
+    """Whether a pool adapts to pressure.
+
+    From 80 % of its limit handed out, until it is below 60 %, caches keep a quarter of their bytes, and free memory is
+    merged across streams whatever its fragmentation.
+    """
+    shrink_after: float | None = _option(None, readers.optional(readers.seconds))
+    """Seconds without an allocation or a free after which free segments go back to the device; None for never.
+
+    What `pregrow` asks for stays.
+    """
     zero_segments: bool = _option(False, readers.switch)
     """Whether new segments are filled with zeros; reused memory is never cleared."""
     stream_cache_blocks: int = _option(256, readers.count)

@@ -32,6 +32,8 @@ TEXTS: dict[str, tuple[str, object]] = {
     "strategy": ("good_fit", "good_fit"),
     "merge_threshold": ("0.2", 0.2),
     "defragment": ("off", False),
+    "adaptive": ("off", False),
+    "shrink_after": ("30 s", 30.0),
     "zero_segments": ("yes", True),
     "stream_cache_blocks": ("10", 10),
     "stream_cache_bytes": ("1 MiB", MIB),
@@ -156,7 +158,7 @@ def test_unknown_options_are_named_with_the_nearest() -> None:
     """A slip in an option's name is an error at once; where nothing is near, all names are listed."""
     with pytest.raises(InvalidRequest, match=r"got 'segmentsize' \(did you mean 'segment_size'\?\)"):
         PoolOptions(segmentsize=1)  # type: ignore[call-arg]  # that is the point
-    with pytest.raises(InvalidRequest, match=r"got 'qqq' \(there are bypass, collect, .*zero_segments\)"):
+    with pytest.raises(InvalidRequest, match=r"got 'qqq' \(there are adaptive, bypass, collect, .*zero_segments\)"):
         PoolOptions().replace(qqq=1)  # type: ignore[call-arg]  # that is the point
 
 

@@ -33,6 +33,7 @@ from asyncmem.pool.pins import Pins
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
+from asyncmem.pool.squeeze import Squeeze
 from asyncmem.pool.stuck import DeadlockWatch
 from asyncmem.pool.taker import Taker
 from asyncmem.pool.upkeep import Upkeep
@@ -95,6 +96,7 @@ class Flow(Desk):
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
         self.pressure = PressureWatch(self, core)
+        self.squeeze = Squeeze(self)
         self.upkeep = Upkeep(self)
         self.submit = submit
         self._tried: Waiting | None = None
@@ -310,6 +312,7 @@ class Flow(Desk):
         self.retire.fence_every = options.fence_every
         self.observe()
         self.pressure.look()
+        self.squeeze.feel(self.pressure.level)
         self.changed()
 
     def refuse_hopeless(self) -> None:

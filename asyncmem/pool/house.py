@@ -15,6 +15,7 @@ from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies
 from asyncmem.pool.flow import Flow
+from asyncmem.pool.idle import IdleWatch
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.supply import Supply
 
@@ -55,6 +56,7 @@ class House:
         with self.flow.turn:
             self.core.set_limit(0, self.flow.supply.limit)
             self.flow.pressure.look()
+        self.idle = IdleWatch(self.flow)
         self.copies = Copies(self)
         self._factory = factory
         self._copier: WorkerLike | None = None
@@ -124,6 +126,7 @@ class House:
             flow.upkeep.give_up()
         flow.taker.poll()
         self.copies.look()
+        self.idle.look()
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device
             if len(flow.queue):

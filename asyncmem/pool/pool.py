@@ -350,6 +350,7 @@ class AsyncMemoryPool(Hooks):
         with house.flow.turn:
             house.flow.reconfigure(options, house.ceiling(options))
             house.core.configure(**core_settings(options))
+            house.flow.squeeze.fit_caches()
 
     def resize(self, *, limit: Size | float) -> None:
         """Change the limit. Below what is reserved, free segments go back first, and others as they become free."""

@@ -37,6 +37,7 @@ class PressureWatch:
                 self.level = level
                 for listener in self._listeners:
                     listener.put(level)
+                self._flow.squeeze.feel(level)
             self._set_marks(level)
             # Others free and take meanwhile; what they changed before the marks were set nobody has told.
             if self._now() is level:

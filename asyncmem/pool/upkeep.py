@@ -101,12 +101,13 @@ class Upkeep:
                 self._flow.changed()  # what has gone back made room for whoever waits to grow
 
     def defragment(self) -> None:
-        """Merge free neighbours of different streams, when enough is in pieces (with the turn held)."""
+        """Merge free neighbours of different streams, when enough is in pieces for it (with the turn held)."""
         options = self._flow.options
         free = self._core.free_bytes()
         if not options.defragment or len(self._flow.queue) or free == 0:
             return
-        if 1 - self._core.largest() / free > options.merge_threshold and self._core.merge():
+        threshold = 0.0 if self._flow.squeeze.on else options.merge_threshold
+        if 1 - self._core.largest() / free > threshold and self._core.merge():
             self._flow.tally.rungs["merge"] += 1
 
     def release_the_rest(self) -> None:
