@@ -140,17 +140,35 @@ def test_a_lease_that_is_open_when_recording_begins_counts_as_its_range() -> Non
         assert short(recorder.trace()) == took(MIB)
 
 
+@pytest.mark.asyncio
+async def test_a_batch_is_recorded_buffer_by_buffer() -> None:
+    """Taken in the order that was asked, and freed together."""
+    async with AsyncMemoryPool("simulated") as pool:
+        (await pool.allocate_batch([9 * KIB, 300, 70_000])).free()  # the pool grows
+        async with record(pool) as recorder:
+            (await pool.allocate_batch([9 * KIB, 0, 300, 70_000])).free()
+        assert short(recorder.trace()) == [*took(9 * KIB, 300, 70_000), *freed(9 * KIB, 300, 70_000)]
+
+
 def test_a_free_names_the_stream_that_used_the_memory_last() -> None:
     """That is the buffer's home, or the stream that the free names: a replay orders the memory behind it."""
     with AsyncMemoryPool("simulated") as pool:
-        one, other = (pool.device.create_stream() for _ in range(2))
+        one, other, third = (pool.device.create_stream() for _ in range(3))
         with record(pool) as recorder:
             pool.allocate(10, stream=one).free()
             pool.allocate(20, stream=one).free(stream=other)
             used = pool.allocate(30, stream=one)
             used.use_on(other)
             used.free()
-        assert recorder.trace().stream.tolist() == [1, 1, 1, 2, 1, 2]
+            moved = pool.allocate(40, stream=one)
+            moved.hand_over(other)
+            moved.free()
+            shared = pool.allocate(50, stream=one)
+            shared.use_on(other)
+            shared.free(stream=third)
+        *streams, last = recorder.trace().stream.tolist()
+    assert streams == [1, 1, 1, 2, 1, 2, 1, 2, 1]
+    assert last in {2, 3}
 
 
 def test_a_take_that_is_undone_was_never_made() -> None:
