@@ -22,6 +22,7 @@ from asyncmem import (
     Pressure,
 )
 from asyncmem.devices import Device, Fence, Simulated, Stream
+from asyncmem.replay import LiveReplay, Model, Recorder, Replay, Suggestion, Trace, advise, record, replay_on
 
 
 def retry(facts: OutOfMemoryFacts) -> bool:
@@ -146,6 +147,20 @@ def choose() -> None:
     AsyncMemoryPool("cuda:0", options=options, name="weights")
     AsyncMemoryPool(Simulated(capacity=1 << 30), options=PoolOptions.for_inference(), fallback="host")
     PoolOptions.from_environment({"ASYNCMEM_LIMIT": "1 GiB"}, base=options.replace(name="other"))
+
+
+async def record_and_ask(pool: AsyncMemoryPool) -> None:
+    async with record(pool) as recorder:
+        assert_type(recorder, Recorder)
+    trace = recorder.trace()
+    assert_type(trace, Trace)
+    assert_type(replay_on(pool, trace, lag=0.02), LiveReplay)
+    advice = advise(trace, model=Model(lag=0.02))
+    assert_type(advice.suggestions, tuple[Suggestion, ...])
+    assert_type(advice.after, Replay)
+    assert_type(advice.code("cuda:0"), str)
+    AsyncMemoryPool("cuda:0", warmup=trace.warmup(), shrink_after="30 s", adaptive=False)
+    await pool.warmup(trace.warmup())
 
 
 async def fail(pool: AsyncMemoryPool) -> None:
