@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.figures import format_count, format_size
-from asyncmem.options import OPTIONS
 from asyncmem.replay.columns import Op
 from asyncmem.replay.fit import fit
 from asyncmem.replay.model import Model
@@ -77,9 +76,8 @@ class Advice:
     after: Replay
 
     def arguments(self) -> dict[str, object]:
-        """Answer the arguments of a pool that has all that helps; what only a replay can do is left out."""
-        helping = (one.arguments.items() for one in self.suggestions if one.helps)
-        return {name: value for items in helping for name, value in items if name in OPTIONS}
+        """Answer the arguments of a pool that has all that helps."""
+        return {name: value for one in self.suggestions if one.helps for name, value in one.arguments.items()}
 
     def code(self, device: str = "cuda:0") -> str:
         """Answer lines of Python that make such a pool."""
