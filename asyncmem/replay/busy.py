@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from asyncmem.devices import Device, Host, Simulated, Stream
+from asyncmem.devices.clock import VirtualClock
 from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.cuda.driver import error_of
 from asyncmem.devices.host import HostStream
@@ -62,7 +63,7 @@ class HostBusy(Busy):
 
 
 class SimulatedBusy(Busy):
-    """Launches what takes no real time, on a device whose virtual clock it moves."""
+    """Launches what takes no real time, on a device whose clock it moves where that is virtual."""
 
     def __init__(self, device: Simulated) -> None:
         self._device = device
@@ -72,8 +73,12 @@ class SimulatedBusy(Busy):
         return self._device.now
 
     def until(self, when: float) -> None:
-        """Move the device's time to then; it may have gone on by itself."""
-        self._device.advance(max(0.0, when - self._device.now))
+        """Let the device's time come to then; it may be later already."""
+        missing = max(0.0, when - self._device.now)
+        if isinstance(self._device.clock, VirtualClock):
+            self._device.advance(missing)
+        else:
+            time.sleep(missing)
 
     def give(self, stream: Stream, seconds: float) -> None:
         """Put work of that length behind all that the stream has to do."""

@@ -109,7 +109,8 @@ def replay_on(pool: AsyncMemoryPool, trace: Trace, *, lag: float = 0.0, pace: fl
     Each stream of the trace is a new stream of the device; number 0 is the default stream. Without `lag` the streams
     have nothing to do, and the program goes as fast as it can. With it, the program keeps its recorded times, and the
     streams are kept busy: kernels that spin, or sleep on the host, end so much later than the program gives them.
-    Memory that lacks then is waited for, up to twice the lag.
+    Memory that lacks then is waited for, up to twice the lag. A pool's worker goes by real time: on a virtual clock,
+    which is ahead of that, it sees later than it would that memory is ready.
 
     Args:
         pool: A pool that nothing else uses, and that nothing has used: its peaks are answered. Not closed here.

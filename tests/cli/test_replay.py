@@ -229,11 +229,13 @@ class TestOnADevice:
 
     def test_limits_and_lags_are_passed_on(self, invoke: Invoke) -> None:
         """A multiple of what is requested; a program whose device is late waits for memory under it."""
-        (one,) = figures(invoke, GNN, "--device", "simulated", "--lag", "20ms", "--limit", "2x")
+        arguments = ("--lag", "60ms", "--limit", "2x", "--pace", "0.2")
+        (one,) = figures(invoke, GNN, "--device", "simulated", *arguments)
         assert one["limit"] == pytest.approx(2 * one["peak_requested"])
         assert one["peak_reserved"] <= one["limit"]
         assert one["waits"] > 0
         assert one["wait_ms"] > 1
+        assert one["recorded_ms"] == pytest.approx(200 * read(GNN).duration)
 
     def test_what_does_not_fit_is_said(self, invoke: Invoke) -> None:
         """It exits with 1, and says which row asked for how much."""

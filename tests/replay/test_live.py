@@ -53,14 +53,14 @@ def test_the_pool_is_asked_for_what_was_recorded(seed: int) -> None:
         assert np.array_equal(getattr(again, name)[: len(trace)], getattr(trace, name))
 
 
-@pytest.mark.parametrize("device", ["host", "simulated"])
-def test_random_programs_complete_on_a_device_that_is_late(device: str) -> None:
-    """On streams that sleep, or on a virtual clock."""
+@pytest.mark.parametrize("device", ["host", "simulated", Simulated(clock="wall")], ids=str)
+def test_random_programs_complete_on_a_device_that_is_late(device: str | Simulated) -> None:
+    """On streams that sleep, and on either clock of the simulated device."""
     trace = random_program(7, SIZES, steps=300, streams=3)
     with AsyncMemoryPool(device) as pool:
         one = replay_on(pool, trace, lag=0.005, pace=0.1)
     assert one.completed
-    assert (one.device.partition(":")[0], one.takes) == (device, trace.allocations)
+    assert (one.device.partition(":")[0] in repr(device).lower(), one.takes) == (True, trace.allocations)
     assert one.duration == pytest.approx(trace.duration / 10)
     assert one.peak_reserved >= one.peak_active >= one.peak_requested == trace.peak_requested
 

@@ -1,5 +1,6 @@
 """Replays through a real pool: each in one of its own, and how they are shown."""
 
+from contextlib import closing
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -7,6 +8,8 @@ from rich.table import Table
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.replays.table import of_time, show_failures
+from asyncmem.devices import Device, Simulated
+from asyncmem.devices import device as make_device
 from asyncmem.figures import format_size
 from asyncmem.replay import LiveReplay, Trace, pool_options, replay_on
 
@@ -33,8 +36,16 @@ def replayed(
     options = pool_options(policy)
     if limit is not None:
         options = options.replace(limit=limit)
-    with AsyncMemoryPool(device, options=options) as pool:
+    with closing(_opened(device, late=lag > 0)) as opened, AsyncMemoryPool(opened, options=options) as pool:
         return LiveEntry(file, policy, replay_on(pool, trace, lag=lag, pace=pace))
+
+
+def _opened(name: str, *, late: bool) -> Device:
+    found = make_device(name)
+    if late and isinstance(found, Simulated):
+        # A pool's worker goes by real time, from which a virtual clock runs away.
+        return Simulated(clock="wall", index=int(found.name.partition(":")[2]))
+    return found
 
 
 def as_json(entry: LiveEntry) -> dict[str, object]:
