@@ -69,15 +69,19 @@ class Advice:
         before: The replay of the program as it was.
         suggestions: What was tried, in its order.
         after: The replay with all that helps together.
+        assumed: What these replays take for granted, as arguments of a pool: streams rather wait for each other than
+            have memory of their own.
     """
 
     before: Replay
     suggestions: tuple[Suggestion, ...]
     after: Replay
+    assumed: Mapping[str, object]
 
     def arguments(self) -> dict[str, object]:
-        """Answer the arguments of a pool that has all that helps."""
-        return {name: value for one in self.suggestions if one.helps for name, value in one.arguments.items()}
+        """Answer the arguments of a pool that has all that helps, and what was taken for granted."""
+        helping = (one.arguments for one in self.suggestions if one.helps)
+        return {name: value for some in (*helping, self.assumed) for name, value in some.items()}
 
     def code(self, device: str = "cuda:0") -> str:
         """Answer lines of Python that make such a pool."""
@@ -126,7 +130,8 @@ def advise(trace: Trace, policy: Policy | None = None, model: Model | None = Non
     _try_patience(trial)
     _try_warmup(trial)
     _try_limit(trial)
-    return Advice(before=before, suggestions=tuple(trial.found), after=trial.now)
+    assumed = {"overlap": 0} if trace.streams > 1 else {}
+    return Advice(before=before, suggestions=tuple(trial.found), after=trial.now, assumed=assumed)
 
 
 def _try_segments(trial: _Trial) -> None:
@@ -240,4 +245,4 @@ def _literal(value: object) -> str:
     if isinstance(value, list):
         pairs = fill(", ".join(f"({size},\0{count})" for size, count in value) + ",", _WIDTH).replace("\0", " ")
         return "[\n" + indent(pairs, " " * 8) + "\n    ]"
-    return f'"{value}"'
+    return f'"{value}"' if isinstance(value, str) else repr(value)

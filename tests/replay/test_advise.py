@@ -107,6 +107,12 @@ def test_the_policy_of_today_is_what_is_compared_with() -> None:
     assert {one.after.policy.options.small_limit for one in advice.suggestions} == {64 << 10}
 
 
+def test_what_replays_take_for_granted_is_an_argument_too(advice: Advice) -> None:
+    """Streams of a replay wait for each other; of a program with one stream there is nothing to say."""
+    assert advice.assumed == {"overlap": 0}
+    assert advise(random_program(2, (3 * MIB,), steps=50)).assumed == {}
+
+
 def test_an_empty_program_gets_no_advice() -> None:
     """There is nothing to help."""
     advice = advise(Program().trace())
@@ -124,7 +130,7 @@ def test_the_lines_to_paste_are_the_arguments(advice: Advice) -> None:
     assert [ast.literal_eval(one) for one in call.value.args] == ["simulated"]
     given = {one.arg: ast.literal_eval(one.value) for one in call.value.keywords}
     assert given == advice.arguments()
-    assert set(given) == {"segments", "patience", "warmup", "limit"}
+    assert set(given) == {"segments", "patience", "warmup", "limit", "overlap"}
     options = PoolOptions().replace(**{name: value for name, value in given.items() if name in OPTIONS})
     assert options.segments == "paged"
     assert options.warmup == tuple(given["warmup"])
