@@ -164,7 +164,7 @@ def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> No
 
 def busy_again(fake: FakeDriver, fence: CudaFence) -> CudaFence:
     stream = fence.device.create_stream()
-    fake.launch(stream.handle, 1_000_000)
+    fake.launch(stream.handle, 200_000_000)  # longer than a loop takes to begin
     return stream.record()
 
 
