@@ -37,7 +37,7 @@ def test_what_kernels_hold_is_waited_for(cuda: Cuda) -> None:
     with AsyncMemoryPool(cuda, limit=16 * MIB, segment_size=8 * MIB, min_free=0, segments="stream_ordered") as pool:
         one = replay_on(pool, program.trace(), lag=0.5)
     assert one.completed
-    assert one.waits == 1
+    assert one.waits >= 1
     assert one.wait_seconds > 0.1
 
 
