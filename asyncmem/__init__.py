@@ -38,7 +38,7 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
+from asyncmem.pool import ArrayBatch, AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -46,6 +46,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "ArrayBatch",
     "AsyncMemoryPool",
     "AsyncmemError",
     "AsyncmemWarning",
