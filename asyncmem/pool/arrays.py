@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Self, final, overload
@@ -80,24 +81,17 @@ class Layout:
         """Bytes of the whole range."""
         return self.places[-1].end if self.places else 0
 
-    @property
-    def uniform(self) -> bool:
-        """Whether all arrays have elements of one type."""
-        return len({place.element for place in self.places}) == 1
-
-    def gaps(self) -> Iterator[tuple[int, int]]:
-        """Go through what lies between the arrays: offset and bytes."""
-        end = 0
-        for place in self.places:
-            if place.offset > end:
-                yield end, place.offset - end
-            end = place.end
+    def clear_gaps(self, buffer: Buffer) -> None:
+        """Set what lies between the arrays to zero where one array could span them all, in the order of the home."""
+        if len({place.element for place in self.places}) != 1:
+            return
+        for before, place in pairwise(self.places):
+            if place.offset > before.end:
+                gap = place.offset - before.end
+                buffer.device.fill(buffer.address + before.end, gap, 0, buffer.stream)
 
     def over(self, buffer: Buffer) -> ArrayBatch:
-        """Put the arrays into a buffer of `nbytes`; where one array could span them all, the gaps become zero."""
-        if self.uniform:
-            for offset, nbytes in self.gaps():
-                buffer.device.fill(buffer.address + offset, nbytes, 0, buffer.stream)
+        """Put the arrays into a buffer of `nbytes`."""
         views = [buffer.view(place.element.name, place.shape, place.offset) for place in self.places]
         return ArrayBatch(buffer, tuple(views))
 

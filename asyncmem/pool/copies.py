@@ -52,6 +52,11 @@ class Copy:
     def __repr__(self) -> str:
         return f"<asyncmem.Copy of {self.nbytes} bytes>"
 
+    @property
+    def ordered(self) -> bool:
+        """Whether later work of its stream comes behind it by itself. Else a thread makes it: await it first."""
+        return isinstance(self._end, Fence)
+
     def done(self) -> bool:
         """Say whether all of it is there.
 

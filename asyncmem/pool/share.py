@@ -229,8 +229,9 @@ class Share(Allocator):
         Cancelled: nothing was allocated.
         """
         layout = Layout.of(specs, dtype=dtype, align=align)
-        found = self.allocate_async(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
-        return layout.over(await found)
+        buffer = await self.allocate_async(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        layout.clear_gaps(buffer)
+        return layout.over(buffer)
 
     def allocate_arrays(
         self,
@@ -245,7 +246,9 @@ class Share(Allocator):
     ) -> ArrayBatch:
         """Allocate as `empty_batch` does, from code that cannot await: now, or blocking this thread until `timeout`."""
         layout = Layout.of(specs, dtype=dtype, align=align)
-        return layout.over(self.allocate(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout))
+        buffer = self.allocate(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        layout.clear_gaps(buffer)
+        return layout.over(buffer)
 
     def lease(
         self, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
