@@ -34,6 +34,7 @@ class TimedDevice(Simulated):
         self.copied.append(source.nbytes)
         if self.copy_holds_up(source):
             self.unlocked_in_threads.append(threading.current_thread().name)
+            time.sleep(0.01)  # so that who does not wait for it comes too early
         self.stream_of(stream).launch(self.seconds, writes=[(address, source.nbytes)])
         super().copy_in(address, source, stream)
 

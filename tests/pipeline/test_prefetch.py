@@ -165,6 +165,18 @@ def test_staged_batches_go_in_one_copy() -> None:
         all_free(pool)
 
 
+def test_batch_that_the_device_copies_by_holding_a_thread_comes_out_when_it_is_there() -> None:
+    """No stream can wait for such a copy before it has been made."""
+    device = TimedDevice(locked=True)
+    with (
+        AsyncMemoryPool(device, limit=LIMIT) as pool,
+        Prefetcher(pool, pinned=False).wrap([np.full(100, number) for number in range(1, 5)]) as found,
+    ):
+        for number, array in enumerate(found, 1):
+            assert set(read(array)) == {number}
+    assert len(device.unlocked_in_threads) == 4
+
+
 def test_several_workers_keep_the_order() -> None:
     """Though a later batch is staged faster than an earlier one."""
     device = TimedDevice(locked=True)
