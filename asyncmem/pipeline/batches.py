@@ -16,12 +16,33 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Array, Buffer, Ready
     from asyncmem.devices import Stream
-    from asyncmem.pool import AsyncMemoryPool, Budget, Request
+    from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Request
+
+
+@final
+class Filler:
+    """A stream that does nothing but copy batches, one after another."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._copies: list[Copy] = []
+
+    def wait(self) -> None:
+        """Wait until the batch before is there (blocks), so that a consumer who runs ahead of the device is held up.
+
+        Else all that the device has not come to would be kept on the host.
+        """
+        for copy in self._copies:
+            copy.block()
+
+    def has(self, copies: list[Copy]) -> None:
+        """Hear what it copies now."""
+        self._copies = copies
 
 
 @final
 class Fillers:
-    """Streams that take turns in copying.
+    """Fillers that take turns.
 
     Each batch has one to itself while it is on its way and while the next ones are: whoever waits for the home of a
     batch's memory then waits for that batch, and for none of those that were read ahead of it.
@@ -30,14 +51,14 @@ class Fillers:
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
-        self._streams: list[Stream] = []
+        self._fillers: list[Filler] = []
 
-    def of(self, pool: AsyncMemoryPool, number: int) -> Stream:
-        """Answer the stream for the batch of a number."""
+    def of(self, pool: AsyncMemoryPool, number: int) -> Filler:
+        """Answer the filler for the batch of a number."""
         with self._lock:
-            if not self._streams:
-                self._streams = [pool.device.create_stream("prefetch") for _ in range(self._count)]
-            return self._streams[number % self._count]
+            if not self._fillers:
+                self._fillers = [Filler(pool.device.create_stream("prefetch")) for _ in range(self._count)]
+            return self._fillers[number % self._count]
 
 
 @final
@@ -57,20 +78,19 @@ class Staging:
 
     def begin(self, item: object, number: int) -> StagedBatch:
         """Take an item in, and wait on this thread (blocks) for its memory."""
-        batch = StagedBatch(self, item)
-        batch.buffer = self.patience.wait(self._ask(batch, number))
+        batch = StagedBatch(self, self._fillers.of(self.pool, number), item)
+        batch.buffer = self.patience.wait(self._ask(batch))
         return batch
 
     async def begin_async(self, item: object, number: int) -> StagedBatch:
         """Take an item in, and wait for its memory. Cancelled: it has none."""
-        batch = StagedBatch(self, item)
-        batch.buffer = await self._ask(batch, number)
+        batch = StagedBatch(self, self._fillers.of(self.pool, number), item)
+        batch.buffer = await self._ask(batch)
         return batch
 
-    def _ask(self, batch: StagedBatch, number: int) -> Ready[Buffer] | Request[Buffer]:
-        filler = self._fillers.of(self.pool, number)
-        nbytes = batch.layout.nbytes
-        return self._share.allocate_async(nbytes, stream=filler, tag=self.tag, timeout=self._timeout)
+    def _ask(self, batch: StagedBatch) -> Ready[Buffer] | Request[Buffer]:
+        stream, nbytes = batch.filler.stream, batch.layout.nbytes
+        return self._share.allocate_async(nbytes, stream=stream, tag=self.tag, timeout=self._timeout)
 
 
 @final
@@ -78,12 +98,14 @@ class StagedBatch:
     """One batch: its arrays lie in one buffer, one behind the other.
 
     Attributes:
+        filler: What copies it.
         layout: Where the arrays lie.
         buffer: Their memory.
         nest: The batch as the loader had it, with arrays of the device once it is finished.
     """
 
-    def __init__(self, staging: Staging, item: object) -> None:
+    def __init__(self, staging: Staging, filler: Filler, item: object) -> None:
+        self.filler = filler
         self._staging = staging
         self._sources: list[Array] = []
         self.nest = changed(item, self._take_out)
@@ -94,6 +116,7 @@ class StagedBatch:
         """Start copying all arrays, for which those that are not page-locked are read (blocks)."""
         buffer = self.buffer
         assert buffer is not None
+        self.filler.wait()
         sources, self._sources = self._sources, []
         pieces = [(place.offset, bytes_of(one)) for place, one in zip(self.layout.places, sources, strict=True)]
         pool = self._staging.pool
@@ -102,6 +125,7 @@ class StagedBatch:
             copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces)]
         else:
             copies = fill(buffer, pieces)
+        self.filler.has(copies)
         for copy in copies:
             if not copy.ordered:
                 copy.block()

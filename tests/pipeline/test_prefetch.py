@@ -146,6 +146,19 @@ def test_no_more_is_read_ahead_than_was_asked() -> None:
     assert asked == 30
 
 
+def test_consumer_who_runs_ahead_of_the_device_is_held_up() -> None:
+    """What the device has not copied is kept on the host, so there is a bound to it: one copy a filler."""
+    device = TimedDevice(0.01, locked=True)
+    most = 0
+    with (
+        AsyncMemoryPool(device, limit=LIMIT) as pool,
+        Prefetcher(pool, ahead=2).wrap(np.zeros(MIB // 8) for _ in range(30)) as found,
+    ):
+        for _ in found:
+            most = max(most, pool.pinned.stats().allocated_bytes)
+        assert 0 < most <= 5 * MIB
+
+
 def test_staged_batches_go_in_one_copy() -> None:
     """However many arrays they are of; page-locked ones go by themselves."""
     device = TimedDevice(locked=True)
