@@ -6,7 +6,7 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, final
 
-from asyncmem.pipeline.leaves import bytes_of, host_array
+from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, fill, fill_by_way_of, holds_up, pool_of
 from asyncmem.pipeline.nest import changed
 from asyncmem.pool.arrays import Layout
@@ -14,8 +14,9 @@ from asyncmem.pool.arrays import Layout
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 
-    from asyncmem.core import Array, Buffer, Ready
+    from asyncmem.core import Buffer, Ready
     from asyncmem.devices import Stream
+    from asyncmem.pipeline.leaves import HostArray
     from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Request
 
 
@@ -107,7 +108,7 @@ class StagedBatch:
     def __init__(self, staging: Staging, filler: Filler, item: object) -> None:
         self.filler = filler
         self._staging = staging
-        self._sources: list[Array] = []
+        self._sources: list[HostArray] = []
         self.nest = changed(item, self._take_out)
         self.layout = Layout.of((source.shape, source.dtype) for source in self._sources)
         self.buffer: Buffer | None = None
@@ -118,7 +119,7 @@ class StagedBatch:
         assert buffer is not None
         self.filler.wait()
         sources, self._sources = self._sources, []
-        pieces = [(place.offset, bytes_of(one)) for place, one in zip(self.layout.places, sources, strict=True)]
+        pieces = [(place.offset, one.data) for place, one in zip(self.layout.places, sources, strict=True)]
         pool = self._staging.pool
         if self._staging.pinned and holds_up(pool, pieces):
             request = pool.pinned.allocate_async(buffer.nbytes, stream=buffer.stream, tag=self._staging.tag)

@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self, final
 
 from asyncmem.core import element_type
-from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.leaves import bytes_of, host_array
+from asyncmem.errors import Described, InvalidRequest
+from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, fill, fill_by_way_of, holds_up, pool_of, share_of, stream_of
 from asyncmem.pipeline.transfer import Transfer
 from asyncmem.pool.latch import Latch
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Array, Batch, Buffer, Ready
     from asyncmem.devices import Fence
+    from asyncmem.pipeline.leaves import HostArray
     from asyncmem.pipeline.memory import Memory, Piece
     from asyncmem.pool import Copy, Request
 
@@ -181,7 +182,7 @@ class DoubleBuffer:
         if slot.left is not None:
             slot.buffer.stream.wait(slot.left)
             slot.left = None
-        slot.filling = transfer = Transfer(self._reading(slot.buffer, bytes_of(source)))
+        slot.filling = transfer = Transfer(self._reading(slot.buffer, source.data))
         slot.array = slot.buffer.view(self._element.name, source.shape)
         self._ahead.append(self._free.popleft())
         return transfer
@@ -226,7 +227,7 @@ class DoubleBuffer:
         assert filling is not None
         return filling
 
-    def _fitting(self, data: object) -> Array:
+    def _fitting(self, data: object) -> HostArray:
         source = host_array(data)
         if source is None:
             raise InvalidRequest("data", data, "an array of the host")
@@ -234,7 +235,7 @@ class DoubleBuffer:
         fits = len(shape) == len(self._shape) and shape[1:] == self._shape[1:] and shape[:1] <= self._shape[:1]
         if not fits or element_type(source.dtype) != self._element:
             expected = f"{self._element.name}{list(self._shape)}, or shorter in its first dimension"
-            raise InvalidRequest("data", source, expected)
+            raise InvalidRequest("data", Described(f"{source.dtype}{list(shape)}"), expected)
         return source
 
     def _reading(self, buffer: Buffer, source: memoryview) -> Latch[Copy]:

@@ -49,7 +49,11 @@ class Batches(_Pass):
             PoolTimeout: Its memory was not there in time. Likewise whatever the loader raised in its place.
         """
         ticket = self._lookahead.take()
-        ticket.settled.block()
+        try:
+            ticket.settled.block()
+        except BaseException:  # a signal's handler may raise here
+            self._lookahead.put_back(ticket)
+            raise
         batch = self._lookahead.redeem(ticket)
         if batch is None:
             self._lookahead.join(_SOON)

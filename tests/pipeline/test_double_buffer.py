@@ -12,7 +12,7 @@ from asyncmem import Array, AsyncMemoryPool, BufferReleased, DeviceError, Host, 
 from asyncmem.devices import Device, SimulatedStream, Stream
 from asyncmem.pipeline import DoubleBuffer
 
-from .feeds import LIMIT, MIB, TimedDevice, all_free, read
+from .feeds import LIMIT, MIB, TimedDevice, all_free, read, soon
 
 SHAPE = (4, 3)
 
@@ -189,6 +189,19 @@ def test_data_that_is_not_page_locked_is_staged_if_wanted(pinned: bool) -> None:
         np.testing.assert_array_equal(read(feed.swap()), batch(3))
         assert bool(device.unlocked_in_threads) is not pinned
         assert all(name.endswith("copies") for name in device.unlocked_in_threads)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_block_that_ends_while_buffers_are_filled_leaves_nothing(pinned: bool) -> None:
+    """Whoever reads the data for them finds them gone, or had begun and is waited for by the memory."""
+    device = TimedDevice(locked=True)
+    with AsyncMemoryPool(device, limit=LIMIT) as pool:
+        for _ in range(10):
+            with DoubleBuffer(pool, SHAPE, buffers=4, pinned=pinned) as feed:
+                for number in range(3):
+                    feed.prefetch_next(batch(number))
+        all_free(pool)
+        soon(lambda: pool.pinned.stats().allocated_bytes == 0)
 
 
 @pytest.mark.anyio

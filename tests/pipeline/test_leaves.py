@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest, Simulated
-from asyncmem.pipeline.leaves import bytes_of, host_array
+from asyncmem.pipeline.leaves import host_array
 
 
 class Tensor:
@@ -48,14 +48,14 @@ def test_arrays_of_the_host_are_read_in_row_major_order(leaf: object, expected: 
     found = host_array(leaf)
     assert found is not None
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    assert bytes(bytes_of(found)) == expected.tobytes()
+    assert bytes(found.data) == expected.tobytes()
 
 
 def test_what_lies_in_order_is_not_copied() -> None:
     """The array is over the leaf's own memory."""
     found = host_array(NUMBERS)
     assert found is not None
-    assert found.address == NUMBERS.ctypes.data
+    assert np.shares_memory(np.asarray(found.data), NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,26 @@ def test_swapped_elements_are_refused() -> None:
     """By an error that names them, and not by wrong numbers."""
     with pytest.raises(InvalidRequest, match="dtype"):
         host_array(np.zeros(2, ">f4"))
+
+
+class ShortFloats:
+    """A tensor of elements that numpy has no name for."""
+
+    def __init__(self, pool: AsyncMemoryPool) -> None:
+        self._array = pool.allocate(8).view("bfloat16", (2, 2))
+
+    def __dlpack__(self, **options: object) -> object:
+        return self._array.__dlpack__(**options)  # type: ignore[arg-type]  # as they came
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+def test_short_floats_go_too() -> None:
+    """By DLPack, which alone has a name for them."""
+    with AsyncMemoryPool("host", limit=1 << 20) as pool:
+        found = host_array(ShortFloats(pool))
+        assert found is not None
+        assert (found.shape, found.dtype, found.data.nbytes) == ((2, 2), "bfloat16", 8)
+        del found
+        assert pool.stats().allocated_bytes == 0
