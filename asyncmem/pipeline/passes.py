@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from asyncmem.pipeline.lookahead import Lookahead
 
 
-_SOON = 5.0  # seconds, for threads that have nothing left to do
+_SOON = 60.0  # seconds, for threads that have nothing left to do
 
 
 class _Pass:
@@ -24,7 +24,10 @@ class _Pass:
         lookahead.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the pass, and wait for its threads on this thread (blocks for at most `timeout` seconds)."""
+        """End the pass, and wait for its threads on this thread (blocks for at most `timeout` seconds).
+
+        Not on an event loop that the pass is on: there, await `aclose`.
+        """
         self._lookahead.stop()
         self._lookahead.join(timeout)
 

@@ -35,8 +35,9 @@ class Prefetcher:
     streams of the prefetcher's own copy it. `stream` waits for a batch when that comes out, and for no later one.
 
     The arrays of a batch lie in one buffer, which is freed when they are dropped, behind the work of `stream`. There
-    should be memory for `ahead` batches beside those that the consumer holds; where there is less, reading waits, and
-    where there is not even one more, for ever. What a loader has given it must not change any more.
+    should be memory for `ahead` batches beside those that the consumer holds. Where there is less, reading waits; where
+    there is not even one more, it waits for ever, unless `timeout` says how long. A ``for`` holds a batch until it has
+    the next, so it needs memory for two. What a loader has given it must not change any more.
 
     Args:
         pool: A pool, a budget, or the name of a device.
@@ -96,7 +97,7 @@ class Prefetcher:
             raise InvalidRequest("loader", loader, "something to iterate over")
         return Prefetched(self, loader)
 
-    def read_ahead(self, loader: object, *, in_task: bool) -> Lookahead[StagedBatch]:
+    def _read_ahead(self, loader: object, *, in_task: bool) -> Lookahead[StagedBatch]:
         """Make the threads of one pass; in a task of the running loop where the loader is for that, if `in_task`."""
         staging = Staging(self._share, self._fillers, pinned=self._pinned, timeout=self._timeout, tag=self._tag)
         if in_task and isinstance(loader, AsyncIterable):
@@ -105,7 +106,7 @@ class Prefetcher:
         assert isinstance(loader, Iterable)
         return ThreadLookahead(LoaderSource(loader, staging), ahead=self.ahead, workers=self.workers, name=_THREADS)
 
-    def converted(self, batch: StagedBatch) -> object:
+    def _converted(self, batch: StagedBatch) -> object:
         """Order the user's stream behind a batch, and answer what comes out."""
         buffer = batch.buffer
         if buffer is not None and batch.layout.places:
@@ -157,7 +158,10 @@ class Prefetched:
         return AsyncBatches(self._read_ahead(in_task=True), self._bring_out)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End all passes, free their batches, and wait for their threads (blocks for at most `timeout` seconds)."""
+        """End all passes, free their batches, and wait for their threads (blocks for at most `timeout` seconds).
+
+        Not on an event loop that one of the passes is on: there, await `aclose`.
+        """
         under_way = self._stop()
         for one in under_way:
             one.join(timeout)
@@ -172,13 +176,13 @@ class Prefetched:
             await one.join_async(timeout)
 
     def _read_ahead(self, *, in_task: bool) -> Lookahead[StagedBatch]:
-        found = self._prefetcher.read_ahead(self._loader, in_task=in_task)
+        found = self._prefetcher._read_ahead(self._loader, in_task=in_task)
         self._under_way = [*(one for one in self._under_way if not one.ended), found]
         return found
 
     def _bring_out(self, batch: StagedBatch) -> Any:  # noqa: ANN401 -- as nested as the loader's own
         try:
-            found = self._prefetcher.converted(batch)
+            found = self._prefetcher._converted(batch)
         except BaseException:
             batch.free()
             raise

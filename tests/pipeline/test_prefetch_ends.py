@@ -25,7 +25,7 @@ from asyncmem import (
 from asyncmem.pipeline import Prefetcher
 from tests.async_.loops import LOOPS, Run
 
-from .feeds import LIMIT, TimedDevice, all_free, feeding_threads, read, soon
+from .feeds import LIMIT, MIB, TimedDevice, all_free, feeding_threads, read, soon
 
 
 @pytest.fixture(params=LOOPS, ids=lambda run: run.__name__)
@@ -148,6 +148,38 @@ def test_copy_that_fails_is_raised_in_its_place(locked: bool) -> None:
         all_free(pool)
         with Prefetcher(pool).wrap(Loader(10).items()) as again:
             assert [read(array)[0] for array in again] == list(range(10))
+
+
+@pytest.mark.parametrize("call", ["allocate_segment", "record", "wait", "copy_in", "query", "block"])
+def test_call_of_the_device_that_fails_ends_a_pass_in_its_place(call: str) -> None:
+    """What came out before is right, the memory comes back, and the next pass is whole."""
+    for nth in range(1, 16):
+        device = TimedDevice(0.001, locked=True)
+        stream = device.create_stream()
+        with AsyncMemoryPool(device, limit=LIMIT, segment_size=LIMIT) as pool:
+            prefetcher = Prefetcher(pool, stream=stream)
+            device.fail(call, nth)
+            with suppress(DeviceError), prefetcher.wrap(Loader(8).items()) as found:
+                for number, array in enumerate(found):
+                    assert read(array, stream)[0] == number
+            device.log._faults.clear()
+            all_free(pool)
+            with prefetcher.wrap(Loader(8).items()) as again:
+                assert [read(array, stream)[0] for array in again] == list(range(8))
+            all_free(pool)
+
+
+def test_memory_for_one_is_too_little_for_a_plain_loop() -> None:
+    """It holds a batch until it has the next one; the error says so in time."""
+    with AsyncMemoryPool(TimedDevice(), limit=2 * MIB, segment_size=2 * MIB) as pool:
+        data = [np.zeros(2 * MIB, np.uint8)] * 3
+        with Prefetcher(pool, timeout=0.05).wrap(data) as found:
+            batches = iter(found)
+            held = next(batches)
+            with pytest.raises(PoolTimeout):
+                next(batches)
+            assert held.nbytes == 2 * MIB
+        all_free(pool)
 
 
 def test_memory_that_does_not_come_in_time_raises_in_its_place() -> None:
