@@ -6,12 +6,13 @@ there is no more, or what went wrong, so an error comes out behind all that was 
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
@@ -326,13 +327,15 @@ class LoopLookahead(Lookahead[L]):
         from_thread.run(self._read_in_task, token=self._token)
 
     async def _read_in_task(self) -> None:
-        try:
-            with self._scope:
-                while await self._read_one():
-                    pass
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._source.close()
+        # The task is nobody's but ours: when the loop's run ends and cancels it, there is nobody to be told.
+        with suppress(asyncio.CancelledError):
+            try:
+                with self._scope:
+                    while await self._read_one():
+                        pass
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._source.close()
 
     async def _read_one(self) -> bool:
         await self._gate.acquire()
@@ -357,7 +360,13 @@ class LoopLookahead(Lookahead[L]):
 
     def _interrupt(self) -> None:
         self._source.give_up()
-        self._home.call(self._scope.cancel)
+        loop = self._home.loop
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            # Also from its own thread: a pass may be dropped there when the loop runs no more.
+            with suppress(RuntimeError):  # it is closed, and the task has ended with it
+                loop.call_soon_threadsafe(self._scope.cancel)
+        else:
+            self._home.call(self._scope.cancel)
 
 
 def _nothing() -> None:

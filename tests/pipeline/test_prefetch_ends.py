@@ -276,6 +276,26 @@ def test_task_that_just_breaks_leaves_nothing_soon(everywhere: Run, way: str) ->
 
 
 @WAYS
+def test_loop_that_ends_under_a_pass_ends_it(everywhere: Run, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With nothing to complain of, also when the pass is dropped only after that."""
+    loader = Loader()
+    kept = []
+
+    async def main() -> None:
+        batches = aiter(Prefetcher(pool, ahead=3).wrap(loader.by(way)))
+        kept.append(batches)
+        (await anext(batches)).buffer.free()
+
+    with AsyncMemoryPool(TimedDevice(), limit=LIMIT) as pool:
+        everywhere(main)
+        kept.clear()
+        soon(lambda: not feeding_threads())
+        assert loader.closed.is_set()
+        all_free(pool)
+    assert not caplog.records
+
+
+@WAYS
 def test_wait_that_is_cancelled_loses_no_batch(everywhere: Run, way: str) -> None:
     """The one that was waited for is still the next."""
     loader = Loader(10, waits_at=4)
