@@ -9,6 +9,7 @@ The layers, lowest first; a file imports only from those before its own:
     pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
+    pipeline/   what feeds a device: buffers that take turns, loaders that are read ahead
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
     cli/        the command
@@ -38,7 +39,7 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
+from asyncmem.pool import ArrayBatch, AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Array",
+    "ArrayBatch",
     "AsyncMemoryPool",
     "AsyncmemError",
     "AsyncmemWarning",

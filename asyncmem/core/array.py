@@ -43,7 +43,7 @@ class Copying(Protocol):
 
 @final
 class Array:
-    """A buffer's bytes as elements in row-major order.
+    """A buffer's bytes, or some of them, as elements in row-major order.
 
     Keeps its buffer alive but does not keep it from being freed: after `buffer.free()` every use raises BufferReleased.
     What other libraries made of it before stays valid, because exports hold the memory.
@@ -51,21 +51,30 @@ class Array:
     Attributes:
         buffer: The buffer whose bytes these are. That of `asarray` is over memory of another library.
         shape: The length of each dimension.
+        offset: The first element's distance from the buffer's first byte, in bytes.
     """
 
-    __slots__ = ("__weakref__", "_element", "_pin", "buffer", "shape")
+    __slots__ = ("__weakref__", "_element", "_pin", "buffer", "offset", "shape")
 
-    def __init__(self, buffer: Buffer, dtype: object = "uint8", shape: int | Sequence[int] | None = None) -> None:
-        """View `buffer` from its first byte; one length of `shape` may be -1, None is one dimension over all bytes."""
+    def __init__(
+        self, buffer: Buffer, dtype: object = "uint8", shape: int | Sequence[int] | None = None, offset: int = 0
+    ) -> None:
+        """View `buffer` from `offset` on; one length of `shape` may be -1, None is one dimension over all bytes."""
         self.buffer = buffer
         self._element = element_type(dtype)
         self._pin: object = None
-        self.shape = _resolve(-1 if shape is None else shape, self._element.itemsize, buffer.nbytes)
+        self.offset = _placed(offset, self._element.itemsize, buffer.nbytes)
+        self.shape = _resolve(-1 if shape is None else shape, self._element.itemsize, buffer.nbytes - self.offset)
 
     @property
     def dtype(self) -> np.dtype[np.generic] | str:
         """The numpy dtype, or the name of a short float that numpy has none for."""
         return self._element.name if self._element.numpy is None else self._element.numpy
+
+    @property
+    def address(self) -> int:
+        """Device address of the first element; 0 where there is none."""
+        return self.buffer.address + self.offset if self.nbytes else 0
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +107,7 @@ class Array:
         Raises:
             InvalidRequest: It has not the bytes of this array, or elements of another size.
         """
-        return self.buffer._copy(self._matching("source", source), source, stream, into=True)
+        return self.buffer._copy(self._matching("source", source), source, stream, True, self.offset)
 
     def copy_to(self, target: object, *, stream: object = None) -> Copying:
         """Start copying all elements to the host, or to another buffer or array; see `Buffer.copy_to`.
@@ -106,7 +115,7 @@ class Array:
         Raises:
             InvalidRequest: It has not the bytes of this array, or elements of another size.
         """
-        return self.buffer._copy(self._matching("target", target), target, stream, into=False)
+        return self.buffer._copy(self._matching("target", target), target, stream, False, self.offset)
 
     def _matching(self, what: str, other: object) -> int:
         nbytes, itemsize = getattr(other, "nbytes", None), getattr(other, "itemsize", 1)
@@ -163,7 +172,7 @@ class Array:
         self.buffer._lend(None)
         if self._pin is None:
             self._pin = self.buffer._pin()
-        data = (self._address, self.buffer.readonly)
+        data = (self.address, self.buffer.readonly)
         # The protocol has no 0: 1 names the legacy default stream.
         return {"version": 3, **interface, "data": data, "stream": self.buffer.stream.handle or 1}
 
@@ -173,12 +182,7 @@ class Array:
         return {"shape": self.shape, "typestr": self._element.numpy.str, "strides": None}
 
     def _bytes(self) -> memoryview:
-        return memoryview(self.buffer)[: self.nbytes]
-
-    @property
-    def _address(self) -> int:
-        # Of what has no elements, the protocols want no address.
-        return self.buffer.address if self.nbytes else 0
+        return memoryview(self.buffer)[self.offset : self.offset + self.nbytes]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Answer (device type, number) by the DLPack protocol."""
@@ -214,7 +218,7 @@ class Array:
         if self.buffer.readonly and not versioned:
             raise BufferError("the memory may only be read, which DLPack cannot say before 1.0: copy it")
         self._order(stream)
-        facts = self._address, self.shape, self._element.dlpack, device
+        facts = self.address, self.shape, self._element.dlpack, device
         if versioned:
             return versioned_capsule(self.buffer._pin(), *facts, flags=READ_ONLY if self.buffer.readonly else 0)
         return legacy_capsule(self.buffer._pin(), *facts)
@@ -248,6 +252,14 @@ class Array:
     def _need(self, action: str) -> None:
         if not self.buffer.alive:
             raise BufferReleased(self.buffer.nbytes, tag=self.buffer.tag, action=action)
+
+
+def _placed(offset: object, itemsize: int, nbytes: int) -> int:
+    if isinstance(offset, int) and 0 <= offset <= nbytes and offset % itemsize == 0:
+        return offset
+    raise InvalidRequest(
+        "offset", offset, f"a multiple of the element's {itemsize} bytes, within the buffer's {nbytes}"
+    )
 
 
 def _resolve(shape: int | Sequence[int], itemsize: int, nbytes: int) -> tuple[int, ...]:

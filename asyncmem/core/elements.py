@@ -1,5 +1,6 @@
 """Element types of arrays: numpy's plain kinds, and the short floats of accelerators that numpy has no name for."""
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
@@ -51,6 +52,10 @@ def element_type(dtype: object) -> ElementType:
     try:
         plain = np.dtype(cast("DTypeLike", dtype))
     except (TypeError, ValueError):
+        if not isinstance(dtype, str):
+            with contextlib.suppress(InvalidRequest):
+                # torch's dtypes are none of numpy's, but are called the same: torch.float32.
+                return element_type(str(dtype).rpartition(".")[2])
         raise InvalidRequest("dtype", dtype, f"a numpy dtype, or one of {', '.join(SHORT_FLOATS)}") from None
     return _of_numpy(plain)
 

@@ -6,6 +6,7 @@ event loop, and `blocking` serves callers that cannot await. The lock, and the p
 it wakes, are compiled: `Turn` and `Desk` in the core.
 """
 
+from asyncmem.pool.arrays import ArrayBatch
 from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
@@ -15,4 +16,4 @@ from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.request import Request
 from asyncmem.pool.share import Budget
 
-__all__ = ["AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request"]
+__all__ = ["ArrayBatch", "AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request"]

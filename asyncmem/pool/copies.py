@@ -52,6 +52,11 @@ class Copy:
     def __repr__(self) -> str:
         return f"<asyncmem.Copy of {self.nbytes} bytes>"
 
+    @property
+    def ordered(self) -> bool:
+        """Whether later work of its stream comes behind it by itself. Else a thread makes it: await it first."""
+        return isinstance(self._end, Fence)
+
     def done(self) -> bool:
         """Say whether all of it is there.
 
@@ -98,10 +103,24 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a buffer that is copied: its first bytes."""
+    """The part of a buffer that is copied."""
 
     buffer: Buffer
     nbytes: int
+    offset: int = 0
+
+    @property
+    def address(self) -> int:
+        """Where it begins.
+
+        Raises:
+            BufferReleased: The buffer has been freed.
+        """
+        return self.buffer.address + self.offset
+
+    def on_host(self) -> memoryview:
+        """Answer its bytes, where the host can read them."""
+        return memoryview(self.buffer)[self.offset : self.offset + self.nbytes]
 
     @property
     def device(self) -> Device:
@@ -120,7 +139,7 @@ class Copies:
     # -- between a buffer and the host -------------------------------------------------------------------------------
 
     def copy_in(self, part: Part, source: memoryview, stream: object) -> Copy:
-        """Start copying all of `source` to the part's first bytes; later work of the home comes behind it.
+        """Start copying all of `source` to where the part begins; later work of the home comes behind it.
 
         Raises:
             InvalidRequest: The stream is another device's, or is being captured.
@@ -129,7 +148,7 @@ class Copies:
         return self._with_host(part, source, stream, part.device.copy_in, into=True)
 
     def copy_out(self, part: Part, target: memoryview, stream: object) -> Copy:
-        """Start copying the part's first bytes to all of `target`. Raises as `copy_in`."""
+        """Start copying from where the part begins to all of `target`. Raises as `copy_in`."""
 
         def submit(address: int, host: memoryview, on: Stream) -> None:
             part.device.copy_out(host, address, on)
@@ -146,7 +165,7 @@ class Copies:
         into: bool,
     ) -> Copy:
         buffer, device = part.buffer, part.device
-        address, home = buffer.address, buffer.stream
+        address, home = part.address, buffer.stream
         on = home if stream is None else device.stream_of(stream)
         _need_no_capture(on, home)
         if host.nbytes == 0:
@@ -177,7 +196,7 @@ class Copies:
     # -- between two buffers -----------------------------------------------------------------------------------------
 
     def between(self, source: Part, target: Part, stream: object, *, caller: Buffer) -> Copy:
-        """Start copying the source's bytes to the target's first ones, in the order of both their homes.
+        """Start copying the source's bytes to where the target begins, in the order of both their homes.
 
         Args:
             source: What is read.
@@ -216,16 +235,16 @@ class Copies:
     def _submit(source: Part, target: Part, on: Stream) -> tuple[object, ...]:
         to, from_, nbytes = target.device, source.device, source.nbytes
         if to is from_:
-            to.copy(target.buffer.address, source.buffer.address, nbytes, on)
+            to.copy(target.address, source.address, nbytes, on)
         elif to.kind == from_.kind or not (to.host_readable or from_.host_readable):
-            to.peer_copy(target.buffer.address, source.buffer.address, nbytes, from_, on)
+            to.peer_copy(target.address, source.address, nbytes, from_, on)
         elif from_.host_readable:
-            view = memoryview(source.buffer)[:nbytes]
-            to.copy_in(target.buffer.address, view, on)
+            view = source.on_host()
+            to.copy_in(target.address, view, on)
             return (view,)
         else:
-            view = memoryview(target.buffer)[:nbytes]
-            from_.copy_out(view, source.buffer.address, on)
+            view = target.on_host()[:nbytes]
+            from_.copy_out(view, source.address, on)
             return (view,)
         return ()
 
@@ -319,9 +338,9 @@ def part_of(other: object) -> Part | None:
     """
     if not isinstance(other, Array | Buffer):
         return None
-    buffer = other.buffer if isinstance(other, Array) else other
-    _ = buffer.address  # a freed one says so
-    return Part(buffer, other.nbytes)
+    part = Part(other.buffer, other.nbytes, other.offset) if isinstance(other, Array) else Part(other, other.nbytes)
+    _ = part.address  # a freed one says so
+    return part
 
 
 def start(flow: Flow, part: Part, other: object, stream: object, *, into: bool) -> Copy:

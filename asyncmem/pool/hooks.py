@@ -99,8 +99,8 @@ class Hooks(Share):
         need_uncaptured(streams[home])
         need_uncaptured(streams[other], named=True)
 
-    def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool) -> Copy:
-        return start(self.flow, Part(buffer, nbytes), other, stream, into=into)
+    def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool, offset: int) -> Copy:
+        return start(self.flow, Part(buffer, nbytes, offset), other, stream, into=into)
 
     def _pin(self, buffer: Buffer) -> Pin:
         return Pin(self.flow.pins, buffer)

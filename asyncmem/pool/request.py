@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
 
 from asyncmem.core import Ticket
 from asyncmem.errors import BufferReleased, InvalidRequest, RequestCancelled
+from asyncmem.pool.blocking import ThreadSleeper
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,6 +51,21 @@ class Request(Ticket[T], Coroutine[Any, Any, T], Generic[T]):
     def done(self) -> bool:
         """Say whether it has been granted or has failed."""
         return self._waiting.done
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Wait on this thread (blocks) for its end; False when `timeout` seconds passed first, and it goes on.
+
+        For threads that want to wait as a task does, until another one calls `cancel`. It never blocks beyond the
+        request's own deadline.
+        """
+        waiting = self._waiting
+        sleeper = ThreadSleeper()
+        bounds = [bound for bound in (timeout, waiting.remaining) if bound is not None]
+        if waiting.admit(sleeper):
+            sleeper.sleep(min(bounds, default=None))
+        if waiting.overdue:
+            waiting.expire()
+        return waiting.done
 
     def cancelled(self) -> bool:
         """Say whether it ended by `cancel`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.pool.arrays import ALIGN, Layout
 from asyncmem.pool.graph import is_captured
 from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
 from asyncmem.pool.home import running_home
@@ -22,6 +23,7 @@ from asyncmem.units import MAX_SIZE, parse_duration, parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from asyncmem.pool.arrays import ArrayBatch
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.lease import Lease
     from asyncmem.stats import PoolStats, WaiterInfo
@@ -198,6 +200,55 @@ class Share(Allocator):
         if buffer.nbytes:
             buffer.device.fill(buffer.address, buffer.nbytes, 0, buffer.stream)
         return array
+
+    async def empty_batch(
+        self,
+        specs: Iterable[object],
+        dtype: object = "float32",
+        *,
+        align: Size = ALIGN,
+        stream: object = None,
+        tag: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> ArrayBatch:
+        """Allocate many typed arrays over one buffer, all or nothing; their contents are whatever was there.
+
+        They lie one behind the other in the order asked, so what goes through all of them streams through one range.
+
+        Args:
+            specs: What each array is: a shape, a pair of shape and dtype, or anything that has a `shape` and a `dtype`
+                to be like: arrays of numpy and ours, tensors of torch.
+            dtype: The elements of those that are a mere shape, as in `empty`.
+            align: Each array begins at a multiple of so many bytes, a power of two up to 512.
+            stream: Home stream, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be right.
+
+        Cancelled: nothing was allocated.
+        """
+        layout = Layout.of(specs, dtype=dtype, align=align)
+        buffer = await self.allocate_async(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        layout.clear_gaps(buffer)
+        return layout.over(buffer)
+
+    def allocate_arrays(
+        self,
+        specs: Iterable[object],
+        dtype: object = "float32",
+        *,
+        align: Size = ALIGN,
+        stream: object = None,
+        tag: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> ArrayBatch:
+        """Allocate as `empty_batch` does, from code that cannot await: now, or blocking this thread until `timeout`."""
+        layout = Layout.of(specs, dtype=dtype, align=align)
+        buffer = self.allocate(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        layout.clear_gaps(buffer)
+        return layout.over(buffer)
 
     def lease(
         self, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,

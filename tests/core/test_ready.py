@@ -148,7 +148,7 @@ def test_it_looks_like_a_finished_future(door: Door) -> None:
     request = door(4096)
     called: list[object] = []
     request.add_done_callback(called.append)
-    assert (request.done(), request.cancel(), request.cancelled()) == (True, False, False)
+    assert (request.done(), request.block(), request.cancel(), request.cancelled()) == (True, True, False, False)
     assert called == [request]
 
 

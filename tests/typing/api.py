@@ -23,6 +23,7 @@ from asyncmem import (
 )
 from asyncmem.devices import Device, Fence, Simulated, Stream
 from asyncmem.replay import LiveReplay, Model, Recorder, Replay, Suggestion, Trace, advise, record, replay_on
+from asyncmem.pipeline import AsyncBatches, Batches, DoubleBuffer, Prefetched, Prefetcher, Transfer
 
 
 def retry(facts: OutOfMemoryFacts) -> bool:
@@ -93,6 +94,31 @@ async def arrays(pool: AsyncMemoryPool) -> None:
     taken = asyncmem.asarray(np.zeros(4), stream=pool.device.create_stream())
     assert_type(taken, asyncmem.Array)
     assert_type(taken.buffer.readonly, bool)
+
+
+async def many_arrays(pool: AsyncMemoryPool, like: NDArray[np.float32]) -> None:
+    async with await pool.empty_batch([(3, 4), 5, ((2,), "int8"), like], tag="state") as found:
+        assert_type(found, asyncmem.ArrayBatch)
+        assert_type(found[0], asyncmem.Array)
+        assert_type(found[1:], tuple[asyncmem.Array, ...])
+        assert_type(found.flat, asyncmem.Array)
+    with pool.allocate_arrays([like], align=16) as now:
+        assert_type(now.buffer, Buffer)
+
+
+async def feed(pool: AsyncMemoryPool, loader: list[NDArray[np.float32]]) -> None:
+    prefetcher = Prefetcher(pool, ahead=3, stream=pool.device.create_stream(), convert=np.from_dlpack)
+    batches = prefetcher.wrap(loader)
+    assert_type(batches, Prefetched)
+    assert_type(iter(batches), Batches)
+    assert_type(aiter(batches), AsyncBatches)
+    async with batches:
+        first, second = await anext(aiter(batches))
+        assert first.shape == second.shape
+    async with DoubleBuffer(pool, (64, 3), "float32", buffers=3) as turns:
+        assert_type(turns.prefetch_next(loader[0]), Transfer)
+        assert_type(await turns.swap_async(), asyncmem.Array)
+        assert_type(turns.current, asyncmem.Array)
 
 
 async def shares(pool: AsyncMemoryPool) -> None:

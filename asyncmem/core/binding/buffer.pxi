@@ -455,7 +455,7 @@ cdef class Buffer:
             InvalidRequest: It is none of these, is longer, or a stream is being captured.
             DeviceError: The device refused to begin. What it says later is raised at the await.
         """
-        return self._copy(self.nbytes, source, stream, True)
+        return self._copy(self.nbytes, source, stream, True, 0)
 
     def copy_to(self, target, *, stream=None):
         """Start copying to host memory, or to another buffer, and answer a Copy to await.
@@ -463,7 +463,7 @@ cdef class Buffer:
         As copy_from, the other way round: `target`, if the host's, gets as many of the first bytes as it is long, and has
         them once the await returns. Later work of the home is not held back: let it only read, or await the copy first.
         """
-        return self._copy(self.nbytes, target, stream, False)
+        return self._copy(self.nbytes, target, stream, False, 0)
 
     def copy_to_device(self, other, *, stream=None):
         """Start copying all bytes to another buffer, of this device or of a peer, and answer a Copy to await.
@@ -476,11 +476,11 @@ cdef class Buffer:
         """
         if not isinstance(other, (Buffer, _array_type())):
             raise InvalidRequest("other", other, "a buffer or an array over one")
-        return self._copy(self.nbytes, other, stream, False)
+        return self._copy(self.nbytes, other, stream, False, 0)
 
-    def _copy(self, nbytes, other, stream, into):
+    def _copy(self, nbytes, other, stream, into, offset):
         self.need("copying")
-        return self.hooks()._copy(self, nbytes, other, stream, into)
+        return self.hooks()._copy(self, nbytes, other, stream, into, offset)
 
     def pin(self):
         """Keep the address and the memory behind it until the answer's `unpin()`, the end of its `with`, or its drop.
@@ -496,15 +496,16 @@ cdef class Buffer:
             raise RuntimeError("the pool of this buffer is gone: it can only be read and freed")
         return self.core().pool
 
-    def view(self, dtype="uint8", shape=None):
-        """Answer a typed array over the whole buffer or its first elements; it keeps the buffer alive, not unfreed.
+    def view(self, dtype="uint8", shape=None, offset=0):
+        """Answer a typed array over the whole buffer or a part of it; it keeps the buffer alive, not unfreed.
 
         Args:
             dtype: A numpy dtype or its name, "bfloat16", or a float8 name such as "float8_e4m3fn".
             shape: Its shape; None for one dimension over all bytes.
+            offset: Bytes before its first element, a multiple of the element's own.
         """
         self.need("view()")
-        return _array_type()(self, dtype, shape)
+        return _array_type()(self, dtype, shape, offset)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.need("the buffer protocol")

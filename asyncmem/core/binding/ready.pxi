@@ -92,6 +92,10 @@ cdef class Ready:
         """Answer True: the request was granted at the call."""
         return True
 
+    def block(self, timeout=None):
+        """Answer True: there is nothing to wait for."""
+        return True
+
     def result(self):
         """Answer the buffer, the same one that awaiting gives. Raises BufferReleased once it is gone."""
         cdef PyObject* value = self.hand_out(True)

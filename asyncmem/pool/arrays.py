@@ -1,0 +1,191 @@
+"""Many arrays over one buffer, one behind the other: there together or not at all, and read in one sweep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral
+from operator import index
+from typing import TYPE_CHECKING, Self, final, overload
+
+from asyncmem.core import GRANULE, element_type
+from asyncmem.errors import InvalidRequest
+from asyncmem.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+    from asyncmem.core import Array, Buffer, ElementType
+    from asyncmem.units import Size
+
+ALIGN = 256
+"""Where each array begins unless something else is asked for: what DLPack expects of memory."""
+
+_EXPECTED = "a shape, a pair of shape and dtype, or something that has both"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one array lies in a range."""
+
+    shape: tuple[int, ...]
+    element: ElementType
+    offset: int
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        return self.offset + math.prod(self.shape) * self.element.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each of several arrays lies in one range.
+
+    Attributes:
+        places: One for each array, in order; each begins at a multiple of the alignment.
+    """
+
+    places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, specs: Iterable[object], *, dtype: object = "float32", align: Size = ALIGN) -> Self:
+        """Lay out arrays one behind the other.
+
+        Args:
+            specs: What each array is: a shape, a pair of shape and dtype, or anything with `shape` and `dtype`.
+            dtype: The elements of those that are a mere shape.
+            align: Bytes, a power of two up to 512; arrays of longer elements begin at multiples of those.
+
+        Raises:
+            InvalidRequest: One of the arguments cannot be right.
+        """
+        step = parse_size(align, what="align")
+        if step.bit_count() != 1 or step > GRANULE:
+            raise InvalidRequest("align", align, f"a power of two up to {GRANULE}")
+        places: list[Place] = []
+        end = 0
+        for spec in specs:
+            shape, kind = _read(spec, dtype)
+            element = element_type(kind)
+            multiple = max(step, element.itemsize)
+            places.append(Place(shape, element, -(-end // multiple) * multiple))
+            end = places[-1].end
+        return cls(tuple(places))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole range."""
+        return self.places[-1].end if self.places else 0
+
+    def clear_gaps(self, buffer: Buffer) -> None:
+        """Set what lies between the arrays to zero where one array could span them all, in the order of the home."""
+        if len({place.element for place in self.places}) != 1:
+            return
+        for before, place in pairwise(self.places):
+            if place.offset > before.end:
+                gap = place.offset - before.end
+                buffer.device.fill(buffer.address + before.end, gap, 0, buffer.stream)
+
+    def over(self, buffer: Buffer) -> ArrayBatch:
+        """Put the arrays into a buffer of `nbytes`."""
+        views = [buffer.view(place.element.name, place.shape, place.offset) for place in self.places]
+        return ArrayBatch(buffer, tuple(views))
+
+
+@final
+class ArrayBatch(Sequence["Array"]):
+    """Arrays that were granted together, one behind the other in one buffer. Made by `empty_batch` of a pool.
+
+    `free()` and the end of a `with` block free them together; so does dropping the batch and all of its arrays.
+
+    Attributes:
+        buffer: What they lie in: its address, streams, copies and exports are those of all of them.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "buffer")
+
+    def __init__(self, buffer: Buffer, arrays: tuple[Array, ...]) -> None:
+        self.buffer = buffer
+        self._arrays = arrays
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.ArrayBatch of {len(self)} arrays over {self.buffer!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays and of the gaps between them."""
+        return self.buffer.nbytes
+
+    @property
+    def flat(self) -> Array:
+        """All elements as one array of one dimension, for work that goes through them in one sweep.
+
+        It spans the gaps between the arrays too, where there are any: they were zero when the batch was made.
+
+        Raises:
+            InvalidRequest: The arrays have not all the same type of elements.
+        """
+        kinds = {str(array.dtype) for array in self._arrays}
+        if len(kinds) != 1:
+            raise InvalidRequest("flat", sorted(kinds), "arrays that all have one type of elements")
+        return self.buffer.view(kinds.pop())
+
+    def free(self, stream: object = None) -> None:
+        """Free the memory of all arrays, once; `stream` is the one that used it last, as in `Buffer.free`."""
+        self.buffer.free(stream)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    @overload
+    def __getitem__(self, index: int) -> Array: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Array, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Array | tuple[Array, ...]:
+        """Answer one of the arrays, or some."""
+        return self._arrays[index]
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter(self._arrays)
+
+    def __enter__(self) -> Self:
+        """Hold them until the block ends; the current task counts as their owner."""
+        self.buffer.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free them."""
+        self.buffer.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Self:
+        """Hold them until the block ends; the current task counts as their owner."""
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free them."""
+        self.__exit__(kind, error, trace)
+
+
+def _read(spec: object, dtype: object) -> tuple[tuple[int, ...], object]:
+    shape, kind = spec, dtype
+    if isinstance(spec, tuple) and len(spec) == 2 and not isinstance(spec[1], Integral):
+        shape, kind = spec
+    elif not isinstance(spec, Integral) and hasattr(spec, "shape") and hasattr(spec, "dtype"):
+        shape, kind = spec.shape, spec.dtype
+    try:
+        lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
+    except TypeError:
+        raise InvalidRequest("specs", spec, _EXPECTED) from None
+    if any(length < 0 for length in lengths):
+        raise InvalidRequest("specs", spec, f"{_EXPECTED}, with lengths of 0 and above")
+    return lengths, kind
