@@ -1,5 +1,6 @@
 """What can be chosen about a pool, checked once and frozen: sizes in bytes, times in seconds, shares from 0 to 1."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -45,6 +46,7 @@ class OptionArguments(TypedDict, total=False):
     late_fences: bool
     fence_every: int | str
     overlap: Size | float
+    patience: float | str
     watch_captures: bool
     peers: Iterable[object] | str
     stall_after: float | str | None
@@ -124,6 +126,12 @@ class PoolOptions:
     """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.
 
     Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.
+    """
+    patience: readers.Patience = _option(readers.Patience(0.0, math.inf), readers.patience)
+    """How long growth may wait for memory that is free but not done with, before it asks the device for more.
+
+    Seconds for each request, or a share such as "2%": then all of these waits together take no more of the pool's life.
+    Where a limit stands in the way growth waits in any case. It matters for pools of the kind "virtual" only.
     """
     watch_captures: bool = _option(True, readers.switch)
     """Whether each allocation that names a stream of a device with graphs asks whether that is being captured.

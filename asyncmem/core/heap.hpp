@@ -123,6 +123,14 @@ struct Plan {
     Entries waits;             // nothing found, and done once these are: enough to find something
 };
 
+// What a planned request may be served in: memory that its stream may use at once, behind recorded fences, or behind any.
+enum class Reach : uint8_t { Done, Recorded, Any };
+
+struct Idle {
+    uint64_t nbytes = 0;
+    Entries uses;
+};
+
 class Heap {
 public:
     Heap(uint64_t granule, const Tuning& tuning);
@@ -150,12 +158,18 @@ public:
     void remove_space(uint32_t segment);
     void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes);
     void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes);
-    void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
+    // With a `stream`, for what that is to take next: it is not joined with what that may not use at once.
+    void let_go(uint32_t segment, uint64_t address, uint64_t nbytes, int64_t stream = -1);
     std::vector<HandleInfo> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be; and which idle memory to give back, the oldest first.
-    Plan plan(const Ask& ask, uint64_t room, uint64_t most);
+    // `ask.anywhere` has no meaning here; `reach` says whose uses of the addresses need not be done.
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Reach reach = Reach::Any);
     Plan reclaim(uint64_t nbytes);
+    // All memory that is idle: its bytes, and the uses of it that are not known to be done.
+    Idle idle() const;
+    // The streams whose uses of handles no recorded fence covers yet.
+    std::vector<uint32_t> unfenced() const;
 
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
     BlockId take(const Ask& ask, Outcome& outcome);
@@ -204,6 +218,7 @@ private:
     struct Stream {
         Epochs epochs;
         BinTable<8> cache;
+        uint64_t stamped = 0;  // the latest epoch that a handle was used in
     };
     // An arena's latest free block, not in its index yet, and the block before it whose free is not finished (place.cpp).
     struct Edge {
@@ -260,7 +275,7 @@ private:
     BlockId place(const Ask& ask, Search& search);
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
-    BlockId join(BlockId block);
+    BlockId join(BlockId block, int64_t stream = -1);
     BlockId take_edge(Arena& arena, Search& search);
     bool edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const;
     bool park(Arena& arena, BlockId block);
@@ -338,8 +353,8 @@ private:
 
     // planning (plan.cpp)
     class Picking;
-    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules);
-    BlockId extend(Space& space, uint64_t granules);
+    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Reach reach);
+    BlockId extend(Space& space, uint64_t granules, uint32_t stream, Reach reach);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
 
     std::string check_segment(uint32_t segment) const;

@@ -240,6 +240,10 @@ void Heap::absorb(BlockId low, BlockId high) {
     Node& b = nodes_[high];
     purge(a);
     purge(b);
+    if (uint32_t space = segments_[a.segment].space) {
+        // The handle across the border was not idle before, so whoever looked for one may have dropped it.
+        if (HandleId id = spaces_[space - 1]->handle(b.address)) handles_.queue(id);
+    }
     if (!a.more && !b.more && (!a.epoch || !b.epoch || a.stream == b.stream)) {
         if (!a.epoch) a.stream = b.stream;
         a.epoch = std::max(a.epoch, b.epoch);
@@ -255,18 +259,22 @@ void Heap::absorb(BlockId low, BlockId high) {
     ++total_.merges;
 }
 
-// Join a block that is in no list with the free neighbours that it may join, and answer what became of it.
-BlockId Heap::join(BlockId block) {
+// Join a block that is in no list with the free neighbours that it may join, and answer what became of it; with a `stream`,
+// with those that this stream may use at once.
+BlockId Heap::join(BlockId block, int64_t stream) {
+    auto usable = [&](BlockId other) {
+        return stream < 0 || eligible(nodes_[other], static_cast<uint32_t>(stream), Bound::Done);
+    };
     // A join may make the next neighbour joinable (its streams finished meanwhile). The cascade is cut off to bound the
     // work under the lock; what is left is for later frees, or for merge().
     for (uint32_t joins_left = cascade; joins_left; --joins_left) {
         BlockId before = nodes_[block].before;
         BlockId after = nodes_[block].after;
-        if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block])) {
+        if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block]) && usable(before)) {
             index_remove(before);
             absorb(before, block);
             block = before;
-        } else if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after])) {
+        } else if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after]) && usable(after)) {
             index_remove(after);
             absorb(block, after);
         } else {

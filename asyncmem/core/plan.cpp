@@ -111,20 +111,22 @@ private:
 };
 
 // The free block that placement would serve if memory were behind all of it.
-BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules) {
+BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Reach reach) {
     for (Bound bound : {Bound::Done, Bound::Recorded, Bound::Any}) {
+        if (static_cast<Reach>(bound) > reach) break;
         Search search{granules, ask.stream, bound, wide};
         if (BlockId block = place(arena, search)) return block;
     }
     return 0;
 }
 
-// The free block at the end of what was used, made as large as the request needs; 0 when the space is too small.
-BlockId Heap::extend(Space& space, uint64_t granules) {
+// The free block at the end of what was used, made as large as the request needs; 0 when the space is too small. What is
+// free there already is left alone where the request may not have it.
+BlockId Heap::extend(Space& space, uint64_t granules, uint32_t stream, Reach reach) {
     BlockId end = space.end;
     if (!end) return 0;
     BlockId last = nodes_[end].before;
-    if (last && nodes_[last].state != State::Free) last = 0;
+    if (last && (nodes_[last].state != State::Free || !eligible(nodes_[last], stream, static_cast<Bound>(reach)))) last = 0;
     uint64_t more = space.up((granules << shift_) - (last ? bytes(nodes_[last]) : 0));
     if (more > bytes(nodes_[end])) return 0;
     space.end = more < bytes(nodes_[end]) ? cut(end, more >> shift_) : 0;
@@ -154,7 +156,7 @@ std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nby
     return found;
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Reach reach) {
     Settled settled(*this);
     Plan plan;
     need_stream(ask.stream);
@@ -163,8 +165,8 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     if (arena > 1 || !arenas_[arena].space) return plan;
     plan.segment = arenas_[arena].space - 1;
     Space& space = space_of(plan.segment);
-    BlockId block = find_addresses(ask, arena, granules);
-    if (!block) block = extend(space, granules);
+    BlockId block = find_addresses(ask, arena, granules, reach);
+    if (!block) block = extend(space, granules, ask.stream, reach);
     if (!block) return plan;
     // Up to the end of the last page, if that is bare: all of it is free then.
     plan.address = nodes_[block].address;
@@ -208,6 +210,26 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     for (auto [id, to] : chosen) plan.moves.push_back(picking.lift(id, to));
     lift(space, block, plan.address, plan.nbytes);
     return plan;
+}
+
+Idle Heap::idle() const {
+    Settled settled(*this);
+    Idle all;
+    Picking picking(const_cast<Heap&>(*this), {0, 0}, 0);
+    for (const Handle& handle : handles_.all()) {
+        if (!handle.nbytes || !picking.block(handle)) continue;
+        all.nbytes += handle.nbytes;
+        all.uses = joined(all.uses, undone(handle.uses));
+    }
+    return all;
+}
+
+std::vector<uint32_t> Heap::unfenced() const {
+    std::lock_guard lock(lock_);
+    std::vector<uint32_t> found;
+    for (uint32_t s = 0; s < streams_.size(); ++s)
+        if (streams_[s]->stamped > std::max(streams_[s]->epochs.recorded, streams_[s]->epochs.done)) found.push_back(s);
+    return found;
 }
 
 Plan Heap::reclaim(uint64_t nbytes) {

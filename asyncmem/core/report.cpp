@@ -53,7 +53,7 @@ uint64_t Heap::pending_bytes() const {
             const FreeIndex& index = *by_key[key];
             for (uint32_t cls = index.next(0); cls != FreeIndex::none; cls = index.next(cls + 1))
                 for (const Candidate& c : index.at(cls))
-                    if (!undone(raw_entries(nodes_[c.node])).empty()) pending += bytes(nodes_[c.node]);
+                    if (!undone(raw_entries(nodes_[c.node])).empty()) pending += mapped(nodes_[c.node]);
         }
     }
     return pending;
@@ -82,9 +82,9 @@ Counts Heap::counts() const {
     }
     for (const Segment& segment : segments_) {
         if (!segment.used || segment.container) continue;
-        ++c.segments;
+        c.segments += segment.mapped > 0;
         const Node& first = nodes_[segment.first];
-        if (first.state == State::Free && !first.after) c.empty += segment.nbytes;
+        if (!segment.space && first.state == State::Free && !first.after) c.empty += segment.nbytes;
     }
     c.streams = streams_.size();
     for (uint32_t a = 0; a < ledger_.size(); ++a) c.accounts += ledger_[a].used;
@@ -128,7 +128,7 @@ std::vector<EmptySegment> Heap::empty_segments() const {
     std::vector<EmptySegment> empty;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
-        if (!segment.used || segment.container) continue;
+        if (!segment.used || segment.container || segment.space) continue;
         const Node& first = nodes_[segment.first];
         if (first.state != State::Free || first.after) continue;
         empty.push_back({s, segment.address, segment.nbytes, undone(raw_entries(first))});

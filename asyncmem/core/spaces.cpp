@@ -72,6 +72,15 @@ uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
 
 // Note what a freed block still waits for at each handle that it lay on.
 void Heap::stamp(const Node& node) {
+    auto note = [this](const Entry& use) {
+        uint64_t& stamped = streams_[use.stream]->stamped;
+        stamped = std::max(stamped, use.epoch);
+    };
+    if (node.more) {
+        for (const Entry& use : entry_pool_[node.more]) note(use);
+    } else {
+        note({node.stream, node.epoch});
+    }
     spaces_[segments_[node.segment].space - 1]->each(node.address, bytes(node), handles_, [&](HandleId id) {
         handles_.touch(id);
         Entries& uses = handles_[id].uses;
@@ -150,8 +159,9 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
     reserved_ -= nbytes;
 }
 
-void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
+void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes, int64_t stream) {
     Settled settled(*this);
+    if (stream >= 0) need_stream(stream);
     Space& space = space_of(segment);
     auto found = space.held.find(address);
     BlockId first = found == space.held.end() ? 0 : found->second;
@@ -173,7 +183,8 @@ void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
         block = more ? nodes_[first].after : 0;
     }
     space.each(address, nbytes, handles_, [this](HandleId id) { handles_.queue(id); });
-    index_add(join(first));
+    index_add(join(first, stream));
+    ledger_.close_up();  // what has come is for whoever waits
 }
 
 std::vector<HandleInfo> Heap::handles() const {

@@ -358,6 +358,8 @@ class Flow(Desk):
                 self._serve()
             while (head := self.queue.head()) is not None and self._provide(head):
                 self._serve()
+            if head is not None and not (self.busy or head.inline):
+                self._provide_behind(head)
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
@@ -469,13 +471,31 @@ class Flow(Desk):
         if self.ladder.flush_for(head):
             return True
         errand = self.ladder.grow_for(head)
-        if errand is None and self.ladder.tidy():
+        if errand is None and (self.ladder.tidy() or self.ladder.press(head)):
             return True
         errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
         if errand is not None:
-            self.busy = True
-            self._owed.append(partial(self.submit, partial(self._run, errand)))
+            self._send(errand)
         return False
+
+    def _provide_behind(self, head: Waiting) -> None:
+        # What the limit leaves is too little for the head. In segments it would be there, and serve who may overtake.
+        if self.supply.certain:
+            return
+        for waiting in self.queue.behind(head, self.supply.limit - self.core.live()):
+            errand = None if waiting.inline else self.ladder.grow_for(waiting)
+            if errand is not None:
+                self._send(errand)
+                return
+
+    def may_grow_behind(self, waiting: Waiting) -> bool:
+        """Say whether a request behind the head may have memory made for it (with the turn held)."""
+        room = self.supply.limit - self.core.live()
+        return not self.supply.certain and waiting.total <= room and self.queue.may_overtake(waiting)
+
+    def _send(self, errand: Errand) -> None:
+        self.busy = True
+        self._owed.append(partial(self.submit, partial(self._run, errand)))
 
     def errand_without_hope(self, waiting: Waiting) -> Errand | None:
         """Answer what is left to do where no memory can be made: the host, or the last rungs (with the turn held)."""

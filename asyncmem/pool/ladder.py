@@ -1,8 +1,9 @@
 """What to do for a request that finds no memory: grow, tidy up, give back and grow again, and only then give up.
 
 The rungs, in the order in which they are tried, each counted by its name: *grow* (more from the device), *retire*
-(fences that are done), *flush* (caches), *merge* (neighbours of different streams), *trim* (segments go back, to be had
-in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where enough is free, *flush* comes first.
+(fences that are done), *flush* (caches), *merge* (neighbours of different streams), *wait* (for fences of idle pages),
+*trim* (segments go back, to be had in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where
+enough is free, *flush* comes first; where the pool is to be patient, so does *wait*.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING
 from asyncmem.errors import DeviceError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from asyncmem.engine.retire import Entry
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
-    from asyncmem.pool.supply import Order, Return
+    from asyncmem.pool.supply import Order
     from asyncmem.pool.waiting import Waiting
 
 _RETRIES = 16  # how often `on_oom` may ask for another try of one request
@@ -38,7 +40,10 @@ class Ladder:
 
         Captured work cannot wait for anything, so before that its request has the host wait for free memory.
         """
-        order = self._supply.order(waiting.pieces, waiting.stream)
+        patience = self._supply.patience_for(waiting)
+        if patience is not None:
+            return partial(self._wait, *patience, waiting)
+        order = self._supply.order_for(waiting)
         if order is not None:
             waiting.provided = True
             return partial(self._grow, order, waiting)
@@ -52,11 +57,24 @@ class Ladder:
         Comes after `tidy`. What is given back makes room for growth that holds the whole request, so the two rungs
         cannot undo each other for ever.
         """
+        fences = self._supply.fences_for(waiting)
+        if fences:
+            return partial(self._wait, fences, None, waiting)
         order = self._supply.order_part(waiting.pieces, waiting.stream)
         if order is not None:
             return partial(self._grow, order, waiting)
-        returns = self._supply.detach_for(waiting.total)
-        return partial(self._trim, returns, waiting) if returns or self._supply.stranded else None
+        give_back = self._supply.detach_for(waiting.total)
+        return None if give_back is None else partial(self._trim, give_back, waiting)
+
+    def press(self, waiting: Waiting) -> bool:
+        """Let a request for which nothing can be had take what it would rather leave; says whether that is new.
+
+        That is memory of the other size class, and another stream's that is not done with it.
+        """
+        if waiting.pressed or self._supply.certain:
+            return False
+        waiting.pressed = True
+        return True
 
     def tidy(self) -> bool:
         """Make the most of what is mapped, at once; says whether that changed anything."""
@@ -90,6 +108,13 @@ class Ladder:
             if waiting is not None:
                 waiting.provided = False
 
+    def _wait(self, entries: Sequence[Entry], timeout: float | None, waiting: Waiting) -> None:
+        self.rungs["wait"] += 1
+        try:
+            self._supply.wait(entries, timeout)
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
+
     def _settle(self, waiting: Waiting, capture: Captured) -> None:
         capture.settled = True
         try:
@@ -97,10 +122,10 @@ class Ladder:
         except DeviceError as error:
             self._flow.fail(waiting, error)
 
-    def _trim(self, returns: list[Return], waiting: Waiting | None) -> None:
+    def _trim(self, give_back: Callable[[], int], waiting: Waiting | None) -> None:
         self.rungs["trim"] += 1
         try:
-            self._supply.give_back(returns)
+            give_back()
         except DeviceError as error:
             self._flow.fail(waiting, error)
         finally:
@@ -131,6 +156,6 @@ class Ladder:
         """Answer the errand for growth that nobody waits for yet."""
         return partial(self._grow, order, None)
 
-    def trim(self, returns: list[Return]) -> Callable[[], None]:
-        """Answer the errand that gives segments back when nobody waits."""
-        return partial(self._trim, returns, None)
+    def trim(self, give_back: Callable[[], int]) -> Callable[[], None]:
+        """Answer the errand that gives memory back when nobody waits."""
+        return partial(self._trim, give_back, None)

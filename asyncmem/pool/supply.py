@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncmem.devices import MemoryInfo
@@ -18,12 +19,13 @@ from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncmem.core import Core, Turn
     from asyncmem.devices import Device, Segment, Stream
-    from asyncmem.engine.retire import Retire
+    from asyncmem.engine.retire import Entry, Retire
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ class Supply:
         refused: The smallest need that the device refused since something last changed, or None.
         grows: Segments that came.
         trims: Segments that went.
+        certain: Whether `can_order` knows, and does not only guess.
     """
+
+    certain = True
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         self._core = core
@@ -96,6 +101,7 @@ class Supply:
         self.stranded: list[Return] = []  # what the device did not take back; offered again with the next
         self._in_arena = [0, 0]
         self._arena_of: dict[int, int] = {}
+        self._grown = 0.0
         self._last_stream = 0  # whose request brought the newest segment
 
     def reconfigure(self, options: PoolOptions, limit: int) -> None:
@@ -108,6 +114,14 @@ class Supply:
         self.growth.small_limit = options.small_limit
         self.refused = None
 
+    def kinds(self) -> dict[int, str]:
+        """Answer the kind of each of the heap's segments."""
+        return {number: segment.kind for number, segment in self.segments.items()}
+
+    def mapped(self) -> int:
+        """Add up the memory that the device has given."""
+        return sum(segment.nbytes for segment in self.segments.values())
+
     def room(self) -> Room:
         """Answer what stands against growth now."""
         return Room(self.limit, self._core.reserved() + self.leaving, self.coming)
@@ -116,6 +130,22 @@ class Supply:
     def returning(self) -> int:
         """Bytes that somebody is giving back to the device just now."""
         return self.leaving - sum(one.segment.nbytes for one in self.stranded)
+
+    def wait(self, entries: Sequence[Entry], timeout: float | None = None) -> None:
+        """Wait on this thread (blocks) until the host has seen uses of memory done, or for so many seconds."""
+        self._retire.settle(entries, timeout)
+
+    def order_for(self, waiting: Waiting) -> Order | None:
+        """Decide on growth that holds all of a request; None where the limit or the device forbids it."""
+        return self.order(waiting.pieces, waiting.stream)
+
+    def fences_for(self, waiting: Waiting) -> Sequence[Entry]:  # noqa: ARG002  # segments are not waited for
+        """Answer the uses of free memory to wait for before anything else is tried."""
+        return ()
+
+    def patience_for(self, waiting: Waiting) -> tuple[Sequence[Entry], float] | None:  # noqa: ARG002  # likewise
+        """Answer the uses of free memory to wait for before growing, and the most seconds for that; None for none."""
+        return None
 
     def order(self, sizes: Sequence[int], stream: int) -> Order | None:
         """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it.
@@ -270,13 +300,17 @@ class Supply:
         if order.stream == self._quiet:
             self._core.mark_done(order.stream, self._core.close_epoch(order.stream))  # seen by `_make_ready`
 
-    def detach(self, wanted: int | None = None, keep: int = 0) -> list[Return]:
-        """Take wholly free segments out of the heap, largest first, to be given back.
+    def detach(self, wanted: int | None = None, keep: int = 0) -> Callable[[], int] | None:
+        """Take wholly free segments out of the heap, largest first; answer the errand that gives them back, if any.
 
         Args:
             wanted: Stop once so many bytes are out; None for all.
             keep: Leave at least so many bytes reserved.
         """
+        out = self._take_out(wanted, keep)
+        return partial(self._give_back, out) if out else None
+
+    def _take_out(self, wanted: int | None, keep: int) -> list[Return]:
         out: list[Return] = []
         spare = self._core.reserved() - keep
         for number, _, nbytes, _ in sorted(self._core.empty_segments(), key=lambda one: -one[2]):
@@ -293,16 +327,30 @@ class Supply:
             out.append(Return(segment, entries))
         return out
 
-    def detach_for(self, need: int) -> list[Return]:
-        """Take out what makes room for growth by `need` bytes; nothing where even all of it would not."""
+    def detach_for(self, need: int) -> Callable[[], int] | None:
+        """Take out what makes room for growth by `need` bytes; nothing where even all of it would not.
+
+        What the device did not take back before is offered again in any case.
+        """
         room = self.room().left() or 0
         missing = need - room
         empty = sum(one[2] for one in self._core.empty_segments())
         if empty == 0 or (self.refused is None and empty < missing):
-            return []
-        return self.detach(max(missing, 1) if self.refused is None else None)
+            return self.retry if self.stranded else None
+        return self.detach(max(missing, 1) if self.refused is None else None) or (self.retry if self.stranded else None)
 
-    def give_back(self, returns: list[Return]) -> int:
+    def retry(self) -> int:
+        """Offer again what the device did not take back (blocks); answers the bytes."""
+        return self._give_back([])
+
+    def end(self) -> None:
+        """End what is kept beside segments, once everything has been given back."""
+
+    def beat(self) -> float | None:
+        """Do what is due every few milliseconds; answer the seconds until the next time, or None for nothing."""
+        return None
+
+    def _give_back(self, returns: list[Return]) -> int:
         """Give segments back to the device (blocks): after every use of them is seen done.
 
         Returns:

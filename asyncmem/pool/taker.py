@@ -62,7 +62,7 @@ class Taker:
         if found is not None:
             return found
         # Memory of the other size class is only for requests that cannot have a segment of their own.
-        anywhere = share.may_wait and not self._supply.can_order(ask.pieces)
+        anywhere = share.may_wait and (ask.pressed or not self._supply.can_order(ask.pieces))
         if anywhere or self.poll():
             found = share.grant(ask, anywhere=anywhere)
         if found is None and len(self._core.stream_objects) > 1 and not (may_grow and self._apart(share, ask)):
@@ -73,7 +73,7 @@ class Taker:
     def _apart(self, share: Share, ask: Waiting) -> bool:
         # A caller who does not await would have its loop wait for the device, which is worse than a stream that waits.
         on_loop = ask.inline and ask.home is not None
-        return share.may_wait and not on_loop and self._supply.would_overlap(ask.pieces)
+        return share.may_wait and not on_loop and not ask.pressed and self._supply.would_overlap(ask.pieces)
 
     def _take_foreign(self, share: Share, ask: Waiting, *, anywhere: bool) -> Buffer | Batch | None:
         taken: Undo = []

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncmem.pool.flow import Flow
-    from asyncmem.pool.supply import Return
 
 _ARENAS = ("small", "large")
 
@@ -56,9 +55,9 @@ class Upkeep:
         with self._flow.turn:
             self._core.flush()
             self._core.merge()
-            returns = self._supply.detach(keep=keep)
+            give_back = self._supply.detach(keep=keep) or self._supply.retry
         try:
-            return self._supply.give_back(returns)
+            return give_back()
         finally:
             with self._flow.turn:
                 self._flow.changed()
@@ -89,9 +88,9 @@ class Upkeep:
         """Take free segments out of the heap now and have the worker give them back (with the turn held)."""
         self._send_back(self._supply.detach())
 
-    def _send_back(self, returns: list[Return]) -> None:
-        if returns:
-            self._flow.owe(partial(self._flow.submit, partial(self._give_back, self._flow.ladder.trim(returns))))
+    def _send_back(self, give_back: Callable[[], int] | None) -> None:
+        if give_back is not None:
+            self._flow.owe(partial(self._flow.submit, partial(self._give_back, self._flow.ladder.trim(give_back))))
 
     def _give_back(self, errand: Callable[[], None]) -> None:
         try:
@@ -117,13 +116,14 @@ class Upkeep:
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Answer what the pool has from its device."""
         with self._flow.turn:
-            kinds = {number: segment.kind for number, segment in self._supply.segments.items()}
+            kinds = self._supply.kinds()
             return tuple(
                 SegmentInfo(
                     address=one.address, nbytes=one.nbytes, kind=kinds.get(one.segment, "?"),
-                    arena=_ARENAS[one.arena], live=one.live, largest_hole=one.largest,
+                    arena=_ARENAS[one.arena], live=one.live, largest_hole=min(one.largest, one.free),
                 )
                 for one in self._core.segments()
+                if one.nbytes
             )  # fmt: skip
 
     def check(self) -> None:
@@ -131,7 +131,7 @@ class Upkeep:
         self._core.check()
         flow, supply = self._flow, self._supply
         with flow.turn:
-            reserved = sum(segment.nbytes for segment in supply.segments.values())
+            reserved = supply.mapped()
             _hold(reserved == self._core.reserved(), f"segments add up to {reserved}, heap has {self._core.reserved()}")
             _hold(supply.coming >= 0 and supply.leaving >= 0, f"coming {supply.coming}, leaving {supply.leaving}")
             waiting = list(flow.waiters())

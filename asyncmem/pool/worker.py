@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TICK = 0.25  # seconds between looks at an idle pool
+TICK = 0.25  # seconds between looks at an idle pool
+_SOON = 0.01  # and until the next one after a job, which may be worth looking after
 
 
 class Worker:
@@ -21,15 +22,17 @@ class Worker:
 
     Args:
         name: The thread's name.
-        tick: Called about four times a second; answers False when the thread is no longer needed.
+        tick: Called a while after jobs and when there are none; answers the seconds until the next time, None when the
+            thread is no longer needed.
         died: Called with the error that a job raised; the thread ends with it, because jobs handle what they expect.
     """
 
-    def __init__(self, name: str, tick: Callable[[], bool], died: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, tick: Callable[[], float | None], died: Callable[[BaseException], None]) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._tick = tick
         self._died = died
         self._dead = False
+        self._pause = TICK
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -66,10 +69,13 @@ class Worker:
 
     def _step(self) -> bool:
         try:
-            job = self._jobs.get(timeout=_TICK)
+            job = self._jobs.get(timeout=self._pause)
         except queue.Empty:
-            return self._tick()
+            pause = self._tick()
+            self._pause = pause or TICK
+            return pause is not None
         if job is None:
             return False
+        self._pause = min(self._pause, _SOON)
         job()
         return True

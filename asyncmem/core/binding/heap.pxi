@@ -152,21 +152,34 @@ cdef class Heap:
         """Take a space out that has no memory mapped."""
         self.c.remove_space(_index(segment, "segment"))
 
-    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT):
+    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True):
         """Answer a Plan for a request that missed, or the entries that make it possible once they are done.
 
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
         is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
+
+        The addresses may have been used by other streams, where `foreign`; with fences not recorded yet, where `late`.
         """
+        cdef Reach reach = Reach.Done if not foreign else Reach.Any if late else Reach.Recorded
         cdef CPlan plan = self.c.plan(
-            self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"))
+            self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"), reach)
         return _plan_out(plan) if plan.found else _entries_out(plan.waits)
 
     def reclaim(self, nbytes):
         """Answer a Plan that gives back `nbytes` of idle memory or a little more, or what there is; None for nothing."""
         cdef CPlan plan = self.c.reclaim(_whole(nbytes, "nbytes"))
         return _plan_out(plan) if plan.found else None
+
+    def idle(self):
+        """Answer the bytes of handles on which nothing lies, and the (stream, epoch) of their uses not known to be done."""
+        cdef Idle found = self.c.idle()
+        return found.nbytes, _entries_out(found.uses)
+
+    def unfenced(self):
+        """Answer the streams whose uses of handles no recorded fence covers yet."""
+        cdef vector[uint32_t] found = self.c.unfenced()
+        return [found[i] for i in range(found.size())]
 
     def set_mapped(self, segment, address, nbytes):
         """Note that a handle has been mapped in a lifted range."""
@@ -176,9 +189,13 @@ cdef class Heap:
         """Note that a lifted handle has been unmapped; all uses of it were done."""
         self.c.set_bare(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
 
-    def let_go(self, segment, address, nbytes):
-        """End the lifting of a range: it is free, with the memory that it has now."""
-        self.c.let_go(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
+    def let_go(self, segment, address, nbytes, stream=-1):
+        """End the lifting of a range: it is free, with the memory that it has now.
+
+        With `stream`, for what that takes next: the range does not join what that stream may not use at once.
+        """
+        self.c.let_go(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"),
+                      -1 if stream == -1 else _index(stream, "stream"))
 
     def handles(self):
         """Answer every handle that is mapped."""

@@ -73,6 +73,13 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         vector[Range] fresh
         vector[Entry] waits
 
+    cdef enum class Reach(uint8_t):
+        Done, Recorded, Any
+
+    cdef cppclass Idle:
+        uint64_t nbytes
+        vector[Entry] uses
+
     cdef cppclass CHandleInfo "asyncmem::HandleInfo":
         uint32_t segment
         uint64_t address, nbytes
@@ -106,10 +113,12 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void remove_space(uint32_t segment) except +
         void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
-        void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
+        void let_go(uint32_t segment, uint64_t address, uint64_t nbytes, int64_t stream) except +
         vector[CHandleInfo] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most) except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Reach reach) except +
         CPlan reclaim(uint64_t nbytes) except +
+        Idle idle() except +
+        vector[uint32_t] unfenced() except +
         vector[SegmentInfo] segments() except +
         vector[EmptySegment] empty_segments() except +
         uint32_t take(const Ask& ask, Outcome& outcome) except +
