@@ -236,12 +236,14 @@ class PagedSupply(Supply):
             return block, ()
         return self._core.take_foreign(nbytes, stream, late=self._late) if foreign else None
 
-    def _let_go(self, order: Paged) -> None:
+    def _let_go(self, order: Paged, *, filled: bool = False) -> None:
+        # What came to nothing joins what it was cut from; what has been filled stays fit for who asked for it.
+        stream = order.stream if filled else -1
         for plan in order.plans:
             for move in plan.moves:
                 self._core.let_go(move.segment, move.address, move.nbytes)
             if plan.nbytes:
-                self._core.let_go(plan.segment, plan.address, plan.nbytes, order.stream)
+                self._core.let_go(plan.segment, plan.address, plan.nbytes, stream)
 
     # -- carrying out ----------------------------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class PagedSupply(Supply):
                 if order.out():
                     self._moving += time.perf_counter() - order.since
                 if clean:
-                    self._let_go(order)
+                    self._let_go(order, filled=True)
                 else:
                     self._unclean.append(order)
                 self.growth.observe(time.perf_counter(), self._core.live(), time.perf_counter() - started)
