@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, DeviceError, OutOfMemoryError
+from asyncmem import AsyncMemoryPool, Buffer, DeviceError, OutOfMemoryError
 from asyncmem.devices import Latencies, Simulated, SimulatedStream
 from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.waiting import Waiting
@@ -65,6 +66,22 @@ class TestLittleReserved:
                         device.fill(buffer.address, size, 1, device.default_stream)
                     pool.check()
                 assert pool.stats().peak_reserved <= 5 * MIB + 256 * KIB
+
+        run(main)
+
+    def test_a_move_neither_makes_nor_releases_memory(self) -> None:
+        """What is idle goes where a request of the other size class lacks some, in one errand."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device) as pool:
+                (await pool.allocate_async(4 * MIB)).free()
+                before = len(device.calls)
+                async with pool.allocate_async(512 * KIB):
+                    made = [call.name for call in list(device.calls)[before:]]
+                    assert (made.count("unmap"), made.count("map"), made.count("set_access")) == (4, 4, 1)
+                    assert not {"create", "release"} & set(made)
+                    assert pool.stats().grows == 2
 
         run(main)
 
@@ -140,6 +157,26 @@ class TestLimit:
                     batch.free()
                     await refillable(pool, limit // (64 * KIB) * (64 * KIB))
                     pool.check()
+
+        run(main)
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_pieces_across_a_border_do_not_stand_in_the_way(self, seed: int) -> None:
+        """Memory moves in whole pieces; where that is not enough all that is idle goes back and comes anew."""
+        random_ = random.Random(seed)
+
+        async def main() -> None:
+            device = paged_device(page=4 * KIB)
+            async with opened(device, 8 * MIB) as pool:
+                left, held = 8 * MIB, list[Buffer]()
+                while left:
+                    held.append(await pool.allocate_async(min(left, random_.randrange(1, 700) * 4 * KIB)))
+                    left -= held[-1].size
+                assert device.reserved == 8 * MIB
+                for one in held:
+                    one.free()
+                (await pool.allocate_async(8 * MIB)).free()
+                pool.check()
 
         run(main)
 
