@@ -6,21 +6,11 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
-SOURCES = ["accounts", "check", "heap", "place", "plan", "report", "segments", "spaces"]
+SOURCES = ["accounts", "check", "heap", "place", "plan", "replay", "report", "segments", "spaces", "waste"]
 PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "lanes", "line"]
-PARTS += ["quick", "ready", "retire", "spares", "turn"]
-HEADERS = [
-    "cache.hpp",
-    "entries.hpp",
-    "fences.hpp",
-    "handles.hpp",
-    "heap.hpp",
-    "index.hpp",
-    "ledger.hpp",
-    "lock.hpp",
-    "node.hpp",
-    "space.hpp",
-]
+PARTS += ["quick", "ready", "replay", "retire", "spares", "turn"]
+HEADERS = ["cache.hpp", "costs.hpp", "entries.hpp", "fences.hpp", "handles.hpp", "heap.hpp", "holes.hpp", "index.hpp"]
+HEADERS += ["ledger.hpp", "lock.hpp", "node.hpp", "replay.hpp", "space.hpp", "timeline.hpp"]
 HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.

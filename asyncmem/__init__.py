@@ -10,6 +10,7 @@ The layers, lowest first; a file imports only from those before its own:
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
     testing/    what tests of asynchronous memory need; public
+    replay/     recordings of what programs allocate, and what a pool would reserve for them
     cli/        the command
 
 This file only re-exports.
@@ -21,6 +22,7 @@ from asyncmem.errors import (
     AsyncmemError,
     AsyncmemWarning,
     BackendUnavailable,
+    BadTrace,
     BufferReleased,
     DeadlockError,
     DeviceError,
@@ -48,6 +50,7 @@ __all__ = [
     "AsyncmemError",
     "AsyncmemWarning",
     "BackendUnavailable",
+    "BadTrace",
     "Batch",
     "Budget",
     "Buffer",

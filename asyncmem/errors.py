@@ -40,6 +40,20 @@ class Described(str):
     __slots__ = ()
 
 
+class BadTrace(InvalidRequest):
+    """A recording that cannot be read, or that contradicts itself. Nothing of it was used."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, got: str, expected: str, *, file: str = "", row: int | None = None, hint: str = "") -> None:
+        """Take what was found and what ought to be, the file if it came from one, and the row counted from 0."""
+        self.file = file
+        self.row = row
+        name = f" {file!r}" if file else ""
+        place = "" if row is None else f", row {row}"
+        super().__init__(f"trace{name}{place}", Described(got), expected, hint=hint)
+
+
 class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
     """The memory is not there, and waiting cannot bring it. Every buffer stays valid and the pool usable.
 

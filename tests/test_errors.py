@@ -10,6 +10,7 @@ from asyncmem.errors import (
     AsyncmemError,
     AsyncmemWarning,
     BackendUnavailable,
+    BadTrace,
     BufferReleased,
     DeadlockError,
     Described,
@@ -60,6 +61,7 @@ ALL = [
     DeviceError("cuMemMap", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY", device="cuda:0", advice="trim first"),
     BackendUnavailable("cuda:0", tried=("libcuda.so.1: not found",), install='use "host" or "simulated"'),
     BufferReleased(64 * MIB, tag="activations", action="view()"),
+    BadTrace("a second free of allocation 5", "one", file="train.npz", row=17, hint="cut off?"),
 ]
 
 
@@ -67,6 +69,7 @@ ALL = [
     ("kind", "builtin"),
     [
         (InvalidRequest, ValueError),
+        (BadTrace, InvalidRequest),
         (OutOfMemoryError, MemoryError),
         (OutOfMemoryError, RuntimeError),
         (PoolTimeout, TimeoutError),
@@ -158,6 +161,8 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (ALL[8], 'device \'cuda:0\' is not available (tried libcuda.so.1: not found). use "host" or "simulated"'),
         (ALL[9], "this buffer of 64 MiB tagged 'activations' has been freed; view() needs a live one"),
         (BufferReleased(0), "this buffer of 0 B has been freed"),
+        (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
+        (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",
 )

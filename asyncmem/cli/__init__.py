@@ -1,4 +1,4 @@
-"""The `asyncmem` command, one file a command: `doctor`, `demo`, `bench`.
+"""The `asyncmem` command, one file a command: `doctor`, `demo`, `bench`, `replay`.
 
 It needs click and rich, which the extra `cli` installs. Nothing else in asyncmem imports from here.
 """

@@ -8,6 +8,7 @@ import click
 from asyncmem.cli.bench import bench
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
+from asyncmem.cli.replay import replay
 from asyncmem.errors import AsyncmemError, InvalidRequest
 
 INTERRUPTED = 130
@@ -64,6 +65,7 @@ def commands() -> None:
 commands.add_command(doctor)
 commands.add_command(demo)
 commands.add_command(bench)
+commands.add_command(replay)
 
 
 def app() -> int:

@@ -3,7 +3,7 @@
 import click
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.units import parse_size
+from asyncmem.units import parse_duration, parse_size
 
 
 def read_size(context: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -13,6 +13,15 @@ def read_size(context: click.Context, parameter: click.Parameter, text: str) -> 
     """
     try:
         return parse_size(text)
+    except InvalidRequest as error:
+        message = f"expected {error.expected}, got {error.got}"
+        raise click.BadParameter(message, ctx=context, param=parameter) from error
+
+
+def read_duration(context: click.Context, parameter: click.Parameter, text: str) -> float:
+    """Read a time span, seconds or text such as "20 ms", as the callback of an option."""
+    try:
+        return parse_duration(text)
     except InvalidRequest as error:
         message = f"expected {error.expected}, got {error.got}"
         raise click.BadParameter(message, ctx=context, param=parameter) from error

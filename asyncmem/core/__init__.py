@@ -11,6 +11,7 @@ from asyncmem.core._core import (
     REASON_GATE,
     REASON_MEMORY,
     REASON_NONE,
+    REASON_PAGES,
     STREAK_LIMIT,
     Allocator,
     Batch,
@@ -26,6 +27,7 @@ from asyncmem.core._core import (
     Users,
     Waiter,
     Waits,
+    replay_steps,
 )
 from asyncmem.core.array import Array
 from asyncmem.core.elements import ElementType, dtype_size, element_from_dlpack, element_type
@@ -36,6 +38,9 @@ from asyncmem.core.report import (
     HeapCounts,
     HeapOptions,
     HeapReport,
+    ReplaySample,
+    ReplayTally,
+    ReplayWaste,
     RetireCounts,
     SegmentCounts,
 )
@@ -51,6 +56,7 @@ __all__ = [
     "REASON_GATE",
     "REASON_MEMORY",
     "REASON_NONE",
+    "REASON_PAGES",
     "STREAK_LIMIT",
     "AccountCounts",
     "Allocator",
@@ -68,6 +74,9 @@ __all__ = [
     "HeapReport",
     "Line",
     "Ready",
+    "ReplaySample",
+    "ReplayTally",
+    "ReplayWaste",
     "Retire",
     "RetireCounts",
     "SegmentCounts",
@@ -79,4 +88,5 @@ __all__ = [
     "dtype_size",
     "element_from_dlpack",
     "element_type",
+    "replay_steps",
 ]

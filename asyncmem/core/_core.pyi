@@ -14,6 +14,7 @@ from asyncmem.core.report import (
     HeapOptions,
     HeapReport,
     Plan,
+    ReplayTally,
     RetireCounts,
     SegmentCounts,
 )
@@ -37,6 +38,7 @@ REASON_NONE: Final = 0
 REASON_MEMORY: Final = 1
 REASON_ACCOUNT: Final = 2
 REASON_GATE: Final = 3
+REASON_PAGES: Final = 4
 
 class Heap:
     def __init__(self, *, granule: int = 512, **options: Unpack[HeapOptions]) -> None: ...
@@ -60,17 +62,23 @@ class Heap:
         foreign: bool = True,
         late: bool = True,
     ) -> Plan | tuple[tuple[int, int], ...]: ...
+    def has_addresses(
+        self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True
+    ) -> bool: ...
     def reclaim(self, nbytes: int) -> Plan | None: ...
-    def idle(self) -> tuple[int, tuple[tuple[int, int], ...]]: ...
-    def unfenced(self) -> list[int]: ...
     def set_mapped(self, segment: int, address: int, nbytes: int) -> None: ...
     def set_bare(self, segment: int, address: int, nbytes: int) -> None: ...
-    def let_go(self, segment: int, address: int, nbytes: int, stream: int = -1) -> None: ...
+    def let_go(self, segment: int, address: int, nbytes: int) -> None: ...
+    def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]: ...
+    def unfenced(self) -> list[int]: ...
+    def spread(self) -> int: ...
     def handles(self) -> list[HandleInfo]: ...
     def remove_segment(self, segment: int) -> tuple[tuple[int, int], ...]: ...
     def segments(self) -> list[SegmentCounts]: ...
     def empty_segments(self) -> list[tuple[int, int, int, tuple[tuple[int, int], ...]]]: ...
-    def take(self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False) -> int: ...
+    def take(
+        self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False, again: bool = False
+    ) -> int: ...
     def take_foreign(
         self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False, late: bool = False
     ) -> tuple[int, tuple[tuple[int, int], ...]] | None: ...
@@ -116,6 +124,8 @@ class Heap:
 
 class Core(Heap):
     pool: object
+    @property
+    def lacks_pages(self) -> bool: ...
     open: bool
     observed: bool
     streak: int
@@ -361,7 +371,7 @@ class Waiter:
     collected: bool  # the garbage collector has run for it
     asked_again: bool  # the device was asked once more for it, after it had refused
     provided: bool  # growth that holds all of it is under way
-    pressed: bool  # growth was refused it, so that it takes what it would rather leave
+    pressed: bool
     _sizes: tuple[int, ...] | None
     _callbacks: tuple[Any, ...]
     _sleepers: tuple[Any, ...]
@@ -390,6 +400,7 @@ class Line(Generic[_W]):
 
 class Waits:
     waits: int
+    misses: int
     wait_seconds: float
     longest_wait: float
     def left(self, waiting: object) -> None: ...
@@ -403,12 +414,16 @@ class Desk:
     closed: Exception | None
     refusing: Exception | None
     plain: bool
+    busy: bool
+    budgets: Any
+    _owed: list[Callable[[], None]]
     progress: int
     home: Any
     _changed: bool
     _left_over: int
     def _connect(self, core: Core, pool: object, settle: Callable[[], list[Callable[[], None]]]) -> None: ...
     def count_passed(self) -> None: ...
+    def _errand_over(self) -> None: ...
     @property
     def core(self) -> Core: ...
     @property
@@ -463,3 +478,23 @@ class Allocator:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Ready[Batch] | Request[Batch]: ...
+
+def replay_steps(
+    columns: Sequence[object],
+    *,
+    slots: int,
+    streams: int,
+    kind: str,
+    costs: Sequence[Iterable[tuple[int, float]]],
+    growth: Callable[[int, int, int, int], int | None],
+    page: int = ...,
+    limit: int | None = None,
+    take_back: bool = True,
+    patience_share: float = 0,
+    patience_us: float = 0,
+    lag_us: float = 0,
+    pace: float = 1,
+    sample_us: float = 0,
+    survey_at: int = 0,
+    **options: Unpack[HeapOptions],
+) -> ReplayTally: ...

@@ -6,7 +6,9 @@
 Allocator, and plain waits: Turn, Line, Desk."""
 
 cimport cython
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
@@ -23,7 +25,8 @@ from time import monotonic, sleep
 from types import GenericAlias
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, Move, Plan, RetireCounts, SegmentCounts,
+    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, Move, Plan, ReplaySample, ReplayTally,
+    ReplayWaste, RetireCounts, SegmentCounts,
 )
 from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest
 
@@ -35,7 +38,7 @@ MAX_SIZE = max_size
 NO_LIMIT = no_limit
 STREAK_LIMIT = 1000
 FLAG_WAITING, FLAG_LIVE, FLAG_FREE = 1, 2, 4
-REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE = 0, 1, 2, 3
+REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE, REASON_PAGES = 0, 1, 2, 3, 4
 
 include "binding/heap.pxi"
 include "binding/turn.pxi"
@@ -50,3 +53,4 @@ include "binding/line.pxi"
 include "binding/desk.pxi"
 include "binding/allocator.pxi"
 include "binding/quick.pxi"
+include "binding/replay.pxi"

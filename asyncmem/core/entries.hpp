@@ -40,6 +40,16 @@ inline Entries joined(const Entries& a, const Entries& b) {
     return all;
 }
 
+// The same for one entry more.
+inline void include(Entries& all, const Entry& entry) {
+    auto at = std::find_if(all.begin(), all.end(), [&](const Entry& one) { return one.stream >= entry.stream; });
+    if (at == all.end() || at->stream != entry.stream) {
+        all.insert(at, entry);
+    } else {
+        at->epoch = std::max(at->epoch, entry.epoch);
+    }
+}
+
 inline void normalise(Entries& entries) {
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
         return a.stream != b.stream ? a.stream < b.stream : a.epoch > b.epoch;

@@ -1,7 +1,9 @@
 // Handles: physical memory behind some pages of a space, each mapped and unmapped as a whole.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "entries.hpp"
@@ -13,8 +15,10 @@ using HandleId = uint32_t;  // 0 means "no handle"
 struct Handle {
     uint64_t address = 0, nbytes = 0;
     // The latest use of each stream by any block that lay on it since it was mapped; what is free around it may have been
-    // used later.
-    Entries uses;
+    // used later. As in a node: one entry here, or a list of several in `more`.
+    uint64_t epoch = 0;
+    uint32_t stream = 0;
+    uint32_t more = 0;
     uint32_t segment = 0;
     HandleId older = 0, newer = 0;
     bool queued = false;
@@ -24,8 +28,8 @@ struct Handle {
 // that is in use takes it out: the free that ends the use puts it back.
 class Handles {
 public:
-    Handle& operator[](HandleId id) { return table_[id]; }
     const Handle& operator[](HandleId id) const { return table_[id]; }
+    const std::vector<Handle>& all() const { return table_; }
     HandleId oldest() const { return table_[0].newer; }
 
     HandleId add(uint32_t segment, uint64_t address, uint64_t nbytes) {
@@ -37,51 +41,102 @@ public:
             id = reuse_.back();
             reuse_.pop_back();
         }
-        Handle& handle = table_[id];
-        handle.address = address;
-        handle.nbytes = nbytes;
-        handle.segment = segment;
-        touch(id);
+        table_[id] = {.address = address, .nbytes = nbytes, .segment = segment};
         return id;
     }
 
     void remove(HandleId id) {
         drop(id);
-        Handle& handle = table_[id];
-        handle.nbytes = 0;
-        handle.uses.clear();
+        set_uses(id, {});
+        table_[id].nbytes = 0;
         reuse_.push_back(id);
     }
 
-    void queue(HandleId id) {
-        if (!table_[id].queued) touch(id);
+    template <class Look>
+    void each_use(HandleId id, Look look) const {
+        const Handle& handle = table_[id];
+        if (handle.epoch) look(Entry{handle.stream, handle.epoch});
+        if (!handle.more) return;
+        for (const Entry& entry : lists_[handle.more]) look(entry);
     }
 
-    // Make it the newest of the queue.
-    void touch(HandleId id) {
-        if (table_[0].older == id) return;
-        drop(id);
-        HandleId last = table_[0].older;
-        table_[id].older = last;
-        table_[id].newer = 0;
-        table_[id].queued = true;
-        table_[last].newer = id;
-        table_[0].older = id;
+    void set_uses(HandleId id, Entries uses) {
+        Handle& handle = table_[id];
+        if (handle.more) lists_.release(handle.more);
+        handle.more = 0;
+        handle.epoch = 0;
+        if (uses.size() == 1) {
+            handle.stream = uses[0].stream;
+            handle.epoch = uses[0].epoch;
+        } else if (!uses.empty()) {
+            handle.more = lists_.add(std::move(uses));
+        }
+    }
+
+    // Note a use, where all that is known are uses by the same stream; else answer false.
+    bool use(HandleId id, const Entry& entry) {
+        Handle& handle = table_[id];
+        if (handle.more || (handle.epoch && handle.stream != entry.stream)) return false;
+        handle.stream = entry.stream;
+        handle.epoch = std::max(handle.epoch, entry.epoch);
+        return true;
+    }
+
+    // Make it the newest of the queue, if it is not there.
+    void queue(HandleId id) {
+        if (!table_[id].queued) link(id, id);
     }
 
     void drop(HandleId id) {
-        Handle& handle = table_[id];
-        if (!handle.queued) return;
-        table_[handle.older].newer = handle.newer;
-        table_[handle.newer].older = handle.older;
-        handle.queued = false;
+        if (table_[id].queued) unlink(id, id);
     }
 
-    const std::vector<Handle>& all() const { return table_; }
+    // Makes handles the newest of the queue, one after the other. What was freed together once lies there in a row, and a
+    // row is moved as a whole, or stays where it is.
+    class Touch {
+    public:
+        explicit Touch(Handles& handles) : handles_(handles) {}
+        ~Touch() { move(); }
+
+        void operator()(HandleId id) {
+            if (last_ && handles_.table_[last_].queued && handles_.table_[last_].newer == id) {
+                last_ = id;
+                return;
+            }
+            move();
+            first_ = last_ = id;
+        }
+
+    private:
+        void move() {
+            if (!last_ || handles_.table_[0].older == last_) return;
+            if (handles_.table_[first_].queued) handles_.unlink(first_, last_);
+            handles_.link(first_, last_);
+        }
+
+        Handles& handles_;
+        HandleId first_ = 0, last_ = 0;
+    };
 
 private:
+    void link(HandleId first, HandleId last) {
+        HandleId end = table_[0].older;
+        table_[first].older = end;
+        table_[end].newer = first;
+        table_[last].newer = 0;
+        table_[0].older = last;
+        table_[first].queued = true;
+    }
+
+    void unlink(HandleId first, HandleId last) {
+        table_[table_[first].older].newer = table_[last].newer;
+        table_[table_[last].newer].older = table_[first].older;
+        table_[first].queued = false;
+    }
+
     std::vector<Handle> table_{1};  // index 0 is the queue's both ends
     std::vector<HandleId> reuse_;
+    EntryPool lists_;
 };
 
 }  // namespace asyncmem

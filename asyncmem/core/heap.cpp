@@ -12,8 +12,6 @@ namespace {
 constexpr uint32_t patience = 16;       // strikes of other sizes before a bin gives blocks back
 constexpr uint32_t drained_at_once = 8;  // blocks a struck bin gives back in one operation
 constexpr uint32_t shared_depth = 8;    // blocks of a shared bin looked at for one take
-constexpr uint32_t narrow = 32;         // candidates of one class looked at by the fast takes
-constexpr uint32_t wide = 4096;         // and by take_foreign, which runs only when the fast takes missed
 }  // namespace
 
 // The way of a hit is one straight line: its few functions are inlined wherever they are called.
@@ -59,12 +57,14 @@ HIT_PATH void Heap::release(Node& node) {
     cached_ -= bytes(node);
 }
 
-HIT_PATH BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) {
-    auto& local = streams_[stream]->cache;
+HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
+    auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
-        bin.hot = true;
-        bin.strikes = 0;
+        if (!ask.again) {
+            bin.hot = true;
+            bin.strikes = 0;
+        }
         if (BlockId block = bin.head) {
             local.remove(nodes_, bin, block, granules << shift_);
             release(nodes_[block]);
@@ -72,10 +72,10 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& 
             outcome.touched = 1;
             return block;
         }
-    } else {
+    } else if (!ask.again) {
         strike(local, bin, granules);
     }
-    return take_shared(granules, stream, outcome);
+    return take_shared(granules, ask.stream, outcome);
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
@@ -163,8 +163,8 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
     outcome.touched = 0;
-    if (granules < cached_below_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
-        block = take_cached(granules, ask.stream, outcome);
+    if (granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
+        block = take_cached(granules, ask, outcome);
     return block ? block : take_placed(granules, ask, outcome);
 }
 
@@ -176,7 +176,7 @@ BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
     if (block) {
         outcome.level = 3;
     } else {
-        outcome.reason = NoMemory;
+        outcome.reason = search.bare ? NoPages : NoMemory;
         ++total_.misses;
     }
     return block;
@@ -197,15 +197,17 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
-    for (Bound bound : {Bound::Done, Bound::Recorded, Bound::Any}) {
-        if (bound == Bound::Any && !late) break;
-        Search search{granules, ask.stream, bound, wide};
+    bool bare = false;
+    for (Reach reach : reaches) {
+        if (reach.bound == Bound::Any && !late) break;
+        Search search{granules, ask.stream, reach.bound, reach.window};
         block = place(ask, search);
+        bare = search.bare;
         outcome.touched += search.touched;
-        if (block) break;
+        if (block || bare) break;
     }
     if (!block) {
-        outcome.reason = NoMemory;
+        outcome.reason = bare ? NoPages : NoMemory;
         ++total_.misses;
         return 0;
     }
@@ -284,7 +286,6 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
-    if (node.granules >= cached_below_) return false;
     if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);
@@ -427,10 +428,10 @@ uint64_t Heap::flush(int64_t stream) {
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
     for (size_t s = 0; s < streams_.size(); ++s) {
-        if (stream >= 0 && s != static_cast<size_t>(stream)) continue;
+        if ((stream >= 0 && s != static_cast<size_t>(stream)) || !streams_[s]->cache.blocks()) continue;
         for (Bin& bin : streams_[s]->cache.bins()) drained += drain(streams_[s]->cache, bin, UINT32_MAX);
     }
-    if (stream < 0)
+    if (stream < 0 && shared_.blocks())
         for (Bin& bin : shared_.bins()) drained += drain(shared_, bin, UINT32_MAX);
     return drained;
 }

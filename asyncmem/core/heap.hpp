@@ -23,7 +23,9 @@ namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
 
-enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed };
+enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
+// Whose memory a plan may choose: what the stream may use at once, what it may behind recorded fences, or any.
+enum class Foreign : uint8_t { Never, Recorded, Any };
 enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2, FreeLow = 4 };
 
 struct Tuning {
@@ -42,6 +44,7 @@ struct Ask {
     int32_t arena = -1;     // -1: by size
     bool anywhere = false;  // the other one of arenas 0 and 1 will do as well
     bool door = false;      // a fast door: refused while a gate is closed, unless that is ajar
+    bool again = false;     // asked before: the caches learn nothing from it
 };
 
 // What became of the latest take.
@@ -100,6 +103,13 @@ struct Range {
     uint64_t address, nbytes;
 };
 
+// What is reserved and in no use: its stretches between blocks that are.
+struct Waste {
+    uint64_t bytes = 0, largest = 0;
+    double squares = 0;              // of each hole's bytes
+    std::vector<uint64_t> stranded;  // by stream: what only that stream may take without waiting
+};
+
 struct HandleInfo {
     uint32_t segment;
     uint64_t address, nbytes;
@@ -113,6 +123,18 @@ struct Move {
     uint64_t to;
 };
 
+// Idle memory that is still in use by a stream.
+struct Later {
+    uint64_t nbytes;
+    Entries uses;
+};
+
+// All memory that is idle.
+struct Idle {
+    uint64_t nbytes = 0;
+    Entries uses;
+};
+
 // How a request gets its memory: all of the range is lifted, and parts of it have none yet.
 struct Plan {
     bool found = false;
@@ -121,14 +143,7 @@ struct Plan {
     std::vector<Move> moves;
     std::vector<Range> fresh;  // what nothing is moved to
     Entries waits;             // nothing found, and done once these are: enough to find something
-};
-
-// What a planned request may be served in: memory that its stream may use at once, behind recorded fences, or behind any.
-enum class Reach : uint8_t { Done, Recorded, Any };
-
-struct Idle {
-    uint64_t nbytes = 0;
-    Entries uses;
+    std::vector<Later> later;  // the same in its parts, in the order in which they were freed
 };
 
 class Heap {
@@ -158,18 +173,17 @@ public:
     void remove_space(uint32_t segment);
     void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes);
     void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes);
-    // With a `stream`, for what that is to take next: it is not joined with what that may not use at once.
-    void let_go(uint32_t segment, uint64_t address, uint64_t nbytes, int64_t stream = -1);
+    void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
     std::vector<HandleInfo> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be; and which idle memory to give back, the oldest first.
-    // `ask.anywhere` has no meaning here; `reach` says whose uses of the addresses need not be done.
-    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Reach reach = Reach::Any);
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign = Foreign::Any);
+    // Whether a plan would find addresses among those that were used before.
+    bool has_addresses(const Ask& ask, Foreign foreign = Foreign::Any);
     Plan reclaim(uint64_t nbytes);
-    // All memory that is idle: its bytes, and the uses of it that are not known to be done.
-    Idle idle() const;
-    // The streams whose uses of handles no recorded fence covers yet.
-    std::vector<uint32_t> unfenced() const;
+    Idle idle_memory() const;
+    std::vector<uint32_t> unfenced() const;  // streams whose uses of handles no recorded fence covers yet
+    uint64_t spread() const;                 // bytes of addresses that were ever used, in spaces, and of segments
 
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
     BlockId take(const Ask& ask, Outcome& outcome);
@@ -212,13 +226,14 @@ public:
     uint64_t pending_bytes() const;
     Counts counts() const;
     std::vector<BlockInfo> blocks() const;
+    Waste waste() const;
     std::string check() const;  // empty, or the broken invariant in words
 
 private:
     struct Stream {
         Epochs epochs;
+        uint64_t stamped = 0;  // the latest epoch noted as a use of a handle
         BinTable<8> cache;
-        uint64_t stamped = 0;  // the latest epoch that a handle was used in
     };
     // An arena's latest free block, not in its index yet, and the block before it whose free is not finished (place.cpp).
     struct Edge {
@@ -241,7 +256,16 @@ private:
         Bound bound;
         uint32_t window;  // candidates looked at in one class
         uint32_t touched = 0;
+        bool bare = false;  // a block was found, and memory is missing behind it
     };
+    // The searches that one request goes through, each of which finds what the one before did not; the first is take()'s.
+    static constexpr uint32_t narrow = 32, wide = 4096;
+    struct Reach {
+        Bound bound;
+        uint32_t window;
+    };
+    static constexpr Reach reaches[] = {
+        {Bound::Done, narrow}, {Bound::Done, wide}, {Bound::Recorded, wide}, {Bound::Any, wide}};
 
     // The lock, for all that looks at free blocks: it finds them where they belong.
     class Settled {
@@ -275,7 +299,7 @@ private:
     BlockId place(const Ask& ask, Search& search);
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
-    BlockId join(BlockId block, int64_t stream = -1);
+    BlockId join(BlockId block);
     BlockId take_edge(Arena& arena, Search& search);
     bool edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const;
     bool park(Arena& arena, BlockId block);
@@ -285,6 +309,7 @@ private:
     bool joins(const Node& a, const Node& b) const;
     bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
+    void unite(BlockId low, BlockId high);
     FreeIndex& index_of(const Node& node);
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
@@ -306,7 +331,7 @@ private:
     void raise_marks(Outcome& outcome);
     bool refused(const Ask& ask, uint64_t nbytes, Outcome& outcome);
     [[noreturn]] void explain(const Ask& ask) const;
-    BlockId take_cached(uint64_t granules, uint32_t stream, Outcome& outcome);
+    BlockId take_cached(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
     BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
@@ -349,13 +374,25 @@ private:
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
     void stamp(const Node& node);
+    void file_hole(BlockId block, bool free);
+    bool belong(const Node& a, const Node& b) const;
+    BlockId reunite(BlockId block);
+    void unhold(Space& space, BlockId block);
     std::string check_space(uint32_t segment) const;
+    uint64_t check_handles(uint32_t segment) const;
+    BlockId idle(const Handle& handle) const;
+    bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
+    Entries uses(HandleId id) const;
 
     // planning (plan.cpp)
     class Picking;
-    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Reach reach);
-    BlockId extend(Space& space, uint64_t granules, uint32_t stream, Reach reach);
+    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Foreign foreign);
+    BlockId extend(Space& space, const Ask& ask, uint64_t granules, Foreign foreign);
+    BlockId last_used(const Space& space, const Ask& ask, Foreign foreign);
+    BlockId cut_end(Space& space, uint64_t nbytes);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
+
+    void strand(const Node& node, std::vector<uint64_t>& stranded) const;
 
     std::string check_segment(uint32_t segment) const;
     std::string check_block(BlockId block, const Segment& segment) const;
@@ -378,8 +415,9 @@ private:
     Handles handles_;
     Ledger ledger_;
     BinTable<10> shared_;
-    // Where pages come and go, blocks from a page on are placed each time: they would keep its memory from being moved.
-    uint64_t cached_below_ = UINT64_MAX;  // granules
+    // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would
+    // keep its memory from being moved.
+    uint64_t paged_from_ = UINT64_MAX;  // granules
     uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;
     uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free

@@ -19,7 +19,7 @@ Entries Heap::raw_entries(const Node& node) const {
 }
 
 Entries Heap::undone(Entries entries) const {
-    std::erase_if(entries, [this](const Entry& e) { return e.epoch <= streams_[e.stream]->epochs.done; });
+    std::erase_if(entries, [this](const Entry& entry) { return is_done(entry); });
     return entries;
 }
 
@@ -35,7 +35,7 @@ void Heap::store_entries(Node& node, Entries entries) {
     }
 }
 
-inline void Heap::purge(Node& node) {
+void Heap::purge(Node& node) {
     if (node.more) [[unlikely]] {
         store_entries(node, undone(raw_entries(node)));
     } else if (node.epoch <= streams_[node.stream]->epochs.done) {
@@ -105,6 +105,7 @@ inline void Heap::index_insert(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(nodes_, block);
     node.state = State::Free;
+    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, true);
 }
 
 void Heap::index_add(BlockId block) {
@@ -114,6 +115,7 @@ void Heap::index_add(BlockId block) {
 
 void Heap::index_remove(BlockId block) {
     Node& node = nodes_[block];
+    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, false);
     index_of(node).remove(nodes_, block);
     node.state = State::Pending;
     arenas_[node.arena].free -= mapped(node);
@@ -183,7 +185,9 @@ BlockId Heap::place(const Ask& ask, Search& search) {
         close_edge(arenas_[1 - arena]);
         block = place(1 - arena, search);
     }
-    if (!block || (nodes_[block].bare && bare_pages(nodes_[block], search.granules << shift_))) return 0;
+    if (!block) return 0;
+    search.bare = nodes_[block].bare && bare_pages(nodes_[block], search.granules << shift_);
+    if (search.bare) return 0;
     index_remove(block);
     carve(block, search.granules);
     if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
@@ -217,7 +221,9 @@ BlockId Heap::cut(BlockId block, uint64_t granules) {
 // Cut the block down to `granules`; the rest, with a copy of its entries, becomes a free block after it.
 void Heap::carve(BlockId block, uint64_t granules) {
     if (nodes_[block].granules == granules) return;
+    uint32_t bare = std::exchange(nodes_[block].bare, 0);  // what is served has memory behind all of it
     BlockId rest = cut(block, granules);
+    nodes_[rest].bare = bare;
     lay(rest);
     ++total_.splits;
 }
@@ -236,14 +242,22 @@ bool Heap::lists_join(const Node& a, const Node& b) const {
 
 // Join a block with the one after it; both are out of the index. The lower one stays.
 void Heap::absorb(BlockId low, BlockId high) {
+    purge(nodes_[low]);
+    purge(nodes_[high]);
+    if (uint32_t space = segments_[nodes_[low].segment].space) {
+        // Memory that lies below both may be idle from now on.
+        uint64_t border = nodes_[high].address;
+        HandleId id = spaces_[space - 1]->handle(border);
+        if (id && handles_[id].address < border) handles_.queue(id);
+    }
+    unite(low, high);
+    ++total_.merges;
+}
+
+// The joining itself, with all that either waits for.
+void Heap::unite(BlockId low, BlockId high) {
     Node& a = nodes_[low];
     Node& b = nodes_[high];
-    purge(a);
-    purge(b);
-    if (uint32_t space = segments_[a.segment].space) {
-        // The handle across the border was not idle before, so whoever looked for one may have dropped it.
-        if (HandleId id = spaces_[space - 1]->handle(b.address)) handles_.queue(id);
-    }
     if (!a.more && !b.more && (!a.epoch || !b.epoch || a.stream == b.stream)) {
         if (!a.epoch) a.stream = b.stream;
         a.epoch = std::max(a.epoch, b.epoch);
@@ -256,25 +270,20 @@ void Heap::absorb(BlockId low, BlockId high) {
     a.after = b.after;
     if (a.after) nodes_[a.after].before = low;
     nodes_.release(high);
-    ++total_.merges;
 }
 
-// Join a block that is in no list with the free neighbours that it may join, and answer what became of it; with a `stream`,
-// with those that this stream may use at once.
-BlockId Heap::join(BlockId block, int64_t stream) {
-    auto usable = [&](BlockId other) {
-        return stream < 0 || eligible(nodes_[other], static_cast<uint32_t>(stream), Bound::Done);
-    };
+// Join a block that is in no list with the free neighbours that it may join, and answer what became of it.
+BlockId Heap::join(BlockId block) {
     // A join may make the next neighbour joinable (its streams finished meanwhile). The cascade is cut off to bound the
     // work under the lock; what is left is for later frees, or for merge().
     for (uint32_t joins_left = cascade; joins_left; --joins_left) {
         BlockId before = nodes_[block].before;
         BlockId after = nodes_[block].after;
-        if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block]) && usable(before)) {
+        if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block])) {
             index_remove(before);
             absorb(before, block);
             block = before;
-        } else if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after]) && usable(after)) {
+        } else if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after])) {
             index_remove(after);
             absorb(block, after);
         } else {

@@ -4,13 +4,13 @@
 // is placed where, and a program never needs more pages than if they all stayed.
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
 
 #include "heap.hpp"
 
 namespace asyncmem {
 
 namespace {
-constexpr uint32_t wide = 4096;    // candidates of one class looked at, as in take_foreign
 constexpr uint32_t patience = 32;  // handles in a row that are not ready, after which none is expected to be
 constexpr uint64_t parts = 32;     // of a request: a handle is no larger than one of them
 }  // namespace
@@ -29,10 +29,12 @@ public:
             HandleId id = next_;
             const Handle& handle = heap_.handles_[id];
             next_ = handle.newer;
-            if (!idle(handle)) {
+            if (kept(handle)) continue;
+            if (!heap_.idle(handle)) {
                 heap_.handles_.drop(id);
-            } else if (!kept(handle)) {
-                if (heap_.undone(handle.uses).empty()) return id;
+            } else if (heap_.uses(id).empty()) {
+                return id;
+            } else {
                 later_.push_back(id);
                 ++unready;
             }
@@ -41,65 +43,35 @@ public:
     }
 
     // What to wait for, so that handles of `nbytes` more are ready; nothing where there are not so many.
-    Entries waits(uint64_t nbytes) {
+    Entries waits(uint64_t nbytes, std::vector<Later>& later) {
         Entries all;
-        for (; next_; next_ = heap_.handles_[next_].newer) later_.push_back(next_);
-        for (HandleId id : later_) {
+        auto enough = [&](HandleId id) {
             const Handle& handle = heap_.handles_[id];
-            if (kept(handle) || !idle(handle)) continue;
-            all = joined(all, heap_.undone(handle.uses));
-            if (nbytes <= handle.nbytes) return all;
-            nbytes -= handle.nbytes;
-        }
+            if (kept(handle) || !heap_.idle(handle)) return false;
+            later.push_back({handle.nbytes, heap_.uses(id)});
+            for (const Entry& entry : later.back().uses) include(all, entry);
+            nbytes -= std::min(nbytes, handle.nbytes);
+            return nbytes == 0;
+        };
+        for (HandleId id : later_)
+            if (enough(id)) return all;
+        for (HandleId id = next_; id; id = heap_.handles_[id].newer)
+            if (enough(id)) return all;
         return {};
-    }
-
-    // The free block in which a handle lies as a whole, or 0.
-    BlockId block(const Handle& handle) {
-        if (free_.empty()) find_free();
-        auto above = free_.upper_bound(handle.address);
-        if (above == free_.begin()) return 0;
-        auto& [address, found] = *std::prev(above);
-        return handle.address + handle.nbytes <= found.second ? found.first : 0;
     }
 
     // Lift a handle that was answered; `to` is where it goes.
     Move lift(HandleId id, uint64_t to) {
         const Handle& handle = heap_.handles_[id];
-        Space& space = heap_.space_of(handle.segment);
-        auto found = std::prev(free_.upper_bound(handle.address));
-        auto [block, end] = found->second;
-        uint64_t top = handle.address + handle.nbytes;
-        heap_.lift(space, block, handle.address, handle.nbytes);
-        if (top < end) free_[top] = {heap_.nodes_[space.held[handle.address]].after, end};
-        if (found->first == handle.address) {
-            free_.erase(found);
-        } else {
-            found->second.second = handle.address;
-        }
+        heap_.lift(heap_.space_of(handle.segment), heap_.idle(handle), handle.address, handle.nbytes);
         heap_.handles_.drop(id);
         return {handle.segment, handle.address, handle.nbytes, to};
     }
 
 private:
-    bool idle(const Handle& handle) { return block(handle) != 0; }
     bool kept(const Handle& handle) const {
         return handle.segment == segment_ && handle.address < kept_.address + kept_.nbytes &&
                kept_.address < handle.address + handle.nbytes;
-    }
-
-    void find_free() {
-        for (const Arena& arena : {std::cref(heap_.arenas_[0]), std::cref(heap_.arenas_[1])}) {
-            if (!arena.space) continue;
-            uint32_t least = class_of(heap_.space_of(arena.space - 1).page() >> heap_.shift_);
-            for (auto& index : arena.by_key) {
-                if (!index) continue;
-                for (uint32_t cls = index->next(least); cls != FreeIndex::none; cls = index->next(cls + 1))
-                    for (const Candidate& one : index->at(cls))
-                        free_[one.address] = {one.node, one.address + heap_.bytes(heap_.nodes_[one.node])};
-            }
-        }
-        free_[UINT64_MAX] = {0, 0};  // so that it is done once
     }
 
     Heap& heap_;
@@ -107,38 +79,71 @@ private:
     uint32_t segment_;
     HandleId next_;
     std::vector<HandleId> later_;
-    std::map<uint64_t, std::pair<BlockId, uint64_t>> free_;  // large enough for a page, by address, with their ends
 };
 
+// The free block in which a handle lies as a whole, or 0.
+BlockId Heap::idle(const Handle& handle) const {
+    BlockId block = space_of(handle.segment).hole_at(handle.address);
+    const Node& node = nodes_[block];
+    return block && handle.address + handle.nbytes <= node.address + bytes(node) ? block : 0;
+}
+
 // The free block that placement would serve if memory were behind all of it.
-BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Reach reach) {
-    for (Bound bound : {Bound::Done, Bound::Recorded, Bound::Any}) {
-        if (static_cast<Reach>(bound) > reach) break;
-        Search search{granules, ask.stream, bound, wide};
+// Where nothing of other streams will do, that is what `take` finds: its own search, and none beyond.
+BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Foreign foreign) {
+    for (Reach reach : reaches) {
+        if (foreign == Foreign::Never && reach.window != narrow) break;
+        if (foreign != Foreign::Any && reach.bound == Bound::Any) break;
+        Search search{granules, ask.stream, reach.bound, reach.window};
         if (BlockId block = place(arena, search)) return block;
     }
     return 0;
 }
 
-// The free block at the end of what was used, made as large as the request needs; 0 when the space is too small. What is
-// free there already is left alone where the request may not have it.
-BlockId Heap::extend(Space& space, uint64_t granules, uint32_t stream, Reach reach) {
-    BlockId end = space.end;
-    if (!end) return 0;
-    BlockId last = nodes_[end].before;
-    if (last && (nodes_[last].state != State::Free || !eligible(nodes_[last], stream, static_cast<Bound>(reach)))) last = 0;
-    uint64_t more = space.up((granules << shift_) - (last ? bytes(nodes_[last]) : 0));
-    if (more > bytes(nodes_[end])) return 0;
-    space.end = more < bytes(nodes_[end]) ? cut(end, more >> shift_) : 0;
-    nodes_[end].state = State::Pending;
-    nodes_[end].bare = static_cast<uint32_t>(bytes(nodes_[end]) / space.page());
-    if (last) {
-        index_remove(last);
-        absorb(last, end);
-        end = last;
+// The free block at the end of what was used, made as large as the request needs; 0 when the space is too small.
+BlockId Heap::extend(Space& space, const Ask& ask, uint64_t granules, Foreign foreign) {
+    if (!space.end) return 0;
+    BlockId found = last_used(space, ask, foreign);
+    uint64_t need = granules << shift_, have = found ? bytes(nodes_[found]) : 0;
+    uint64_t more = space.up(need - std::min(need, have));
+    bool fits = more <= bytes(nodes_[space.end]);
+    if (fits && more) {
+        BlockId start = cut_end(space, more);
+        if (found) {
+            absorb(found, start);
+        } else {
+            found = start;
+        }
     }
-    index_add(end);
-    return end;
+    if (!found) return 0;
+    if (fits && foreign != Foreign::Any) {
+        // As a segment is born owing the stream that it was grown for: so it joins nothing that this one may not use.
+        store_entries(nodes_[found], joined(raw_entries(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
+    }
+    index_add(found);
+    return fits ? found : 0;
+}
+
+// The free block right before the end, out of the index and joined with what lies free before it; 0 where there is none that
+// may serve the request.
+BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
+    BlockId last = nodes_[space.end].before;
+    if (!last || nodes_[last].state != State::Free) return 0;
+    Bound bound = foreign == Foreign::Never ? Bound::Done : foreign == Foreign::Recorded ? Bound::Recorded : Bound::Any;
+    if (!eligible(nodes_[last], ask.stream, bound)) return 0;
+    index_remove(last);
+    purge(nodes_[last]);
+    return foreign == Foreign::Any ? join(last) : last;
+}
+
+// The first of a space's addresses that were never used, as a block in no list.
+BlockId Heap::cut_end(Space& space, uint64_t nbytes) {
+    BlockId start = space.end;
+    Node& node = nodes_[start];
+    space.end = nbytes < bytes(node) ? cut(start, nbytes >> shift_) : 0;
+    node.state = State::Pending;
+    node.bare = static_cast<uint32_t>(nbytes / space.page());
+    return start;
 }
 
 // The stretches of a block's lower part that have no memory.
@@ -156,20 +161,35 @@ std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nby
     return found;
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Reach reach) {
+bool Heap::has_addresses(const Ask& ask, Foreign foreign) {
     Settled settled(*this);
-    Plan plan;
     need_stream(ask.stream);
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    return find_addresses(ask, arena, granules, foreign);
+}
+
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
+    Settled settled(*this);
+    Plan plan;
+    need_stream(ask.stream);
+    if (ask.nbytes - 1 >= max_size) throw std::invalid_argument("size must be from 1 to 2**47 bytes");
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    if (!known_arena(arena)) throw std::invalid_argument("unknown arena");
     if (arena > 1 || !arenas_[arena].space) return plan;
     plan.segment = arenas_[arena].space - 1;
     Space& space = space_of(plan.segment);
-    BlockId block = find_addresses(ask, arena, granules, reach);
-    if (!block) block = extend(space, granules, ask.stream, reach);
+    BlockId block = find_addresses(ask, arena, granules, foreign);
+    if (!block) block = extend(space, ask, granules, foreign);
     if (!block) return plan;
-    // Up to the end of the last page, if that is bare: all of it is free then.
     plan.address = nodes_[block].address;
+    if (nodes_[block].segment != plan.segment) {  // an ordinary segment's, which another search has found
+        plan.segment = nodes_[block].segment;
+        plan.found = true;
+        return plan;
+    }
+    // Up to the end of the last page, if that is bare: all of it is free then.
     plan.nbytes = granules << shift_;
     if (!space.handle(plan.address + plan.nbytes - 1)) plan.nbytes = space.up(plan.address + plan.nbytes) - plan.address;
 
@@ -203,33 +223,13 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Reach reach) {
     }
     if (beyond > most) {
         plan.fresh.clear();
-        plan.waits = picking.waits(beyond - most);
+        plan.waits = picking.waits(beyond - most, plan.later);
         return plan;
     }
     plan.found = true;
     for (auto [id, to] : chosen) plan.moves.push_back(picking.lift(id, to));
     lift(space, block, plan.address, plan.nbytes);
     return plan;
-}
-
-Idle Heap::idle() const {
-    Settled settled(*this);
-    Idle all;
-    Picking picking(const_cast<Heap&>(*this), {0, 0}, 0);
-    for (const Handle& handle : handles_.all()) {
-        if (!handle.nbytes || !picking.block(handle)) continue;
-        all.nbytes += handle.nbytes;
-        all.uses = joined(all.uses, undone(handle.uses));
-    }
-    return all;
-}
-
-std::vector<uint32_t> Heap::unfenced() const {
-    std::lock_guard lock(lock_);
-    std::vector<uint32_t> found;
-    for (uint32_t s = 0; s < streams_.size(); ++s)
-        if (streams_[s]->stamped > std::max(streams_[s]->epochs.recorded, streams_[s]->epochs.done)) found.push_back(s);
-    return found;
 }
 
 Plan Heap::reclaim(uint64_t nbytes) {

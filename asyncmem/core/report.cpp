@@ -84,7 +84,7 @@ Counts Heap::counts() const {
         if (!segment.used || segment.container) continue;
         c.segments += segment.mapped > 0;
         const Node& first = nodes_[segment.first];
-        if (!segment.space && first.state == State::Free && !first.after) c.empty += segment.nbytes;
+        if (first.state == State::Free && !first.after && !segment.space) c.empty += segment.nbytes;
     }
     c.streams = streams_.size();
     for (uint32_t a = 0; a < ledger_.size(); ++a) c.accounts += ledger_[a].used;

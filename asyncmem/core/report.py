@@ -74,7 +74,7 @@ class HeapCounts(NamedTuple):
     cached_blocks: int
     """Blocks in the caches."""
     segments: int
-    """Segments added and not removed."""
+    """Segments added and not removed, and spaces that have memory."""
     streams: int
     """Streams known."""
     accounts: int
@@ -119,11 +119,11 @@ class Plan(NamedTuple):
     """
 
     segment: int
-    """The space that the request is to be served in."""
+    """The space that the request is to be served in, or an ordinary segment where nothing is to be done."""
     address: int
-    """Where; what is let go here afterwards serves the request."""
+    """Where; once this is let go, `take_foreign` serves the request here, and owes what the block still waits for."""
     nbytes: int
-    """How many bytes are lifted there, 0 where only memory is given back."""
+    """How many bytes are lifted there, 0 where memory is only given back, or nothing is to be done."""
     moves: tuple[Move, ...]
     """What is unmapped: its uses are done."""
     fresh: tuple[tuple[int, int], ...]
@@ -227,3 +227,74 @@ class RetireCounts(NamedTuple):
     """Fences not yet seen done."""
     foreign_takes: int
     """Buffers that took memory which another stream had used, and were ordered behind it."""
+
+
+class ReplaySample(NamedTuple):
+    """A replay at one moment; sizes in bytes."""
+
+    time_us: float
+    """Microseconds on the program's clock, with all that it waited so far."""
+    requested: int
+    """Live, as it was asked for."""
+    live: int
+    """Live, rounded to granules."""
+    reserved: int
+    """What is from the driver."""
+    largest_hole: int
+    """The largest stretch of memory that is in no use."""
+
+
+class ReplayWaste(NamedTuple):
+    """What was reserved and in no use when the most was reserved."""
+
+    nbytes: int
+    """All of it."""
+    largest: int
+    """The largest stretch."""
+    squares: float
+    """The sum of the squares of all stretches."""
+    stranded: tuple[int, ...]
+    """By stream: what waits for its unfinished work or lies in its cache, so that no other may take it at once."""
+
+
+class ReplayTally(NamedTuple):
+    """What became of a program that was replayed. Sizes are bytes, times microseconds where no other unit is named."""
+
+    completed: bool
+    """Whether every request was served; the first that was not ends the replay."""
+    failed_step: int
+    """Where it ended, if it did not complete,"""
+    failed_bytes: int
+    """and what was asked for there."""
+    peak_requested: int
+    """The most that was live at once, as it was asked for."""
+    peak_live: int
+    """The most that was live at once, rounded to granules."""
+    peak_reserved: int
+    """The most that was reserved at once."""
+    takes: int
+    """Blocks granted."""
+    frees: int
+    """Blocks freed."""
+    misses: int
+    """Requests that found nothing ready."""
+    foreign: int
+    """Requests for which a stream had to wait for another."""
+    waits: int
+    """How often the program waited for a fence,"""
+    wait_us: float
+    """and how long in all."""
+    calls: tuple[int, ...]
+    """Driver calls, by their place in the costs."""
+    driver_us: float
+    """What they cost in all."""
+    end_us: float
+    """The program's clock at the end."""
+    waste: ReplayWaste
+    """At the peak that `survey_at` names."""
+    samples: tuple[ReplaySample, ...]
+    """One a `sample_us`."""
+    loop_ns: float
+    """Nanoseconds that the replay took on this machine,"""
+    empty_loop_ns: float
+    """and that the same loop takes without a heap."""

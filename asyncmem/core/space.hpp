@@ -1,4 +1,4 @@
-// A space: a range of addresses, and the handles behind its pages.
+// A space: a range of addresses, the handles behind its pages, and its blocks that are out of the ordinary.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "handles.hpp"
+#include "holes.hpp"
 #include "node.hpp"
 
 namespace asyncmem {
@@ -28,6 +29,14 @@ public:
         for (uint64_t a = handle.address; a < handle.address + handle.nbytes; a += page()) at(a) = id;
     }
 
+    // How many pages of a range have no handle behind them.
+    uint32_t bare(uint64_t address, uint64_t nbytes) const {
+        uint64_t from = (address - address_) >> shift_, to = ((address + nbytes - 1 - address_) >> shift_) + 1;
+        uint64_t known = std::clamp<uint64_t>(pages_.size(), from, to);
+        const HandleId* pages = pages_.data();
+        return static_cast<uint32_t>((known > from ? std::count(pages + from, pages + known, 0u) : 0) + (to - known));
+    }
+
     // Each handle that has a byte in a range, in the order of addresses.
     template <class Look>
     void each(uint64_t address, uint64_t nbytes, const Handles& handles, Look look) const {
@@ -38,8 +47,14 @@ public:
         }
     }
 
+    // The page that a block is filed under in `holes`: its first whole one, if it has one.
+    uint64_t hole(uint64_t address) const { return (up(address) - address_) >> shift_; }
+    bool has_hole(uint64_t address, uint64_t nbytes) const { return up(address) + page() <= address + nbytes; }
+    BlockId hole_at(uint64_t address) const { return holes.below((address - address_) >> shift_); }
+
     BlockId end = 0;                   // the addresses that were never used; 0 when all were
     std::map<uint64_t, BlockId> held;  // blocks that are lifted or filling, by address
+    Holes holes;                       // blocks in the free index
 
 private:
     HandleId& at(uint64_t address) {

@@ -22,6 +22,7 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     if (!std::has_single_bit(page) || page < (uint64_t{1} << shift_)) refuse("a page must be a power of two of granules");
     if (!nbytes || nbytes > max_size || address + nbytes < address || ((address | nbytes) & (page - 1)))
         refuse("a space's address and size must be whole pages");
+    if (nbytes / page > UINT32_MAX) refuse("a space has at most 2**32 - 1 pages");
     spaces_.push_back(std::make_unique<Space>(address, page));
     Segment range{.address = address, .nbytes = nbytes, .arena = arena,
                   .space = static_cast<uint32_t>(spaces_.size()), .used = true};
@@ -30,7 +31,16 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     index_remove(block);
     nodes_[block].state = State::Bare;
     arenas_[arena].space = id + 1;
-    cached_below_ = std::min(cached_below_, page >> shift_);
+    paged_from_ = std::min(paged_from_, page >> shift_);
+    auto forget = [this](auto& cache) {
+        for (Bin& bin : cache.bins()) {
+            if (bin.granules < paged_from_) continue;
+            drain(cache, bin, UINT32_MAX);
+            bin = Bin{};
+        }
+    };
+    for (auto& stream : streams_) forget(stream->cache);
+    forget(shared_);
     return id;
 }
 
@@ -46,6 +56,9 @@ void Heap::remove_space(uint32_t segment) {
     }
     arenas_[segments_[segment].arena].space = 0;
     spaces_[segments_[segment].space - 1].reset();
+    paged_from_ = UINT64_MAX;
+    for (auto& one : spaces_)
+        if (one) paged_from_ = std::min(paged_from_, one->page() >> shift_);
     segments_[segment] = Segment{};
     free_segments_.push_back(segment);
 }
@@ -59,41 +72,48 @@ uint64_t Heap::bare_bytes(const Node& node) const { return node.bare * space_of(
 
 // How many pages have no memory behind them in the lower part of a block; such pages always lie wholly in it.
 uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
-    const Space& space = space_of(node.segment);
-    uint64_t end = node.address + nbytes;
-    uint32_t bare = 0;
-    for (uint64_t at = node.address; at < end;) {
-        HandleId id = space.handle(at);
-        bare += !id;
-        at = id ? handles_[id].address + handles_[id].nbytes : space.up(at + 1);
-    }
-    return bare;
+    return space_of(node.segment).bare(node.address, nbytes);
+}
+
+// What keeps a handle from being unmapped.
+Entries Heap::uses(HandleId id) const {
+    Entries undone;
+    handles_.each_use(id, [&](const Entry& entry) {
+        if (!is_done(entry)) undone.push_back(entry);
+    });
+    return undone;
 }
 
 // Note what a freed block still waits for at each handle that it lay on.
 void Heap::stamp(const Node& node) {
     auto note = [this](const Entry& use) {
-        uint64_t& stamped = streams_[use.stream]->stamped;
-        stamped = std::max(stamped, use.epoch);
+        uint64_t& latest = streams_[use.stream]->stamped;
+        latest = std::max(latest, use.epoch);
     };
     if (node.more) {
         for (const Entry& use : entry_pool_[node.more]) note(use);
     } else {
         note({node.stream, node.epoch});
     }
+    Handles::Touch touch(handles_);
     spaces_[segments_[node.segment].space - 1]->each(node.address, bytes(node), handles_, [&](HandleId id) {
-        handles_.touch(id);
-        Entries& uses = handles_[id].uses;
-        if (node.more) {
-            uses = joined(undone(std::move(uses)), undone(raw_entries(node)));
-        } else if (node.epoch) {
-            if (uses.size() == 1 && uses[0].stream == node.stream) {
-                uses[0].epoch = std::max(uses[0].epoch, node.epoch);
-            } else {
-                uses = joined(undone(std::move(uses)), {{node.stream, node.epoch}});
-            }
-        }
+        touch(id);
+        if (!node.more && (!node.epoch || handles_.use(id, {node.stream, node.epoch}))) return;
+        handles_.set_uses(id, joined(uses(id), raw_entries(node)));
     });
+}
+
+// File a free block that has a whole page in it, or take it out of the file.
+void Heap::file_hole(BlockId block, bool free) {
+    const Node& node = nodes_[block];
+    if (!segments_[node.segment].space) return;
+    Space& space = *spaces_[segments_[node.segment].space - 1];
+    if (!space.has_hole(node.address, bytes(node))) return;
+    if (free) {
+        space.holes.add(space.hole(node.address), block);
+    } else {
+        space.holes.remove(space.hole(node.address));
+    }
 }
 
 // Take a part of a free block out of the index, as blocks that are held: one for each stretch with memory, or without.
@@ -125,9 +145,11 @@ BlockId Heap::held_part(Space& space, uint64_t address, uint64_t nbytes, State s
     if (found == space.held.begin()) refuse("nothing is held there");
     BlockId block = (--found)->second;
     const Node& node = nodes_[block];
-    if (node.state != state || !nbytes || address + nbytes > node.address + bytes(node) || ((address | nbytes) & (space.page() - 1)))
+    uint64_t front = address - node.address;
+    if (node.state != state || !nbytes || front >= bytes(node) || nbytes > bytes(node) - front ||
+        ((address | nbytes) & (space.page() - 1)))
         refuse("the range is not held, or not in this state");
-    if (uint64_t front = address - node.address) space.held[address] = block = cut(block, front >> shift_);
+    if (front) space.held[address] = block = cut(block, front >> shift_);
     if (bytes(nodes_[block]) > nbytes) space.held[address + nbytes] = cut(block, nbytes >> shift_);
     return block;
 }
@@ -150,7 +172,7 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
     HandleId id = space.handle(address);
     const Handle& handle = handles_[id];
     if (!id || handle.address != address || handle.nbytes != nbytes) refuse("a handle is unmapped as a whole");
-    if (!undone(handle.uses).empty()) refuse("the handle is still in use");
+    if (!uses(id).empty()) refuse("the handle is still in use");
     nodes_[held_part(space, address, nbytes, State::Lifted)].state = State::Filling;
     space.set_handle(handle, 0);
     handles_.remove(id);
@@ -159,9 +181,8 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
     reserved_ -= nbytes;
 }
 
-void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes, int64_t stream) {
+void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
     Settled settled(*this);
-    if (stream >= 0) need_stream(stream);
     Space& space = space_of(segment);
     auto found = space.held.find(address);
     BlockId first = found == space.held.end() ? 0 : found->second;
@@ -171,28 +192,88 @@ void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes, int64_t s
         end += bytes(nodes_[block]);
     }
     if (!nbytes || end != address + nbytes) refuse("the range is not held");
-    for (BlockId block = first; block;) {
-        Node& node = nodes_[block];
-        bool filled = node.state == State::Lifted;
-        if (filled) lifted_ -= bytes(node);
-        node.state = State::Pending;
-        node.bare = filled ? 0 : static_cast<uint32_t>(bytes(node) / space.page());
-        space.held.erase(node.address);
-        if (block != first) absorb(first, block);
-        bool more = nodes_[first].address + bytes(nodes_[first]) < end;
-        block = more ? nodes_[first].after : 0;
+    ledger_.close_up();  // what has come is for whoever waits
+    for (BlockId block = first, next; block; block = next) {
+        next = nodes_[block].address + bytes(nodes_[block]) < end ? nodes_[block].after : 0;
+        unhold(space, block);
+        index_add(reunite(block));
     }
     space.each(address, nbytes, handles_, [this](HandleId id) { handles_.queue(id); });
-    index_add(join(first, stream));
-    ledger_.close_up();  // what has come is for whoever waits
+}
+
+void Heap::unhold(Space& space, BlockId block) {
+    Node& node = nodes_[block];
+    bool filled = node.state == State::Lifted;
+    if (filled) lifted_ -= bytes(node);
+    node.state = State::Pending;
+    node.bare = filled ? 0 : static_cast<uint32_t>(bytes(node) / space.page());
+    space.held.erase(node.address);
+}
+
+// Whether neighbours are parts of one block: they wait for the same, and not merely for nothing any more. Free blocks that
+// lie apart because of what they waited for once stay so, as if nothing had been lifted.
+bool Heap::belong(const Node& a, const Node& b) const {
+    if (!key_of(a) || !key_of(b)) return true;
+    if (a.more || b.more) return a.more && b.more && entry_pool_[a.more] == entry_pool_[b.more];
+    return a.stream == b.stream;
+}
+
+// Join a block that was held with the free neighbours that it belongs to, and answer what became of it.
+BlockId Heap::reunite(BlockId block) {
+    BlockId before = nodes_[block].before;
+    if (before && nodes_[before].state == State::Free && belong(nodes_[before], nodes_[block])) {
+        index_remove(before);
+        unite(before, block);
+        block = before;
+    }
+    BlockId after = nodes_[block].after;
+    if (after && nodes_[after].state == State::Free && belong(nodes_[block], nodes_[after])) {
+        index_remove(after);
+        unite(block, after);
+    }
+    return block;
 }
 
 std::vector<HandleInfo> Heap::handles() const {
     std::lock_guard lock(lock_);
     std::vector<HandleInfo> all;
-    for (const Handle& handle : handles_.all())
-        if (handle.nbytes) all.push_back({handle.segment, handle.address, handle.nbytes, undone(handle.uses)});
+    for (HandleId id = 1; id < handles_.all().size(); ++id)
+        if (const Handle& handle = handles_[id]; handle.nbytes)
+            all.push_back({handle.segment, handle.address, handle.nbytes, uses(id)});
     return all;
+}
+
+Idle Heap::idle_memory() const {
+    Settled settled(*this);
+    Idle all;
+    for (HandleId id = 1; id < handles_.all().size(); ++id) {
+        const Handle& handle = handles_[id];
+        if (!handle.nbytes || !idle(handle)) continue;
+        all.nbytes += handle.nbytes;
+        for (const Entry& use : uses(id)) include(all.uses, use);
+    }
+    return all;
+}
+
+std::vector<uint32_t> Heap::unfenced() const {
+    std::lock_guard lock(lock_);
+    std::vector<uint32_t> found;
+    for (uint32_t s = 0; s < streams_.size(); ++s) {
+        const Epochs& epochs = streams_[s]->epochs;
+        if (streams_[s]->stamped > std::max(epochs.done, epochs.recorded)) found.push_back(s);
+    }
+    return found;
+}
+
+uint64_t Heap::spread() const {
+    std::lock_guard lock(lock_);
+    uint64_t total = 0;
+    for (const Segment& segment : segments_) {
+        if (!segment.used || segment.container) continue;
+        BlockId end = segment.space ? spaces_[segment.space - 1]->end : 0;
+        total += segment.nbytes - (end ? bytes(nodes_[end]) : 0);
+    }
+    return total;
 }
 
 // Every block that is in use lies on memory, a free one tells of its holes, and pages, handles and bytes agree.
@@ -207,6 +288,8 @@ std::string Heap::check_space(uint32_t id) const {
         if (bare != (empty ? bytes(node) : node.state == State::Free ? bare_bytes(node) : 0))
             return "a block's memory is not what it says";
         mapped += bytes(node) - bare;
+        bool hole = node.state == State::Free && space.has_hole(node.address, bytes(node));
+        if (hole && space.hole_at(space.up(node.address)) != block) return "a free block that is not found by its pages";
         if (node.state == State::Bare && (block != space.end || node.after)) return "unused addresses that are not the end";
         if (node.state != State::Lifted && node.state != State::Filling) continue;
         auto found = space.held.find(node.address);
@@ -215,9 +298,18 @@ std::string Heap::check_space(uint32_t id) const {
     }
     if (mapped != segment.mapped) return "a space's mapped bytes differ from its blocks";
     if (held != space.held.size()) return "a space knows blocks that are not there";
+    return check_handles(id) == mapped ? "" : "a space's handles differ from what is mapped, or one is idle and not queued";
+}
+
+// The bytes of a space's handles; 0 when one is neither in use nor in the queue of those that are not.
+uint64_t Heap::check_handles(uint32_t segment) const {
     uint64_t total = 0;
-    for (const Handle& handle : handles_.all()) total += handle.segment == id ? handle.nbytes : 0;
-    return total == mapped ? "" : "a space's handles differ from what is mapped";
+    for (const Handle& handle : handles_.all()) {
+        if (handle.segment != segment) continue;
+        if (handle.nbytes && !handle.queued && idle(handle)) return 0;
+        total += handle.nbytes;
+    }
+    return total;
 }
 
 }  // namespace asyncmem

@@ -7,7 +7,7 @@ was seen: bytes taken per second, times how long the device needs to give more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SMALL, LARGE = 0, 1
 _SMALLEST_SEGMENTS = 2  # the first segment for small requests holds two of the largest of them
@@ -15,8 +15,7 @@ _LEAD = 4.0  # keep ahead by this many times what is taken while one growth runs
 _KEEP = 0.5  # weight of the newest sample in the averages
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What stands against growth, in bytes.
 
     Attributes:

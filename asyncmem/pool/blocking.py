@@ -81,7 +81,7 @@ class BlockingCalls:
             if head is not waiting:
                 return self._behind(head, waiting)
             # On a loop's thread growth would hold the loop: there everything else comes first.
-            enough = flow.supply.should_tidy(waiting.pieces, first=waiting.home is not None)
+            enough = flow.supply.should_tidy(waiting, first=waiting.home is not None)
             tidied = enough and flow.ladder.tidy()
             errand = None if tidied else flow.ladder.grow_for(waiting)
             flow.set_gates()

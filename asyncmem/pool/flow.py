@@ -60,12 +60,12 @@ class Flow(Desk):
 
     Attributes:
         closed: The error of a closed pool, or None.
-        busy: Whether an errand for the queue is under way.
     """
 
     if TYPE_CHECKING:  # the core keeps these, and tells none of their types
         pool: AsyncMemoryPool
         home: Home | None
+        budgets: list[Budget]
 
     def __init__(
         self,
@@ -90,8 +90,7 @@ class Flow(Desk):
         self.held = pool.holdings.table()
         self.kinds = Waiting, Request
         self.named = named_owner
-        self.busy = False
-        self.budgets: list[Budget] = []
+        self.budgets = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
@@ -99,7 +98,7 @@ class Flow(Desk):
         self.upkeep = Upkeep(self)
         self.submit = submit
         self._tried: Waiting | None = None
-        self._owed: list[Callable[[], None]] = []
+        self._owed = []
         self._notes = [partial(self._noticed, flags) for flags in range(8)]
         self._emptied: Latch[None] | None = None
         self._owner_blocks = 0
@@ -129,7 +128,7 @@ class Flow(Desk):
             elif self._anyone_before(share):
                 self._queue_up(waiting, share)
                 self._changed = True
-            elif not self._grant_at_once(waiting):
+            elif (share.may_wait and not self.supply.may_hold(waiting.total)) or not self._grant_at_once(waiting):
                 self._queue_up(waiting, share)
                 self._changed, self._tried = True, waiting
         finally:
@@ -364,7 +363,7 @@ class Flow(Desk):
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
                 self.upkeep.shrink()
-        self._left_over = self.core.reserved() - self.core.live()
+        self._left_over = self._room()
         self.set_gates()
 
     def _tried_alone(self) -> bool:
@@ -429,6 +428,7 @@ class Flow(Desk):
         self.count_passed()
         share.queue.join(waiting)
         self.core.set_gate(share._account, True)
+        self._left_over = self._room()
 
     def _anyone_before(self, share: Share) -> bool:
         return share.may_wait and not (self.queue.empty and share.queue.empty)
@@ -466,7 +466,7 @@ class Flow(Desk):
             return True
         if self.busy or head.inline:
             return False
-        if self.supply.should_tidy(head.pieces) and self.ladder.tidy():
+        if self.supply.should_tidy(head) and self.ladder.tidy():
             return True
         if self.ladder.flush_for(head):
             return True
@@ -480,7 +480,7 @@ class Flow(Desk):
 
     def _provide_behind(self, head: Waiting) -> None:
         # What the limit leaves is too little for the head. In segments it would be there, and serve who may overtake.
-        if self.supply.certain:
+        if not self.supply.by_pages:
             return
         for waiting in self.queue.behind(head, self.supply.limit - self.core.live()):
             errand = None if waiting.inline else self.ladder.grow_for(waiting)
@@ -491,7 +491,16 @@ class Flow(Desk):
     def may_grow_behind(self, waiting: Waiting) -> bool:
         """Say whether a request behind the head may have memory made for it (with the turn held)."""
         room = self.supply.limit - self.core.live()
-        return not self.supply.certain and waiting.total <= room and self.queue.may_overtake(waiting)
+        return self.supply.by_pages and waiting.total <= room and self.queue.may_overtake(waiting)
+
+    def _provide_alone(self, waiting: Waiting) -> None:
+        """Send for growth for a newcomer who wants more than is free and stands before nobody."""
+        errand = self.ladder.grow_for(waiting)
+        if errand is None:
+            self._changed = True
+        else:
+            self._send(errand)
+            self.set_gates()
 
     def _send(self, errand: Errand) -> None:
         self.busy = True
@@ -519,10 +528,10 @@ class Flow(Desk):
         try:
             errand()
         finally:
-            with self.turn:
-                self.busy = False
-                self.changed()
-                self.blocking.errand_ended()
+            self._errand_over()
+
+    def _let_look_again(self) -> None:
+        self.blocking.errand_ended()
 
 
 def _is_plain(options: PoolOptions) -> bool:

@@ -17,7 +17,7 @@ from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies
 from asyncmem.pool.flow import Flow
 from asyncmem.pool.latch import Latch
-from asyncmem.pool.paging import PagedSupply, pages
+from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.supply import Supply
 from asyncmem.pool.worker import TICK
 
@@ -71,7 +71,7 @@ class House:
         self.worker.start()
 
     def _make_supply(self, turn: Turn) -> Supply:
-        kind = PagedSupply if pages(self.device, self.options) else Supply
+        kind = PagedSupply if self.options.segments == "paged" else Supply
         supply = kind(self.core, self.device, self.retire, turn, self.options)
         supply.limit = self.ceiling(self.options)
         # A limit in bytes has been thought about; else something is left for others, where memory is not the host's.
@@ -125,7 +125,7 @@ class House:
 
     def look_after(self) -> float | None:
         """Do what is due, on the worker's thread; answers in how many seconds to come again, or None for never."""
-        pause = self.flow.supply.beat()
+        pause = self.flow.upkeep.beat()
         now = time.monotonic()
         if now >= self._due:
             self._due = now + TICK

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from asyncmem.errors import DeviceError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from asyncmem.engine.retire import Entry
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
-    from asyncmem.pool.supply import Order
     from asyncmem.pool.waiting import Waiting
+
+    Errand = Callable[[], None]
 
 _RETRIES = 16  # how often `on_oom` may ask for another try of one request
 
@@ -35,34 +35,36 @@ class Ladder:
         self._supply = flow.supply
         self.rungs = flow.tally.rungs
 
-    def grow_for(self, waiting: Waiting) -> Callable[[], None] | None:
+    def grow_for(self, waiting: Waiting) -> Errand | None:
         """Answer the errand that gets all of a request from the device, or None where the limit forbids it.
 
         Captured work cannot wait for anything, so before that its request has the host wait for free memory.
         """
-        patience = self._supply.patience_for(waiting)
-        if patience is not None:
-            return partial(self._wait, *patience, waiting)
-        order = self._supply.order_for(waiting)
-        if order is not None:
+        if self._supply.by_pages:
+            self._flow.upkeep.wake()
+            wait = self._supply.patience_for(waiting)
+            if wait is not None:
+                return partial(self._wait, wait, waiting)
+        growth = self._supply.growth_for(waiting)
+        if growth is not None:
             waiting.provided = True
-            return partial(self._grow, order, waiting)
+            return partial(self._grow, growth, waiting)
         if waiting.capture is not None and not waiting.capture.settled:
             return partial(self._settle, waiting, waiting.capture)
         return None
 
-    def make_room_for(self, waiting: Waiting) -> Callable[[], None] | None:
+    def make_room_for(self, waiting: Waiting) -> Errand | None:
         """Answer the errand that turns free memory into what a request needs, or None where only others can help.
 
         Comes after `tidy`. What is given back makes room for growth that holds the whole request, so the two rungs
         cannot undo each other for ever.
         """
-        fences = self._supply.fences_for(waiting)
-        if fences:
-            return partial(self._wait, fences, None, waiting)
-        order = self._supply.order_part(waiting.pieces, waiting.stream)
-        if order is not None:
-            return partial(self._grow, order, waiting)
+        wait = self._supply.wait_for(waiting)
+        if wait is not None:
+            return partial(self._wait, wait, waiting)
+        growth = self._supply.part_for(waiting)
+        if growth is not None:
+            return partial(self._grow, growth, waiting)
         give_back = self._supply.detach_for(waiting.total)
         return None if give_back is None else partial(self._trim, give_back, waiting)
 
@@ -71,7 +73,7 @@ class Ladder:
 
         That is memory of the other size class, and another stream's that is not done with it.
         """
-        if waiting.pressed or self._supply.certain:
+        if waiting.pressed or not self._supply.by_pages:
             return False
         waiting.pressed = True
         return True
@@ -84,22 +86,22 @@ class Ladder:
         return any(found.values())
 
     def flush_for(self, waiting: Waiting) -> bool:
-        """Empty the caches where enough is free for a request; says whether that changed anything.
+        """Empty the caches where that may serve a request; says whether that changed anything.
 
         Unlike the rest of `tidy` it makes no stream wait for another, so it comes before growth in any case.
         """
-        gain = self._core.flush() if self._supply.may_hold(waiting.total) else 0
+        gain = self._core.flush() if self._supply.should_flush(waiting) else 0
         self.rungs["flush"] += gain > 0
         return gain > 0
 
-    def last_errand(self, waiting: Waiting) -> Callable[[], None]:
+    def last_errand(self, waiting: Waiting) -> Errand:
         """Answer the last rungs for a request that would fail otherwise: they end in another try or in its error."""
         return partial(self._give_up, waiting)
 
-    def _grow(self, order: Order, waiting: Waiting | None) -> None:
+    def _grow(self, growth: Errand, waiting: Waiting | None) -> None:
         self.rungs["grow"] += 1
         try:
-            self._supply.fill(order)
+            growth()
         except OutOfMemoryError:
             return  # noted by the supply; the next rung is another errand
         except DeviceError as error:
@@ -108,10 +110,10 @@ class Ladder:
             if waiting is not None:
                 waiting.provided = False
 
-    def _wait(self, entries: Sequence[Entry], timeout: float | None, waiting: Waiting) -> None:
+    def _wait(self, wait: Errand, waiting: Waiting) -> None:
         self.rungs["wait"] += 1
         try:
-            self._supply.wait(entries, timeout)
+            wait()
         except DeviceError as error:
             self._flow.fail(waiting, error)
 
@@ -152,10 +154,10 @@ class Ladder:
                 return
         self._flow.fail(waiting, OutOfMemoryError(facts))
 
-    def grow_ahead(self, order: Order) -> Callable[[], None]:
+    def grow_ahead(self, growth: Errand) -> Errand:
         """Answer the errand for growth that nobody waits for yet."""
-        return partial(self._grow, order, None)
+        return partial(self._grow, growth, None)
 
-    def trim(self, give_back: Callable[[], int]) -> Callable[[], None]:
+    def trim(self, give_back: Callable[[], int]) -> Errand:
         """Answer the errand that gives memory back when nobody waits."""
         return partial(self._trim, give_back, None)

@@ -32,7 +32,7 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         pressure=Pressure.of(counts.live / max(supply.limit, 1)),
         allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
         cached_bytes=counts.reserved - counts.live,
-        inactive_split_bytes=counts.reserved - counts.live - counts.empty - core.idle()[0],
+        inactive_split_bytes=counts.reserved - counts.live - counts.empty - core.idle_memory()[0],
         pending_fence_bytes=core.pending(),
         exported_bytes=core.exported_bytes, pinned_bytes=flow.pins.nbytes,
         captured_bytes=flow.captures.nbytes, largest_hole=largest_hole(core),

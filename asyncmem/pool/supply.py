@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
@@ -23,13 +22,14 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Core, Turn
     from asyncmem.devices import Device, Segment, Stream
-    from asyncmem.engine.retire import Entry, Retire
+    from asyncmem.engine.retire import Retire
     from asyncmem.options import PoolOptions
     from asyncmem.pool.waiting import Waiting
 
+    Errand = Callable[[], None]
 
-@dataclass(frozen=True, slots=True)
-class Order:
+
+class Order(NamedTuple):
     """Growth that has been decided and counts against the limit.
 
     Attributes:
@@ -45,8 +45,7 @@ class Order:
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(NamedTuple):
     """A segment that has left the heap and still has to go back to the device.
 
     Attributes:
@@ -71,10 +70,10 @@ class Supply:
         refused: The smallest need that the device refused since something last changed, or None.
         grows: Segments that came.
         trims: Segments that went.
-        certain: Whether `can_order` knows, and does not only guess.
+        by_pages: Whether memory comes by pages, so that what is mapped says little of what is free.
     """
 
-    certain = True
+    by_pages = False
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         self._core = core
@@ -101,7 +100,6 @@ class Supply:
         self.stranded: list[Return] = []  # what the device did not take back; offered again with the next
         self._in_arena = [0, 0]
         self._arena_of: dict[int, int] = {}
-        self._grown = 0.0
         self._last_stream = 0  # whose request brought the newest segment
 
     def reconfigure(self, options: PoolOptions, limit: int) -> None:
@@ -131,23 +129,25 @@ class Supply:
         """Bytes that somebody is giving back to the device just now."""
         return self.leaving - sum(one.segment.nbytes for one in self.stranded)
 
-    def wait(self, entries: Sequence[Entry], timeout: float | None = None) -> None:
-        """Wait on this thread (blocks) until the host has seen uses of memory done, or for so many seconds."""
-        self._retire.settle(entries, timeout)
-
-    def order_for(self, waiting: Waiting) -> Order | None:
-        """Decide on growth that holds all of a request; None where the limit or the device forbids it."""
-        return self.order(waiting.pieces, waiting.stream)
-
-    def fences_for(self, waiting: Waiting) -> Sequence[Entry]:  # noqa: ARG002  # segments are not waited for
-        """Answer the uses of free memory to wait for before anything else is tried."""
-        return ()
-
-    def patience_for(self, waiting: Waiting) -> tuple[Sequence[Entry], float] | None:  # noqa: ARG002  # likewise
-        """Answer the uses of free memory to wait for before growing, and the most seconds for that; None for none."""
+    def patience_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
+        """Answer the wait for free memory that comes before growth, or None."""
         return None
 
-    def order(self, sizes: Sequence[int], stream: int) -> Order | None:
+    def growth_for(self, waiting: Waiting) -> Errand | None:
+        """Answer the errand that gets memory for all of a request; None where the limit or the device forbids it."""
+        return self._errand(self._order(waiting.pieces, waiting.stream))
+
+    def wait_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
+        """Answer the wait after which there is enough for a request that growth is refused, or None."""
+        return None
+
+    def _errand(self, order: Order | None) -> Errand | None:
+        if order is None:
+            return None
+        self.coming += order.nbytes
+        return partial(self._fill, order)
+
+    def _order(self, sizes: Sequence[int], stream: int) -> Order | None:
         """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it.
 
         Growth that is there to keep streams apart adds no more than `overlap` allows.
@@ -155,29 +155,38 @@ class Supply:
         need = sum(sizes)
         apart = self.overlap > 0 and len(self._core.stream_objects) > 1 and self._free() >= need
         most = need + max(0, self._slack() - self.coming) if apart else None
-        return self._count(self._plan(need, self.growth.arena(max(sizes)), stream, most))
+        return self._plan(need, self.growth.arena(max(sizes)), stream, most)
 
-    def order_part(self, sizes: Sequence[int], stream: int) -> Order | None:
-        """Decide on growth for the largest of these sizes, where the free memory may hold the others."""
+    def part_for(self, waiting: Waiting) -> Errand | None:
+        """Answer growth for the largest part of a request, where the free memory may hold the others."""
+        sizes = waiting.pieces
         total, largest = sum(sizes), max(sizes)
         if len(sizes) == 1 or self._core.reserved() - self._core.live() + largest < total:
             return None
-        return self._count(self._plan(largest, self.growth.arena(largest), stream))
+        return self._errand(self._plan(largest, self.growth.arena(largest), waiting.stream))
 
     def can_order(self, sizes: Sequence[int]) -> bool:
-        """Say whether `order` would answer one."""
+        """Say whether growth that holds all of these could be had."""
         return self._plan(sum(sizes), self.growth.arena(max(sizes)), 0) is not None
 
-    def would_overlap(self, sizes: Sequence[int]) -> bool:
+    def keeps_apart(self, waiting: Waiting) -> bool:
         """Say whether to grow before a stream is made to wait for another: little is free, and growth can be had."""
-        return self.overlap > 0 and self._slack() >= 0 and self.can_order(sizes)
+        # A caller who does not await would have its loop wait for the device, which is worse than a stream that waits.
+        on_loop = waiting.inline and waiting.home is not None
+        if not waiting.share.may_wait or on_loop or waiting.pressed:
+            return False
+        return self.overlap > 0 and self._slack() >= 0 and self.can_order(waiting.pieces)
 
-    def should_tidy(self, sizes: Sequence[int], *, first: bool = False) -> bool:
+    def should_flush(self, waiting: Waiting) -> bool:
+        """Say whether to empty caches before growing: enough is free."""
+        return self.may_hold(waiting.total)
+
+    def should_tidy(self, waiting: Waiting, *, first: bool = False) -> bool:
         """Say whether to make the most of what is free before growing: there is enough, and more than `overlap`.
 
         With `first`, enough will do.
         """
-        need = sum(sizes)
+        need = waiting.total
         if not self.may_hold(need) or not (first or self._slack() < 0):
             return False
         # One stream's free memory is joined at each free as it is: all that can be gained are its caches.
@@ -194,16 +203,11 @@ class Supply:
     def _free(self) -> int:
         return self._core.reserved() - self._core.live()
 
-    def _count(self, order: Order | None) -> Order | None:
-        if order is not None:
-            self.coming += order.nbytes
-        return order
-
-    def order_ahead(self) -> Order | None:
-        """Decide on growth ahead of need, when less than the headroom is free; None where there is enough."""
+    def growth_ahead(self) -> Errand | None:
+        """Answer growth ahead of need, when less than the headroom is free; None where there is enough."""
         wanted = max(self.growth.headroom(), self.pregrow - self._core.reserved() - self.coming)
         free = self._core.free_bytes() + self._core.cached_bytes() + self.coming
-        return self.order([wanted - free], self._last_stream) if wanted > free else None
+        return self._errand(self._order([wanted - free], self._last_stream)) if wanted > free else None
 
     def _plan(self, need: int, arena: int, stream: int, most: int | None = None) -> Order | None:
         if self.refused is not None and need >= self.refused:
@@ -211,7 +215,7 @@ class Supply:
         nbytes = self.growth.plan(need, arena, self._in_arena[arena], self.room(), most)
         return None if nbytes is None else Order(nbytes, min(need, nbytes), arena, stream)
 
-    def fill(self, order: Order) -> None:
+    def _fill(self, order: Order) -> None:
         """Carry out an order (blocks): ask the device, then put the segment into the heap.
 
         Raises:
@@ -252,7 +256,7 @@ class Supply:
             fit = stream is not None and stream.lasting and not stream.capturing()
         except DeviceError:
             fit = False
-        return order if fit else replace(order, stream=self.quiet())
+        return order if fit else order._replace(stream=self.quiet())
 
     def _ask(self, order: Order) -> Segment:
         self.memory = memory = self._device.memory()
@@ -332,23 +336,23 @@ class Supply:
 
         What the device did not take back before is offered again in any case.
         """
+        again = self.retry if self.stranded else None
         room = self.room().left() or 0
         missing = need - room
         empty = sum(one[2] for one in self._core.empty_segments())
         if empty == 0 or (self.refused is None and empty < missing):
-            return self.retry if self.stranded else None
-        return self.detach(max(missing, 1) if self.refused is None else None) or (self.retry if self.stranded else None)
+            return again
+        return self.detach(max(missing, 1) if self.refused is None else None) or again
 
     def retry(self) -> int:
         """Offer again what the device did not take back (blocks); answers the bytes."""
         return self._give_back([])
 
-    def end(self) -> None:
-        """End what is kept beside segments, once everything has been given back."""
+    def fence_frees(self) -> None:
+        """Record fences behind what was freed on pages: segments have no use for them."""
 
-    def beat(self) -> float | None:
-        """Do what is due every few milliseconds; answer the seconds until the next time, or None for nothing."""
-        return None
+    def end(self) -> None:
+        """End what is kept beside segments, once everything has been given back (with the turn held)."""
 
     def _give_back(self, returns: list[Return]) -> int:
         """Give segments back to the device (blocks): after every use of them is seen done.

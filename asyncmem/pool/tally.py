@@ -11,7 +11,6 @@ class Tally(Waits):
     """Counters of one pool, budget or lease, changed under the pool's turn; the names are those of `PoolStats`."""
 
     def __init__(self) -> None:
-        self.misses = 0
         self.handed_back = 0
         self.timeouts = 0
         self.cancellations = 0

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from asyncmem.pool.flow import Flow
 
 _ARENAS = ("small", "large")
+_BEAT = 0.004  # seconds between looks at the pages of a pool in use
+_CACHED = 5  # for so many of them blocks stay in caches at most
+_MERGE_RATIO = 32  # live blocks for each free, up to which all are looked at for neighbours to join
 
 
 class Upkeep:
@@ -25,15 +28,51 @@ class Upkeep:
         self._core = flow.core
         self._supply = flow.supply
         self._ahead = False
+        self._awake = False  # the worker looks after pages every few milliseconds
+        self._beats = 0
+        self._frees = self._unmerged = 0
+
+    def wake(self) -> None:
+        """Have the worker look after pages from now on, for as long as memory is freed (with the turn held)."""
+        if not self._awake:
+            self._awake = True
+            self._flow.owe(partial(self._flow.submit, _nothing))
+
+    def beat(self) -> float | None:
+        """Look after pages; answer in how many seconds to do so again, or None where nothing happens any more.
+
+        Caches keep memory from being moved, and what one stream freed is all streams' only once it is joined. That is
+        seen to here, by the clock, and not when pages are short: so blocks lie as if no page were ever taken back.
+        """
+        if not self._supply.by_pages:
+            return None
+        self._awake = False
+        self._supply.fence_frees()
+        counts = self._core.counts()
+        over = counts.frees == self._frees and not self._flow.retire.counts().open_fences
+        self._beats += 1
+        self._unmerged += counts.frees - self._frees
+        self._frees = counts.frees
+        with self._flow.turn:
+            gained = 0
+            if over or self._beats % _CACHED == 0:
+                gained += self._core.flush()
+            if self._unmerged * _MERGE_RATIO >= counts.live_blocks and len(self._core.stream_objects) > 1:
+                gained += self._core.merge()
+                self._unmerged = 0
+            if gained and len(self._flow.queue):
+                self._flow.changed()
+            self._awake = self._awake or not over
+        return None if over else _BEAT
 
     def grow_ahead(self) -> None:
         """Send for growth when free memory has fallen below the headroom (with the turn held)."""
         if self._ahead or self._flow.busy or self._flow.closed is not None:
             return
-        order = self._supply.order_ahead()
-        if order is not None:
+        growth = self._supply.growth_ahead()
+        if growth is not None:
             self._ahead = True
-            errand = self._flow.ladder.grow_ahead(order)
+            errand = self._flow.ladder.grow_ahead(growth)
             self._flow.owe(partial(self._flow.submit, partial(self._run_ahead, errand)))
 
     def _run_ahead(self, errand: Callable[[], None]) -> None:
@@ -139,6 +178,10 @@ class Upkeep:
             _hold(flow.queue.bytes == sum(one.nbytes for one in flow.queue), "the queue's bytes are miscounted")
             for budget in flow.budgets:
                 budget.check(waiting)
+
+
+def _nothing() -> None:
+    """Stand for a job: what matters is what the worker does after it."""
 
 
 def _hold(truth: bool, text: str) -> None:

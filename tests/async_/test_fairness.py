@@ -101,6 +101,38 @@ def test_large_requests_are_overtaken_by_no_more_than_the_bypass_budget(virtuall
     assert 0 < overtaking.worst <= 2 * LIMIT
 
 
+@pytest.mark.hazard("H7")
+@pytest.mark.parametrize("budget", [0, 2 * MIB, 5 * MIB])
+def test_hits_that_pass_growth_keep_to_the_same_budget(virtually: Run, budget: int) -> None:
+    """Where memory goes and comes all the time, those who hit meanwhile pass each large one by no more than that."""
+    overtaking, ended, passed = Overtaking(), anyio.Event(), 0
+
+    async def main() -> None:
+        nonlocal passed
+        limit = 64 * MIB
+        async with stepped_pool(limit, segment_size=MIB, bypass=budget / limit) as pool:
+            async with anyio.create_task_group() as group:
+                group.start_soon(trim_often, pool)
+                async with anyio.create_task_group() as askers:
+                    for number in range(8):
+                        askers.start_soon(overtaking.ask_often, pool, random.Random(number), 1, 100)
+                    for number in range(4):
+                        askers.start_soon(overtaking.ask_often, pool, random.Random(-number), 20, 25)
+                ended.set()
+            passed = pool.stats().bypassed_bytes
+            whole(pool)
+
+    async def trim_often(pool: AsyncMemoryPool) -> None:
+        while not ended.is_set():
+            await pool.trim()
+            await anyio.sleep(0.3)
+
+    virtually(main)
+    assert overtaking.large == 100
+    assert overtaking.worst <= budget
+    assert (passed > 0) == (budget > 0)
+
+
 class Overtaking:
     """Counts, for every large request, the bytes granted to later ones before it."""
 

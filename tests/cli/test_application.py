@@ -22,11 +22,11 @@ def test_help_lists_every_command(invoke: Invoke) -> None:
     """`asyncmem --help` names the commands, each with the first sentence of its docstring."""
     result = invoke("--help")
     assert result.exit_code == 0
-    for name in ("doctor", "demo", "bench"):
+    for name in ("doctor", "demo", "bench", "replay"):
         assert f"\n  {name} " in result.output
 
 
-@pytest.mark.parametrize("command", ["doctor", "demo", "bench"])
+@pytest.mark.parametrize("command", ["doctor", "demo", "bench", "replay"])
 def test_a_command_explains_itself(invoke: Invoke, command: str) -> None:
     """Each command's help says what its options do."""
     result = invoke(command, "--help")

@@ -13,6 +13,14 @@ SEGMENT = 1 << 22
 SIZES = (1, 512, 513, 4096, 4096, 4096, 10_000, 65_536, 65_536, 300_000, 1 << 20, 3 << 20)
 
 
+def live_through_many(
+    live_through: Callable[[int, int, ReferenceHeap], object], twin: Callable[[], ReferenceHeap]
+) -> None:
+    """Live through 25 histories of 200 steps beside twins of one kind: enough for a broken one to be seen."""
+    for seed in range(25):
+        live_through(seed, 200, twin())
+
+
 class Pair:
     """The two heaps, and the live blocks as (compiled number, twin's number) pairs.
 
@@ -72,9 +80,11 @@ class Pair:
         epoch = self.both(lambda heap: heap.close_epoch(stream))
         self.both(lambda heap: heap.mark_done(stream, epoch))
 
-    def take(self, nbytes: int, stream: int, place: tuple[int, int], *, anywhere: bool = False) -> None:
+    def take(
+        self, nbytes: int, stream: int, place: tuple[int, int], *, anywhere: bool = False, again: bool = False
+    ) -> None:
         account, arena = place
-        self.took(*(heap.take(nbytes, stream, account, arena, anywhere) for heap in (self.fast, self.twin)))
+        self.took(*(heap.take(nbytes, stream, account, arena, anywhere, again) for heap in (self.fast, self.twin)))
 
     def take_foreign(self, nbytes: int, stream: int, place: tuple[int, int], *, late: bool, keep: bool) -> None:
         account, arena = place

@@ -3,6 +3,7 @@
 import pytest
 
 from asyncmem.core import FLAG_WAITING, Buffer, Ready
+from asyncmem.core.report import Plan
 
 from .support import MEMORY, FakePool
 
@@ -50,6 +51,20 @@ def test_it_closes_when_a_segment_comes(pool: FakePool) -> None:
     """New memory is for whoever waits: no door sees it before."""
     pool.core.leave_ajar(MEMORY, 0)
     pool.core.add_segment(1 << 40, KIB << 10, 0, 0)
+    assert not passes(pool)
+
+
+def test_it_closes_when_pages_come(pool: FakePool) -> None:
+    """Memory below a space is as new as a segment, once it is let go."""
+    core = pool.core
+    core.add_space(1 << 40, 1 << 30, 1, 2 << 20)
+    plan = core.plan(2 * MEMORY, 0)
+    assert isinstance(plan, Plan)
+    core.leave_ajar(MEMORY, 0)
+    for address, nbytes in plan.fresh:
+        core.set_mapped(plan.segment, address, nbytes)
+    assert passes(pool)
+    core.let_go(plan.segment, plan.address, plan.nbytes)
     assert not passes(pool)
 
 

@@ -11,7 +11,7 @@ from asyncmem.core.reference import ReferenceHeap
 from asyncmem.core.reference.blocks import Block, Entries
 from asyncmem.core.reference.place import Search
 
-from .history import SEGMENT, SIZES, Pair, random_step
+from .history import SEGMENT, SIZES, Pair, live_through_many, random_step
 
 
 def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> None:
@@ -101,10 +101,5 @@ BROKEN = [DropsDependencyOnMerge, IgnoresOtherStreams, ForgetsOtherUsers, TakesT
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_broken_rule_is_seen(broken: type[ReferenceHeap]) -> None:
     """A twin with one rule broken differs within a few histories, so the comparison does hold the rules."""
-
-    def many_histories() -> None:
-        for seed in range(25):
-            live_through(seed, 200, broken())
-
     with pytest.raises(AssertionError):
-        many_histories()
+        live_through_many(live_through, broken)

@@ -21,6 +21,19 @@ def cuda(driver: FakeDriver | None) -> Iterator[Cuda]:
     check_nothing_left(driver, before)
 
 
+@pytest.fixture
+def pair(fake: FakeDriver) -> Iterator[Cuda]:
+    """Open the first of two cards of a fresh fake; afterwards nothing is left of it, and no work was without order."""
+    fake.reset()
+    fake.devices(2)
+    device = Cuda(0)
+    yield device
+    device.close()
+    gc.collect()
+    assert fake.violations() == []
+    assert fake.live() == {}
+
+
 class Usage:
     """What the driver has given out since this was made. A real card rounds, and has other uses of its own."""
 

@@ -3,7 +3,7 @@
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -96,18 +96,6 @@ OPERATIONS: dict[str, Operation] = {
     "notice": notice,
     "copies": copies,
 }
-
-
-@pytest.fixture
-def pair(fake: FakeDriver) -> Iterator[Cuda]:
-    fake.reset()
-    fake.devices(2)
-    device = Cuda(0)
-    yield device
-    device.close()
-    gc.collect()
-    assert fake.violations() == []
-    assert fake.live() == {}
 
 
 def calls_of(fake: FakeDriver, work: Callable[[], object]) -> int:

@@ -2,12 +2,11 @@
 
 import contextlib
 import ctypes
-import gc
 import itertools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -22,18 +21,6 @@ MIB = 1 << 20
 RANGE = 512 * MIB
 
 OUT_OF_MEMORY, UNKNOWN = 2, 999
-
-
-@pytest.fixture
-def pair(fake: FakeDriver) -> Iterator[Cuda]:
-    fake.reset()
-    fake.devices(2)
-    device = Cuda(0)
-    yield device
-    device.close()
-    gc.collect()
-    assert fake.violations() == []
-    assert fake.live() == {}
 
 
 def calls_of(fake: FakeDriver, work: Callable[[], object]) -> dict[str, int]:

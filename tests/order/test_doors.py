@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.core import Allocator
+from asyncmem.core import Allocator, Users
 from asyncmem.devices import SimulatedStream
 from asyncmem.engine.retire import Retire
 from asyncmem.errors import DeviceError, InvalidRequest
@@ -106,8 +106,11 @@ class TestPlainWays:
         buffer.use_on(bench.device.default_stream)
         buffer.use_on(bench.b)
         assert bench.calls() == {"record": 3, "wait": 3}
+        assert isinstance(buffer.notes, Users)
+        assert buffer.notes.users == {0, bench.retire.register(bench.b)}
         buffer.free(stream=bench.b)
         assert bench.calls() == {"record": 5, "wait": 3}
+        assert buffer.notes is None  # so that its object can be used again
 
     def test_a_dropped_buffer_is_fenced_behind_its_users(self, bench: Bench) -> None:
         """As a freed one."""

@@ -154,6 +154,26 @@ def test_hits_are_looked_at_unless_that_is_switched_off(device: Simulated, *, wa
         stream.end_capture()
 
 
+@pytest.mark.may_block  # the worker's calls are steps of the loop
+@pytest.mark.parametrize("held", [MIB, LIMIT])
+def test_misses_are_looked_at_in_any_case(device: Simulated, held: int) -> None:
+    """A capture neither grows nor waits in the queue, also where hits are not looked at."""
+    stream = device.create_stream()
+
+    async def main() -> None:
+        async with SteppedPool(device, limit=LIMIT, segment_size=MIB, watch_captures=False) as pool:
+            (await pool.allocate_async(MIB, stream=stream)).free()  # the pool serves this loop from here on
+            kept = await pool.allocate_async(held, stream=stream)
+            stream.begin_capture()
+            with pytest.raises(InvalidRequest, match=r"pool\.graph"):
+                pool.allocate_async(LIMIT // 2, stream=stream)
+            assert pool.stats().waiting == 0
+            stream.end_capture()
+            kept.free()
+
+    run_steps(main())
+
+
 def test_nobody_asks_streams_that_are_never_captured() -> None:
     """The host's pools pay nothing."""
     for device, asked in ((Host(), False), (quick_device(), True)):

@@ -84,6 +84,66 @@ async def test_a_wait_calls_no_python_of_ours(pool: AsyncMemoryPool) -> None:
     assert ours == []
 
 
+def test_growth_is_sent_for_by_few_calls() -> None:
+    """What a growing request runs of our Python on the loop's thread is deciding how much, and a call to the worker."""
+    ours: list[str] = []
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and "asyncmem" in name and "tests" not in name:
+            ours.append(frame.f_code.co_qualname)
+
+    async def main() -> None:
+        async with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB", segment_size=MIB) as pool:
+            kept = [await pool.allocate_async(2 * MIB)]
+            sys.setprofile(watch)
+            try:
+                request = pool.allocate_async(2 * MIB)
+            finally:
+                sys.setprofile(None)
+            kept.append(await request)
+            assert (pool.stats().grows, pool.stats().num_cache_misses) == (2, 2)
+            kept.clear()
+
+    asyncio.run(main())
+    assert "Flow._provide_alone" in ours
+    assert len(ours) <= 20, ours
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_next_in_line_is_served_from_what_the_first_one_leaves(plain: bool) -> None:
+    """However much was free when the queue was looked at last, before anybody of these waited."""
+
+    async def main() -> None:
+        async with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB", segment_size="64 MiB") as pool:
+            resident, held = await pool.allocate_async(62 * MIB), await pool.allocate_async(2 * MIB)
+            first = pool.allocate_async(MIB // 4) if plain else pool.allocate_batch([MIB // 4])
+            second = pool.allocate_async(MIB, timeout=None if plain else 5)
+            held.free()
+            assert [first.done(), second.done()] == [True, True]
+            for one in (first.result(), second.result(), resident):
+                one.free()
+
+    asyncio.run(main())
+
+
+def test_growth_serves_all_whom_it_can() -> None:
+    """One segment for the first who waits also serves others, those of a budget included."""
+
+    async def main() -> None:
+        async with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB", segment_size=16 * MIB) as pool:
+            first = await pool.allocate_async(MIB)  # the pool serves this loop from here on
+            budget = pool.budget("b", limit=4 * MIB)
+            held = await budget.allocate_async(4 * MIB)
+            requests = [pool.allocate_async(14 * MIB), budget.allocate_async(2 * MIB), pool.allocate_async(13 * MIB)]
+            held.free()
+            for buffer in await asyncio.wait_for(asyncio.gather(*requests), 5):
+                buffer.free()
+            first.free()
+
+    asyncio.run(main())
+
+
 @waiting_test
 async def test_a_wait_is_seen_and_counted(pool: AsyncMemoryPool) -> None:
     """The compiled way tells the tables and statistics what the other one does."""

@@ -26,3 +26,14 @@ async def test_a_grant_that_is_given_back_is_nobodys_leak() -> None:
             await waiting
         assert pool.stats().handed_back == 1
         assert pool.stats().allocated_bytes == 0
+
+
+@pytest.mark.asyncio
+async def test_the_inside_of_a_lease_is_served_where_the_pool_is_full() -> None:
+    """What is allocated there goes the way that notes it, on which all of the pool's memory counts as taken."""
+    async with (
+        AsyncMemoryPool(Simulated(), limit="1 MiB", segment_size="1 MiB", track=True) as pool,
+        pool.lease("1 MiB") as lease,
+        lease.allocate_async("512 KiB") as buffer,
+    ):
+        assert buffer.nbytes == 512 << 10

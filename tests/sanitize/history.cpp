@@ -14,6 +14,8 @@ using namespace asyncmem;
 namespace {
 
 constexpr uint64_t segment = uint64_t{1} << 26;
+constexpr uint64_t space = uint64_t{1} << 40;
+constexpr uint64_t page = uint64_t{1} << 16;
 constexpr int streams = 3;
 
 void demand(bool holds, const std::string& what) {
@@ -33,13 +35,15 @@ public:
     Actor(Heap& heap, unsigned seed) : heap_(heap), draw_(seed) {}
 
     void step() {
-        switch (below(16)) {
+        switch (below(18)) {
             case 0: return take_foreign();
             case 1: return take_many();
             case 2: return finish_epoch();
             case 3: return lease();
             case 4: return look();
             case 5: return free_some();
+            case 6: return grow();
+            case 7: return give_back();
             default: return below(2) ? take() : free_one();
         }
     }
@@ -118,10 +122,42 @@ private:
         heap_.remove_account(account);
     }
 
+    void grow() {
+        Ask wanted = ask();
+        uint64_t much = uint64_t{1} << 50;
+        Plan plan = heap_.plan(wanted, below(2) ? much : 0, below(2) ? much : page);
+        if (!plan.found) return;
+        carry_out(plan);
+        Outcome outcome;
+        Entries owed;
+        wanted.anywhere = false;
+        if (BlockId block = heap_.take_foreign(wanted, true, owed, outcome)) live_.push_back(block);
+    }
+
+    void give_back() {
+        Plan plan = heap_.reclaim(below(32) * page);
+        if (plan.found) carry_out(plan);
+    }
+
+    // The driver's steps, of which some may fail; in the end all is let go.
+    void carry_out(const Plan& plan) {
+        uint64_t steps = below(4) ? 1000000 : below(8);
+        auto step = [&] { return steps && steps--; };
+        for (const Move& move : plan.moves) {
+            if (step()) heap_.set_bare(move.segment, move.address, move.nbytes);
+            if (move.to && step()) heap_.set_mapped(plan.segment, move.to, move.nbytes);
+        }
+        for (const Range& range : plan.fresh)
+            if (step()) heap_.set_mapped(plan.segment, range.address, range.nbytes);
+        for (const Move& move : plan.moves) heap_.let_go(move.segment, move.address, move.nbytes);
+        if (plan.nbytes) heap_.let_go(plan.segment, plan.address, plan.nbytes);
+    }
+
     void look() {
         heap_.counts();
         heap_.largest(-1);
         heap_.pending_bytes();
+        heap_.handles();
         if (below(8) == 0) heap_.flush(-1);
         if (below(8) == 0) heap_.merge();
         if (below(64) == 0) sound(heap_);
@@ -132,7 +168,7 @@ private:
     std::vector<BlockId> live_;
 };
 
-void wrong_arguments_change_nothing(Heap& heap) {
+void wrong_arguments_change_nothing(Heap& heap, const std::vector<uint32_t>& spaces) {
     Outcome outcome;
     auto refused = [&](auto call) {
         try {
@@ -149,6 +185,13 @@ void wrong_arguments_change_nothing(Heap& heap) {
     refused([&] { heap.free(BlockId{1} << 31); });
     refused([&] { heap.close_lease(7); });
     refused([&] { heap.remove_segment(1000); });
+    refused([&] { heap.plan({.nbytes = 0}, 0, 0); });
+    refused([&] { heap.plan({.nbytes = ~uint64_t{0}}, 0, 0); });
+    refused([&] { heap.plan({.nbytes = page, .arena = 99}, 0, 0); });
+    refused([&] { heap.set_mapped(spaces[0], space, page); });
+    refused([&] { heap.set_bare(spaces[0], ~uint64_t{0}, page); });
+    refused([&] { heap.let_go(spaces[0], space, ~uint64_t{0}); });
+    refused([&] { heap.remove_space(1000); });
     Entries owed;
     BlockId block = heap.take_foreign({.nbytes = 512}, true, owed, outcome);
     heap.free(block);
@@ -156,12 +199,20 @@ void wrong_arguments_change_nothing(Heap& heap) {
     sound(heap);
 }
 
-void settle_down(Heap& heap) {
+void settle_down(Heap& heap, const std::vector<uint32_t>& spaces) {
+    for (uint32_t s = 0; s < streams; ++s) heap.mark_done(s, heap.close_epoch(s));
     heap.flush(-1);
     heap.merge();
     sound(heap);
     demand(heap.live() == 0, "bytes are live that nobody holds");
     demand(heap.free_bytes() == heap.reserved(), "not everything is free after everything was freed");
+    for (const Move& move : heap.reclaim(~uint64_t{0}).moves) {
+        heap.set_bare(move.segment, move.address, move.nbytes);
+        heap.let_go(move.segment, move.address, move.nbytes);
+        sound(heap);
+    }
+    for (uint32_t one : spaces) heap.remove_space(one);
+    sound(heap);
     std::vector<EmptySegment> empty = heap.empty_segments();
     demand(empty.size() == heap.segments().size(), "a segment did not come together again");
     for (const EmptySegment& one : empty) heap.remove_segment(one.id);
@@ -176,7 +227,9 @@ int main(int argc, char** argv) {
     for (unsigned seed = 0; seed < 4; ++seed) {
         Heap heap(512, Tuning{.best_fit = seed % 2 == 0});
         for (int i = 1; i < streams; ++i) heap.add_stream();
-        for (uint32_t i = 0; i < 4; ++i) heap.add_segment((i + 1) * 2 * segment, segment, i % 2, 0);
+        for (uint32_t i = 0; i < 4; ++i) heap.add_segment((i + 1) * 2 * segment, segment / 4, i % 2, 0);
+        std::vector<uint32_t> spaces;
+        for (uint32_t arena : {0, 1}) spaces.push_back(heap.add_space((arena + 1) * space, segment, arena, page));
         std::vector<std::thread> crew;
         for (int t = 0; t < threads; ++t)
             crew.emplace_back([&heap, seed, steps, t] {
@@ -185,8 +238,8 @@ int main(int argc, char** argv) {
                 actor.free_all();
             });
         for (std::thread& one : crew) one.join();
-        wrong_arguments_change_nothing(heap);
-        settle_down(heap);
+        wrong_arguments_change_nothing(heap, spaces);
+        settle_down(heap, spaces);
     }
     std::printf("%d thread(s) x %d steps x 4 histories: sound\n", threads, steps);
 }

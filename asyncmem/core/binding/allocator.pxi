@@ -64,7 +64,7 @@ cdef class Allocator:
         return asyncmem_owned(_allocate_soon(self, size, stream, tag, priority, timeout))
 
     def try_allocate(self, size, *, stream=None, tag=None):
-        """Answer a buffer if that takes no waiting, growing or overtaking, else None. From any thread."""
+        """Answer a buffer if that takes no waiting or growing and has nobody wait longer, else None. From any thread."""
         cdef PyObject* buffer = _take(self, size, stream, tag)
         if buffer != NULL:
             return asyncmem_owned(buffer)
@@ -140,6 +140,7 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
     ask.arena = door.arena
     ask.anywhere = False
     ask.door = True
+    ask.again = False
     return True
 
 

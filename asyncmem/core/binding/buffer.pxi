@@ -169,6 +169,7 @@ cdef class Buffer:
             return False
         flags = core.retire.give(self.block, self.home, last, None if self.noted == NULL else <Users>self.noted)
         self.block = 0
+        _write(&self.noted, None)  # so that the dead buffer can be used again
         self.untag()
         if flags:
             core.signal(flags)

@@ -1,8 +1,9 @@
 # Desk: the plain ways of a request through the pool, compiled: to queue, to sleep, and to be handed what was just freed.
 #
 # An asyncio.Queue hands over in 3.8 us, of which most is the event loop's; the same in Python took 11. So these three
-# steps make no Python call of our own (the row `handover` of the benchmarks). Whatever is not plain they leave as it is
-# and to `asyncmem.pool`: budgets, batches, deadlines, owners who hold something, other threads and other loops.
+# steps make no Python call of our own (the row `handover` of the benchmarks), but to decide on growth, which in Python from
+# end to end held a loop for twice as long. Whatever is not plain they leave as it is and to `asyncmem.pool`: budgets,
+# batches, deadlines, owners who hold something, other threads and other loops.
 
 cdef extern from "Python.h":
     int PyContextVar_Get(object var, PyObject* fallback, PyObject** value) except -1
@@ -27,6 +28,7 @@ cdef class Waits:
     """Counters of requests that had to wait."""
 
     cdef public int64_t waits
+    cdef public int64_t misses
     cdef public double wait_seconds, longest_wait
 
     def left(self, waiting):
@@ -52,6 +54,8 @@ cdef class Desk:
         kinds: The types of what is queued and of what the caller gets.
         named: The context variable that names an owner.
         plain: Whether no option asks for more than these ways do.
+        busy: Whether an errand for the queue is under way.
+        budgets: Shares with a queue of their own.
         refusing: The error that newcomers get from now on, or None.
         progress: Counts grants, so that a standstill shows.
     """
@@ -64,8 +68,10 @@ cdef class Desk:
     cdef public dict held
     cdef public tuple kinds
     cdef public object named, closed, refusing
-    cdef public bint plain, _changed
-    cdef public uint64_t _left_over  # free bytes that the head could not use at the last pump
+    cdef public bint plain, busy, _changed
+    cdef public list budgets, _owed
+    cdef bint owing  # something is to be called once the turn is free
+    cdef public uint64_t _left_over  # free bytes that nobody who waits could use when last looked at
     cdef public int64_t progress
     cdef object _home, loop, future_type, task_of, now
     cdef unsigned long thread
@@ -96,10 +102,10 @@ cdef class Desk:
         return self.task_of(self.loop)
 
     cdef object queue_up(self, Allocator door, object size, object stream, object tag):
-        # A request for memory that there is not before somebody frees some, waiting already; None where that is not so.
+        # A request that what is mapped cannot serve, however tidied, waiting already; None where that is not so, or not
+        # plain. Where growth can help it is sent for.
         cdef Core core = self.core
         cdef Ask ask
-        cdef Account account
         cdef Waiter waiter
         cdef int64_t nbytes, total
         if door is not self.pool or not self.plain or self.refusing is not None:
@@ -108,9 +114,11 @@ cdef class Desk:
             return None
         nbytes = _exact(size)
         total = (nbytes + 511) // 512 * 512
-        account = core.c.account(0)
-        if nbytes <= 0 or <uint64_t>total > account.limit or account.live + total <= account.limit:
+        ask.nbytes = nbytes
+        if nbytes <= 0 or <uint64_t>total > core.c.account(0).limit or not self.is_out(ask, total):
             return None
+        if stream is not None and (core.retire is None or not core.retire.may_wait(ask.stream)):
+            return None  # a capture, which waits for nothing
         if not self.turn.take_quickly():
             return None
         try:
@@ -121,13 +129,41 @@ cdef class Desk:
             self.queue.put(waiter)
             self.tally.waits += 1
             core.c.set_gate(0, True)
-            account = core.c.account(0)  # again: what was freed before the gate closed told nobody
-            self._changed = account.live + total <= account.limit
+            self._left_over = core.c.reserved() - core.c.live()
+            # Again: what was freed before the gate closed told nobody.
+            if self.queue.count > 1:
+                self._changed = core.paged or self.may_hold(total)
+            elif not self.serve_plainly(waiter, False) and not self.busy:
+                self.send_for(waiter)
         finally:
             self.leave_turn()
         ticket = <Ticket>asyncmem_new(self.kinds[1])
         ticket._flow, ticket._waiting = self, waiter
         return ticket
+
+    cdef bint may_hold(self, uint64_t total) except -1:
+        # Whether so much is free, in whatever pieces, within the limit.
+        cdef Account account = self.core.c.account(0)
+        return account.live + total <= min(account.limit, self.core.c.reserved())
+
+    cdef bint is_out(self, const Ask& ask, uint64_t total) except -1:
+        # Whether a door that has just missed would miss again, whatever is made of what is mapped.
+        cdef Core core = self.core
+        if core.paged:  # memory comes for any request that stays below the limit; its addresses are what may be lacking
+            return core.last.reason == Reason.NoPages or core.c.account(0).live + total > core.c.account(0).limit
+        if not self.may_hold(total):
+            return True
+        if core.last.reason != Reason.NoMemory or core.c.cached_bytes():
+            return False
+        return len(core.stream_objects) == 1 or (core.retire is not None and core.retire.should_grow(ask))
+
+    cdef int send_for(self, Waiter waiter) except -1:
+        # Growth for a newcomer who waits alone. Over the limit there is none, and it waits for somebody to free.
+        cdef Account account = self.core.c.account(0)
+        if account.live + waiter.total <= account.limit:
+            self._provide_alone(waiter)
+            self.owing = True
+        return 0
 
     cpdef count_passed(self):
         """Close the gate up, and count what the doors have served meanwhile as having overtaken (with the turn held)."""
@@ -136,7 +172,8 @@ cdef class Desk:
             self.queue.overtaken += passed
 
     cdef int leave_turn(self) except -1:
-        if self._changed:
+        if self._changed or self.owing:
+            self.owing = False
             self.turn.leave()
         else:
             self.turn.let_go()
@@ -145,53 +182,90 @@ cdef class Desk:
     cdef bint hand_over(self) except -1:
         # Give what was just freed to who is next, without the whole pump; False where that takes more thought.
         cdef Waiter head
-        cdef object found = None
-        cdef uint64_t room
-        cdef bint spared = False
         if not self.turn.take_quickly():
             return False
         try:
-            head = None
-            if not (self._changed or self.closed is not None or self.queue.urgent or self.core._observed):
-                head = self.queue.eldest()
-            if head is not None and head.deadline is None and head.site is None and head.holder is None:
-                found = self.granted(head)
-                # Where this is not enough, and the only one who waits has growth under way, the pump may wait for that.
-                spared = head.provided and self.queue.count == 1
-            if found is not None:
-                self.queue.remove(head)
-                if head.share is self.pool and head.home is self._home is not None:
-                    self.tally.count(<double>self.now() - head.since)
-                else:
-                    for tally in head.tallies():
-                        tally.left(head)
-                if head.promised:
-                    self._keep_promises(head)
-                head.settle(found, None)
-                self.progress += 1
-                room = self.core.c.reserved() - self.core.c.live()
-                if self.queue.count:
-                    self._changed = room > self._left_over
-                elif self.core.c.reserved() <= self.core.c.account(0).limit:
-                    self.core.c.set_gate(0, False)
-                else:  # above a limit that was lowered
-                    self._changed = True
+            head = self.plain_head()
+            if head is None:
+                return False
+            if not self.serve_plainly(head, not head.provided):
+                # The only one who waits has growth under way: the pump may wait for that, too.
+                return head.provided and self.queue.count == 1
+            if self._changed:
+                head = self.wake_first(head)
         finally:
             self.leave_turn()
-        if found is None:
-            return spared
-        head.rouse()
+        if head is not None:
+            head.rouse()
         return True
 
-    cdef object granted(self, Waiter head):
+    def _errand_over(self):
+        """End an errand for the queue, and give what it brought to who is next; the pump looks at all that is not plain."""
+        cdef Waiter head
+        cdef bint served = False
+        self.turn.acquire()
+        try:
+            self.busy = False
+            self._let_look_again()
+            head = self.plain_head()
+            served = head is not None and not self.budgets and self.serve_plainly(head, True)
+            if served:
+                self.tally.misses += 1
+                self.wake_first(head)
+            self._changed = self._changed or not served or self.queue.count > 0
+        finally:
+            self.turn.leave()
+
+    cdef Waiter wake_first(self, Waiter head):
+        # Leave it to the turn to wake who was served, before those whom the pump serves next.
+        self._owed.append(head.wake)
+        return None
+
+    cdef Waiter plain_head(self):
+        # Who is next, where nothing about that takes thought.
+        cdef Waiter head
+        if self._changed or self.closed is not None or self.queue.urgent or self.core._observed:
+            return None
+        head = self.queue.eldest()
+        if head is None or head.deadline is not None or head.site is not None or head.holder is not None:
+            return None
+        return head
+
+    cdef bint serve_plainly(self, Waiter head, bint anywhere) except -1:
+        # Grant to who is next what needs no more than to be taken (with the turn held); whoever calls this wakes it.
+        cdef uint64_t room
+        found = self.granted(head, anywhere)
+        if found is None:
+            return False
+        self.queue.remove(head)
+        if head.share is self.pool and head.home is self._home is not None:
+            self.tally.count(<double>self.now() - head.since)
+        else:
+            for tally in head.tallies():
+                tally.left(head)
+        if head.promised:
+            self._keep_promises(head)
+        head.settle(found, None)
+        self.progress += 1
+        room = self.core.c.reserved() - self.core.c.live()
+        if self.queue.count:
+            self._changed = room > self._left_over
+        elif self.core.c.reserved() <= self.core.c.account(0).limit:
+            self.core.c.set_gate(0, False)
+        else:  # above a limit that was lowered
+            self._changed = True
+        return True
+
+    cdef object granted(self, Waiter head, bint anywhere):
         cdef Core core = self.core
         cdef Ask ask
         cdef uint32_t block
         if (head.share is not self.pool or head.batch or head.nbytes <= 0
                 or head.tag is not None and type(head.tag) is not str
                 or core.retire is not None and not core.retire.lane(head.stream).lasting):
-            return head.share.grant(head, anywhere=True)
-        ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, ask.door = head.nbytes, head.stream, 0, -1, True, False
+            return head.share.grant(head, anywhere=anywhere)
+        ask.nbytes, ask.stream, ask.account, ask.arena = head.nbytes, head.stream, 0, -1
+        ask.anywhere, ask.door, ask.again = anywhere, False, core.paged
         block = core.c.take(ask, core.last)
         if not block:
             return None

@@ -5,20 +5,28 @@
 cdef class Users:
     """Streams, by number, that use a buffer beside its home. What the pool notes about few buffers is added by a subclass."""
 
-    cdef vector[uint32_t] indices
+    cdef uint32_t count, first
+    cdef vector[uint32_t] more  # of which most buffers have none
 
     @property
     def users(self):
         """The numbers of the streams."""
-        return frozenset([self.indices[i] for i in range(self.indices.size())])
+        return frozenset([self.at(i) for i in range(self.count)])
 
     cpdef add_user(self, uint32_t index):
         """Note a stream; once is enough."""
-        cdef size_t i
-        for i in range(self.indices.size()):
-            if self.indices[i] == index:
+        cdef uint32_t i
+        for i in range(self.count):
+            if self.at(i) == index:
                 return
-        self.indices.push_back(index)
+        if self.count:
+            self.more.push_back(index)
+        else:
+            self.first = index
+        self.count += 1
+
+    cdef inline uint32_t at(self, uint32_t i) noexcept:
+        return self.more[i - 1] if i else self.first
 
 
 cdef class Retire(Lanes):
@@ -161,9 +169,9 @@ cdef class Retire(Lanes):
         cdef void* made = NULL
         cdef uint32_t flags
         cdef Entry one
-        if users is not None and users.indices.size() == 1 and (last < 0 or last == home):
-            last = users.indices[0]
-        elif users is not None and (users.indices.size() != 1 or users.indices[0] != last):
+        if users is not None and users.count == 1 and (last < 0 or last == home):
+            last = users.first
+        elif users is not None and (users.count != 1 or users.first != last):
             return self.give_behind_all(block, home, last, users)
         if last < 0 or last == home or not self.lane(<uint32_t>last).native:
             return self.give_behind_all(block, home, last, users)
@@ -191,11 +199,11 @@ cdef class Retire(Lanes):
         cdef vector[Entry] owed
         cdef Entry one
         cdef uint32_t flags
-        cdef size_t i
+        cdef uint32_t i
         if users is not None:
-            for i in range(users.indices.size()):
-                if users.indices[i] != home and users.indices[i] != last:
-                    one.stream = users.indices[i]
+            for i in range(users.count):
+                if users.at(i) != home and users.at(i) != last:
+                    one.stream = users.at(i)
                     one.epoch = self.owe(one.stream)
                     owed.push_back(one)
         if last >= 0 and last != home:
@@ -321,8 +329,10 @@ cdef class Retire(Lanes):
         cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
         ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
-        ask.anywhere, ask.door = anywhere, False
+        ask.anywhere, ask.door, ask.again = anywhere, False, False
         block = self.take_ordered(ask, owed, outcome, &flags)
+        if self.core is not None:
+            self.core.lacks_pages = not block and outcome.reason == Reason.NoPages
         return (block, _entries_out(owed)) if block else None
 
     cdef uint32_t take_ordered(
@@ -398,7 +408,8 @@ cdef class Retire(Lanes):
     cdef bint should_grow(self, const Ask& ask) except -1:
         # Whether the pool may rather grow than make this stream wait, which it decides itself then.
         cdef Account whole = self.core.c.account(0)
-        cdef uint64_t free = self.c.reserved() - whole.live
+        # Addresses count, not pages: what is decided must not depend on which of them were taken back.
+        cdef uint64_t free = self.c.spread() - whole.live
         cdef double most = self.core.overlap_bytes + self.core.overlap_share * <double>whole.peak
         if ask.arena >= 2 or most == 0 or free > most:
             return False

@@ -11,7 +11,6 @@ class ReferenceHeap(Survey):
     def __init__(self, *, granule: int = 512, **options: object) -> None:
         super().__init__(granule)
         self.free_arenas: list[int] = []
-        self.free_segments: list[int] = []
         self.configure(**options)
         self.add_stream()
 
@@ -98,7 +97,7 @@ class ReferenceHeap(Survey):
 
     def remove_segment(self, segment: int) -> tuple[tuple[int, int], ...]:
         """Take a wholly free segment out and answer what must be waited for."""
-        if segment not in self.segments_by_id or self.segments_by_id[segment].container is not None:
+        if segment not in self.segments_by_id or self.segments_by_id[segment].container or segment in self.spaces:
             raise ValueError("unknown segment")
         block = self.segments_by_id[segment].first
         if block.state != "free" or block.after is not None:

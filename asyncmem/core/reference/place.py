@@ -29,6 +29,8 @@ class Search:
     window: int
     """Candidates looked at in one class."""
     touched: int = 0
+    bare: bool = False
+    """A block was found, and memory is missing behind it."""
 
 
 class Placement:
@@ -119,7 +121,7 @@ class Placement:
         return None
 
     def search_arena(self, arena: int, search: Search) -> Block | None:
-        """Take the best of own blocks and clean ones, else look at other streams' in their order, then at those of several."""
+        """Take the best of own blocks and clean ones, else other streams' in their order, else those of several."""
         by_key = self.arenas[arena].by_key
         own = 2 + search.stream
         mine = self.find(by_key[own], search, ordered=True) if own in by_key else None
@@ -142,10 +144,15 @@ class Placement:
         block = self.search_arena(arena, search)
         if block is None and anywhere and arena < 2:
             block = self.search_arena(1 - arena, search)
-        if block is not None:
-            self.index_remove(block)
-            self.carve(block, search.granules)
+        if block is None or not self.serves(block, search):
+            return None
+        self.index_remove(block)
+        self.carve(block, search.granules)
         return block
+
+    def serves(self, _block: Block, _search: Search) -> bool:
+        """Answer whether a block that was found can be used."""
+        return True
 
     # -- cutting and joining ---------------------------------------------------------------------------------------
 
@@ -170,17 +177,27 @@ class Placement:
 
     def absorb(self, low: Block, high: Block) -> None:
         """Join a block with the one after it; both are out of the index."""
-        low.entries = joined(self.undone(low.entries), self.undone(high.entries))
+        low.entries, high.entries = self.undone(low.entries), self.undone(high.entries)
+        self.unite(low, high)
+        self.merges += 1
+
+    @staticmethod
+    def unite(low: Block, high: Block) -> None:
+        """Do the joining itself, with all that either waits for."""
+        low.entries = joined(low.entries, high.entries)
         low.granules += high.granules
         low.after = high.after
         if low.after is not None:
             low.after.before = low
-        self.merges += 1
 
     def settle(self, block: Block) -> None:
         """Give a block to the index, joined with the free neighbours that it may join."""
         block.entries = self.undone(block.entries)
         block.state = "pending"
+        self.index_add(self.join(block))
+
+    def join(self, block: Block) -> Block:
+        """Join a block that is in no list with the free neighbours that it may join, and answer what became of it."""
         for _ in range(CASCADE):
             before, after = block.before, block.after
             if before is not None and before.state == "free" and self.joins(before, block):
@@ -192,7 +209,7 @@ class Placement:
                 self.absorb(block, after)
             else:
                 break
-        self.index_add(block)
+        return block
 
     def merge(self) -> int:
         """Join all free neighbours, whatever they wait for, and forget entries that are done."""

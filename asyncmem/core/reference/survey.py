@@ -4,24 +4,12 @@ from collections.abc import Iterator
 
 from asyncmem.core.reference.blocks import Block, Segment, listed
 from asyncmem.core.reference.index import class_of
-from asyncmem.core.reference.takes import Takes
+from asyncmem.core.reference.plans import Plans
 from asyncmem.core.report import AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, HeapReport, SegmentCounts
 
 
-class Survey(Takes):
+class Survey(Plans):
     """The walks over the whole heap."""
-
-    def __init__(self, granule: int) -> None:
-        super().__init__(granule)
-        self.peak_reserved = 0
-
-    @staticmethod
-    def chain(first: Block) -> Iterator[Block]:
-        """Go through a segment's blocks in address order."""
-        block: Block | None = first
-        while block is not None:
-            yield block
-            block = block.after
 
     def walk(self, *, leases: bool) -> Iterator[tuple[int, Segment, list[Block]]]:
         """Go through the segments, or through the insides of leases."""
@@ -30,14 +18,18 @@ class Survey(Takes):
                 yield number, segment, list(self.chain(segment.first))
 
     def bytes_of(self, blocks: list[Block], *states: str) -> int:
-        """Answer the bytes of the blocks in one of these states."""
-        return sum(block.granules for block in blocks if block.state in states) * self.granule
+        """Answer the bytes, with memory behind them, of the blocks in one of these states."""
+        return sum(self.mapped(block) for block in blocks if block.state in states)
+
+    def mapped_in(self, blocks: list[Block]) -> int:
+        """Answer the bytes of a segment that have memory behind them."""
+        return sum(self.mapped(block) for block in blocks)
 
     def segments(self) -> list[SegmentCounts]:
         """Answer every segment's counts."""
         return [
             SegmentCounts(
-                number, segment.address, segment.nbytes, segment.arena,
+                number, segment.address, self.mapped_in(blocks), segment.arena,
                 self.bytes_of(blocks, "live", "leased"), self.bytes_of(blocks, "free"), self.bytes_of(blocks, "cached"),
                 sum(block.state in {"live", "leased"} for block in blocks),
                 sum(block.state == "free" for block in blocks),
@@ -51,7 +43,7 @@ class Survey(Takes):
         return [
             (number, segment.address, segment.nbytes, listed(self.undone(blocks[0].entries)))
             for number, segment, blocks in self.walk(leases=False)
-            if len(blocks) == 1 and blocks[0].state == "free"
+            if len(blocks) == 1 and blocks[0].state == "free" and number not in self.spaces
         ]
 
     def blocks(self) -> list[BlockInfo]:
@@ -80,7 +72,8 @@ class Survey(Takes):
         everything = ordinary + [b for _, _, blocks in self.walk(leases=True) for b in blocks]
         return HeapCounts(
             reserved=self.reserved_bytes, live=self.ledger[0].live, free=self.bytes_of(ordinary, "free"),
-            cached=self.cached, stream_cached=self.cached - self.shared.bytes, shared_cached=self.shared.bytes, lifted=0,
+            cached=self.cached, stream_cached=self.cached - self.shared.bytes, shared_cached=self.shared.bytes,
+            lifted=self.bytes_of(ordinary, "lifted"),
             empty=sum(nbytes for _, _, nbytes, _ in self.empty_segments()),
             peak_live=self.ledger[0].peak, peak_cached=self.peak_cached, peak_reserved=self.peak_reserved,
             allocations=sum(totals.hits), frees=totals.frees,
@@ -89,7 +82,8 @@ class Survey(Takes):
             live_blocks=sum(totals.hits) - totals.frees - self.leases_closed,
             free_blocks=sum(block.state == "free" for block in everything),
             cached_blocks=sum(cache.blocks for cache in (*self.caches, self.shared)),
-            segments=len(self.segments()), streams=len(self.epochs), accounts=len(self.ledger.accounts),
+            segments=sum(one.nbytes > 0 for one in self.segments()),
+            streams=len(self.epochs), accounts=len(self.ledger.accounts),
             leases=len(self.arenas) - 2, touched=self.touched_most,
         )  # fmt: skip
 
@@ -156,8 +150,9 @@ class Survey(Takes):
             for _, segment, blocks in self.walk(leases=leases):
                 self._check_segment(segment, blocks)
         live = self.bytes_of([b for _, _, blocks in self.walk(leases=False) for b in blocks], "live", "leased")
-        if live != self.ledger[0].live or self.reserved_bytes != live + self.free_bytes() + self.cached:
-            raise HeapCorrupted("reserved is not live + free + cached")
+        counts = self.counts()
+        if live != counts.live or self.reserved_bytes != live + counts.free + counts.cached + counts.lifted:
+            raise HeapCorrupted("reserved is not live + free + cached + lifted")
 
     def _check_segment(self, segment: Segment, blocks: list[Block]) -> None:
         address = segment.address

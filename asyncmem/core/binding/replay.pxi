@@ -1,0 +1,156 @@
+# A recorded program through a heap of its own.
+
+cdef extern from "replay.hpp" namespace "asyncmem::replay" nogil:
+    const int call_count
+
+    cdef enum class Kind(uint8_t):
+        Paged, Ordered, Direct
+
+    cdef struct Point:
+        uint64_t nbytes
+        double us
+
+    cdef cppclass Curve:
+        Curve()
+        Curve(vector[Point] points)
+
+    cdef cppclass Bill:
+        uint64_t calls[11]
+        double us
+
+    cdef struct Steps:
+        const int32_t* slot
+        const int64_t* nbytes
+        const int32_t* stream
+        const int64_t* time_us
+        size_t count
+        uint32_t slots, streams
+
+    ctypedef int64_t (*GrowthRule "asyncmem::replay::Growth")(void*, uint64_t, uint32_t, uint64_t, uint64_t) noexcept nogil
+
+    cdef cppclass Setup:
+        Kind kind
+        Tuning tuning
+        uint64_t page, limit, survey_at
+        bint take_back
+        double patience_share, patience_us, lag_us, pace, sample_us
+        Curve costs[11]
+        GrowthRule growth
+        void* context
+
+    cdef struct Sample:
+        double time_us
+        uint64_t requested, live, reserved, largest_hole
+
+    cdef cppclass Waste:
+        uint64_t bytes, largest
+        double squares
+        vector[uint64_t] stranded
+
+    cdef cppclass Tally:
+        bint completed
+        uint64_t failed_step, failed_bytes, peak_requested, peak_live, peak_reserved
+        uint64_t takes, frees, misses, foreign, waits
+        double wait_us, end_us, loop_ns, empty_loop_ns
+        Bill bill
+        Waste waste
+        vector[Sample] samples
+
+    Tally run "asyncmem::replay::run"(const Steps& steps, const Setup& setup) except +
+
+
+cdef class _Rule:
+    # The pool's rule for the next segment, and what it raised: the loop that asks it knows no exceptions.
+    cdef object rule, raised
+
+
+cdef int64_t _ask_rule(void* context, uint64_t need, uint32_t arena, uint64_t in_arena, uint64_t reserved) noexcept with gil:
+    cdef _Rule rule = <_Rule>context
+    try:
+        nbytes = rule.rule(need, arena, in_arena, reserved)
+        return -1 if nbytes is None else _whole(nbytes, "nbytes")
+    except BaseException as error:
+        rule.raised = error
+        return -1
+
+
+cdef dict _KINDS = {"virtual": <int>Kind.Paged, "stream_ordered": <int>Kind.Ordered, "direct": <int>Kind.Direct}
+
+
+cdef class _Column:
+    # A contiguous buffer of integers, for as long as a replay reads it.
+    cdef Py_buffer view
+
+    def __cinit__(self, column, formats, count):
+        PyObject_GetBuffer(column, &self.view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)
+        if self.view.ndim != 1 or self.view.format not in formats or (count is not None and self.view.shape[0] != count):
+            PyBuffer_Release(&self.view)
+            raise ValueError("the columns must be contiguous integers of the right sizes, and of one length")
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+
+def replay_steps(
+    columns, *, slots, streams, kind, costs, growth, page=2 << 20, limit=None, take_back=True, patience_share=0,
+    patience_us=0, lag_us=0, pace=1, sample_us=0, survey_at=0, **options,
+):
+    """Run a program's steps through a heap of its own and answer a ReplayTally; replay.hpp explains the settings.
+
+    Args:
+        columns: Slot (int32), bytes or -1 to free (int64), stream (int32) and microseconds (int64) of each step.
+        slots: How many there are.
+        streams: Likewise.
+        kind: "virtual", "stream_ordered" or "direct".
+        costs: A sequence of (bytes, microseconds) for each of the eleven driver calls.
+        growth: Answers how large a segment to get for (bytes, arena, bytes in it, bytes reserved), or None.
+        options: The heap's.
+    """
+    cdef Steps steps
+    cdef Setup setup
+    cdef _Rule rule = _Rule()
+    cdef Tally tally
+    cdef vector[Point] points
+    cdef _Column slot = _Column(columns[0], (b"i",), None)
+    steps.count = slot.view.shape[0]
+    cdef _Column nbytes = _Column(columns[1], (b"l", b"q"), steps.count)
+    cdef _Column stream = _Column(columns[2], (b"i",), steps.count)
+    cdef _Column time_us = _Column(columns[3], (b"l", b"q"), steps.count)
+    steps.slot, steps.nbytes = <const int32_t*>slot.view.buf, <const int64_t*>nbytes.view.buf
+    steps.stream, steps.time_us = <const int32_t*>stream.view.buf, <const int64_t*>time_us.view.buf
+    steps.slots = _index(slots, "slots")
+    steps.streams = max(_index(streams, "streams"), 1)
+    if len(costs) != call_count:
+        raise ValueError(f"costs must be of {call_count} calls")
+    for call, curve in enumerate(costs):
+        points.clear()
+        for size, us in curve:
+            points.push_back(Point(_whole(size, "bytes"), us))
+        setup.costs[<size_t>call] = Curve(points)
+    setup.kind = <Kind><int>_KINDS[kind]
+    setup.tuning = _tuned(Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20), options)
+    setup.page, setup.limit, setup.take_back = _whole(page, "page"), _limit(limit), take_back
+    setup.patience_share, setup.patience_us = patience_share, patience_us
+    setup.lag_us, setup.pace = lag_us, pace
+    setup.sample_us, setup.survey_at = sample_us, _whole(survey_at, "survey_at")
+    rule.rule = growth
+    setup.growth, setup.context = _ask_rule, <void*>rule
+    with nogil:
+        tally = run(steps, setup)
+    if rule.raised is not None:
+        raise rule.raised
+    return _tally_out(tally)
+
+
+cdef object _tally_out(const Tally& tally):
+    stranded = tuple([tally.waste.stranded[i] for i in range(tally.waste.stranded.size())])
+    waste = ReplayWaste(tally.waste.bytes, tally.waste.largest, tally.waste.squares, stranded)
+    samples = tuple([
+        ReplaySample(tally.samples[i].time_us, tally.samples[i].requested, tally.samples[i].live,
+                     tally.samples[i].reserved, tally.samples[i].largest_hole)
+        for i in range(tally.samples.size())])
+    return ReplayTally(
+        tally.completed, tally.failed_step, tally.failed_bytes, tally.peak_requested, tally.peak_live,
+        tally.peak_reserved, tally.takes, tally.frees, tally.misses, tally.foreign, tally.waits, tally.wait_us,
+        tuple([tally.bill.calls[i] for i in range(call_count)]), tally.bill.us, tally.end_us, waste, samples,
+        tally.loop_ns, tally.empty_loop_ns)

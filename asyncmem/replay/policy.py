@@ -1,0 +1,113 @@
+"""What a replay tries out: a kind of segments, and the options of a pool that decide how little it reserves."""
+
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from asyncmem import readers
+from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_duration, format_share
+from asyncmem.options import OPTIONS, PoolOptions
+
+KINDS: Final = ("virtual", "stream_ordered", "direct")
+"""The kinds of segments that can be replayed."""
+
+MATTERS: Final = (
+    "small_limit",
+    "strategy",
+    "segment_size",
+    "stream_cache_blocks",
+    "stream_cache_bytes",
+    "shared_cache_blocks",
+    "shared_cache_bytes",
+)
+"""The options of a pool that change a replay."""
+
+_OWN: Final = ("take_back", "patience")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long growth may wait for work that is under way, before it asks the driver for more than ever.
+
+    Attributes:
+        share: For this share of the time that the program has taken so far, all waits together.
+        seconds: Or for so long each time.
+    """
+
+    share: float = 0.0
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read "2%" or "5 ms".
+
+        Raises:
+            InvalidRequest: It is neither.
+        """
+        if "%" in text:
+            return cls(share=float(str(readers.share(text, "patience"))))
+        return cls(seconds=float(str(readers.seconds(text, "patience"))))
+
+    def __str__(self) -> str:
+        return format_share(self.share) if self.share else format_duration(self.seconds)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How memory is got; without arguments by pages below reserved addresses.
+
+    Attributes:
+        segments: "virtual" (pages below reserved addresses), "stream_ordered" or "direct".
+        take_back: Whether pages that are in no use are moved before more than ever is taken; for "virtual".
+        patience: How long growth may wait; for "virtual".
+        options: The pool's; those in `MATTERS` count.
+        text: How it was written, for tables.
+
+    Raises:
+        InvalidRequest: There is no such kind of segments.
+    """
+
+    segments: str = "virtual"
+    take_back: bool = True
+    patience: Patience = Patience()
+    options: PoolOptions = field(default_factory=PoolOptions)
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if self.segments not in KINDS:
+            raise InvalidRequest("policy", self.segments, f"one of {', '.join(KINDS)}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a kind of segments and settings, such as "virtual,small_limit=512KiB,patience=2%,take_back=off".
+
+        Raises:
+            InvalidRequest: A setting is unknown, has no effect here, or cannot be right.
+        """
+        segments, *settings = (part.strip() for part in text.split(","))
+        if "=" in segments:
+            segments, settings = "virtual", [segments, *settings]
+        own: dict[str, str] = {}
+        options: dict[str, str] = {}
+        for setting in settings:
+            name, equals, value = (part.strip() for part in setting.partition("="))
+            if not equals:
+                raise InvalidRequest("policy", setting, "settings such as small_limit=512KiB")
+            (own if name in _OWN else options)[_known(name)] = value
+        return cls(
+            segments=segments,
+            take_back=bool(readers.switch(own.get("take_back", "on"), "take_back")),
+            patience=Patience.parse(own.get("patience", "0s")),
+            options=PoolOptions().replace(segments=segments, **options),  # type: ignore[arg-type]  # read as text
+            text=text,
+        )
+
+    def __str__(self) -> str:
+        return self.text or self.segments
+
+
+def _known(name: str) -> str:
+    if name in (*_OWN, *MATTERS):
+        return name
+    expected = f"one of {', '.join((*_OWN, *MATTERS))}"
+    raise InvalidRequest("policy", name, expected, hint="it has no effect on a replay" if name in OPTIONS else "")

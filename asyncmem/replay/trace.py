@@ -1,0 +1,131 @@
+"""`Trace`: what a program allocated and freed, in its order."""
+
+from dataclasses import KW_ONLY, dataclass
+from os import PathLike
+from typing import NamedTuple, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmem.figures import format_count, format_duration, format_size
+from asyncmem.replay.columns import Columns, Op, live_bytes, reserved_bytes, settled
+from asyncmem.replay.faults import naming
+from asyncmem.replay.npz import About, read_npz, write_npz
+
+
+class Steps(NamedTuple):
+    """What a replay does, in order: contiguous columns of one length for a compiled loop."""
+
+    slot: NDArray[np.int32]
+    """Where the loop keeps the block: the number of the allocation, below `Trace.allocations`."""
+    nbytes: NDArray[np.int64]
+    """What to allocate, -1 to free."""
+    stream: NDArray[np.int32]
+    """The stream that asks; below `Trace.streams`."""
+    time_us: NDArray[np.int64]
+    """When the program did it, in microseconds since it began."""
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """A recording of one device's allocations, checked when it is made.
+
+    One row is one event, one column one property of it; the arrays are contiguous and cannot be written to. Every free
+    follows its allocation and comes once, allocations are numbered from 0 in their order, times never decrease.
+
+    Attributes:
+        op: What happened, an `Op`; a replay repeats allocations (0) and frees (1), and leaves out the others.
+        stream: Number of the stream; 0 is the default stream.
+        id: Number of the allocation; -1 where the recorded allocator dealt with the driver.
+        nbytes: Bytes as they were asked for; of a free those of its allocation.
+        time_us: Microseconds since the recording began.
+        name: What tables call it.
+        device: Number of the device.
+        note: What had to be repaired or is missing, in sentences; empty for a whole recording.
+
+    Raises:
+        BadTrace: The rows contradict each other; it names the first that does.
+    """
+
+    op: NDArray[np.uint8]
+    stream: NDArray[np.uint16]
+    id: NDArray[np.int32]
+    nbytes: NDArray[np.int64]
+    time_us: NDArray[np.int64]
+    _: KW_ONLY
+    name: str = ""
+    device: int = 0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for name, column in settled(self.columns)._asdict().items():
+            object.__setattr__(self, name, column)
+
+    def __len__(self) -> int:
+        """Count the events."""
+        return self.op.size
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return (
+            f"<asyncmem.replay.Trace{name}: {format_count(self.allocations, 'allocation')} on "
+            f"{format_count(self.streams, 'stream')}, at most {format_size(self.peak_requested)} live, "
+            f"{format_duration(self.duration)}>"
+        )
+
+    @property
+    def columns(self) -> Columns:
+        """The five columns."""
+        return Columns(self.op, self.stream, self.id, self.nbytes, self.time_us)
+
+    @property
+    def allocations(self) -> int:
+        """How many there are."""
+        return int(np.count_nonzero(self.op == Op.ALLOCATE))
+
+    @property
+    def streams(self) -> int:
+        """How many there are: one more than the largest number."""
+        return int(self.stream.max()) + 1 if len(self) else 0
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the beginning to the last event."""
+        return int(self.time_us[-1]) / 1e6 if len(self) else 0.0
+
+    @property
+    def peak_requested(self) -> int:
+        """The most bytes that were live at once, as they were asked for: no allocator can reserve less."""
+        return int(live_bytes(self.columns).max(initial=0))
+
+    @property
+    def peak_recorded(self) -> int:
+        """The most bytes that the recorded allocator had from the driver; 0 where that was not recorded."""
+        return int(reserved_bytes(self.columns).max(initial=0))
+
+    def steps(self) -> Steps:
+        """Answer the allocations and frees alone, made for a compiled loop."""
+        kept = self.op <= Op.FREE
+        nbytes = np.where(self.op == Op.FREE, -1, self.nbytes)
+        return Steps(self.id[kept], nbytes[kept], self.stream[kept].astype(np.int32), self.time_us[kept])
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, compressed; what was there is replaced. `load` and numpy read it.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        write_npz(path, self.columns, About(name=self.name, device=self.device, note=self.note))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read a recording that `save` wrote, or other columns of the same form; `read` knows further kinds of files.
+
+        Raises:
+            BadTrace: The file is no recording, is cut off, or contradicts itself.
+            OSError: The file cannot be read.
+        """
+        with naming(path):
+            columns, about = read_npz(path)
+            return cls(*columns, name=about.name, device=about.device, note=about.note)

@@ -1,0 +1,467 @@
+"""What spaces promise: memory comes and goes below free blocks, the compiled heap and its twin alike."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+from typing_extensions import override
+
+from asyncmem.core import MAX_SIZE, Heap
+from asyncmem.core.reference import ReferenceHeap
+from asyncmem.core.reference.blocks import Block, Entries
+from asyncmem.core.reference.place import Search
+from asyncmem.core.reference.spaces import Handle
+from asyncmem.core.report import Plan
+
+from .history import live_through_many
+from .paged import LOTS, PagedPair, paged_step
+
+PAGE = 1 << 21
+BASE = 1 << 40
+PAGES = 64
+
+
+@pytest.fixture
+def heap() -> Heap:
+    """A heap with two streams and one space, in the arena of large blocks."""
+    heap = Heap()
+    heap.add_space(BASE, PAGES * PAGE, 1, PAGE)
+    heap.add_stream()
+    return heap
+
+
+def planned(heap: Heap, nbytes: int, stream: int = 0, room: int = LOTS) -> Plan:
+    plan = heap.plan(nbytes, stream, room=room)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def carry_out(heap: Heap, plan: Plan) -> None:
+    for move in plan.moves:
+        heap.set_bare(move.segment, move.address, move.nbytes)
+        if move.to:
+            heap.set_mapped(plan.segment, move.to, move.nbytes)
+    for address, nbytes in plan.fresh:
+        heap.set_mapped(plan.segment, address, nbytes)
+    give_up(heap, plan)
+
+
+def give_up(heap: Heap, plan: Plan) -> None:
+    for move in plan.moves:
+        heap.let_go(move.segment, move.address, move.nbytes)
+    if plan.nbytes:
+        heap.let_go(plan.segment, plan.address, plan.nbytes)
+
+
+def grown(heap: Heap, nbytes: int, stream: int = 0, room: int = LOTS) -> int:
+    """Take a block, behind which memory is put first."""
+    carry_out(heap, planned(heap, nbytes, stream, room))
+    block = heap.take(nbytes, stream)
+    assert block
+    return block
+
+
+def finish(heap: Heap, stream: int) -> None:
+    heap.mark_done(stream, heap.close_epoch(stream))
+
+
+def state(heap: Heap) -> tuple[object, ...]:
+    return heap.blocks(), heap.handles(), heap.report()
+
+
+# -- the twin --------------------------------------------------------------------------------------------------------
+
+
+def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> None:
+    draw = random.Random(seed)
+    pair = PagedPair(twin, late=seed % 4 == 3, strategy="good_fit" if seed % 5 == 4 else "best_fit")
+    for _ in range(steps):
+        paged_step(pair, draw)
+        pair.compare()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_long_histories_are_equal_step_by_step(seed: int) -> None:
+    """Whatever is taken, freed, planned, carried out, broken off or given up, both answer alike and stay sound."""
+    live_through(seed, 200)
+
+
+class ForgetsUses(ReferenceHeap):
+    @override
+    def stamp(self, handle: Handle, entries: Entries) -> None:
+        handle.uses = entries
+
+
+class ServesBareBlocks(ReferenceHeap):
+    @override
+    def serves(self, block: Block, search: Search) -> bool:
+        return True
+
+
+class CachesPages(ReferenceHeap):
+    @override
+    def cacheable(self, granules: int) -> bool:
+        return True
+
+
+class NeverLooksAgain(ReferenceHeap):
+    @override
+    def enqueue(self, handles: list[Handle]) -> None:
+        pass
+
+
+class JoinsWhatIsDone(ReferenceHeap):
+    @override
+    def reunite(self, block: Block) -> Block:
+        return self.join(block)
+
+
+BROKEN = [ForgetsUses, ServesBareBlocks, CachesPages, NeverLooksAgain, JoinsWhatIsDone]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_broken_rule_is_seen(broken: type[ReferenceHeap]) -> None:
+    """A twin with one rule about memory broken differs within a few histories."""
+    with pytest.raises(AssertionError):
+        live_through_many(live_through, broken)
+
+
+# -- promises --------------------------------------------------------------------------------------------------------
+
+
+def test_a_space_begins_without_memory(heap: Heap) -> None:
+    """Addresses alone reserve nothing, serve nothing, and are gone when the space is."""
+    assert heap.reserved() == 0
+    assert heap.take(PAGE, 0) == 0
+    assert [(one.nbytes, one.state) for one in heap.blocks()] == [(PAGES * PAGE, "bare")]
+    heap.remove_space(0)
+    assert heap.blocks() == []
+    heap.add_space(BASE, PAGE, 1, PAGE)
+    heap.check()
+
+
+def test_a_request_gets_exactly_the_pages_that_it_lies_on(heap: Heap) -> None:
+    """Memory is as large as the request in whole pages, and what is left of the last page serves the next one."""
+    heap.address(grown(heap, 3 * PAGE - 5000))
+    assert heap.reserved() == 3 * PAGE
+    carry_out(heap, planned(heap, PAGE))
+    assert heap.reserved() == 4 * PAGE
+    second = heap.take(PAGE, 0)
+    assert heap.address(second) == BASE + 3 * PAGE - 4608
+    heap.check()
+
+
+def test_handles_grow_with_the_request(heap: Heap) -> None:
+    """A large request gets few handles, none of them above a thirty-second of it; each goes as a whole."""
+    heap.free(grown(heap, 64 * PAGE))
+    assert {one.nbytes for one in heap.handles()} == {2 * PAGE}
+    assert len(heap.handles()) == 32
+    finish(heap, 0)
+    assert heap.reclaim(1) is not None
+    with pytest.raises(ValueError, match="as a whole"):
+        heap.set_bare(0, BASE, PAGE)
+    heap.set_bare(0, BASE, 2 * PAGE)
+    heap.check()
+
+
+def test_room_is_for_all_gaps_together(heap: Heap) -> None:
+    """What one gap takes of the room is not there for the next."""
+    low, middle, high = (grown(heap, PAGE) for _ in range(3))
+    heap.free_many([low, high])
+    finish(heap, 0)
+    idle = heap.reclaim(LOTS)
+    assert idle is not None
+    carry_out(heap, idle)
+    heap.free(middle)
+    assert heap.plan(3 * PAGE, 0, room=PAGE, most=0) == ()
+    plan = heap.plan(3 * PAGE, 0, room=2 * PAGE, most=0)
+    assert isinstance(plan, Plan)
+    assert plan.fresh == ((BASE, PAGE), (BASE + 2 * PAGE, PAGE))
+
+
+def test_what_has_been_idle_longest_is_moved_first(heap: Heap) -> None:
+    """Beyond the room, memory comes from below free blocks, in the order in which they became free."""
+    blocks = [grown(heap, PAGE) for _ in range(4)]
+    addresses = [heap.address(block) for block in blocks]
+    for which in (2, 0):
+        heap.free(blocks[which])
+    finish(heap, 0)
+    plan = planned(heap, 2 * PAGE, room=0)
+    assert [move.address for move in plan.moves] == [addresses[2], addresses[0]]
+    assert [move.to for move in plan.moves] == [plan.address, plan.address + PAGE]
+    assert plan.fresh == ()
+    carry_out(heap, plan)
+    assert heap.take(2 * PAGE, 0)
+    assert heap.reserved() == 4 * PAGE
+    heap.check()
+
+
+def test_memory_too_large_for_a_gap_is_released_for_new() -> None:
+    """A handle that fits nowhere makes room by its going, so the whole is not more than before."""
+    heap = Heap()
+    heap.add_space(BASE, 1024 * PAGE, 1, PAGE)
+    first, _, second, _ = (grown(heap, pages * PAGE) for pages in (128, 1, 64, 1))
+    heap.free_many([first, second])
+    finish(heap, 0)
+    plan = planned(heap, 129 * PAGE, room=0)
+    assert [move.nbytes // PAGE for move in plan.moves] == [4] * 32 + [2]
+    assert plan.moves[-1].to == 0
+    assert [nbytes for _, nbytes in plan.fresh] == [PAGE]
+    carry_out(heap, plan)
+    assert heap.reserved() == (128 + 64 + 2 - 1) * PAGE
+    assert heap.counts().peak_reserved == (128 + 64 + 2) * PAGE
+    heap.check()
+
+
+def test_memory_in_use_stays_where_it_is(heap: Heap) -> None:
+    """What a stream may still touch is neither moved nor released; the entries to wait for are named instead."""
+    block = grown(heap, 2 * PAGE)
+    other = grown(heap, 2 * PAGE)
+    heap.free(block, [(1, 1)])
+    assert heap.reclaim(LOTS) is None
+    assert heap.plan(4 * PAGE, 0, most=2 * PAGE) == ((0, 1), (1, 1))
+    finish(heap, 0)
+    assert heap.plan(4 * PAGE, 0, most=2 * PAGE) == ((1, 1),)
+    assert heap.plan(4 * PAGE, 0, most=PAGE) == ()
+    with pytest.raises(ValueError, match="in use"):
+        heap.set_bare(0, BASE, PAGE)
+    finish(heap, 1)
+    plan = heap.plan(4 * PAGE, 0, most=2 * PAGE)
+    assert isinstance(plan, Plan)
+    assert len(plan.moves) == len(plan.fresh) == 2
+    carry_out(heap, plan)
+    heap.free(other)
+    heap.check()
+
+
+def test_a_wait_is_for_the_latest_use_of_each_stream(heap: Heap) -> None:
+    """Where the memory that is needed was used in several epochs of a stream, the last of them is named."""
+    first, second, _ = (grown(heap, 2 * PAGE) for _ in range(3))
+    heap.free(first)
+    heap.close_epoch(0)
+    heap.free(second)
+    assert heap.plan(6 * PAGE, 0, most=4 * PAGE) == ((0, 1),)
+    assert heap.plan(6 * PAGE, 0, most=2 * PAGE) == ((0, 2),)
+
+
+def test_only_memory_that_could_be_taken_is_waited_for() -> None:
+    """What is live again, or lies where the request goes, does not count among what a wait would bring."""
+    heap = Heap()
+    heap.add_space(BASE, 256 * PAGE, 1, PAGE)
+    blocks = [grown(heap, PAGE) for _ in range(66)]
+    taken, last = grown(heap, 2 * PAGE), grown(heap, 2 * PAGE)
+    heap.free_many(blocks[::2])
+    heap.free(taken)
+    assert heap.take(2 * PAGE, 0) == taken
+    heap.free(last)
+    assert heap.plan(42 * PAGE, 0, most=6 * PAGE) == ()
+    assert heap.plan(42 * PAGE, 0, most=7 * PAGE) == ((0, 1),)
+
+
+def test_blocks_of_a_page_or_more_are_not_cached() -> None:
+    """A cached block would keep its memory; what was cached before there was a space is placed from then on too."""
+    heap = Heap()
+    heap.add_segment(1 << 30, 4 * PAGE, 1, 0)
+    for _ in range(2):
+        heap.free(heap.take(PAGE, 0))
+    assert heap.cached_bytes() == PAGE
+    heap.add_space(BASE, PAGES * PAGE, 1, PAGE)
+    assert heap.cached_bytes() == 0
+    for _ in range(3):
+        heap.free(heap.take(PAGE, 0))
+        assert heap.cached_bytes() == 0
+    heap.remove_space(1)
+    for _ in range(3):
+        heap.free(heap.take(PAGE, 0))
+    assert heap.cached_bytes() == PAGE
+    heap.check()
+
+
+def test_uses_inside_a_lease_are_uses_of_its_memory(heap: Heap) -> None:
+    """What another stream did inside a lease keeps the memory from being taken, after the lease as well."""
+    outer = grown(heap, 2 * PAGE)
+    arena, account = heap.open_lease(outer), heap.add_account(-1)
+    found = heap.take_foreign(PAGE, 1, account, arena, late=True)
+    assert found is not None
+    heap.free(found[0])
+    heap.close_lease(arena)
+    finish(heap, 0)
+    assert heap.handles()[0].entries == ((1, 1),)
+    finish(heap, 1)
+    heap.merge()
+    plan = heap.reclaim(LOTS)
+    assert plan is not None
+    assert len(plan.moves) == 2
+    heap.check()
+
+
+def test_a_page_below_two_blocks_is_idle_once_they_are_one(heap: Heap) -> None:
+    """A page on which blocks of two streams meet is not taken while they lie apart, and is found when they join."""
+    low = grown(heap, PAGE + PAGE // 2)
+    high = grown(heap, PAGE + PAGE // 2, 1)
+    heap.free(low)
+    heap.free(high)
+    for stream in (0, 1):
+        finish(heap, stream)
+    plan = heap.reclaim(LOTS)
+    assert plan is not None
+    assert [move.address for move in plan.moves] == [BASE, BASE + 2 * PAGE]
+    give_up(heap, plan)
+    heap.merge()
+    plan = heap.reclaim(LOTS)
+    assert plan is not None
+    assert len(plan.moves) == 3
+    heap.check()
+
+
+def test_a_plan_given_up_leaves_all_as_it_was(heap: Heap) -> None:
+    """What is lifted serves nobody; let go without a step done, every block and gauge is what it was before."""
+    blocks = [grown(heap, PAGE) for _ in range(4)]
+    for block in blocks[::2]:
+        heap.free(block)
+    finish(heap, 0)
+    heap.reset_peaks()
+    give_up(heap, planned(heap, 2 * PAGE, room=0))
+    before = heap.blocks(), heap.handles(), heap.counts()._replace(misses=0)
+    plan = planned(heap, 2 * PAGE, room=0)
+    assert heap.counts().lifted == 2 * PAGE
+    assert heap.take(PAGE, 0) == 0
+    heap.check()
+    give_up(heap, plan)
+    assert (heap.blocks(), heap.handles(), heap.counts()._replace(misses=0)) == before
+
+
+def test_steps_that_were_done_before_a_failure_count(heap: Heap) -> None:
+    """When the driver fails half way, what has memory by then serves, and what has none does not."""
+    plan = planned(heap, 3 * PAGE)
+    heap.set_mapped(plan.segment, *plan.fresh[0])
+    give_up(heap, plan)
+    heap.check()
+    assert heap.reserved() == heap.free_bytes() == PAGE
+    assert heap.take(3 * PAGE, 0) == 0
+    assert heap.address(heap.take(PAGE, 0)) == plan.address
+
+
+def test_a_small_space_is_used_up_to_its_last_page(heap: Heap) -> None:
+    """When no address is left a plan is impossible, and no fence would help; a free makes it possible again."""
+    assert heap.plan(PAGES * PAGE + 1, 0) == ()
+    give_up(heap, planned(heap, PAGES * PAGE))
+    blocks = [grown(heap, PAGE) for _ in range(PAGES)]
+    before = state(heap)
+    assert heap.plan(PAGE, 0) == ()
+    assert heap.plan(PAGES * PAGE + 1, 0) == ()
+    assert state(heap) == before
+    heap.free(blocks[3])
+    assert isinstance(heap.plan(PAGE, 0), Plan)
+    heap.check()
+
+
+def test_a_request_of_an_arena_without_a_space_has_no_plan(heap: Heap) -> None:
+    """Small blocks have no space here, and the inside of a lease never has one."""
+    assert heap.plan(512, 0) == ()
+    assert heap.plan(PAGE, 0, arena=heap.open_lease(grown(heap, PAGE))) == ()
+
+
+def test_ordinary_segments_serve_beside_a_space(heap: Heap) -> None:
+    """Where another search finds a block of a segment, the plan has nothing to do; segments alone can be empty."""
+    heap.add_segment(1 << 30, PAGE, 1, 1)
+    assert heap.take(PAGE, 0) == 0
+    assert planned(heap, PAGE) == Plan(1, 1 << 30, 0, (), ())
+    assert heap.take_foreign(PAGE, 0, late=True) is not None
+    grown(heap, PAGE)
+    with pytest.raises(ValueError, match="unknown segment"):
+        heap.remove_segment(0)
+    assert heap.empty_segments() == []
+    heap.check()
+
+
+# -- wrong arguments -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(heap: Heap) -> Heap:
+    """Four pages with memory, of which the first two are lifted, the others live; then three lifted ones without."""
+    blocks = [grown(heap, PAGE) for _ in range(4)]
+    for block in blocks[:2]:
+        heap.free(block)
+    finish(heap, 0)
+    assert heap.reclaim(2 * PAGE) is not None
+    planned(heap, 3 * PAGE)
+    return heap
+
+
+WRONG: dict[str, Callable[[Heap], object]] = {
+    "lease's arena": lambda heap: heap.add_space(BASE << 1, PAGE, 2, PAGE),
+    "arena that has one": lambda heap: heap.add_space(BASE << 1, PAGE, 1, PAGE),
+    "page no power of two": lambda heap: heap.add_space(BASE << 1, 3 * PAGE, 0, 3 * PAGE),
+    "page below a granule": lambda heap: heap.add_space(BASE << 1, PAGE, 0, 256),
+    "no page size": lambda heap: heap.add_space(BASE << 1, PAGE, 0, 0),
+    "address between pages": lambda heap: heap.add_space(BASE + 512, PAGE, 0, PAGE),
+    "size between pages": lambda heap: heap.add_space(BASE << 1, PAGE + 512, 0, PAGE),
+    "space of no size": lambda heap: heap.add_space(BASE << 1, 0, 0, PAGE),
+    "negative address": lambda heap: heap.add_space(-PAGE, PAGE, 0, PAGE),
+    "space too large": lambda heap: heap.add_space(1 << 60, 2 * MAX_SIZE, 0, PAGE),
+    "too many pages": lambda heap: heap.add_space(1 << 60, MAX_SIZE, 0, 512),
+    "unknown space removed": lambda heap: heap.remove_space(7),
+    "space with memory removed": lambda heap: heap.remove_space(0),
+    "plan for nothing": lambda heap: heap.plan(0, 0),
+    "plan for too much": lambda heap: heap.plan(MAX_SIZE + 1, 0),
+    "plan for an unknown stream": lambda heap: heap.plan(PAGE, 9),
+    "plan in an unknown arena": lambda heap: heap.plan(PAGE, 0, arena=9),
+    "negative room": lambda heap: heap.plan(PAGE, 0, room=-1),
+    "negative most": lambda heap: heap.plan(PAGE, 0, most=-1),
+    "negative reclaim": lambda heap: heap.reclaim(-1),
+    "mapped in an unknown space": lambda heap: heap.set_mapped(7, BASE + 4 * PAGE, PAGE),
+    "mapped where nothing is held": lambda heap: heap.set_mapped(0, BASE + 3 * PAGE, PAGE),
+    "mapped below all that is held": lambda heap: heap.set_mapped(0, BASE - PAGE, PAGE),
+    "mapped twice": lambda heap: heap.set_mapped(0, BASE, PAGE),
+    "mapped between pages": lambda heap: heap.set_mapped(0, BASE + 4 * PAGE + 512, PAGE),
+    "mapped half a page": lambda heap: heap.set_mapped(0, BASE + 4 * PAGE, PAGE // 2),
+    "mapped no page": lambda heap: heap.set_mapped(0, BASE + 4 * PAGE, 0),
+    "mapped more than is held": lambda heap: heap.set_mapped(0, BASE + 4 * PAGE, 4 * PAGE),
+    "mapped up to where addresses wrap": lambda heap: heap.set_mapped(0, BASE + 5 * PAGE, 2**63 - PAGE),
+    "mapped above all that is held": lambda heap: heap.set_mapped(0, BASE + 20 * PAGE, PAGE),
+    "bare in an unknown space": lambda heap: heap.set_bare(7, BASE, PAGE),
+    "bare where no handle is": lambda heap: heap.set_bare(0, BASE + 4 * PAGE, PAGE),
+    "bare in the middle": lambda heap: heap.set_bare(0, BASE + 512, PAGE),
+    "bare larger than a handle": lambda heap: heap.set_bare(0, BASE, 2 * PAGE),
+    "bare below a live block": lambda heap: heap.set_bare(0, BASE + 2 * PAGE, PAGE),
+    "let go in an unknown space": lambda heap: heap.let_go(7, BASE, PAGE),
+    "let go nothing": lambda heap: heap.let_go(0, BASE, 0),
+    "let go of what is live": lambda heap: heap.let_go(0, BASE + 2 * PAGE, PAGE),
+    "let go of more than is held": lambda heap: heap.let_go(0, BASE, 3 * PAGE),
+    "let go of a part": lambda heap: heap.let_go(0, BASE + 4 * PAGE, PAGE),
+    "let go from the middle": lambda heap: heap.let_go(0, BASE + 5 * PAGE, 2 * PAGE),
+    "segment's removal of a space": lambda heap: heap.remove_segment(0),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+def test_wrong_arguments_change_nothing(busy: Heap, call: Callable[[Heap], object]) -> None:
+    """Each is refused by a ValueError, and everything is as it was."""
+    before = state(busy)
+    with pytest.raises(ValueError, match=r"."):
+        call(busy)
+    assert state(busy) == before
+    busy.check()
+
+
+NO_INTS: dict[str, Callable[[Heap], object]] = {
+    "add_space": lambda heap: heap.add_space(1.0, PAGE, 0, PAGE),  # type: ignore[arg-type]  # what is tested
+    "remove_space": lambda heap: heap.remove_space("0"),  # type: ignore[arg-type]  # what is tested
+    "plan": lambda heap: heap.plan(1.5, 0),  # type: ignore[arg-type]  # what is tested
+    "room": lambda heap: heap.plan(PAGE, 0, room=None),  # type: ignore[arg-type]  # what is tested
+    "reclaim": lambda heap: heap.reclaim(1e6),  # type: ignore[arg-type]  # what is tested
+    "set_mapped": lambda heap: heap.set_mapped(0, BASE, 1.0),  # type: ignore[arg-type]  # what is tested
+    "set_bare": lambda heap: heap.set_bare(0, None, PAGE),  # type: ignore[arg-type]  # what is tested
+    "let_go": lambda heap: heap.let_go(0.0, BASE, PAGE),  # type: ignore[arg-type]  # what is tested
+}
+
+
+@pytest.mark.parametrize("call", NO_INTS.values(), ids=NO_INTS.keys())
+def test_arguments_that_are_no_ints_change_nothing(busy: Heap, call: Callable[[Heap], object]) -> None:
+    """A float is not cut down to an int: TypeError."""
+    before = state(busy)
+    with pytest.raises(TypeError, match="must be an int"):
+        call(busy)
+    assert state(busy) == before

@@ -1,0 +1,1 @@
+"""Recordings, their files, and what becomes of them."""

@@ -1,0 +1,386 @@
+"""A replay does what a pool would do, and its figures can be worked out by hand."""
+
+from dataclasses import replace as changed
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncmem import InvalidRequest, PoolOptions
+from asyncmem.core import replay_steps
+from asyncmem.replay import Model, Op, Patience, Policy, Replay, Trace, fit, read, replay
+from asyncmem.replay.costs import CALLS, H200
+
+from .programs import MIB, MS, Program, random_program
+from .support import TRACES, Row, rows, trace_of
+
+LATE = Model(lag=0.02)
+STAY = Policy(take_back=False)
+
+
+def swap(gap_us: int) -> Trace:
+    """Make a program that frees one of two blocks and then asks for one that is as large as both."""
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB)
+    return program.at(100 * MS).free("a").at(100 * MS + gap_us).take("c", 16 * MIB).trace()
+
+
+def without_time(one: Replay) -> Replay:
+    """Leave out what this machine took."""
+    return changed(one, ns_per_op=0.0)
+
+
+def test_a_request_gets_whole_pages_and_pays_for_them() -> None:
+    """3 MiB lie on two pages: each is created and mapped, and both are made accessible at once."""
+    one = replay(Program().take("a", 3 * MIB).trace())
+    assert (one.peak_requested, one.peak_active, one.peak_reserved) == (3 * MIB, 3 * MIB, 4 * MIB)
+    assert one.driver_calls == {"cuMemCreate": 2, "cuMemMap": 2, "cuMemSetAccess": 1}
+    assert one.driver_seconds == pytest.approx((2 * 7000 + 2 * 600 + 18000) / 1e9)
+    assert (one.takes, one.frees, one.misses, one.waits) == (1, 0, 1, 0)
+
+
+def test_requests_are_rounded_to_granules() -> None:
+    """What is active is a little more than what was requested."""
+    one = replay(Program().take("a", 513).take("b", 0).trace())
+    assert (one.peak_requested, one.peak_active, one.takes) == (513, 1024, 1)
+
+
+def test_a_stream_takes_its_own_memory_again_at_once() -> None:
+    """Work on one stream is in order, so its memory needs no fence."""
+    trace = Program().take("a", 4 * MIB).free("a").take("b", 4 * MIB).trace()
+    assert replay(trace, model=LATE).peak_reserved == 4 * MIB
+
+
+def test_pages_that_are_done_are_moved() -> None:
+    """What is idle and ready is mapped where it is needed, before more than ever is taken."""
+    one = replay(swap(0))
+    assert one.peak_reserved == 24 * MIB
+    assert one.driver_calls["cuMemUnmap"] == 4
+    assert "cuMemRelease" not in one.driver_calls
+
+
+def test_what_is_too_large_for_its_place_is_released() -> None:
+    """128 MiB come in handles of 4, and a small request needs 2: one is released for it, and another made."""
+    trace = Program().take("a", 128 * MIB).free("a").take("b", 1000).trace()
+    one = replay(trace, model=Model(costs={"cuMemRelease": ((0, 5000.0),)}))
+    assert one.peak_reserved == 128 * MIB
+    assert (one.driver_calls["cuMemCreate"], one.driver_calls["cuMemRelease"]) == (33, 1)
+    assert one.driver_seconds == pytest.approx(5e-6)
+
+
+def test_pages_that_are_in_use_stay() -> None:
+    """Nothing is unmapped before the device is done with it, and no caller waits who was not told to."""
+    one = replay(swap(19 * MS), model=LATE)
+    assert (one.peak_reserved, one.waits) == (32 * MIB, 0)
+    assert "cuMemUnmap" not in one.driver_calls
+    assert replay(swap(22 * MS), model=LATE).peak_reserved == 24 * MIB
+
+
+def test_without_taking_back_everything_stays() -> None:
+    """`take_back=False` is what one compares with."""
+    assert replay(swap(0), STAY).peak_reserved == 32 * MIB
+
+
+def test_patience_waits_as_long_as_it_may() -> None:
+    """A bound on each wait is one: 5 ms are waited where 10 are allowed, and none where 4 are."""
+    patient = replay(swap(16 * MS), Policy(patience=Patience(seconds=0.01)), LATE)
+    assert (patient.peak_reserved, patient.waits) == (24 * MIB, 1)
+    assert patient.wait_seconds == pytest.approx(0.005)
+    hasty = replay(swap(16 * MS), Policy(patience=Patience(seconds=0.004)), LATE)
+    assert (hasty.peak_reserved, hasty.waits) == (32 * MIB, 0)
+
+
+def test_patience_as_a_share_accrues() -> None:
+    """5 ms are waited after 116 where a twentieth of the time may be waited, and not where a fiftieth may."""
+    assert replay(swap(16 * MS), Policy(patience=Patience(share=0.05)), LATE).peak_reserved == 24 * MIB
+    assert replay(swap(16 * MS), Policy(patience=Patience(share=0.02)), LATE).peak_reserved == 32 * MIB
+
+
+def test_patience_is_kept_for_what_is_worth_it() -> None:
+    """Nearly all that may be waited is not spent on 8 MiB where a gibibyte is reserved."""
+    program = Program().take("x", 1 << 30).take("a", 8 * MIB).take("b", 8 * MIB)
+    trace = program.at(100 * MS).free("a").at(116 * MS).take("c", 16 * MIB).trace()
+    assert replay(trace, Policy(patience=Patience(share=0.05)), LATE).waits == 0
+
+
+def test_patience_counts_what_it_waited() -> None:
+    """What was waited once is gone: the second time as much would be needed again."""
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").at(116 * MS).take("c", 16 * MIB)
+    program.at(117 * MS).free("b").at(133 * MS).take("d", 32 * MIB)
+    one = replay(program.trace(), Policy(patience=Patience(share=0.05)), LATE)
+    assert one.waits == 1
+    assert one.peak_reserved == 56 * MIB
+
+
+def test_a_limit_is_kept_by_waiting() -> None:
+    """Under a limit memory that is in use is waited for, as long as it takes."""
+    one = replay(swap(5 * MS), model=LATE, limit=24 * MIB)
+    assert (one.completed, one.peak_reserved, one.waits) == (True, 24 * MIB, 1)
+    assert one.wait_seconds == pytest.approx(0.016)
+
+
+def test_a_wait_moves_the_programs_time() -> None:
+    """What is freed before the wait is done after it, so one wait is enough for two requests."""
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).take("x", 8 * MIB)
+    program.at(100 * MS).free("a").at(101 * MS).free("x").at(102 * MS).take("c", 16 * MIB).take("d", 32 * MIB)
+    assert replay(program.trace(), model=LATE, limit=56 * MIB).waits <= 2
+
+
+def test_what_does_not_fit_ends_the_replay() -> None:
+    """It names the row of the trace, with the rows that are not replayed, and what was asked for."""
+    table: list[Row] = [(Op.GROW, 0, -1, MIB, 0), (Op.ALLOCATE, 0, 0, 8 * MIB, 0), (Op.ALLOCATE, 0, 1, 9 * MIB, 5)]
+    one = replay(trace_of(table), limit=16 * MIB)
+    assert (one.completed, one.failed_row, one.failed_bytes) == (False, 2, 9 * MIB)
+    assert (one.peak_requested, one.peak_reserved) == (17 * MIB, 8 * MIB)
+    assert "out of memory in row 2" in repr(one)
+
+
+@pytest.mark.parametrize("policy", [Policy(), STAY, Policy("stream_ordered"), Policy("direct")], ids=str)
+def test_no_kind_exceeds_a_limit(policy: Policy) -> None:
+    """Nothing is ever reserved above it; half a page more is no page."""
+    trace = random_program(1, [3 * MIB, 9 * MIB, 40_000])
+    need = fit(trace, policy, LATE)
+    one = replay(trace, policy, LATE, limit=need + MIB)
+    assert one.completed
+    assert one.peak_reserved <= need + MIB
+
+
+def test_other_streams_wait_on_the_device() -> None:
+    """Memory that another stream freed is taken behind its fence: no caller waits, and nothing new is reserved."""
+    trace = Program().take("a", 8 * MIB, 0).free("a", stream=0).take("b", 8 * MIB, 1).trace()
+    one = replay(trace, model=LATE)
+    assert (one.peak_reserved, one.foreign, one.waits) == (8 * MIB, 1, 0)
+    assert one.driver_calls["cuStreamWaitEvent"] == 1
+
+
+def test_a_free_on_another_stream_waits_for_both() -> None:
+    """A block that stream 1 frees was also in use by its own: a third stream waits for the two."""
+    trace = Program().take("a", 8 * MIB, 0).free("a", stream=1).take("b", 8 * MIB, 2).trace()
+    assert replay(trace, model=LATE).driver_calls["cuStreamWaitEvent"] == 2
+
+
+def test_segments_grow_as_the_pool_has_them_grow() -> None:
+    """Small requests begin with 2 MiB, large ones with 64; the kind decides which call is paid for."""
+    one = replay(Program().take("a", 1000).take("b", 3 * MIB).take("c", 100 * MIB).trace(), Policy("stream_ordered"))
+    assert one.peak_reserved == (2 + 64 + 100) * MIB
+    assert one.driver_calls["cuMemAllocAsync"] == 3
+
+
+def test_segments_go_back_where_a_limit_needs_it() -> None:
+    """A segment that is wholly free is given back for one of another size, once it is done."""
+    trace = Program().take("a", 100 * MIB).free("a").at(5 * MS).take("b", 120 * MIB).trace()
+    one = replay(trace, Policy("stream_ordered"), LATE, limit=128 * MIB)
+    assert (one.completed, one.peak_reserved, one.waits) == (True, 120 * MIB, 1)
+    assert one.driver_calls["cuMemFreeAsync"] == 1
+
+
+def test_direct_memory_goes_back_when_it_is_done() -> None:
+    """Each request is the driver's own, and what is freed is reserved until the device is done with it."""
+    program = Program().take("a", 3 * MIB).at(10 * MS).free("a")
+    early = program.at(20 * MS).take("b", 5 * MIB).trace()
+    assert replay(early, Policy("direct"), LATE).peak_reserved == 10 * MIB
+    assert replay(early, Policy("direct")).peak_reserved == 6 * MIB
+
+
+def test_the_clock_runs_at_the_models_pace() -> None:
+    """With half the time between events the device is late where it was not before."""
+    trace = swap(30 * MS)
+    assert replay(trace, model=LATE).peak_reserved == 24 * MIB
+    assert replay(trace, model=Model(lag=0.02, pace=0.5)).peak_reserved == 32 * MIB
+    assert replay(trace, model=Model(lag=0.02, pace=0)).peak_reserved == 32 * MIB
+
+
+def test_what_the_driver_takes_is_counted_alone() -> None:
+    """Slow calls cost more, and change nothing else: two ways to get memory see the same fences done."""
+    slow = Model(lag=0.02, costs={"cuMemCreate": ((0, 1e9),)})
+    one = replay(swap(30 * MS), model=slow)
+    assert one.driver_seconds == one.driver_calls["cuMemCreate"]
+    assert one.peak_reserved == 24 * MIB
+
+
+def test_a_fence_covers_what_was_freed_within_a_millisecond() -> None:
+    """It is recorded on the next whole millisecond, whether or not the program does anything then."""
+    assert replay(swap(21 * MS - 1), model=LATE).peak_reserved == 32 * MIB
+    assert replay(swap(21 * MS), model=LATE).peak_reserved == 24 * MIB
+
+
+def test_the_holes_at_the_peak_are_told() -> None:
+    """When the most was reserved, one block of 8 in 32 MiB was free, and in use by its stream."""
+    one = replay(swap(5 * MS), model=LATE)
+    assert (one.largest_hole, one.idle, one.stranded) == (8 * MIB, 8 * MIB, (8 * MIB,))
+    assert one.fragmentation == (8 / 32) ** 2
+
+
+def test_samples_show_the_whole_program() -> None:
+    """They begin with it and end with it, and change nothing else."""
+    trace = read(TRACES / "gnn_sampled.npz")
+    one = replay(trace, model=LATE, samples=100)
+    assert 30 <= len(one.samples) <= 102
+    assert one.samples[-1].time_us / 1e6 >= trace.duration
+    assert max(sample.reserved for sample in one.samples) <= one.peak_reserved
+    assert all(sample.live <= sample.reserved for sample in one.samples)
+    assert without_time(changed(one, samples=())) == without_time(replay(trace, model=LATE))
+
+
+def test_a_replay_is_the_same_every_time() -> None:
+    """Nothing in it depends on this machine but the time it takes."""
+    trace = read(TRACES / "stream_prefetch.npz")
+    assert without_time(replay(trace, model=LATE)) == without_time(replay(trace, model=LATE))
+
+
+def test_an_empty_program_needs_nothing() -> None:
+    """No rows, no memory, and a ratio of one."""
+    one = replay(trace_of([]))
+    assert (one.completed, one.peak_reserved, one.reserved_over_requested, one.ns_per_op) == (True, 0, 1.0, 0.0)
+    assert fit(trace_of([])) == 0
+
+
+@given(rows(), st.sampled_from([Policy(), Policy(patience=Patience(share=0.02)), Policy("stream_ordered")]))
+@settings(max_examples=40, deadline=None)
+def test_any_trace_can_be_replayed(table: list[Row], policy: Policy) -> None:
+    """Whatever the sizes, times and streams: at least what was live is reserved."""
+    trace = trace_of(table)
+    one = replay(trace, policy, LATE)
+    assert one.completed
+    assert one.peak_reserved >= one.peak_active >= trace.peak_requested
+
+
+RECORDINGS = {
+    "gnn_sampled": (1.0331, 1.0075),
+    "gpt2_train_varlen": (1.0495, 1.0100),
+    "stream_prefetch": (1.0302, 1.0100),
+}
+"""What is reserved at most for what is requested: behind a device that is 20 ms late, and under the smallest limit."""
+
+
+@pytest.mark.parametrize(("name", "most"), [(name, bounds[0]) for name, bounds in RECORDINGS.items()])
+def test_recorded_programs_need_little(name: str, most: float) -> None:
+    """No caller waits, the driver takes at most 3 % of the time, and little more is reserved than is needed."""
+    one = replay(read(TRACES / f"{name}.npz"), model=LATE)
+    assert one.completed
+    assert one.waits == 0
+    assert one.reserved_over_requested <= most
+    assert one.driver_seconds <= 0.03 * one.duration
+
+
+@pytest.mark.parametrize(("name", "most"), [(name, bounds[1]) for name, bounds in RECORDINGS.items()])
+def test_recorded_programs_fit_closely(name: str, most: float) -> None:
+    """What is found to fit does, and one page less than is needed does not."""
+    trace = read(TRACES / f"{name}.npz")
+    limit = fit(trace)
+    assert trace.peak_requested <= limit <= most * trace.peak_requested
+    assert replay(trace, limit=limit).completed
+    assert not replay(trace, limit=trace.peak_requested - (2 << 20)).completed
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+@pytest.mark.parametrize(("factor", "share"), [(1.02, 0.02), (1.01, 0.04)])
+def test_recorded_programs_run_under_close_limits(name: str, factor: float, share: float) -> None:
+    """2 % above what is needed they wait for at most 2 % of their time, 1 % above it for at most 4 %."""
+    trace = read(TRACES / f"{name}.npz")
+    one = replay(trace, model=LATE, limit=int(factor * trace.peak_requested))
+    assert one.completed
+    assert one.wait_seconds <= share * one.duration
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_patience_keeps_to_its_share(name: str) -> None:
+    """All waits together take at most the share of the time that was given."""
+    one = replay(read(TRACES / f"{name}.npz"), Policy(patience=Patience(share=0.02)), LATE)
+    assert 0 < one.wait_seconds <= 0.02 * one.duration
+    assert one.reserved_over_requested <= RECORDINGS[name][0]
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.02])
+@pytest.mark.parametrize("seed", range(12))
+def test_taking_back_never_needs_more(seed: int, lag: float) -> None:
+    """Where a block is placed does not depend on which pages are mapped: what moves them cannot make things worse."""
+    sizes = [[2 * MIB, 30 * MIB, 100_000], [MIB, 64 * MIB], [5 * MIB], [7000, 300_000, 12 * MIB]][seed % 4]
+    trace = random_program(seed, sizes, streams=(1, 2, 4)[seed // 4])
+    model = Model(lag=lag)
+    assert replay(trace, model=model).peak_reserved <= 1.005 * replay(trace, STAY, model).peak_reserved
+
+
+def test_options_of_the_pool_count() -> None:
+    """Placement apart from larger requests, growth and caches are those of the options."""
+    trace = Program().take("a", 600_000).take("b", 600_000).trace()
+    apart = replay(trace, Policy("stream_ordered", options=PoolOptions(small_limit="512 KiB", segment_size="4 MiB")))
+    assert apart.peak_reserved == 4 * MIB
+
+
+# -- what cannot be right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "paged",
+        "virtual,small_limit",
+        "virtual,small_limit=much",
+        "virtual,colour=red",
+        "virtual,timeout=5",
+        "virtual,patience=-1s",
+        "virtual,take_back=perhaps",
+    ],
+)
+def test_a_policy_that_cannot_be_read_is_refused(text: str) -> None:
+    """It names the setting."""
+    with pytest.raises(InvalidRequest):
+        Policy.parse(text)
+
+
+def test_a_policy_is_read() -> None:
+    """A kind and settings, or settings alone."""
+    policy = Policy.parse("stream_ordered, segment_size=256MiB, strategy=good_fit")
+    assert (policy.segments, policy.options.segment_size) == ("stream_ordered", 256 * MIB)
+    policy = Policy.parse("take_back=off,patience=2%")
+    assert (policy.segments, policy.take_back, policy.patience) == ("virtual", False, Patience(share=0.02))
+    assert (str(policy), str(policy.patience), str(Patience(seconds=0.005))) == (
+        "take_back=off,patience=2%",
+        "2%",
+        "5 ms",
+    )
+
+
+@pytest.mark.parametrize("wrong", [{"lag": -1.0}, {"lag": float("nan")}, {"pace": float("inf")}])
+def test_a_model_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    """Time does not run backwards."""
+    with pytest.raises(InvalidRequest):
+        Model(**wrong)
+
+
+def bare(columns: object, **more: object) -> object:
+    """Call the compiled loop itself."""
+    given = {"slots": 1, "streams": 1, "kind": "virtual", "costs": Model().curves(), "growth": None, **more}
+    return replay_steps(columns, **given)  # type: ignore[arg-type]
+
+
+def test_the_compiled_loop_checks_what_it_gets() -> None:
+    """Columns of another length or type, and places that are not there, are refused and not followed."""
+    good = trace_of([(Op.ALLOCATE, 0, 0, 512, 0)]).steps()
+    with pytest.raises(ValueError, match="slot"):
+        bare(good, slots=0)
+    with pytest.raises(ValueError, match="stream"):
+        bare(good._replace(stream=good.stream + 1))
+    with pytest.raises(ValueError, match="columns"):
+        bare(good._replace(nbytes=good.nbytes[:0]))
+    with pytest.raises(ValueError, match="columns"):
+        bare(good._replace(slot=good.slot.astype("int64")))
+    with pytest.raises(ValueError, match="11 calls"):
+        bare(good, costs=[])
+    with pytest.raises(TypeError, match="colour"):
+        bare(good, colour=1)
+
+
+def test_a_rule_for_growth_that_fails_is_heard() -> None:
+    """What it raises comes out of the call."""
+
+    def rule(*facts: int) -> int:
+        raise ZeroDivisionError(facts)
+
+    with pytest.raises(ZeroDivisionError):
+        bare(trace_of([(Op.ALLOCATE, 0, 0, 512, 0)]).steps(), kind="stream_ordered", growth=rule)
+
+
+def test_every_call_has_a_cost() -> None:
+    """The built-in table names what a pool calls, and nothing else."""
+    assert tuple(H200) == CALLS
