@@ -62,7 +62,7 @@ class House:
         self._factory = factory
         self._copier: WorkerLike | None = None
         self.released = False
-        self._due = 0.0  # when the pool is to be looked after next
+        self._due = time.monotonic() + TICK  # when the pool is to be looked after next
         self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
         _houses.add(self)
