@@ -27,8 +27,8 @@ class SteppedPool(AsyncMemoryPool):
 
 
 def quick_device(capacity: int | None = None) -> Simulated:
-    """A simulated device whose calls take no time."""
-    return Simulated(capacity, latencies=Latencies.zero())
+    """A simulated device whose calls take no time, with small pages."""
+    return Simulated(capacity, latencies=Latencies.zero(), page=4096)
 
 
 def make_pool(
