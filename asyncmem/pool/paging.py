@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _SPREAD: Final = 4  # a range's size by the device's: addresses are spread more than memory
 _DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all that somebody waits for them
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
+_LEAST: Final = 1e-4  # seconds; what is left of the patience is not worth a wait below that
 _REST: Final = 0.25  # seconds after which what is above a lowered limit is offered to a device again that has failed
 
 
@@ -142,7 +143,7 @@ class PagedSupply(Supply):
         most = patience.seconds - waiting.age
         if patience.share < math.inf:
             most = min(most, patience.share * (self.clock() - self._opened) - self.waited)
-        if most <= 0 or (waiting.inline and waiting.home is not None):
+        if most < _LEAST or (waiting.inline and waiting.home is not None):
             return None
         self.fence_frees()
         uses = self._uses_for(waiting, modest=True)

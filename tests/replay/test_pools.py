@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.devices import Latencies, Simulated
+from asyncmem.devices import Latencies, Simulated, SimulatedStream
 from asyncmem.devices.clock import VirtualClock
 from asyncmem.pool.paging import PagedSupply
 from asyncmem.replay import Model, Op, Policy, Trace, replay
@@ -35,7 +35,7 @@ class Player:
         self.lag, self.beat = lag, beat
         self.options = options
         self.takes_back = takes_back
-        self.busy: dict[object, float] = {}
+        self.busy: dict[SimulatedStream, float] = {}
 
     @contextmanager
     def opened(self) -> Iterator[AsyncMemoryPool]:
@@ -68,20 +68,22 @@ class Player:
                 if op == Op.ALLOCATE:
                     live[key] = pool.allocate(int(nbytes), stream=streams[number])
                 else:
-                    live.pop(key).free()
+                    buffer = live.pop(key)
+                    self.occupy(streams[number], buffer)
+                    buffer.free()
                     touched.add(number)
-                    self.occupy(streams[number])
-            peak = pool.stats().peak_reserved
+            self.stats = pool.stats()
+            self.waited = pool.flow.supply.waited  # type: ignore[attr-defined]  # of a paged one
             pool.check()
             for buffer in live.values():
                 buffer.free()
         assert self.device.reserved == 0
-        return peak
+        return self.stats.peak_reserved
 
-    def occupy(self, stream: object) -> None:
-        """Have a stream busy until the lag has passed."""
+    def occupy(self, stream: SimulatedStream, *buffers: Buffer) -> None:
+        """Have a stream busy until the lag has passed, with these buffers."""
         now, until = self.device.now, self.device.now + self.lag
-        stream.launch(until - max(now, self.busy.get(stream, 0.0)))  # type: ignore[attr-defined]  # a simulated stream
+        stream.launch(until - max(now, self.busy.get(stream, 0.0)), writes=buffers)
         self.busy[stream] = until
 
 
@@ -95,7 +97,7 @@ def program(seed: int, steps: int, streams: int) -> Trace:
 @pytest.mark.parametrize("seed", range(8))
 def test_taking_back_never_needs_more(seed: int, streams: int, lag: float) -> None:
     """Where a block is placed does not depend on which pages are mapped, in a pool as in a replay."""
-    trace = program(seed, 700, streams)
+    trace = program(seed, 500, streams)
     lean, kept = (Player(lag, beat=0.009, takes_back=takes_back).play(trace) for takes_back in (True, False))
     assert lean <= 1.005 * kept
 
@@ -103,7 +105,7 @@ def test_taking_back_never_needs_more(seed: int, streams: int, lag: float) -> No
 @pytest.mark.parametrize("seed", range(8))
 def test_taking_back_saves_memory(seed: int) -> None:
     """Where the device is never late, it needs less."""
-    trace = program(seed, 1000, 1)
+    trace = program(seed, 600, 1)
     assert Player(0.0).play(trace) < Player(0.0, takes_back=False).play(trace)
 
 
@@ -111,7 +113,7 @@ def test_taking_back_saves_memory(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_pool_needs_what_the_replay_says(seed: int, lag: float) -> None:
     """One stream's program reserves within two pages, or a hundredth, what its replay reserves."""
-    trace = program(seed, 1000, 1)
+    trace = program(seed, 600, 1)
     said = replay(trace, Policy(), Model(lag=lag)).peak_reserved
     assert abs(Player(lag).play(trace) - said) <= max(2 * PAGE, 0.01 * said)
 
@@ -119,6 +121,33 @@ def test_a_pool_needs_what_the_replay_says(seed: int, lag: float) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_streams_that_share_need_about_what_the_replay_says(seed: int) -> None:
     """A pool really has streams wait for each other, which a replay only counts: so they differ, but by little."""
-    trace = program(seed, 1000, 2)
+    trace = program(seed, 600, 2)
     said = replay(trace, Policy(), Model(lag=0.02)).peak_reserved
     assert abs(Player(0.02, overlap=0.0).play(trace) - said) <= 0.08 * said
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_patience_keeps_to_its_share(seed: int) -> None:
+    """All waits together take at most that share of the pool's life, whatever they gain."""
+    player = Player(0.004, patience="10%")
+    player.play(program(seed, 600, 1))
+    assert 0 < player.waited <= 0.1 * player.device.now
+    assert player.stats.rungs["wait"] > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_patience_saves_memory(seed: int) -> None:
+    """Who waits for what is about to be done need not ask for more; who has none waits for nothing."""
+    trace = program(seed, 1000, 1)
+    patient, hasty = Player(0.004, patience="20 s"), Player(0.004)
+    assert patient.play(trace) < hasty.play(trace)
+    assert (hasty.waited, hasty.stats.rungs.get("wait", 0)) == (0, 0)
+
+
+@pytest.mark.parametrize(("seed", "streams"), [(1, 1), (2, 1), (3, 1), (1, 2)])
+def test_a_limit_is_kept_by_moving_pages_once_their_work_is_done(seed: int, streams: int) -> None:
+    """The device raises where memory is taken away under unfinished work: so the pool waits for it, and for no more."""
+    trace = program(seed, 1000, streams)
+    player = Player(0.02, limit=int(1.04 * trace.peak_requested))
+    assert player.play(trace) <= 1.04 * trace.peak_requested
+    assert player.stats.rungs["wait"] > 0
