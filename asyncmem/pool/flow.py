@@ -357,7 +357,7 @@ class Flow(Desk):
                 self._serve()
             while (head := self.queue.head()) is not None and self._provide(head):
                 self._serve()
-            if head is not None and not (self.busy or head.inline):
+            if head is not None and self.supply.by_pages and not (self.busy or head.inline):
                 self._provide_behind(head)
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
@@ -480,8 +480,6 @@ class Flow(Desk):
 
     def _provide_behind(self, head: Waiting) -> None:
         # What the limit leaves is too little for the head. In segments it would be there, and serve who may overtake.
-        if not self.supply.by_pages:
-            return
         for waiting in self.queue.behind(head, self.supply.limit - self.core.live()):
             errand = None if waiting.inline else self.ladder.grow_for(waiting)
             if errand is not None:

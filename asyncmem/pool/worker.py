@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ class Worker:
 
     Args:
         name: The thread's name.
-        tick: Called a while after jobs and when there are none; answers the seconds until the next time, None when the
-            thread is no longer needed.
+        tick: Called a while after a job and when there are none, between jobs if need be; answers the seconds until the
+            next time, None when the thread is no longer needed.
         died: Called with the error that a job raised; the thread ends with it, because jobs handle what they expect.
     """
 
@@ -32,7 +33,7 @@ class Worker:
         self._tick = tick
         self._died = died
         self._dead = False
-        self._pause = TICK
+        self._due = 0.0  # when to tick next
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -60,6 +61,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        self._due = time.monotonic() + TICK
         try:
             while self._step():
                 pass
@@ -69,13 +71,16 @@ class Worker:
 
     def _step(self) -> bool:
         try:
-            job = self._jobs.get(timeout=self._pause)
+            job = self._jobs.get(timeout=max(0.0, self._due - time.monotonic()))
         except queue.Empty:
-            pause = self._tick()
-            self._pause = pause or TICK
-            return pause is not None
+            return self._look()
         if job is None:
             return False
-        self._pause = min(self._pause, _SOON)
+        self._due = min(self._due, time.monotonic() + _SOON)
         job()
-        return True
+        return self._look() if time.monotonic() >= self._due else True
+
+    def _look(self) -> bool:
+        pause = self._tick()
+        self._due = time.monotonic() + (TICK if pause is None else pause)
+        return pause is not None
