@@ -1,5 +1,6 @@
 """What can be chosen about a pool, checked once and frozen: sizes in bytes, times in seconds, shares from 0 to 1."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -47,6 +48,7 @@ class OptionArguments(TypedDict, total=False):
     late_fences: bool
     fence_every: int | str
     overlap: Size | float
+    patience: float | str
     watch_captures: bool
     peers: Iterable[object] | str
     stall_after: float | str | None
@@ -76,7 +78,11 @@ class PoolOptions:
     segment_size: int = _option(64 << 20, readers.positive_size)
     """Bytes the pool grows by, or more where a request needs more."""
     segments: str = _option("auto", readers.label, fixed=True)
-    """How memory is obtained: "auto", "direct" (each request from the driver, no pooling) or a kind of the device."""
+    """How memory is obtained: "auto", "direct" (each request from the driver, no pooling) or a kind of the device.
+
+    "paged", on devices that have pages, reserves little: memory comes page by page, and moves to where it is lacking.
+    It is never chosen by "auto", has not been measured on a GPU yet, and needs a device without a memory checker.
+    """
     pregrow: int = _option(0, readers.size)
     """Bytes to reserve when the pool opens, and to keep ready."""
     warmup: Warmup = _option((), readers.warmup, fixed=True)
@@ -137,6 +143,12 @@ class PoolOptions:
     """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.
 
     Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.
+    """
+    patience: readers.Patience = _option(readers.Patience(0.0, math.inf), readers.patience)
+    """How long growth may wait for memory that is free but not done with, before it asks the device for more.
+
+    Seconds for each request, or a share such as "2%": then all of these waits together take no more of the pool's life.
+    Where a limit stands in the way growth waits in any case. It matters for pools whose segments are "paged" only.
     """
     watch_captures: bool = _option(True, readers.switch)
     """Whether each allocation that names a stream of a device with graphs asks whether that is being captured.

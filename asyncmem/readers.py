@@ -7,7 +7,7 @@ import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, SupportsIndex, TypeAlias, cast
+from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
@@ -24,6 +24,20 @@ Warmup: TypeAlias = tuple[tuple[int, int], ...]
 
 Peers: TypeAlias = tuple[object, ...]
 """Devices, or their names."""
+
+
+class Patience(NamedTuple):
+    """How long growth may wait for memory that is about to be ready."""
+
+    seconds: float
+    """The most for each request, from when it was asked."""
+    share: float
+    """The most for all of them together, as a share of the time since the pool was opened."""
+
+    def __str__(self) -> str:
+        """Write it as it may be given."""
+        return f"{self.seconds:g} s" if self.share == math.inf else f"{self.share:.3%}"
+
 
 _WORDS: Final = {
     "1": True,
@@ -103,6 +117,15 @@ def fences_shared(value: object, what: str) -> int:
 def seconds(value: object, what: str) -> float:
     """Read a time span: seconds, or "500 ms"."""
     return parse_duration(cast("float | str", value), what=what)
+
+
+def patience(value: object, what: str) -> Patience:
+    """Read a time span for each wait, or a share of the time for all of them together."""
+    if isinstance(value, Patience):
+        return value
+    if isinstance(value, str) and "%" in value:
+        return Patience(math.inf, share(value, what))
+    return Patience(seconds(value, what), math.inf)
 
 
 def factor(value: object, what: str) -> float:

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import gc
 import inspect
+import math
 import pickle
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from asyncmem import options
 from asyncmem.errors import InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, OptionArguments, PoolOptions
+from asyncmem.readers import Patience
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -48,6 +50,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "late_fences": ("false", False),
     "fence_every": ("16", 16),
     "overlap": ("30%", 0.3),
+    "patience": ("2%", Patience(math.inf, 0.02)),
     "watch_captures": ("no", False),
     "peers": ("cuda:1; cuda:2", ("cuda:1", "cuda:2")),
     "stall_after": ("none", None),

@@ -134,6 +134,7 @@ def _try_to_use(index: int) -> Use:
             "over_budget_notices": False,
         }
     free, kinds, notices = device.memory().free, list(device.segment_kinds), device.gives_notices
+    kinds += ["paged"] * (device.page > 0)
     device.close()
     return {
         "usable": True,

@@ -106,7 +106,7 @@ def replay(
     \b
     A POLICY is a kind of segments, and settings after commas:
       virtual         pages below reserved addresses; what is in no use is moved
-                      (pools do not do so yet: they map and give back segments)
+                      (what a pool does with segments="paged")
       stream_ordered  segments of a pool of the driver's
       direct          each request from the driver
     take_back=off leaves pages where they are, patience=2% lets growth wait for that share of the time; the others

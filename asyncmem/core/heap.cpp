@@ -57,12 +57,14 @@ HIT_PATH void Heap::release(Node& node) {
     cached_ -= bytes(node);
 }
 
-HIT_PATH BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& outcome) {
-    auto& local = streams_[stream]->cache;
+HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
+    auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
-        bin.hot = true;
-        bin.strikes = 0;
+        if (!ask.again) {
+            bin.hot = true;
+            bin.strikes = 0;
+        }
         if (BlockId block = bin.head) {
             local.remove(nodes_, bin, block, granules << shift_);
             release(nodes_[block]);
@@ -70,10 +72,10 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, uint32_t stream, Outcome& 
             outcome.touched = 1;
             return block;
         }
-    } else {
+    } else if (!ask.again) {
         strike(local, bin, granules);
     }
-    return take_shared(granules, stream, outcome);
+    return take_shared(granules, ask.stream, outcome);
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
@@ -163,7 +165,7 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     BlockId block = 0;
     outcome.touched = 0;
     if (granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
-        block = take_cached(granules, ask.stream, outcome);
+        block = take_cached(granules, ask, outcome);
     return block ? block : take_placed(granules, ask, outcome);
 }
 
@@ -175,7 +177,7 @@ BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
     if (block) {
         outcome.level = 3;
     } else {
-        outcome.reason = NoMemory;
+        outcome.reason = search.bare ? NoPages : NoMemory;
         ++total_.misses;
     }
     return block;
@@ -196,15 +198,17 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     BlockId block = 0;
+    bool bare = false;
     for (Reach reach : reaches) {
         if (reach.bound == Bound::Any && !late) break;
         Search search{granules, ask.stream, reach.bound, reach.window};
         block = place(ask, search);
+        bare = search.bare;
         outcome.touched += search.touched;
-        if (block || search.bare) break;
+        if (block || bare) break;
     }
     if (!block) {
-        outcome.reason = NoMemory;
+        outcome.reason = bare ? NoPages : NoMemory;
         ++total_.misses;
         return 0;
     }

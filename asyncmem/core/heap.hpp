@@ -25,7 +25,9 @@ namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
 
-enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed };
+enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
+// Whose memory a plan may choose: what the stream may use at once, what it may behind recorded fences, or any.
+enum class Foreign : uint8_t { Never, Recorded, Any };
 enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2, FreeLow = 4 };
 
 struct Tuning {
@@ -44,6 +46,7 @@ struct Ask {
     int32_t arena = -1;     // -1: by size
     bool anywhere = false;  // the other one of arenas 0 and 1 will do as well
     bool door = false;      // a fast door: refused while a gate is closed, unless that is ajar
+    bool again = false;     // asked before: the caches learn nothing from it
 };
 
 // What became of the latest take.
@@ -134,6 +137,12 @@ struct Later {
     Entries uses;
 };
 
+// All memory that is idle.
+struct Idle {
+    uint64_t nbytes = 0;
+    Entries uses;
+};
+
 // How a request gets its memory: all of the range is lifted, and parts of it have none yet.
 struct Plan {
     bool found = false;
@@ -176,10 +185,13 @@ public:
     std::vector<HandleInfo> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be; and which idle memory to give back, the oldest first.
-    Plan plan(const Ask& ask, uint64_t room, uint64_t most);
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign = Foreign::Any);
     // Whether a plan would find addresses among those that were used before.
-    bool has_addresses(const Ask& ask);
+    bool has_addresses(const Ask& ask, Foreign foreign = Foreign::Any);
     Plan reclaim(uint64_t nbytes);
+    Idle idle_memory() const;
+    std::vector<uint32_t> unfenced() const;  // streams whose uses of handles no recorded fence covers yet
+    uint64_t spread() const;                 // bytes of addresses that were ever used, in spaces, and of segments
 
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
     BlockId take(const Ask& ask, Outcome& outcome);
@@ -233,6 +245,7 @@ public:
 private:
     struct Stream {
         Epochs epochs;
+        uint64_t stamped = 0;  // the latest epoch noted as a use of a handle
         BinTable<8> cache;
     };
     // An arena's latest free block, not in its index yet, and the block before it whose free is not finished (place.cpp).
@@ -331,7 +344,7 @@ private:
     void raise_marks(Outcome& outcome);
     bool refused(const Ask& ask, uint64_t nbytes, Outcome& outcome);
     [[noreturn]] void explain(const Ask& ask) const;
-    BlockId take_cached(uint64_t granules, uint32_t stream, Outcome& outcome);
+    BlockId take_cached(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
     BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
@@ -392,8 +405,9 @@ private:
 
     // planning (plan.cpp)
     class Picking;
-    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules);
-    BlockId extend(Space& space, uint64_t granules);
+    BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Foreign foreign);
+    BlockId extend(Space& space, const Ask& ask, uint64_t granules, Foreign foreign);
+    BlockId last_used(const Space& space, const Ask& ask, Foreign foreign);
     BlockId cut_end(Space& space, uint64_t nbytes);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;
 

@@ -89,8 +89,11 @@ BlockId Heap::idle(const Handle& handle) const {
 }
 
 // The free block that placement would serve if memory were behind all of it.
-BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules) {
+// Where nothing of other streams will do, that is what `take` finds: its own search, and none beyond.
+BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Foreign foreign) {
     for (Reach reach : reaches) {
+        if (foreign == Foreign::Never && reach.window != narrow) break;
+        if (foreign != Foreign::Any && reach.bound == Bound::Any) break;
         Search search{granules, ask.stream, reach.bound, reach.window};
         if (BlockId block = place(arena, search)) return block;
     }
@@ -98,18 +101,10 @@ BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules) 
 }
 
 // The free block at the end of what was used, made as large as the request needs; 0 when the space is too small.
-BlockId Heap::extend(Space& space, uint64_t granules) {
+BlockId Heap::extend(Space& space, const Ask& ask, uint64_t granules, Foreign foreign) {
     if (!space.end) return 0;
-    BlockId found = nodes_[space.end].before;
-    uint64_t need = granules << shift_, have = 0;
-    if (found && nodes_[found].state == State::Free) {
-        index_remove(found);
-        purge(nodes_[found]);
-        found = join(found);
-        have = bytes(nodes_[found]);
-    } else {
-        found = 0;
-    }
+    BlockId found = last_used(space, ask, foreign);
+    uint64_t need = granules << shift_, have = found ? bytes(nodes_[found]) : 0;
     uint64_t more = space.up(need - std::min(need, have));
     bool fits = more <= bytes(nodes_[space.end]);
     if (fits && more) {
@@ -120,8 +115,25 @@ BlockId Heap::extend(Space& space, uint64_t granules) {
             found = start;
         }
     }
-    if (found) index_add(found);
+    if (!found) return 0;
+    if (fits && foreign != Foreign::Any) {
+        // As a segment is born owing the stream that it was grown for: so it joins nothing that this one may not use.
+        store_entries(nodes_[found], joined(raw_entries(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
+    }
+    index_add(found);
     return fits ? found : 0;
+}
+
+// The free block right before the end, out of the index and joined with what lies free before it; 0 where there is none that
+// may serve the request.
+BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
+    BlockId last = nodes_[space.end].before;
+    if (!last || nodes_[last].state != State::Free) return 0;
+    Bound bound = foreign == Foreign::Never ? Bound::Done : foreign == Foreign::Recorded ? Bound::Recorded : Bound::Any;
+    if (!eligible(nodes_[last], ask.stream, bound)) return 0;
+    index_remove(last);
+    purge(nodes_[last]);
+    return foreign == Foreign::Any ? join(last) : last;
 }
 
 // The first of a space's addresses that were never used, as a block in no list.
@@ -149,14 +161,15 @@ std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nby
     return found;
 }
 
-bool Heap::has_addresses(const Ask& ask) {
+bool Heap::has_addresses(const Ask& ask, Foreign foreign) {
     Settled settled(*this);
     need_stream(ask.stream);
     uint64_t granules = rounded(ask.nbytes) >> shift_;
-    return find_addresses(ask, ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_), granules);
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    return find_addresses(ask, arena, granules, foreign);
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
     Settled settled(*this);
     Plan plan;
     need_stream(ask.stream);
@@ -167,8 +180,8 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most) {
     if (arena > 1 || !arenas_[arena].space) return plan;
     plan.segment = arenas_[arena].space - 1;
     Space& space = space_of(plan.segment);
-    BlockId block = find_addresses(ask, arena, granules);
-    if (!block) block = extend(space, granules);
+    BlockId block = find_addresses(ask, arena, granules, foreign);
+    if (!block) block = extend(space, ask, granules, foreign);
     if (!block) return plan;
     plan.address = nodes_[block].address;
     if (nodes_[block].segment != plan.segment) {  // an ordinary segment's, which another search has found

@@ -82,7 +82,7 @@ Counts Heap::counts() const {
     }
     for (const Segment& segment : segments_) {
         if (!segment.used || segment.container) continue;
-        ++c.segments;
+        c.segments += segment.mapped > 0;
         const Node& first = nodes_[segment.first];
         if (first.state == State::Free && !first.after && !segment.space) c.empty += segment.nbytes;
     }

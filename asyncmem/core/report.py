@@ -74,7 +74,7 @@ class HeapCounts(NamedTuple):
     cached_blocks: int
     """Blocks in the caches."""
     segments: int
-    """Segments added and not removed."""
+    """Segments added and not removed, and spaces that have memory."""
     streams: int
     """Streams known."""
     accounts: int

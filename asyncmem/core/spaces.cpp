@@ -86,6 +86,15 @@ Entries Heap::uses(HandleId id) const {
 
 // Note what a freed block still waits for at each handle that it lay on.
 void Heap::stamp(const Node& node) {
+    auto note = [this](const Entry& use) {
+        uint64_t& latest = streams_[use.stream]->stamped;
+        latest = std::max(latest, use.epoch);
+    };
+    if (node.more) {
+        for (const Entry& use : entry_pool_[node.more]) note(use);
+    } else {
+        note({node.stream, node.epoch});
+    }
     Handles::Touch touch(handles_);
     spaces_[segments_[node.segment].space - 1]->each(node.address, bytes(node), handles_, [&](HandleId id) {
         touch(id);
@@ -232,6 +241,39 @@ std::vector<HandleInfo> Heap::handles() const {
         if (const Handle& handle = handles_[id]; handle.nbytes)
             all.push_back({handle.segment, handle.address, handle.nbytes, uses(id)});
     return all;
+}
+
+Idle Heap::idle_memory() const {
+    Settled settled(*this);
+    Idle all;
+    for (HandleId id = 1; id < handles_.all().size(); ++id) {
+        const Handle& handle = handles_[id];
+        if (!handle.nbytes || !idle(handle)) continue;
+        all.nbytes += handle.nbytes;
+        for (const Entry& use : uses(id)) include(all.uses, use);
+    }
+    return all;
+}
+
+std::vector<uint32_t> Heap::unfenced() const {
+    std::lock_guard lock(lock_);
+    std::vector<uint32_t> found;
+    for (uint32_t s = 0; s < streams_.size(); ++s) {
+        const Epochs& epochs = streams_[s]->epochs;
+        if (streams_[s]->stamped > std::max(epochs.done, epochs.recorded)) found.push_back(s);
+    }
+    return found;
+}
+
+uint64_t Heap::spread() const {
+    std::lock_guard lock(lock_);
+    uint64_t total = 0;
+    for (const Segment& segment : segments_) {
+        if (!segment.used || segment.container) continue;
+        BlockId end = segment.space ? spaces_[segment.space - 1]->end : 0;
+        total += segment.nbytes - (end ? bytes(nodes_[end]) : 0);
+    }
+    return total;
 }
 
 // Every block that is in use lies on memory, a free one tells of its holes, and pages, handles and bytes agree.

@@ -286,8 +286,9 @@ class Simulated(Device):
             return self._pinned
 
     def holds(self, address: int) -> bool:
-        """Tell whether an address lies in a segment of this device."""
-        return any(one.address <= address < one.address + one.nbytes for one in list(self._segments.values()))
+        """Tell whether an address lies in a segment of this device, or in memory that it has mapped."""
+        inside = any(one.address <= address < one.address + one.nbytes for one in list(self._segments.values()))
+        return inside or self._paging.holds(address)
 
     def close(self) -> None:
         """Wait for the callbacks that are due by the wall clock (blocks)."""

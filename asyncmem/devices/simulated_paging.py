@@ -91,6 +91,10 @@ class Paging:
                 done = replace(done, error=done.error or error)
             return done
 
+    def holds(self, address: int) -> bool:
+        """Tell whether there is memory behind an address."""
+        return self._page > 0 and address // self._page in self._pages
+
     def _check(self, out: Sequence[Span], into: Sequence[Span]) -> None:
         gone = set()
         for address, nbytes in out:

@@ -74,6 +74,12 @@ class Queue(Line[W], Generic[W]):
                 smallest = waiter.nbytes
         return None
 
+    def behind(self, head: W, room: int) -> Iterator[W]:
+        """Go through those who may be served before `head` and want no more than `room` bytes, one of each size."""
+        for _, _, waiter in sorted(self._fronts(room + 1)):
+            if waiter is not head and self.may_overtake(waiter):
+                yield waiter
+
     def may_overtake(self, waiter: W) -> bool:
         """Say whether a waiter may be granted before the oldest one."""
         oldest = self.oldest()

@@ -79,14 +79,13 @@ class BlockingCalls:
                 flow.changed()
                 return _nothing
             if head is not waiting:
-                # Memory is on its way to somebody before it, and what comes next may be its own: no time to fail yet.
-                return self._stand_by() if flow.busy or (head is not None and head.inline) else None
+                return self._behind(head, waiting)
             # On a loop's thread growth would hold the loop: there everything else comes first.
-            enough = flow.supply.should_tidy(waiting.pieces, first=waiting.home is not None)
+            enough = flow.supply.should_tidy(waiting, first=waiting.home is not None)
             tidied = enough and flow.ladder.tidy()
             errand = None if tidied else flow.ladder.grow_for(waiting)
             flow.set_gates()
-            if tidied or (errand is None and flow.ladder.tidy()):
+            if tidied or (errand is None and (flow.ladder.tidy() or flow.ladder.press(waiting))):
                 flow.changed()
                 return _nothing
             errand = errand or flow.ladder.make_room_for(waiting)
@@ -94,6 +93,13 @@ class BlockingCalls:
             if errand is None and waiting.timeout is None and waiting.home is None and flow.supply.returning:
                 return self._stand_by()
             return errand or flow.errand_without_hope(waiting)
+
+    def _behind(self, head: Waiting | None, waiting: Waiting) -> Errand | ThreadSleeper | None:
+        flow = self._flow
+        # Memory is on its way to somebody before it, and what comes next may be its own: no time to fail yet.
+        if flow.busy or (head is not None and head.inline):
+            return self._stand_by()
+        return flow.ladder.grow_for(waiting) if flow.may_grow_behind(waiting) else None
 
     def _stand_by(self) -> ThreadSleeper:
         sleeper = ThreadSleeper()

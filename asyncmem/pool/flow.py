@@ -360,6 +360,8 @@ class Flow(Desk):
                 self._serve()
             while (head := self.queue.head()) is not None and self._provide(head):
                 self._serve()
+            if head is not None and self.supply.by_pages and not (self.busy or head.inline):
+                self._provide_behind(head)
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
@@ -467,17 +469,30 @@ class Flow(Desk):
             return True
         if self.busy or head.inline:
             return False
-        if self.supply.should_tidy(head.pieces) and self.ladder.tidy():
+        if self.supply.should_tidy(head) and self.ladder.tidy():
             return True
         if self.ladder.flush_for(head):
             return True
         errand = self.ladder.grow_for(head)
-        if errand is None and self.ladder.tidy():
+        if errand is None and (self.ladder.tidy() or self.ladder.press(head)):
             return True
         errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
         if errand is not None:
             self._send(errand)
         return False
+
+    def _provide_behind(self, head: Waiting) -> None:
+        # What the limit leaves is too little for the head. In segments it would be there, and serve who may overtake.
+        for waiting in self.queue.behind(head, self.supply.limit - self.core.live()):
+            errand = None if waiting.inline else self.ladder.grow_for(waiting)
+            if errand is not None:
+                self._send(errand)
+                return
+
+    def may_grow_behind(self, waiting: Waiting) -> bool:
+        """Say whether a request behind the head may have memory made for it (with the turn held)."""
+        room = self.supply.limit - self.core.live()
+        return self.supply.by_pages and waiting.total <= room and self.queue.may_overtake(waiting)
 
     def _provide_alone(self, waiting: Waiting) -> None:
         """Send for growth for a newcomer who wants more than is free and stands before nobody."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, TypedDict
 
@@ -17,7 +18,9 @@ from asyncmem.pool.copies import Copies
 from asyncmem.pool.flow import Flow
 from asyncmem.pool.idle import IdleWatch
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.supply import Supply
+from asyncmem.pool.worker import TICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
         def submit(self, job: Callable[[], None]) -> None: ...
         def close(self, timeout: float | None = None) -> bool: ...
 
-    WorkerFactory = Callable[[str, Callable[[], bool], Callable[[BaseException], None]], WorkerLike]
+    WorkerFactory = Callable[[str, Callable[[], float | None], Callable[[BaseException], None]], WorkerLike]
 
 
 class House:
@@ -61,6 +64,7 @@ class House:
         self._factory = factory
         self._copier: WorkerLike | None = None
         self.released = False
+        self._due = time.monotonic() + TICK  # when the pool is to be looked after next
         self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
         _houses.add(self)
@@ -69,7 +73,8 @@ class House:
         self.worker.start()
 
     def _make_supply(self, turn: Turn) -> Supply:
-        supply = Supply(self.core, self.device, self.retire, turn, self.options)
+        kind = PagedSupply if self.options.segments == "paged" else Supply
+        supply = kind(self.core, self.device, self.retire, turn, self.options)
         supply.limit = self.ceiling(self.options)
         # A limit in bytes has been thought about; else something is left for others, where memory is not the host's.
         chosen = self.options.limit is not None and self.options.origin("min_free") == "default"
@@ -102,10 +107,12 @@ class House:
         with flow.turn:
             self.core.flush()
             self.core.merge()
-            returns = flow.supply.detach()
-        flow.supply.give_back(returns)
+            give_back = flow.supply.detach() or flow.supply.retry
+        give_back()
         if self.core.live() == 0 and not self.released:
             self.released = True
+            with flow.turn:
+                flow.supply.end()
             self._ground.close()
             self.worker.close(0)
             if self._copier is not None:
@@ -118,8 +125,18 @@ class House:
         elif not sys.is_finalizing():  # then the start would wait for ever, and the process gives all back
             threading.Thread(target=job, name=f"{self.flow.pool.name} is closed", daemon=True).start()
 
+    def look_after(self) -> float | None:
+        """Do what is due, on the worker's thread; answers in how many seconds to come again, or None for never."""
+        pause = self.flow.upkeep.beat()
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + TICK
+            if not self.tick():
+                return None
+        return min(self._due - now, TICK) if pause is None else pause
+
     def tick(self) -> bool:
-        """Look after an idle pool, on the worker's thread."""
+        """Look after an idle pool; says whether that will be needed again."""
         flow = self.flow
         if self.device.over_budget != self._over_budget:
             self._over_budget = self.device.over_budget
@@ -197,14 +214,14 @@ def warn_of_leaks(house: House) -> None:
     )
 
 
-def _tick(me: weakref.ref[House]) -> bool:
+def _tick(me: weakref.ref[House]) -> float | None:
     house = me()
-    return house is not None and house.tick()
+    return None if house is None else house.look_after()
 
 
-def _lasts(me: weakref.ref[House]) -> bool:
+def _lasts(me: weakref.ref[House]) -> float | None:
     house = me()
-    return house is not None and not house.released
+    return None if house is None or house.released else TICK
 
 
 def _died(me: weakref.ref[House], error: BaseException) -> None:

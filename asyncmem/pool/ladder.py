@@ -1,8 +1,9 @@
 """What to do for a request that finds no memory: grow, tidy up, give back and grow again, and only then give up.
 
 The rungs, in the order in which they are tried, each counted by its name: *grow* (more from the device), *retire*
-(fences that are done), *flush* (caches), *merge* (neighbours of different streams), *trim* (segments go back, to be had
-in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where enough is free, *flush* comes first.
+(fences that are done), *flush* (caches), *merge* (neighbours of different streams), *wait* (for fences of idle pages),
+*trim* (segments go back, to be had in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where
+enough is free, *flush* comes first; where the pool is to be patient, so does *wait*.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
-    from asyncmem.pool.supply import Order, Return
     from asyncmem.pool.waiting import Waiting
+
+    Errand = Callable[[], None]
 
 _RETRIES = 16  # how often `on_oom` may ask for another try of one request
 
@@ -33,30 +35,48 @@ class Ladder:
         self._supply = flow.supply
         self.rungs = flow.tally.rungs
 
-    def grow_for(self, waiting: Waiting) -> Callable[[], None] | None:
+    def grow_for(self, waiting: Waiting) -> Errand | None:
         """Answer the errand that gets all of a request from the device, or None where the limit forbids it.
 
         Captured work cannot wait for anything, so before that its request has the host wait for free memory.
         """
-        order = self._supply.order(waiting.pieces, waiting.stream)
-        if order is not None:
+        if self._supply.by_pages:
+            self._flow.upkeep.wake()
+            wait = self._supply.patience_for(waiting)
+            if wait is not None:
+                return partial(self._wait, wait, waiting)
+        growth = self._supply.growth_for(waiting)
+        if growth is not None:
             waiting.provided = True
-            return partial(self._grow, order, waiting)
+            return partial(self._grow, growth, waiting)
         if waiting.capture is not None and not waiting.capture.settled:
             return partial(self._settle, waiting, waiting.capture)
         return None
 
-    def make_room_for(self, waiting: Waiting) -> Callable[[], None] | None:
+    def make_room_for(self, waiting: Waiting) -> Errand | None:
         """Answer the errand that turns free memory into what a request needs, or None where only others can help.
 
         Comes after `tidy`. What is given back makes room for growth that holds the whole request, so the two rungs
         cannot undo each other for ever.
         """
-        order = self._supply.order_part(waiting.pieces, waiting.stream)
-        if order is not None:
-            return partial(self._grow, order, waiting)
-        returns = self._supply.detach_for(waiting.total)
-        return partial(self._trim, returns, waiting) if returns or self._supply.stranded else None
+        wait = self._supply.wait_for(waiting)
+        if wait is not None:
+            return partial(self._wait, wait, waiting)
+        growth = self._supply.part_for(waiting)
+        if growth is not None:
+            return partial(self._grow, growth, waiting)
+        give_back = self._supply.detach_for(waiting.total)
+        return None if give_back is None else partial(self._trim, give_back, waiting)
+
+    def press(self, waiting: Waiting) -> bool:
+        """Let a request for which nothing can be had take what it would rather leave; says whether that is new.
+
+        That is memory of the other size class, and another stream's that is not done with it.
+        """
+        if waiting.pressed or not self._supply.by_pages:
+            return False
+        waiting.pressed = True
+        return True
 
     def tidy(self) -> bool:
         """Make the most of what is mapped, at once; says whether that changed anything."""
@@ -66,22 +86,22 @@ class Ladder:
         return any(found.values())
 
     def flush_for(self, waiting: Waiting) -> bool:
-        """Empty the caches where enough is free for a request; says whether that changed anything.
+        """Empty the caches where that may serve a request; says whether that changed anything.
 
         Unlike the rest of `tidy` it makes no stream wait for another, so it comes before growth in any case.
         """
-        gain = self._core.flush() if self._supply.may_hold(waiting.total) else 0
+        gain = self._core.flush() if self._supply.should_flush(waiting) else 0
         self.rungs["flush"] += gain > 0
         return gain > 0
 
-    def last_errand(self, waiting: Waiting) -> Callable[[], None]:
+    def last_errand(self, waiting: Waiting) -> Errand:
         """Answer the last rungs for a request that would fail otherwise: they end in another try or in its error."""
         return partial(self._give_up, waiting)
 
-    def _grow(self, order: Order, waiting: Waiting | None) -> None:
+    def _grow(self, growth: Errand, waiting: Waiting | None) -> None:
         self.rungs["grow"] += 1
         try:
-            self._supply.fill(order)
+            growth()
         except OutOfMemoryError:
             return  # noted by the supply; the next rung is another errand
         except DeviceError as error:
@@ -90,6 +110,13 @@ class Ladder:
             if waiting is not None:
                 waiting.provided = False
 
+    def _wait(self, wait: Errand, waiting: Waiting) -> None:
+        self.rungs["wait"] += 1
+        try:
+            wait()
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
+
     def _settle(self, waiting: Waiting, capture: Captured) -> None:
         capture.settled = True
         try:
@@ -97,10 +124,10 @@ class Ladder:
         except DeviceError as error:
             self._flow.fail(waiting, error)
 
-    def _trim(self, returns: list[Return], waiting: Waiting | None) -> None:
+    def _trim(self, give_back: Callable[[], int], waiting: Waiting | None) -> None:
         self.rungs["trim"] += 1
         try:
-            self._supply.give_back(returns)
+            give_back()
         except DeviceError as error:
             self._flow.fail(waiting, error)
         finally:
@@ -127,10 +154,10 @@ class Ladder:
                 return
         self._flow.fail(waiting, OutOfMemoryError(facts))
 
-    def grow_ahead(self, order: Order) -> Callable[[], None]:
+    def grow_ahead(self, growth: Errand) -> Errand:
         """Answer the errand for growth that nobody waits for yet."""
-        return partial(self._grow, order, None)
+        return partial(self._grow, growth, None)
 
-    def trim(self, returns: list[Return]) -> Callable[[], None]:
-        """Answer the errand that gives segments back when nobody waits."""
-        return partial(self._trim, returns, None)
+    def trim(self, give_back: Callable[[], int]) -> Errand:
+        """Answer the errand that gives memory back when nobody waits."""
+        return partial(self._trim, give_back, None)

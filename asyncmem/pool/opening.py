@@ -38,10 +38,7 @@ class Ground:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             self.device = self._find(spec)
-            known = ("auto", "direct", *self.device.segment_kinds)
-            if options.segments not in known:
-                expected = f"one of {', '.join(map(repr, known))} on this device"
-                raise InvalidRequest("segments", options.segments, expected)
+            _check_segments(self.device, options.segments)
             if isinstance(options.limit, int):
                 self.device.suggest_capacity(options.limit)
             if options.peers:
@@ -59,6 +56,16 @@ class Ground:
         if found is not spec:
             self._made.append(found)
         return found
+
+
+def _check_segments(device: Device, kind: str) -> None:
+    known = ("auto", "direct", *device.segment_kinds, *(("paged",) if device.page else ()))
+    if kind not in known:
+        raise InvalidRequest("segments", kind, f"one of {', '.join(map(repr, known))} on this device")
+    if kind == "paged" and device.checker is not None:
+        raise InvalidRequest(
+            "segments", kind, "another kind while a memory checker is at work, which hears of whole segments"
+        )
 
 
 def may_block(spec: Device | str, options: PoolOptions) -> bool:

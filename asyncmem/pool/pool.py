@@ -147,10 +147,10 @@ class AsyncMemoryPool(Hooks):
         flow = self.flow
         while flow.closed is None:
             with flow.turn:
-                order = flow.supply.order_ahead()
-            if order is None:
+                growth = flow.supply.growth_ahead()
+            if growth is None:
                 break
-            flow.supply.fill(order)
+            growth()
         sizes = [size for size, count in self._options.warmup for _ in range(count)]
         if sizes and flow.closed is None:
             self.serve_blocking(tuple(sizes), batch=True, tag=None).free()

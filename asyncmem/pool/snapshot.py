@@ -32,7 +32,8 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         pressure=Pressure.of(counts.live / max(supply.limit, 1)),
         allocated_bytes=counts.live, active_bytes=whole.requested, reserved_bytes=counts.reserved,
         cached_bytes=counts.reserved - counts.live,
-        inactive_split_bytes=counts.reserved - counts.live - counts.empty, pending_fence_bytes=core.pending(),
+        inactive_split_bytes=counts.reserved - counts.live - counts.empty - core.idle_memory()[0],
+        pending_fence_bytes=core.pending(),
         exported_bytes=core.exported_bytes, pinned_bytes=flow.pins.nbytes,
         captured_bytes=flow.captures.nbytes, largest_hole=largest_hole(core),
         peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
@@ -56,9 +57,12 @@ _COUNTERS = (
 
 
 def largest_hole(core: Core) -> int:
-    """Answer the longest range that is free or would be after a flush: a segment of which nothing is held is one."""
+    """Answer the longest range that is free or would be after a flush: a segment of which nothing is held is one.
+
+    Pages may be moved to where a range lacks some, so there it is as long as there is free memory for it.
+    """
     whole = (one.nbytes for one in core.segments() if one.live == 0)
-    return max(core.largest(), *whole, 0)
+    return min(max(core.largest(), *whole, 0), core.reserved() - core.live())
 
 
 def counters(stats: PoolStats) -> dict[str, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncmem.devices import MemoryInfo
@@ -17,12 +18,15 @@ from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asyncmem.core import Core, Turn
     from asyncmem.devices import Device, Segment, Stream
     from asyncmem.engine.retire import Retire
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.waiting import Waiting
+
+    Errand = Callable[[], None]
 
 
 class Order(NamedTuple):
@@ -66,7 +70,10 @@ class Supply:
         refused: The smallest need that the device refused since something last changed, or None.
         grows: Segments that came.
         trims: Segments that went.
+        by_pages: Whether memory comes by pages, so that what is mapped says little of what is free.
     """
+
+    by_pages = False
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         self._core = core
@@ -105,6 +112,14 @@ class Supply:
         self.growth.small_limit = options.small_limit
         self.refused = None
 
+    def kinds(self) -> dict[int, str]:
+        """Answer the kind of each of the heap's segments."""
+        return {number: segment.kind for number, segment in self.segments.items()}
+
+    def mapped(self) -> int:
+        """Add up the memory that the device has given."""
+        return sum(segment.nbytes for segment in self.segments.values())
+
     def room(self) -> Room:
         """Answer what stands against growth now."""
         return Room(self.limit, self._core.reserved() + self.leaving, self.coming)
@@ -114,7 +129,25 @@ class Supply:
         """Bytes that somebody is giving back to the device just now."""
         return self.leaving - sum(one.segment.nbytes for one in self.stranded)
 
-    def order(self, sizes: Sequence[int], stream: int) -> Order | None:
+    def patience_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
+        """Answer the wait for free memory that comes before growth, or None."""
+        return None
+
+    def growth_for(self, waiting: Waiting) -> Errand | None:
+        """Answer the errand that gets memory for all of a request; None where the limit or the device forbids it."""
+        return self._errand(self._order(waiting.pieces, waiting.stream))
+
+    def wait_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
+        """Answer the wait after which there is enough for a request that growth is refused, or None."""
+        return None
+
+    def _errand(self, order: Order | None) -> Errand | None:
+        if order is None:
+            return None
+        self.coming += order.nbytes
+        return partial(self._fill, order)
+
+    def _order(self, sizes: Sequence[int], stream: int) -> Order | None:
         """Decide on growth that holds buffers of all these sizes; None where the limit or the device forbids it.
 
         Growth that is there to keep streams apart adds no more than `overlap` allows.
@@ -122,29 +155,38 @@ class Supply:
         need = sum(sizes)
         apart = self.overlap > 0 and len(self._core.stream_objects) > 1 and self._free() >= need
         most = need + max(0, self._slack() - self.coming) if apart else None
-        return self._count(self._plan(need, self.growth.arena(max(sizes)), stream, most))
+        return self._plan(need, self.growth.arena(max(sizes)), stream, most)
 
-    def order_part(self, sizes: Sequence[int], stream: int) -> Order | None:
-        """Decide on growth for the largest of these sizes, where the free memory may hold the others."""
+    def part_for(self, waiting: Waiting) -> Errand | None:
+        """Answer growth for the largest part of a request, where the free memory may hold the others."""
+        sizes = waiting.pieces
         total, largest = sum(sizes), max(sizes)
         if len(sizes) == 1 or self._core.reserved() - self._core.live() + largest < total:
             return None
-        return self._count(self._plan(largest, self.growth.arena(largest), stream))
+        return self._errand(self._plan(largest, self.growth.arena(largest), waiting.stream))
 
     def can_order(self, sizes: Sequence[int]) -> bool:
-        """Say whether `order` would answer one."""
+        """Say whether growth that holds all of these could be had."""
         return self._plan(sum(sizes), self.growth.arena(max(sizes)), 0) is not None
 
-    def would_overlap(self, sizes: Sequence[int]) -> bool:
+    def keeps_apart(self, waiting: Waiting) -> bool:
         """Say whether to grow before a stream is made to wait for another: little is free, and growth can be had."""
-        return self.overlap > 0 and self._slack() >= 0 and self.can_order(sizes)
+        # A caller who does not await would have its loop wait for the device, which is worse than a stream that waits.
+        on_loop = waiting.inline and waiting.home is not None
+        if not waiting.share.may_wait or on_loop or waiting.pressed:
+            return False
+        return self.overlap > 0 and self._slack() >= 0 and self.can_order(waiting.pieces)
 
-    def should_tidy(self, sizes: Sequence[int], *, first: bool = False) -> bool:
+    def should_flush(self, waiting: Waiting) -> bool:
+        """Say whether to empty caches before growing: enough is free."""
+        return self.may_hold(waiting.total)
+
+    def should_tidy(self, waiting: Waiting, *, first: bool = False) -> bool:
         """Say whether to make the most of what is free before growing: there is enough, and more than `overlap`.
 
         With `first`, enough will do.
         """
-        need = sum(sizes)
+        need = waiting.total
         if not self.may_hold(need) or not (first or self._slack() < 0):
             return False
         # One stream's free memory is joined at each free as it is: all that can be gained are its caches.
@@ -161,16 +203,11 @@ class Supply:
     def _free(self) -> int:
         return self._core.reserved() - self._core.live()
 
-    def _count(self, order: Order | None) -> Order | None:
-        if order is not None:
-            self.coming += order.nbytes
-        return order
-
-    def order_ahead(self) -> Order | None:
-        """Decide on growth ahead of need, when less than the headroom is free; None where there is enough."""
+    def growth_ahead(self) -> Errand | None:
+        """Answer growth ahead of need, when less than the headroom is free; None where there is enough."""
         wanted = max(self.growth.headroom(), self.pregrow - self._core.reserved() - self.coming)
         free = self._core.free_bytes() + self._core.cached_bytes() + self.coming
-        return self.order([wanted - free], self._last_stream) if wanted > free else None
+        return self._errand(self._order([wanted - free], self._last_stream)) if wanted > free else None
 
     def _plan(self, need: int, arena: int, stream: int, most: int | None = None) -> Order | None:
         if self.refused is not None and need >= self.refused:
@@ -178,7 +215,7 @@ class Supply:
         nbytes = self.growth.plan(need, arena, self._in_arena[arena], self.room(), most)
         return None if nbytes is None else Order(nbytes, min(need, nbytes), arena, stream)
 
-    def fill(self, order: Order) -> None:
+    def _fill(self, order: Order) -> None:
         """Carry out an order (blocks): ask the device, then put the segment into the heap.
 
         Raises:
@@ -267,13 +304,17 @@ class Supply:
         if order.stream == self._quiet:
             self._core.mark_done(order.stream, self._core.close_epoch(order.stream))  # seen by `_make_ready`
 
-    def detach(self, wanted: int | None = None, keep: int = 0) -> list[Return]:
-        """Take wholly free segments out of the heap, largest first, to be given back.
+    def detach(self, wanted: int | None = None, keep: int = 0) -> Callable[[], int] | None:
+        """Take wholly free segments out of the heap, largest first; answer the errand that gives them back, if any.
 
         Args:
             wanted: Stop once so many bytes are out; None for all.
             keep: Leave at least so many bytes reserved.
         """
+        out = self._take_out(wanted, keep)
+        return partial(self._give_back, out) if out else None
+
+    def _take_out(self, wanted: int | None, keep: int) -> list[Return]:
         out: list[Return] = []
         spare = self._core.reserved() - keep
         for number, _, nbytes, _ in sorted(self._core.empty_segments(), key=lambda one: -one[2]):
@@ -290,16 +331,30 @@ class Supply:
             out.append(Return(segment, entries))
         return out
 
-    def detach_for(self, need: int) -> list[Return]:
-        """Take out what makes room for growth by `need` bytes; nothing where even all of it would not."""
+    def detach_for(self, need: int) -> Callable[[], int] | None:
+        """Take out what makes room for growth by `need` bytes; nothing where even all of it would not.
+
+        What the device did not take back before is offered again in any case.
+        """
+        again = self.retry if self.stranded else None
         room = self.room().left() or 0
         missing = need - room
         empty = sum(one[2] for one in self._core.empty_segments())
         if empty == 0 or (self.refused is None and empty < missing):
-            return []
-        return self.detach(max(missing, 1) if self.refused is None else None)
+            return again
+        return self.detach(max(missing, 1) if self.refused is None else None) or again
 
-    def give_back(self, returns: list[Return]) -> int:
+    def retry(self) -> int:
+        """Offer again what the device did not take back (blocks); answers the bytes."""
+        return self._give_back([])
+
+    def fence_frees(self) -> None:
+        """Record fences behind what was freed on pages: segments have no use for them."""
+
+    def end(self) -> None:
+        """End what is kept beside segments, once everything has been given back (with the turn held)."""
+
+    def _give_back(self, returns: list[Return]) -> int:
         """Give segments back to the device (blocks): after every use of them is seen done.
 
         Returns:

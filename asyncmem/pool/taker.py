@@ -59,21 +59,18 @@ class Taker:
 
     def _find(self, share: Share, ask: Waiting, *, may_grow: bool) -> Buffer | Batch | None:
         found = share.grant(ask, anywhere=False)
-        if found is not None:
+        if found is not None or (self._core.lacks_pages and not ask.pressed):
             return found
         # Memory of the other size class is only for requests that cannot have a segment of their own.
-        anywhere = share.may_wait and not self._supply.can_order(ask.pieces)
+        anywhere = share.may_wait and (ask.pressed or not self._supply.can_order(ask.pieces))
         if anywhere or self.poll():
             found = share.grant(ask, anywhere=anywhere)
-        if found is None and len(self._core.stream_objects) > 1 and not (may_grow and self._apart(share, ask)):
+            if found is None and self._core.lacks_pages and not ask.pressed:
+                return None
+        if found is None and len(self._core.stream_objects) > 1 and not (may_grow and self._supply.keeps_apart(ask)):
             found = self._take_foreign(share, ask, anywhere=anywhere)
             self._retire.foreign_takes += 0 if found is None else len(ask.sizes)
         return found
-
-    def _apart(self, share: Share, ask: Waiting) -> bool:
-        # A caller who does not await would have its loop wait for the device, which is worse than a stream that waits.
-        on_loop = ask.inline and ask.home is not None
-        return share.may_wait and not on_loop and self._supply.would_overlap(ask.pieces)
 
     def _take_foreign(self, share: Share, ask: Waiting, *, anywhere: bool) -> Buffer | Batch | None:
         taken: Undo = []

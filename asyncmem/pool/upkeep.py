@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncmem.pool.flow import Flow
-    from asyncmem.pool.supply import Return
 
 _ARENAS = ("small", "large")
+_BEAT = 0.004  # seconds between looks at the pages of a pool in use
+_CACHED = 5  # for so many of them blocks stay in caches at most
+_MERGE_RATIO = 32  # live blocks for each free, up to which all are looked at for neighbours to join
 
 
 class Upkeep:
@@ -26,15 +28,51 @@ class Upkeep:
         self._core = flow.core
         self._supply = flow.supply
         self._ahead = False
+        self._awake = False  # the worker looks after pages every few milliseconds
+        self._beats = 0
+        self._frees = self._unmerged = 0
+
+    def wake(self) -> None:
+        """Have the worker look after pages from now on, for as long as memory is freed (with the turn held)."""
+        if not self._awake:
+            self._awake = True
+            self._flow.owe(partial(self._flow.submit, _nothing))
+
+    def beat(self) -> float | None:
+        """Look after pages; answer in how many seconds to do so again, or None where nothing happens any more.
+
+        Caches keep memory from being moved, and what one stream freed is all streams' only once it is joined. That is
+        seen to here, by the clock, and not when pages are short: so blocks lie as if no page were ever taken back.
+        """
+        if not self._supply.by_pages:
+            return None
+        self._awake = False
+        self._supply.fence_frees()
+        counts = self._core.counts()
+        over = counts.frees == self._frees and not self._flow.retire.counts().open_fences
+        self._beats += 1
+        self._unmerged += counts.frees - self._frees
+        self._frees = counts.frees
+        with self._flow.turn:
+            gained = 0
+            if over or self._beats % _CACHED == 0:
+                gained += self._core.flush()
+            if self._unmerged * _MERGE_RATIO >= counts.live_blocks and len(self._core.stream_objects) > 1:
+                gained += self._core.merge()
+                self._unmerged = 0
+            if gained and len(self._flow.queue):
+                self._flow.changed()
+            self._awake = self._awake or not over
+        return None if over else _BEAT
 
     def grow_ahead(self) -> None:
         """Send for growth when free memory has fallen below the headroom (with the turn held)."""
         if self._ahead or self._flow.busy or self._flow.closed is not None:
             return
-        order = self._supply.order_ahead()
-        if order is not None:
+        growth = self._supply.growth_ahead()
+        if growth is not None:
             self._ahead = True
-            errand = self._flow.ladder.grow_ahead(order)
+            errand = self._flow.ladder.grow_ahead(growth)
             self._flow.owe(partial(self._flow.submit, partial(self._run_ahead, errand)))
 
     def _run_ahead(self, errand: Callable[[], None]) -> None:
@@ -56,9 +94,9 @@ class Upkeep:
         with self._flow.turn:
             self._core.flush()
             self._core.merge()
-            returns = self._supply.detach(keep=keep)
+            give_back = self._supply.detach(keep=keep) or self._supply.retry
         try:
-            return self._supply.give_back(returns)
+            return give_back()
         finally:
             with self._flow.turn:
                 self._flow.changed()
@@ -89,9 +127,9 @@ class Upkeep:
         """Take free segments out of the heap now and have the worker give them back (with the turn held)."""
         self._send_back(self._supply.detach())
 
-    def _send_back(self, returns: list[Return]) -> None:
-        if returns:
-            self._flow.owe(partial(self._flow.submit, partial(self._give_back, self._flow.ladder.trim(returns))))
+    def _send_back(self, give_back: Callable[[], int] | None) -> None:
+        if give_back is not None:
+            self._flow.owe(partial(self._flow.submit, partial(self._give_back, self._flow.ladder.trim(give_back))))
 
     def _give_back(self, errand: Callable[[], None]) -> None:
         try:
@@ -118,13 +156,14 @@ class Upkeep:
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Answer what the pool has from its device."""
         with self._flow.turn:
-            kinds = {number: segment.kind for number, segment in self._supply.segments.items()}
+            kinds = self._supply.kinds()
             return tuple(
                 SegmentInfo(
                     address=one.address, nbytes=one.nbytes, kind=kinds.get(one.segment, "?"),
-                    arena=_ARENAS[one.arena], live=one.live, largest_hole=one.largest,
+                    arena=_ARENAS[one.arena], live=one.live, largest_hole=min(one.largest, one.free),
                 )
                 for one in self._core.segments()
+                if one.nbytes
             )  # fmt: skip
 
     def check(self) -> None:
@@ -132,7 +171,7 @@ class Upkeep:
         self._core.check()
         flow, supply = self._flow, self._supply
         with flow.turn:
-            reserved = sum(segment.nbytes for segment in supply.segments.values())
+            reserved = supply.mapped()
             _hold(reserved == self._core.reserved(), f"segments add up to {reserved}, heap has {self._core.reserved()}")
             _hold(supply.coming >= 0 and supply.leaving >= 0, f"coming {supply.coming}, leaving {supply.leaving}")
             waiting = list(flow.waiters())
@@ -140,6 +179,10 @@ class Upkeep:
             _hold(flow.queue.bytes == sum(one.nbytes for one in flow.queue), "the queue's bytes are miscounted")
             for budget in flow.budgets:
                 budget.check(waiting)
+
+
+def _nothing() -> None:
+    """Stand for a job: what matters is what the worker does after it."""
 
 
 def _hold(truth: bool, text: str) -> None:

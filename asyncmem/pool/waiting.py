@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from asyncmem.core import GRANULE, Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from asyncmem.core import Batch, Buffer
     from asyncmem.pool.flow import Flow
@@ -83,9 +83,11 @@ class Waiting(Waiter):
         return time.monotonic if self.home is None else self.home.now
 
     @property
-    def pieces(self) -> list[int]:
+    def pieces(self) -> Sequence[int]:
         """What each of its buffers takes of the heap, in bytes; `total` is their sum."""
-        return [-(-nbytes // GRANULE) * GRANULE for nbytes in self.sizes]
+        if self._sizes is None:
+            return (self.total,)
+        return [-(-nbytes // GRANULE) * GRANULE for nbytes in self._sizes]
 
     def tallies(self) -> tuple[Tally, ...]:
         """Answer where it counts: at the pool, and at the budgets and leases it was asked of."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TICK = 0.25  # seconds between looks at an idle pool
+TICK = 0.25  # seconds between looks at an idle pool
+_SOON = 0.01  # and until the next one after a job, which may be worth looking after
 
 
 class Worker:
@@ -21,15 +23,17 @@ class Worker:
 
     Args:
         name: The thread's name.
-        tick: Called about four times a second; answers False when the thread is no longer needed.
+        tick: Called a while after a job and when there are none, between jobs if need be; answers the seconds until the
+            next time, None when the thread is no longer needed.
         died: Called with the error that a job raised; the thread ends with it, because jobs handle what they expect.
     """
 
-    def __init__(self, name: str, tick: Callable[[], bool], died: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, tick: Callable[[], float | None], died: Callable[[BaseException], None]) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._tick = tick
         self._died = died
         self._dead = False
+        self._due = 0.0  # when to tick next
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -57,6 +61,7 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        self._due = time.monotonic() + TICK
         try:
             while self._step():
                 pass
@@ -66,10 +71,16 @@ class Worker:
 
     def _step(self) -> bool:
         try:
-            job = self._jobs.get(timeout=_TICK)
+            job = self._jobs.get(timeout=max(0.0, self._due - time.monotonic()))
         except queue.Empty:
-            return self._tick()
+            return self._look()
         if job is None:
             return False
+        self._due = min(self._due, time.monotonic() + _SOON)
         job()
-        return True
+        return self._look() if time.monotonic() >= self._due else True
+
+    def _look(self) -> bool:
+        pause = self._tick()
+        self._due = time.monotonic() + (TICK if pause is None else pause)
+        return pause is not None

@@ -19,7 +19,7 @@ class StepWorker:
         died: Called with the error that a job raised; the worker runs no more then.
     """
 
-    def __init__(self, name: str, tick: Callable[[], bool], died: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, tick: Callable[[], float | None], died: Callable[[BaseException], None]) -> None:
         self.name = name
         self.tick = tick
         self.alive = False

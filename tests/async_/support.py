@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import anyio.lowlevel
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Segment, Simulated, Stream
+from asyncmem.devices.base import Remapped, Span
 from asyncmem.testing import Stage
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.stepworker import StepWorker
@@ -26,8 +27,8 @@ class SteppedPool(AsyncMemoryPool):
 
 
 def quick_device(capacity: int | None = None) -> Simulated:
-    """A simulated device whose calls take no time."""
-    return Simulated(capacity, latencies=Latencies.zero())
+    """A simulated device whose calls take no time, with small pages."""
+    return Simulated(capacity, latencies=Latencies.zero(), page=4096)
 
 
 def make_pool(
@@ -75,3 +76,9 @@ class GatedDevice(Simulated):
         self.entered.set()
         assert self.gate.wait(30), "the test never opened the gate"
         return super().allocate_segment(nbytes, kind, stream)
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        if into:
+            self.entered.set()
+            assert self.gate.wait(30), "the test never opened the gate"
+        return super().remap(out, into)

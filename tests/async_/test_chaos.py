@@ -88,12 +88,13 @@ def test_chaos_conserves_every_byte(run: Run) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_chaos_with_a_manager_conserves_every_byte(virtually: Run, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "segments"), [(0, "auto"), (1, "auto"), (2, "auto"), (3, "paged")])
+def test_chaos_with_a_manager_conserves_every_byte(virtually: Run, seed: int, segments: str) -> None:
     """The same under virtual time, while the pool is resized, trimmed and reconfigured."""
 
     async def main() -> None:
-        async with stepped_pool(4 * MIB, device=quick_device(8 * MIB), segment_size=2 * MIB) as pool:
+        device = quick_device(8 * MIB)
+        async with stepped_pool(4 * MIB, device=device, segment_size=2 * MIB, segments=segments) as pool:
             chaos = Chaos(pool)
             random_ = random.Random(seed)
 

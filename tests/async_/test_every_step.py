@@ -32,3 +32,11 @@ def test_cancelling_two_at_once_loses_nothing(name: str) -> None:
 def test_trio_loses_nothing(name: str) -> None:
     """The same scenarios, struck by scope, by deadline and by the request's own cancel(), on trio."""
     assert sweep_on_trio(SCENARIOS[name], seeds=(0, 1), stride=2).strikes > 10
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_pages_lose_nothing_either(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same scenarios where memory comes by pages, on asyncio and on trio."""
+    monkeypatch.setenv("ASYNCMEM_SEGMENTS", "paged")
+    assert sweep(SCENARIOS[name], seeds=(3,), stride=6).strikes > 10
+    assert sweep_on_trio(SCENARIOS[name], stride=7).strikes > 2

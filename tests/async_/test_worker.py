@@ -12,10 +12,11 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, PoolClosed
 from asyncmem.devices import Latencies, Simulated
+from asyncmem.pool.worker import Worker
 from asyncmem.testing.conservation import refillable, whole
 
 from .loops import Run
-from .support import LIMIT, MIB, make_pool, quick_device, turns
+from .support import LIMIT, MIB, make_pool, quick_device, stepped_pool, turns
 
 BLOCKING = {"allocate_segment", "free_segment", "memory", "block", "close"}
 
@@ -204,3 +205,38 @@ def test_pool_never_calls_the_driver_from_within_a_callback_of_its() -> None:
             whole(pool)
 
     anyio.run(main)
+
+
+def test_jobs_without_end_do_not_keep_the_worker_from_looking_after_its_pool() -> None:
+    """It ticks between them, once that is due."""
+    ticked = threading.Event()
+
+    def tick() -> float:
+        ticked.set()
+        return 60.0
+
+    def job() -> None:
+        if not ticked.is_set():
+            worker.submit(job)
+
+    worker = Worker("busy", tick, lambda _: None)
+    worker.start()
+    worker.submit(job)
+    assert ticked.wait(60)
+    assert worker.close(60)
+
+
+def test_pages_are_looked_after_for_as_long_as_memory_is_freed() -> None:
+    """And segments never; once nothing happens any more, the caches are emptied and the worker sleeps."""
+    with stepped_pool() as pool:
+        pool.allocate(MIB).free()
+        assert pool.flow.upkeep.beat() is None
+    device = quick_device()
+    with stepped_pool(device=device, segments="paged") as pool:
+        for _ in range(3):
+            pool.allocate(1000).free()
+            assert pool.flow.upkeep.beat() is not None
+        device.run_until_idle()
+        pool.flow.taker.poll()
+        assert pool.flow.upkeep.beat() is None
+        assert pool.house.core.cached_bytes() == 0

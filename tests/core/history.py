@@ -80,9 +80,11 @@ class Pair:
         epoch = self.both(lambda heap: heap.close_epoch(stream))
         self.both(lambda heap: heap.mark_done(stream, epoch))
 
-    def take(self, nbytes: int, stream: int, place: tuple[int, int], *, anywhere: bool = False) -> None:
+    def take(
+        self, nbytes: int, stream: int, place: tuple[int, int], *, anywhere: bool = False, again: bool = False
+    ) -> None:
         account, arena = place
-        self.took(*(heap.take(nbytes, stream, account, arena, anywhere) for heap in (self.fast, self.twin)))
+        self.took(*(heap.take(nbytes, stream, account, arena, anywhere, again) for heap in (self.fast, self.twin)))
 
     def take_foreign(self, nbytes: int, stream: int, place: tuple[int, int], *, late: bool, keep: bool) -> None:
         account, arena = place

@@ -37,6 +37,7 @@ class PagedPair(Pair):
     def compare(self) -> None:
         """Demand besides that handles are the same, their bytes what was mapped, and some below all live blocks."""
         super().compare()
+        self.both(lambda heap: (heap.idle_memory(), heap.unfenced(), heap.spread()))
         handles = self.both(lambda heap: heap.handles())
         assert sum(handle.nbytes for handle in handles) == self.handed_out
         behind = {page for handle in handles for page in range(handle.address, handle.address + handle.nbytes, PAGE)}
@@ -45,9 +46,12 @@ class PagedPair(Pair):
             if start >= FIRST:
                 assert behind.issuperset(range(start // PAGE * PAGE, start + nbytes, PAGE))
 
-    def plan(self, nbytes: int, stream: int, arena: int, room: int, most: int) -> Plan | None:
+    def plan(
+        self, nbytes: int, stream: int, arena: int, room: int, most: int, whose: tuple[bool, bool] = (True, True)
+    ) -> Plan | None:
         """Ask both for a plan; what it names is done with."""
-        answer = self.both(lambda heap: heap.plan(nbytes, stream, arena, room, most))
+        self.both(lambda heap: heap.has_addresses(nbytes, stream, arena, *whose))
+        answer = self.both(lambda heap: heap.plan(nbytes, stream, arena, room, most, *whose))
         return self._lifted(answer) if isinstance(answer, Plan) else None
 
     def reclaim(self, nbytes: int) -> Plan | None:
@@ -121,12 +125,17 @@ def _demand(pair: PagedPair, draw: random.Random) -> None:
     pair.take(nbytes, stream, (0, -1))
     if len(pair.live) > live or pair.fast.last_reason() == 2:
         return
-    plan = pair.plan(nbytes, stream, -1, draw.choice((0, 0, LOTS)), draw.choice((0, LOTS)))
+    whose = foreign, late = draw.random() < 0.6, draw.random() < 0.7
+    plan = pair.plan(nbytes, stream, -1, draw.choice((0, 0, LOTS)), draw.choice((0, LOTS)), whose)
     if plan is None:
         return
     pair.carry_out(plan)
-    pair.take_foreign(nbytes, stream, (0, -1), late=True, keep=True)
+    if foreign:
+        pair.take_foreign(nbytes, stream, (0, -1), late=late, keep=True)
+    else:
+        pair.take(nbytes, stream, (0, -1), again=True)
     assert len(pair.live) > live
+    assert pair.fast.address(pair.live[-1][0]) == plan.address
 
 
 def _late_space(pair: PagedPair, draw: random.Random) -> None:
@@ -145,7 +154,9 @@ def _free(pair: PagedPair, draw: random.Random) -> None:
 
 def _plan(pair: PagedPair, draw: random.Random) -> None:
     room, most = (draw.choice((0, PAGE, 4 * PAGE, LOTS)) for _ in range(2))
-    _start(pair, pair.plan(_size(draw), draw.randrange(pair.streams), draw.choice((-1, -1, 0, 1)), room, most), draw)
+    whose = draw.random() < 0.7, draw.random() < 0.7
+    plan = pair.plan(_size(draw), draw.randrange(pair.streams), draw.choice((-1, -1, 0, 1)), room, most, whose)
+    _start(pair, plan, draw)
 
 
 def _start(pair: PagedPair, plan: Plan | None, draw: random.Random) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from typing_extensions import override
 
-from asyncmem.core import MAX_SIZE, Heap
+from asyncmem.core import MAX_SIZE, REASON_MEMORY, REASON_PAGES, Heap
 from asyncmem.core.reference import ReferenceHeap
 from asyncmem.core.reference.blocks import Block, Entries
 from asyncmem.core.reference.place import Search
@@ -312,6 +312,64 @@ def test_a_page_below_two_blocks_is_idle_once_they_are_one(heap: Heap) -> None:
     assert plan is not None
     assert len(plan.moves) == 3
     heap.check()
+
+
+def test_a_miss_says_whether_only_memory_is_lacking(heap: Heap) -> None:
+    """Addresses without memory are another reason than no addresses, by every way to take."""
+    assert (heap.take(PAGE, 0), heap.last_reason()) == (0, REASON_MEMORY)
+    heap.free(grown(heap, 3 * PAGE))
+    finish(heap, 0)
+    given = heap.reclaim(LOTS)
+    assert given is not None
+    carry_out(heap, given)
+    assert (heap.take(PAGE, 0), heap.last_reason()) == (0, REASON_PAGES)
+    assert (heap.take_foreign(PAGE, 1, late=True), heap.last_reason()) == (None, REASON_PAGES)
+    assert (heap.take_many([PAGE], 0), heap.last_reason()) == ([], REASON_PAGES)
+    assert (heap.take(4 * PAGE, 0), heap.last_reason()) == (0, REASON_MEMORY)
+    assert (heap.has_addresses(3 * PAGE, 0), heap.has_addresses(4 * PAGE, 0)) == (True, False)
+
+
+def test_what_is_asked_again_teaches_the_caches_nothing() -> None:
+    """A size is hot once it was asked for twice; one request that is made again is one."""
+
+    def blocks_cached(*, again: bool) -> int:
+        heap = Heap(small_limit=1)
+        heap.add_segment(BASE, PAGE, 1, 0)
+        heap.free(heap.take(4096, 0))
+        heap.free(heap.take(4096, 0, again=again))
+        return heap.counts().cached_blocks
+
+    assert (blocks_cached(again=False), blocks_cached(again=True)) == (1, 0)
+
+
+def test_a_plan_keeps_to_what_its_stream_may_use(heap: Heap) -> None:
+    """Without foreign memory it takes new addresses beside another stream's, and joins nothing that waits for it."""
+    heap.free(grown(heap, 2 * PAGE, stream=1))
+    assert (heap.has_addresses(PAGE, 0), heap.has_addresses(PAGE, 0, foreign=False)) == (True, False)
+    assert not heap.has_addresses(PAGE, 0, late=False)
+    plan = heap.plan(PAGE, 0, room=LOTS, foreign=False)
+    assert isinstance(plan, Plan)
+    assert plan.address == BASE + 2 * PAGE
+    carry_out(heap, plan)
+    assert heap.address(heap.take(PAGE, 0)) == plan.address
+    heap.publish(1, heap.close_epoch(1))
+    assert heap.has_addresses(PAGE, 0, late=False)
+
+
+def test_idle_memory_and_the_fences_that_it_lacks_are_told(heap: Heap) -> None:
+    """Bytes on which nothing lies, their uses, and the streams that have freed since their last fence."""
+    held, freed = grown(heap, 2 * PAGE), grown(heap, 3 * PAGE, stream=1)
+    assert (heap.idle_memory(), heap.unfenced(), heap.spread()) == ((0, ()), [], 5 * PAGE)
+    heap.free(freed)
+    assert (heap.idle_memory(), heap.unfenced()) == ((3 * PAGE, ((1, 1),)), [1])
+    heap.publish(1, heap.close_epoch(1))
+    assert (heap.idle_memory(), heap.unfenced()) == ((3 * PAGE, ((1, 1),)), [])
+    heap.mark_done(1, 1)
+    given = heap.reclaim(LOTS)
+    assert given is not None
+    carry_out(heap, given)
+    assert (heap.idle_memory(), heap.reserved(), heap.spread()) == ((0, ()), 2 * PAGE, 5 * PAGE)
+    heap.free(held)
 
 
 def test_a_plan_given_up_leaves_all_as_it_was(heap: Heap) -> None:

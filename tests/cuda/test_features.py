@@ -15,7 +15,7 @@ from asyncmem.testing.conservation import whole
 OpenPool = Callable[[], AsyncMemoryPool]
 
 MIB = 1 << 20
-KINDS = ("virtual", "stream_ordered", "direct")
+KINDS = ("paged", "virtual", "stream_ordered", "direct")
 GLOBAL = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 

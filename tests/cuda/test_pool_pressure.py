@@ -13,7 +13,7 @@ from asyncmem.testing.conservation import whole
 from .fake import FakeDriver
 
 MIB = 1 << 20
-KINDS = ("virtual", "stream_ordered", "direct")
+KINDS = ("paged", "virtual", "stream_ordered", "direct")
 THREADS = 4
 STEPS = 60
 

@@ -42,17 +42,21 @@ REFUSED = 700
 """The code of a call that was told to fail."""
 
 
+PAGE = 4096
+"""A small one, so that there are many in small memory."""
+
+
 class NativeSimulated(Simulated):
     """A simulated device whose streams' fences are made, asked and waited for through `fence_calls`."""
 
-    def __init__(self, capacity: int | None = None, *, autojump: bool = True) -> None:
+    def __init__(self, capacity: int | None = None, *, autojump: bool = True, page: int = PAGE) -> None:
         self.fences: dict[int, Fence] = {}
         self.problems: list[str] = []
         self.captured: set[int] = set()
         self.fail_captures = False
         self.called: dict[str, int] = dict.fromkeys(_TYPES, 0)
         self._numbers = itertools.count(16)
-        super().__init__(capacity, autojump=autojump)
+        super().__init__(capacity, autojump=autojump, page=page)
         self.default_stream.native = True
         made = {name: kind(self._guarded(name)) for name, kind in _TYPES.items()}
         _tables.append(FenceCalls(None, **made))

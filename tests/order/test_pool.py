@@ -15,7 +15,7 @@ from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Simulated, SimulatedStream, StreamOrderError
 from asyncmem.errors import PoolClosed
 
-from .native import BROKEN_TABLES, DEVICES, NativeSimulated
+from .native import BROKEN_TABLES, DEVICES, PAGE, NativeSimulated
 
 SIZES = (512, 1024, 4096, 4096, 12_288, 30_000)
 MOST_LIVE = 14
@@ -32,7 +32,8 @@ class Held:
 class User:
     """Somebody who keeps the rules: nobody writes while others may read, and other streams are named."""
 
-    def __init__(self, seed: int, device: Simulated, fence_every: int = 1) -> None:
+    def __init__(self, seed: int, device: Simulated, fence_every: int = 1, segments: str = "auto") -> None:
+        self.segments = segments
         self.fence_every = fence_every
         self.choice = random.Random(seed)
         self.device = device
@@ -40,7 +41,7 @@ class User:
         self.held: list[Held] = []
 
     def run(self, steps: int) -> None:
-        pool = self.pool = AsyncMemoryPool(self.device, limit="640 KiB", segment_size="128 KiB")
+        pool = self.pool = AsyncMemoryPool(self.device, limit="640 KiB", segment_size="128 KiB", segments=self.segments)
         pool.house.retire.fence_every = self.fence_every
         for _ in range(steps):
             self.step(pool)
@@ -121,10 +122,13 @@ ACTIONS: dict[str, tuple[int, Callable[[User, Held, SimulatedStream], None]]] = 
 
 @pytest.mark.parametrize("fence_every", [1, 4])
 @pytest.mark.parametrize("calls", DEVICES)
+@pytest.mark.parametrize("segments", ["auto", "paged"])
 @pytest.mark.parametrize("seed", range(8))
-def test_random_programs_over_a_pool_touch_no_memory_out_of_order(seed: int, calls: str, fence_every: int) -> None:
+def test_random_programs_over_a_pool_touch_no_memory_out_of_order(
+    seed: int, segments: str, calls: str, fence_every: int
+) -> None:
     """Buffers that are shared, handed over, dropped and freed on any stream are never reused too early."""
-    User(seed, DEVICES[calls](), fence_every).run(300)
+    User(seed, DEVICES[calls](page=PAGE), fence_every, segments).run(300)
 
 
 @pytest.mark.parametrize("rule", ["stream does not wait", "fence done without asking", "fence recorded once"])
@@ -152,10 +156,11 @@ def test_a_table_that_does_not_do_as_it_says_is_caught_through_the_doors(rule: s
         gc.collect()
 
 
+@pytest.mark.parametrize("segments", ["auto", "paged"])
 @pytest.mark.parametrize("calls", DEVICES)
-def test_programs_on_many_threads_over_one_pool_touch_no_memory_out_of_order(calls: str) -> None:
+def test_programs_on_many_threads_over_one_pool_touch_no_memory_out_of_order(calls: str, segments: str) -> None:
     """The doors let go of the interpreter's lock around the table's calls: others free, take and poll meanwhile."""
-    device = DEVICES[calls]()
+    device = DEVICES[calls](page=PAGE)
     users = [User(seed, device) for seed in range(4)]
     failures: list[BaseException] = []
 
@@ -168,7 +173,7 @@ def test_programs_on_many_threads_over_one_pool_touch_no_memory_out_of_order(cal
         while user.held:
             user.held.pop().buffer.free()
 
-    with AsyncMemoryPool(device, limit="2 MiB", segment_size="128 KiB") as pool:
+    with AsyncMemoryPool(device, limit="2 MiB", segment_size="128 KiB", segments=segments) as pool:
         threads = [threading.Thread(target=run, args=(user, pool)) for user in users]
         interval = sys.getswitchinterval()
         sys.setswitchinterval(1e-6)

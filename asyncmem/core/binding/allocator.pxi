@@ -140,6 +140,7 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
     ask.arena = door.arena
     ask.anywhere = False
     ask.door = True
+    ask.again = False
     return True
 
 

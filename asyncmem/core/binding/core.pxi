@@ -47,6 +47,7 @@ cdef class Core(Heap):
     cdef double overlap_share
     cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
     cdef public int streak
+    cdef readonly bint lacks_pages  # whether the latest grant missed for want of memory at its addresses (with the turn held)
     cdef int64_t _exported
     cdef object __weakref__
 
@@ -121,7 +122,9 @@ cdef class Core(Heap):
         cdef uint64_t size = _size(nbytes)
         cdef Ask ask = self._ask(size, stream_index, account, arena, anywhere)
         self.tag(tag)
+        ask.again = self.paged  # the door asked first
         cdef uint32_t block = self.c.take(ask, self.last)
+        self.lacks_pages = self.last.reason == Reason.NoPages
         if not block:
             return None
         return self.keep_in_order(asyncmem_owned(_wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag)))
@@ -132,7 +135,9 @@ cdef class Core(Heap):
         cdef vector[uint64_t] wanted
         for size in sizes:
             wanted.push_back(0 if size == 0 and isinstance(size, int) else _size(size))
+        ask.again = self.paged
         batch = self.take_batch(ask, wanted, tag, False)
+        self.lacks_pages = batch is None and self.last.reason == Reason.NoPages
         if batch is not None:
             for buffer in (<Batch>batch).buffers:
                 self.keep_in_order(buffer)

@@ -132,7 +132,7 @@ cdef class Desk:
             self._left_over = core.c.reserved() - core.c.live()
             # Again: what was freed before the gate closed told nobody.
             if self.queue.count > 1:
-                self._changed = self.may_hold(total)
+                self._changed = core.paged or self.may_hold(total)
             elif not self.serve_plainly(waiter, False) and not self.busy:
                 self.send_for(waiter)
         finally:
@@ -149,6 +149,8 @@ cdef class Desk:
     cdef bint is_out(self, const Ask& ask, uint64_t total) except -1:
         # Whether a door that has just missed would miss again, whatever is made of what is mapped.
         cdef Core core = self.core
+        if core.paged:  # memory comes for any request that stays below the limit; its addresses are what may be lacking
+            return core.last.reason == Reason.NoPages or core.c.account(0).live + total > core.c.account(0).limit
         if not self.may_hold(total):
             return True
         if core.last.reason != Reason.NoMemory or core.c.cached_bytes():
@@ -263,7 +265,7 @@ cdef class Desk:
                 or core.retire is not None and not core.retire.lane(head.stream).lasting):
             return head.share.grant(head, anywhere=anywhere)
         ask.nbytes, ask.stream, ask.account, ask.arena = head.nbytes, head.stream, 0, -1
-        ask.anywhere, ask.door = anywhere, False
+        ask.anywhere, ask.door, ask.again = anywhere, False, core.paged
         block = core.c.take(ask, core.last)
         if not block:
             return None

@@ -41,6 +41,10 @@ cdef vector[Entry] _entries_in(object entries) except *:
     return all
 
 
+cdef Foreign _foreign(bint foreign, bint late) noexcept:
+    return Foreign.Never if not foreign else Foreign.Any if late else Foreign.Recorded
+
+
 cdef object _plan_out(const CPlan& plan):
     moves = tuple([Move(plan.moves[i].segment, plan.moves[i].address, plan.moves[i].nbytes, plan.moves[i].to)
                    for i in range(plan.moves.size())])
@@ -78,6 +82,7 @@ cdef class Heap:
 
     cdef CHeap* c
     cdef Outcome last
+    cdef bint paged  # whether it has had a space
 
     def __cinit__(self, *arguments, **options):
         cdef Tuning tuning = Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20)
@@ -146,31 +151,54 @@ cdef class Heap:
         There is at most one space in each of arenas 0 and 1, where ordinary segments may lie as well. Blocks of a page or
         more are not cached from then on.
         """
-        return self.c.add_space(
+        number = self.c.add_space(
             _whole(address, "address"), _whole(nbytes, "nbytes"), _index(arena, "arena"), _whole(page, "page"))
+        self.paged = True
+        return number
 
     def remove_space(self, segment):
         """Take a space out that has no memory mapped."""
         self.c.remove_space(_index(segment, "segment"))
 
-    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT):
+    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True):
         """Answer a Plan for a request that missed, or the entries that make it possible once they are done.
 
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
         is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
 
+        The addresses may be such as other streams have used, where `foreign`; behind fences not recorded yet, where `late`.
+
         Ask right after the take that missed: flush() and merge() in between would change what is placed where. Serve the
-        request by take_foreign() afterwards, because one more take() counts as the size's being asked for again.
+        request by take_foreign() afterwards, or by a take() that is told to be made `again`.
         """
         cdef CPlan plan = self.c.plan(
-            self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"))
+            self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"),
+            _foreign(foreign, late))
         return _plan_out(plan) if plan.found else _entries_out(plan.waits)
+
+    def has_addresses(self, nbytes, stream, arena=-1, foreign=True, late=True):
+        """Answer whether a plan would find addresses among those that were used before, with memory or without."""
+        return self.c.has_addresses(self._ask(_size(nbytes), stream, 0, arena, False), _foreign(foreign, late))
 
     def reclaim(self, nbytes):
         """Answer a Plan that gives back `nbytes` of idle memory or a little more, or what there is; None for nothing."""
         cdef CPlan plan = self.c.reclaim(_whole(nbytes, "nbytes"))
         return _plan_out(plan) if plan.found else None
+
+    def idle_memory(self):
+        """Answer the bytes of handles on which nothing lies, and the (stream, epoch) of their uses not known to be done."""
+        cdef Idle found = self.c.idle_memory()
+        return found.nbytes, _entries_out(found.uses)
+
+    def unfenced(self):
+        """Answer the streams whose uses of handles no recorded fence covers yet."""
+        cdef vector[uint32_t] found = self.c.unfenced()
+        return [found[i] for i in range(found.size())]
+
+    def spread(self):
+        """Answer the bytes of addresses that blocks have ever lain on: what would be reserved if nothing were taken back."""
+        return self.c.spread()
 
     def set_mapped(self, segment, address, nbytes):
         """Note that a handle has been mapped in a lifted range."""
@@ -190,9 +218,13 @@ cdef class Heap:
         return [HandleInfo(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
                 for i in range(found.size())]
 
-    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False):
-        """Answer a block that the stream may use at once, or 0; then see last_level() and last_reason()."""
+    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False, again=False):
+        """Answer a block that the stream may use at once, or 0; then see last_level() and last_reason().
+
+        The caches learn which sizes are asked for, unless this is asked `again`, after a take that missed.
+        """
         cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere)
+        ask.again = again
         return self.c.take(ask, self.last)
 
     def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False, late=False):
@@ -223,7 +255,7 @@ cdef class Heap:
         ask.account = _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         ask.anywhere = anywhere
-        ask.door = False
+        ask.door = ask.again = False
         return ask
 
     def put_back(self, block, entries):
@@ -270,7 +302,8 @@ cdef class Heap:
         return self.last.level
 
     def last_reason(self):
-        """Answer why the latest take failed: 0 it did not, 1 no memory, 2 an account's limit, 3 a closed gate."""
+        """Answer why the latest take failed: 0 it did not, 1 no memory, 2 an account's limit, 3 a closed gate,
+        4 no memory at the addresses that it would get."""
         return self.last.reason
 
     def last_flags(self):

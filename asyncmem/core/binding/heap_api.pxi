@@ -8,7 +8,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         Live, Free, Cached, Leased, Bare, Lifted, Filling
 
     cdef enum Reason:
-        Served, NoMemory, OverLimit, GateClosed
+        Served, NoMemory, OverLimit, GateClosed, NoPages
+
+    cdef enum class Foreign(uint8_t):
+        Never, Recorded, Any
 
     cdef enum Flag:
         Waiting, LiveCrossed, FreeLow
@@ -29,6 +32,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         int32_t arena
         bint anywhere
         bint door
+        bint again
 
     cdef struct Outcome:
         uint8_t level
@@ -72,6 +76,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         vector[CMove] moves
         vector[Range] fresh
         vector[Entry] waits
+
+    cdef cppclass Idle:
+        uint64_t nbytes
+        vector[Entry] uses
 
     cdef cppclass CHandleInfo "asyncmem::HandleInfo":
         uint32_t segment
@@ -119,8 +127,12 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         vector[CHandleInfo] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most) except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) except +
+        bint has_addresses(const Ask& ask, Foreign foreign) except +
         CPlan reclaim(uint64_t nbytes) except +
+        Idle idle_memory() except +
+        vector[uint32_t] unfenced() except +
+        uint64_t spread()
         vector[SegmentInfo] segments() except +
         vector[EmptySegment] empty_segments() except +
         uint32_t take(const Ask& ask, Outcome& outcome) except +

@@ -14,6 +14,7 @@ cdef class Waiter:
         mark: The queue's overtaking total when it joined.
         queue: Where it stands now, if it waits.
         provided: Whether growth that holds all of it is under way.
+        pressed: Whether growth was refused it, so that it takes what it would rather leave.
     """
 
     cdef public int64_t nbytes, total, seq
@@ -23,7 +24,7 @@ cdef class Waiter:
     cdef public double since
     cdef public uint32_t stream
     cdef public int awaited, tries
-    cdef public bint batch, done, collected, asked_again, provided
+    cdef public bint batch, done, collected, asked_again, provided, pressed
     cdef public object timeout, inline, _sizes
     cdef PyObject* nap  # the compiled sleeper, which takes itself out before it dies
 

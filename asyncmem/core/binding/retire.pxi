@@ -329,8 +329,10 @@ cdef class Retire(Lanes):
         cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
         ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
-        ask.anywhere, ask.door = anywhere, False
+        ask.anywhere, ask.door, ask.again = anywhere, False, False
         block = self.take_ordered(ask, owed, outcome, &flags)
+        if self.core is not None:
+            self.core.lacks_pages = not block and outcome.reason == Reason.NoPages
         return (block, _entries_out(owed)) if block else None
 
     cdef uint32_t take_ordered(
@@ -406,7 +408,8 @@ cdef class Retire(Lanes):
     cdef bint should_grow(self, const Ask& ask) except -1:
         # Whether the pool may rather grow than make this stream wait, which it decides itself then.
         cdef Account whole = self.core.c.account(0)
-        cdef uint64_t free = self.c.reserved() - whole.live
+        # Addresses count, not pages: what is decided must not depend on which of them were taken back.
+        cdef uint64_t free = self.c.spread() - whole.live
         cdef double most = self.core.overlap_bytes + self.core.overlap_share * <double>whole.peak
         if ask.arena >= 2 or most == 0 or free > most:
             return False

@@ -34,15 +34,16 @@ class Caching(Placement):
         self.epochs.append(Epochs())
         return len(self.epochs) - 1
 
-    def take_cached(self, granules: int, stream: int) -> tuple[Block | None, int, int]:
-        """Answer a block of exactly this size, its level and the nodes examined."""
+    def take_cached(self, granules: int, stream: int, *, again: bool) -> tuple[Block | None, int, int]:
+        """Answer a block of exactly this size, its level and the nodes examined; asked `again` it learns nothing."""
         local = self.caches[stream]
         slot = local.bin(granules)
         if slot.granules == granules:
-            slot.hot, slot.strikes = True, 0
+            if not again:
+                slot.hot, slot.strikes = True, 0
             if slot.blocks:
                 return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
-        else:
+        elif not again:
             self.strike(local, slot, granules)
         return self.take_shared(granules, stream)
 

@@ -1,7 +1,7 @@
 """Which addresses a request gets that finds no memory, and which memory is put there."""
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from asyncmem.core.reference.blocks import Block, Entries, joined, listed
 from asyncmem.core.reference.place import Search
@@ -14,6 +14,7 @@ UNREADY: Final = 32
 PARTS: Final = 32
 """Of a request: a handle is no larger than one of them."""
 EVERYTHING: Final = 2**63 - 1
+Reaches: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Picking:
@@ -61,8 +62,9 @@ class Plans(Spaces):
     """Plans for requests that miss, and for giving memory back."""
 
     def plan(
-        self, nbytes: int, stream: int, arena: int = -1, room: int = 0, most: int = EVERYTHING
-    ) -> Plan | tuple[tuple[int, int], ...]:
+        self, nbytes: int, stream: int, arena: int = -1, room: int = 0, most: int = EVERYTHING,
+        foreign: bool = True, late: bool = True,
+    ) -> Plan | tuple[tuple[int, int], ...]:  # fmt: skip
         """Answer a Plan for a request, or the entries that make it possible once they are done."""
         self.need_stream(stream)
         if not 0 < nbytes <= MAX_SIZE:
@@ -74,7 +76,8 @@ class Plans(Spaces):
         segment = next((n for n in self.spaces if self.segments_by_id[n].arena == arena), None)
         if segment is None:
             return ()
-        block = self.find_addresses(size, stream, arena) or self.extend(segment, size)
+        reaches = searches(foreign=foreign, late=late)
+        block = self.find_addresses(size, stream, arena, reaches) or self.extend(segment, size, stream, reaches)
         if block is None:
             return ()
         if block.segment != segment:
@@ -91,24 +94,32 @@ class Plans(Spaces):
         self.lift(last, window.start, len(window))
         return Plan(segment, window.start, len(window), moves, tuple(fresh))
 
-    def find_addresses(self, size: int, stream: int, arena: int) -> Block | None:
+    def has_addresses(self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True) -> bool:
+        """Answer whether a plan would find addresses among those that were used before."""
+        self.need_stream(stream)
+        size = self.rounded(nbytes)
+        arena = self.natural_arena(size) if arena < 0 else arena
+        return self.find_addresses(size, stream, arena, searches(foreign=foreign, late=late)) is not None
+
+    def find_addresses(self, size: int, stream: int, arena: int, reaches: Reaches) -> Block | None:
         """Answer the block that placement would serve if memory were behind all that is free."""
-        for bound, window in REACHES:
+        for bound, window in reaches:
             found = self.search_arena(arena, Search(size // self.granule, stream, bound, window))
             if found is not None:
                 return found
         return None
 
-    def extend(self, segment: int, size: int) -> Block | None:
+    def extend(self, segment: int, size: int, stream: int, reaches: Reaches) -> Block | None:
         """Answer the free block at the end of what was used, made large enough out of addresses never used."""
         *used, end = self.chain(self.segments_by_id[segment].first)
         if end.state != "bare":
             return None
         last = None
-        if used and used[-1].state == "free":
-            self.index_remove(used[-1])
-            used[-1].entries = self.undone(used[-1].entries)
-            last = self.join(used[-1])
+        if used and used[-1].state == "free" and self.eligible(used[-1], stream, reaches[-1][0]):
+            last = used[-1]
+            self.index_remove(last)
+            last.entries = self.undone(last.entries)
+            last = self.join(last) if reaches == REACHES else last
         have = 0 if last is None else last.granules * self.granule
         more = self.spaces[segment].up(max(0, size - have)) // self.granule
         if more > end.granules:
@@ -122,6 +133,8 @@ class Plans(Spaces):
             if last is not None:
                 self.absorb(last, end)
         found = last or end
+        if reaches != REACHES:  # as a segment is born owing the stream that it was grown for
+            found.entries = joined(found.entries, {stream: self.epochs[stream].open})
         self.index_add(found)
         return found
 
@@ -190,6 +203,11 @@ class Plans(Spaces):
     def block_at(self, segment: int, address: int) -> Block:
         """Answer the block that starts at an address."""
         return next(block for block in self.chain(self.segments_by_id[segment].first) if block.address == address)
+
+
+def searches(*, foreign: bool, late: bool) -> Reaches:
+    """Answer the searches for addresses that may be used: take()'s own, those behind recorded fences, or all."""
+    return REACHES[:1] if not foreign else REACHES if late else REACHES[:-1]
 
 
 def _power_of_two(nbytes: int) -> int:

@@ -52,6 +52,8 @@ class Spaces(Takes):
         self.handle_numbers: list[int] = []
         self.queue: list[Handle] = []
         """Handles that may be idle, in the order in which blocks on them were freed."""
+        self.stamped: dict[int, int] = {}
+        """The latest epoch of each stream that was noted as a use of a handle."""
         self.peak_reserved = 0
 
     # -- spaces ----------------------------------------------------------------------------------------------------
@@ -129,6 +131,8 @@ class Spaces(Takes):
     def settle(self, block: Block) -> None:
         """Note what a freed block still waits for at each handle that it lay on."""
         if block.segment in self.spaces:
+            for stream, epoch in self.undone(block.entries).items():
+                self.stamped[stream] = max(self.stamped.get(stream, 0), epoch)
             for handle in self.behind(block):
                 self.stamp(handle, self.undone(block.entries))
                 self.make_newest(handle)
@@ -273,6 +277,29 @@ class Spaces(Takes):
         if not a.entries or not b.entries or a.entries == b.entries:
             return True
         return len(a.entries) == 1 and a.entries.keys() == b.entries.keys()
+
+    def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Answer the bytes of idle handles, and their uses that are not done."""
+        found = [handle for handle in self.all_handles.values() if self.idle(handle) is not None]
+        uses: Entries = {}
+        for handle in found:
+            uses = joined(uses, self.undone(handle.uses))
+        return sum(handle.nbytes for handle in found), listed(uses)
+
+    def unfenced(self) -> list[int]:
+        """Answer the streams whose uses of handles no recorded fence covers yet."""
+        known = self.epochs
+        return [s for s in range(len(known)) if self.stamped.get(s, 0) > max(known[s].done, known[s].recorded)]
+
+    def spread(self) -> int:
+        """Answer the bytes of addresses that blocks have ever lain on."""
+        used = [
+            block
+            for segment in self.segments_by_id.values()
+            if segment.container is None
+            for block in self.chain(segment.first)
+        ]
+        return sum(block.granules * self.granule for block in used if block.state != "bare")
 
     def handles(self) -> list[HandleInfo]:
         """Answer every handle that is mapped."""

@@ -82,7 +82,8 @@ class Survey(Plans):
             live_blocks=sum(totals.hits) - totals.frees - self.leases_closed,
             free_blocks=sum(block.state == "free" for block in everything),
             cached_blocks=sum(cache.blocks for cache in (*self.caches, self.shared)),
-            segments=len(self.segments()), streams=len(self.epochs), accounts=len(self.ledger.accounts),
+            segments=sum(one.nbytes > 0 for one in self.segments()),
+            streams=len(self.epochs), accounts=len(self.ledger.accounts),
             leases=len(self.arenas) - 2, touched=self.touched_most,
         )  # fmt: skip
 

@@ -33,11 +33,13 @@ class Takes(Caching):
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    def take(self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False) -> int:
+    def take(
+        self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False, again: bool = False
+    ) -> int:
         """Answer a block that the stream may use at once, or 0."""
         if self.refused([nbytes], stream, account, arena):
             return 0
-        block = self.find_block(nbytes, stream, arena, anywhere=anywhere)
+        block = self.find_block(nbytes, stream, arena, anywhere=anywhere, again=again)
         return 0 if block is None else self.grant(block, nbytes, stream, account)
 
     def take_foreign(
@@ -46,6 +48,7 @@ class Takes(Caching):
         """Answer (block, entries to discharge first) or None."""
         if self.refused([nbytes], stream, account, arena):
             return None
+        lacks_pages = False
         for bound, window in REACHES if late else REACHES[:-1]:
             search = Search(self.rounded(nbytes) // self.granule, stream, bound, window)
             block = self.place(search, arena, anywhere=anywhere)
@@ -55,9 +58,10 @@ class Takes(Caching):
                 self.level = 3
                 self.foreign += bool(owed)
                 return self.grant(block, nbytes, stream, account), tuple(sorted(owed.items()))
-            if search.bare:
+            lacks_pages = search.bare
+            if lacks_pages:
                 break
-        self.reason = 1
+        self.reason = 4 if lacks_pages else 1
         self.misses += 1
         return None
 
@@ -97,12 +101,12 @@ class Takes(Caching):
             self.refusals += 1
         return self.reason != 0
 
-    def find_block(self, nbytes: int, stream: int, arena: int, *, anywhere: bool) -> Block | None:
+    def find_block(self, nbytes: int, stream: int, arena: int, *, anywhere: bool, again: bool = False) -> Block | None:
         """Look in the caches, then in mapped memory."""
         rounded = self.rounded(nbytes)
         self.level = self.examined = 0
         if self.cacheable(rounded // self.granule) and (arena < 0 or arena == self.natural_arena(rounded)):
-            block, self.level, self.examined = self.take_cached(rounded // self.granule, stream)
+            block, self.level, self.examined = self.take_cached(rounded // self.granule, stream, again=again)
             if block is not None:
                 return block
         search = Search(rounded // self.granule, stream, "done", NARROW)
@@ -110,7 +114,7 @@ class Takes(Caching):
         self.examined += search.touched
         self.touched_most = max(self.touched_most, self.examined)
         if block is None:
-            self.reason = 1
+            self.reason = 4 if search.bare else 1
             self.misses += 1
             self.level = 0
         else:

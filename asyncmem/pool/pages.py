@@ -1,0 +1,133 @@
+"""Plans for pages, carried out: what the device did is told to the heap step by step, and nothing else is believed.
+
+All that a plan names is held by the heap until it is let go of. So a failure half way leaves nothing to undo: what was
+unmapped and mapped until then is known, and free again where it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncmem.devices.base import Remapped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncmem.core import Core, Turn
+    from asyncmem.core.report import Plan
+    from asyncmem.devices import Device, Stream
+    from asyncmem.devices.base import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to become of pages.
+
+    Attributes:
+        plans: One for each place that gets memory, or gives some back.
+        decided: When, in seconds of the supply's clock.
+    """
+
+    plans: Sequence[Plan]
+    decided: float
+
+    @property
+    def fresh(self) -> int:
+        """Bytes that the device is to give."""
+        return sum(nbytes for plan in self.plans for _, nbytes in plan.fresh)
+
+    def out(self) -> list[tuple[int, Span]]:
+        """Answer what is unmapped, each with its space."""
+        return [(move.segment, (move.address, move.nbytes)) for plan in self.plans for move in plan.moves]
+
+    def into(self) -> list[tuple[int, Span]]:
+        """Answer what is mapped: what has only moved comes first, so that it gets what was unmapped."""
+        moved = [(plan.segment, (one.to, one.nbytes)) for plan in self.plans for one in plan.moves if one.to]
+        return moved + [(plan.segment, span) for plan in self.plans for span in plan.fresh]
+
+
+class Pages:
+    """The ranges of addresses of one pool, and the memory behind them.
+
+    Args:
+        core: The heap, which gets a space for each of its two arenas.
+        turn: The pool's; taken wherever the heap is told.
+        spread: Bytes of each range.
+
+    Raises:
+        OutOfMemoryError: The device has not so many addresses.
+        DeviceError: The device failed. Nothing is left in either case.
+    """
+
+    def __init__(self, core: Core, device: Device, turn: Turn, spread: int) -> None:
+        self._core = core
+        self._device = device
+        self._turn = turn
+        self._unclean: list[Change] = []  # mapped, and being filled with zeros as far as the host knows
+        self.spaces: dict[int, Span] = {}
+        try:
+            for arena in (0, 1):
+                address = device.reserve(spread)
+                self.spaces[core.add_space(address, spread, arena, device.page)] = address, spread
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def held_back(self) -> int:
+        """Bytes that nobody may have before it is known that they are zero."""
+        return sum(change.fresh for change in self._unclean)
+
+    def close(self) -> None:
+        """Give the ranges back. Nothing is mapped there."""
+        while self.spaces:
+            number, (address, nbytes) = self.spaces.popitem()
+            self._core.remove_space(number)
+            self._device.unreserve(address, nbytes)
+
+    def carry_out(self, change: Change) -> Remapped:
+        """Unmap and map (blocks), and tell the heap how far that came; the change is still to be let go of."""
+        done = self._device.remap([span for _, span in change.out()], [span for _, span in change.into()])
+        with self._turn:
+            for space, (address, nbytes) in change.out()[: done.unmapped]:
+                self._core.set_bare(space, address, nbytes)
+            for space, (address, nbytes) in change.into()[: done.mapped]:
+                self._core.set_mapped(space, address, nbytes)
+        return done
+
+    def let_go(self, change: Change) -> None:
+        """Let the heap have it all again, joined with what it was cut from (with the turn held)."""
+        for plan in change.plans:
+            for move in plan.moves:
+                self._core.let_go(move.segment, move.address, move.nbytes)
+            if plan.nbytes:
+                self._core.let_go(plan.segment, plan.address, plan.nbytes)
+
+    def clear(self, change: Change, mapped: int, stream: Stream) -> None:
+        """Fill with zeros what of the first `mapped` pages is new, and wait for it (blocks).
+
+        Raises:
+            DeviceError: Whether they are filled cannot be known: the change is held back until `wash` has seen it.
+        """
+        fresh = {span for plan in change.plans for span in plan.fresh}
+        new = [span for _, span in change.into()[:mapped] if span in fresh]
+        if not new:
+            return
+        try:
+            for address, nbytes in new:
+                self._device.fill(address, nbytes, 0, stream)
+            stream.record().block()
+        except BaseException:
+            with self._turn:
+                self._unclean.append(change)
+            raise
+
+    def wash(self, stream: Stream) -> None:
+        """Wait for what could not be waited for before (blocks), and let go of it."""
+        if not self._unclean:
+            return
+        stream.record().block()
+        with self._turn:
+            while self._unclean:
+                self.let_go(self._unclean.pop())

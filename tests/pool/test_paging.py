@@ -1,0 +1,395 @@
+"""Pools whose memory comes by pages: what they reserve, what they wait for, and that nothing is lost on the way."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+
+from asyncmem import AsyncMemoryPool, DeviceError, OutOfMemoryError
+from asyncmem.devices import Latencies, Simulated, SimulatedStream
+from asyncmem.pool.paging import PagedSupply
+from asyncmem.pool.waiting import Waiting
+from asyncmem.testing import Stage, run_steps, sweep
+from asyncmem.testing.conservation import refillable, whole
+from asyncmem.testing.tsweep import sweep_on_trio
+
+from .support import MIB, SteppedPool
+
+pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
+
+KIB = 1 << 10
+CALLS = ("unmap", "create", "map", "set_access", "release", "memory", "record")
+
+
+def paged_device(capacity: int = 64 * MIB, *, page: int = 64 * KIB, backing: bool = False) -> Simulated:
+    """A device whose calls take no time, with small pages."""
+    return Simulated(capacity, latencies=Latencies.zero(), page=page, backing=backing)
+
+
+@asynccontextmanager
+async def opened(device: Simulated, limit: int = 8 * MIB, **options: object) -> AsyncIterator[AsyncMemoryPool]:
+    settings = {"stall_after": None, "min_free": 0, **options}
+    async with SteppedPool(device, limit=limit, segments="paged", **settings) as pool:  # type: ignore[arg-type]
+        yield pool
+
+
+def run(main: Callable[[], object]) -> None:
+    run_steps(main())  # type: ignore[arg-type]
+
+
+class TestLittleReserved:
+    def test_only_what_is_asked_for_is_reserved(self) -> None:
+        """Whole pages, and no segment beside them."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device) as pool, pool.allocate_async(3 * MIB), pool.allocate_async(1000):
+                assert pool.stats().reserved_bytes == device.reserved == 3 * MIB + 64 * KIB
+                assert {one.kind for one in pool.segments()} == {"paged"}
+                pool.check()
+            assert device.reserved == 0
+
+        run(main)
+
+    def test_memory_of_other_sizes_is_moved_before_new_is_taken(self) -> None:
+        """Ten buffers of different sizes, one after the other, need what the largest does."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, 32 * MIB) as pool:
+                for size in (5 * MIB, 300 * KIB, 4 * MIB, 700 * KIB, 2 * MIB, 5 * MIB, 100 * KIB, 3 * MIB):
+                    async with pool.allocate_async(size) as buffer:
+                        device.fill(buffer.address, size, 1, device.default_stream)
+                    pool.house.look_after()
+                    pool.check()
+                assert pool.stats().peak_reserved <= 5 * MIB + 256 * KIB
+
+        run(main)
+
+    def test_a_move_neither_makes_nor_releases_memory(self) -> None:
+        """What is idle goes where a request of the other size class lacks some, in one errand."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device) as pool:
+                (await pool.allocate_async(4 * MIB)).free()
+                pool.house.look_after()
+                before = len(device.calls)
+                async with pool.allocate_async(512 * KIB):
+                    made = [call.name for call in list(device.calls)[before:]]
+                    assert (made.count("unmap"), made.count("map"), made.count("set_access")) == (4, 4, 1)
+                    assert not {"create", "release"} & set(made)
+                    assert pool.stats().grows == 2
+
+        run(main)
+
+    def test_steady_state_makes_no_call(self) -> None:
+        """Who takes again what it took before is served without the device."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device) as pool:
+                for _ in range(3):
+                    batch = await pool.allocate_batch([2 * MIB, 100 * KIB, 3 * MIB])
+                    batch.free()
+                before = device.driver_calls
+                for _ in range(50):
+                    batch = await pool.allocate_batch([2 * MIB, 100 * KIB, 3 * MIB])
+                    batch.free()
+                assert device.driver_calls == before
+
+        run(main)
+
+    def test_a_batch_is_planned_as_a_whole(self) -> None:
+        """Pieces of many sizes, some of which there is memory for already."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, 16 * MIB) as pool:
+                first = await pool.allocate_batch([MIB, 2 * MIB, 3 * MIB, 10 * KIB])
+                held = first[1]
+                for one in (first[0], first[2], first[3]):
+                    one.free()
+                sizes = [3 * MIB, 600 * KIB, 64 * KIB, 5 * MIB, 1000, 4 * MIB]
+                second = await pool.allocate_batch(sizes)
+                pool.check()
+                assert pool.stats().reserved_bytes <= 2 * MIB + sum(sizes) + 8 * 64 * KIB
+                second.free()
+                held.free()
+
+        run(main)
+
+
+class TestLimit:
+    def test_it_waits_for_the_earliest_fences_that_are_enough(self) -> None:
+        """Under a limit, memory of one stream goes to another size once that stream is done, and not later."""
+
+        async def main() -> None:
+            device = paged_device()
+            one, two = device.create_stream("one"), device.create_stream("two")
+            async with opened(device, 8 * MIB) as pool:
+                early, late = (
+                    await pool.allocate_async(4 * MIB, stream=one),
+                    await pool.allocate_async(4 * MIB, stream=two),
+                )
+                one.launch(1.0, writes=[early])
+                two.launch(9.0, writes=[late])
+                early.free()
+                late.free()
+                async with pool.allocate_async(3 * MIB, stream=device.create_stream("three")) as buffer:
+                    assert device.now < 9.0
+                    device.fill(buffer.address, buffer.size, 0, buffer.stream)
+                pool.check()
+
+        run(main)
+
+    @pytest.mark.parametrize("limit", [8 * MIB, 8 * MIB + 100 * KIB])
+    def test_all_of_the_limit_can_be_had_after_anything(self, limit: int) -> None:
+        """In one piece, whatever pieces it was in before."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, limit) as pool:
+                for sizes in ([3 * MIB, 5 * MIB], [100 * KIB] * 70, [MIB, 7 * MIB - 64 * KIB], [2 * MIB] * 4):
+                    batch = await pool.allocate_batch(sizes)
+                    batch.free()
+                    await refillable(pool, limit // (64 * KIB) * (64 * KIB))
+                    pool.check()
+
+        run(main)
+
+    def test_a_piece_across_a_border_does_not_stand_in_the_way(self) -> None:
+        """Memory moves in whole pieces; where that is not enough all that is idle goes back and comes anew."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, 8 * MIB) as pool:
+                first, second = await pool.allocate_async(5 * MIB), await pool.allocate_async(2 * MIB + 64 * KIB)
+                first.free()
+                third = await pool.allocate_async(5 * MIB + 512 * KIB)
+                second.free()
+                third.free()
+                async with pool.allocate_async(8 * MIB):
+                    assert pool.stats().rungs["trim"] == 1
+                pool.check()
+
+        run(main)
+
+    def test_who_may_overtake_has_memory_made(self) -> None:
+        """What a limit leaves beside a head that does not fit serves smaller ones, though it is not mapped yet."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, 8 * MIB) as pool:
+                held = await pool.allocate_async(5 * MIB)
+                head = asyncio.ensure_future(_take(pool, 4 * MIB))
+                await asyncio.sleep(0)
+                async with pool.allocate_async(2 * MIB):
+                    assert not head.done()
+                held.free()
+                (await head).free()
+
+        run(main)
+
+    def test_threads_have_memory_made_too(self) -> None:
+        """Callers who do not await carry the moves out by themselves."""
+        device = paged_device()
+        with AsyncMemoryPool(device, limit=8 * MIB, segments="paged", min_free=0) as pool:
+            for size in (5 * MIB, 700 * KIB, 8 * MIB, 3 * MIB):
+                with pool.allocate(size):
+                    pool.check()
+            with pool.allocate(6 * MIB), pytest.raises(OutOfMemoryError):
+                pool.allocate(3 * MIB)
+            pool.empty_cache()
+            assert device.reserved == 0
+
+    def test_a_lowered_limit_gives_memory_back(self) -> None:
+        """As far as it is idle, at once; the rest as it becomes so."""
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, 16 * MIB) as pool:
+                held, freed = await pool.allocate_async(6 * MIB), await pool.allocate_async(6 * MIB)
+                freed.free()
+                pool.resize(limit=4 * MIB)
+                await asyncio.sleep(0.01)
+                assert device.reserved <= 6 * MIB + 256 * KIB
+                held.free()
+                await asyncio.sleep(0.01)
+                assert device.reserved <= 4 * MIB
+                pool.check()
+
+        run(main)
+
+
+class TestPatience:
+    def test_all_waits_together_are_a_share_of_the_time(self) -> None:
+        """A pool that has just been opened has saved up nothing that it could wait for."""
+        supply_waits = []
+
+        async def main() -> None:
+            device = paged_device()
+            async with opened(device, patience="10%") as pool:
+                waiting = Waiting(pool.flow, pool, (512 * KIB,), None)
+                supply = pool.flow.supply
+                assert isinstance(supply, PagedSupply)
+                stream = device.create_stream()
+                first = await pool.allocate_async(MIB, stream=stream)
+                stream.launch(1.0, writes=[first])
+                first.free()
+                with pool.flow.turn:
+                    supply._opened -= 10.0
+                    for waited in (0.0, 0.8, 1.2):
+                        supply.waited = waited
+                        wait = supply.patience_for(waiting)
+                        supply_waits.append(wait and wait.args[1])  # type: ignore[attr-defined]  # a partial
+
+        run(main)
+        first, second, third = supply_waits
+        assert (round(first, 1), round(second, 1), third) == (1.0, 0.2, None)
+
+    @pytest.mark.parametrize(("patience", "reserved"), [(0, 3.5), ("20 s", 3)])
+    def test_growth_waits_as_long_as_it_may(self, patience: object, reserved: float) -> None:
+        """Without patience new memory is taken at once; with enough of it, what is about to be ready is moved."""
+
+        async def main() -> None:
+            device = paged_device()
+            one, two = device.create_stream("one"), device.create_stream("two")
+            async with opened(device, 32 * MIB, patience=patience, overlap=0.0) as pool:
+                first = await pool.allocate_async(3 * MIB, stream=one)
+                one.launch(0.001, writes=[first])
+                first.free()
+                async with pool.allocate_async(512 * KIB, stream=two):
+                    assert pool.stats().reserved_bytes == reserved * MIB
+                assert (pool.stats().rungs.get("wait", 0) > 0) == (patience == "20 s")
+
+        run(main)
+
+
+class TestOrder:
+    def test_memory_is_never_taken_away_under_unfinished_work(self) -> None:
+        """The device raises where it would be; and new work on what moved is ordered."""
+
+        async def main() -> None:
+            device = paged_device(backing=True)
+            streams = [device.create_stream(str(number)) for number in range(3)]
+            async with opened(device, 12 * MIB) as pool:
+
+                async def play(stream: SimulatedStream, seed: int) -> None:
+                    for turn in range(20):
+                        size = (1 + (seed * 7 + turn * 13) % 50) * 70 * KIB
+                        async with pool.allocate_async(size, stream=stream) as buffer:
+                            stream.launch(0.001, writes=[buffer])
+                            if turn % 3 == 0:
+                                buffer.use_on(streams[(seed + 1) % 3])
+                                streams[(seed + 1) % 3].launch(0.002, reads=[buffer])
+
+                await asyncio.gather(*(play(stream, seed) for seed, stream in enumerate(streams)))
+                pool.check()
+                await pool.trim()
+                assert device.reserved == 0
+
+        run(main)
+
+    def test_new_memory_is_zero_where_that_is_asked_for(self) -> None:
+        """Before anybody may use it; a fill that cannot be waited for holds the memory back until it can."""
+
+        async def main() -> None:
+            device = paged_device(backing=True)
+            async with opened(device, zero_segments=True) as pool:
+                async with pool.allocate_async(MIB) as buffer:
+                    assert bytes(memoryview(buffer)) == bytes(MIB)  # type: ignore[arg-type]
+                device.fail("block", 1)
+                with pytest.raises(DeviceError):
+                    await pool.allocate_async(3 * MIB, stream=device.create_stream())
+                async with pool.allocate_async(3 * MIB, stream=device.create_stream()) as buffer:
+                    device.fill(buffer.address, buffer.size, 1, buffer.stream)
+                pool.check()
+
+        run(main)
+
+
+async def _take(pool: AsyncMemoryPool, size: int) -> object:
+    return await pool.allocate_async(size)
+
+
+async def many_sizes(stage: Stage) -> None:
+    """Actors take, use and free memory of different sizes on streams of their own, under a limit."""
+    device = paged_device()
+    streams = [device.create_stream(name) for name in ("one", "two")]
+    async with opened(device, 4 * MIB) as pool:
+
+        async def through(stream: SimulatedStream, *sizes: int) -> None:
+            for size in sizes:
+                async with stage.watch(pool.allocate_async(size, stream=stream)) as buffer:
+                    stream.launch(0.001, writes=[buffer])
+
+        stage.actor("one", partial(through, streams[0], 3 * MIB, 200 * KIB, 2 * MIB))
+        stage.actor("two", partial(through, streams[1], 500 * KIB, 4 * MIB, MIB))
+        stage.actor("three", partial(through, streams[0], MIB, 3 * MIB))
+        await stage.finish()
+        device.run_until_idle()
+        whole(pool)
+        await refillable(pool, 4 * MIB)
+
+
+def test_cancelling_anybody_at_any_step_loses_nothing() -> None:
+    """Neither memory nor order."""
+    assert sweep(many_sizes).strikes > 20
+    assert sweep_on_trio(many_sizes, stride=3).strikes > 5
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_may_fail(name: str) -> None:
+    """The error reaches somebody or is made up for; afterwards all of the limit can be had, and goes back."""
+    for nth in range(1, 6):
+        device = paged_device()
+
+        async def main(device: Simulated = device, nth: int = nth) -> None:
+            async with opened(device, 4 * MIB) as pool:
+                side = device.create_stream()
+                device.fail(name, nth)
+                for size in (MIB, 3 * MIB, 100 * KIB, 2 * MIB, 4 * MIB, MIB):
+                    try:
+                        async with pool.allocate_async(size, stream=side) as buffer:
+                            device.fill(buffer.address, size, 0, side)
+                    except (DeviceError, OutOfMemoryError):
+                        pass
+                    pool.check()
+                device.log._faults.clear()
+                await refillable(pool, 4 * MIB)
+                whole(pool)
+                await pool.trim()
+                assert device.reserved == 0
+
+        run(main)
+
+
+def test_what_the_pool_says_of_itself_is_so() -> None:
+    """Figures of pages, in use and idle."""
+
+    async def main() -> None:
+        device = paged_device()
+        async with opened(device, 16 * MIB) as pool:
+            held, freed = await pool.allocate_async(2 * MIB), await pool.allocate_async(3 * MIB)
+            freed.free()
+            stats = pool.stats()
+            assert (stats.reserved_bytes, stats.cached_bytes, stats.segments) == (5 * MIB, 3 * MIB, 1)
+            assert stats.largest_hole == 3 * MIB
+            assert stats.inactive_split_bytes == 0
+            assert [(one.nbytes, one.live, one.arena) for one in pool.segments()] == [(5 * MIB, 2 * MIB, "large")]
+            assert await pool.trim() == 3 * MIB
+            assert pool.stats().trims == 1
+            held.free()
+        assert (device.reserved, [call.name for call in device.calls][-2:]) == (0, ["unreserve", "unreserve"])
+
+    run(main)
+
+
+def test_the_options_say_patience_as_it_is_meant() -> None:
+    """Seconds for each request, or a share for all."""
+    pool = AsyncMemoryPool("simulated", patience="5 ms")
+    assert pool._options.patience == (0.005, math.inf)
