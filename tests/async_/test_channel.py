@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from asyncmem.devices import Simulated
 from asyncmem.devices.order import StreamOrderError
 from asyncmem.devices.simulated_stream import SimulatedStream
 from asyncmem.pipeline import Channel
-from asyncmem.testing import Scenario, Stage, sweep
+from asyncmem.testing import Scenario, Stage, run_steps, sweep
 from asyncmem.testing.tsweep import sweep_on_trio
 
 from .loops import Run
@@ -188,20 +189,21 @@ def test_max_items_holds_back_items_without_memory(virtually: Run) -> None:
     virtually(main)
 
 
-def test_an_item_cancelled_in_delivery_keeps_its_place(virtually: Run) -> None:
+def test_an_item_cancelled_in_delivery_keeps_its_place() -> None:
     """A consumer that is cancelled in the step in which its item came leaves it in front of those sent after it."""
 
     async def main() -> None:
         async with stepped_pool() as pool, Channel[int](pool, MIB) as channel:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(channel.receive)
-                await anyio.wait_all_tasks_blocked()
-                await channel.send(1)
-                await channel.send(2)
-                tasks.cancel_scope.cancel()
+            task = asyncio.create_task(channel.receive())
+            await anyio.wait_all_tasks_blocked()
+            await channel.send(1)
+            await channel.send(2)
+            assert task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
             assert [await channel.receive() for _ in range(2)] == [1, 2]
 
-    virtually(main)
+    run_steps(main())
 
 
 @dataclass
