@@ -33,6 +33,7 @@ from asyncmem.errors import (
     PoolClosed,
     PoolTimeout,
     RequestCancelled,
+    StageError,
     StallWarning,
     TooManyRequests,
 )
@@ -81,6 +82,7 @@ __all__ = [
     "RuntimeDevice",
     "SegmentInfo",
     "Simulated",
+    "StageError",
     "StallWarning",
     "Stream",
     "TooManyRequests",

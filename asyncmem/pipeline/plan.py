@@ -1,0 +1,90 @@
+"""How the memory of a pipeline is divided, so that no stage can take what another one needs to go on.
+
+What a stage has allocated is held until the stages behind it are done with it. So a stage and all before it together
+are held to the limit without what is kept free for the stages behind. Then the last stage always finds what is kept
+for it, once its earlier items have left; so its input leaves the stage before it, which therefore finds what is kept
+for it; and so on to the first. What is kept for nobody is used by whoever comes.
+
+With credits this is a proof: an item that keeps to its stage's credit never waits for ever. Without, it holds for items
+that need no more than an equal part of what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncmem.core import GRANULE
+from asyncmem.errors import Described, InvalidRequest
+from asyncmem.figures import format_count, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncmem.pipeline.stage import Stage
+
+    AnyStage = Stage[object, object]
+
+AHEAD = 2
+"""Items that may be begun for each worker of a stage of several, while the order of an earlier one is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A stage's part of the plan. Sizes are bytes."""
+
+    kept: int
+    """What those before it leave free for it."""
+    limit: int
+    """What it and those before it may hold together."""
+    window: int
+    """How many items it may have begun beyond the oldest that it has not passed on."""
+
+
+def divide(stages: Sequence[AnyStage], limit: int) -> list[Quota]:
+    """Divide a pool's limit between stages in their order.
+
+    Raises:
+        InvalidRequest: One item for each worker of all stages is more than the limit; the text has the sum.
+    """
+    needs = [_granules(stage.credit or 0) * stage.workers for stage in stages]
+    spare = limit - sum(needs)
+    unknown = any(stage.credit is None for stage in stages)
+    if spare < 0 or (unknown and spare < GRANULE * len(stages)):
+        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, unknown))
+    weights = _weights(stages, needs)
+    kept = [
+        (need + spare * weight // max(sum(weights), 1)) // GRANULE * GRANULE
+        for need, weight in zip(needs, weights, strict=True)
+    ]
+    behind = [sum(kept[at + 1 :]) for at in range(len(stages))]
+    return [
+        Quota(kept=own, limit=max(limit - after, GRANULE), window=_window(stage, own))
+        for stage, own, after in zip(stages, kept, behind, strict=True)
+    ]
+
+
+def _weights(stages: Sequence[AnyStage], needs: Sequence[int]) -> list[int]:
+    """Weigh what is left over by need; who has not said what it needs counts as the average of those who have."""
+    known = [need for need in needs if need]
+    average = sum(known) // len(known) if known else 1
+    return [average if stage.credit is None else need for stage, need in zip(stages, needs, strict=True)]
+
+
+def _window(stage: AnyStage, kept: int) -> int:
+    most = stage.workers * AHEAD if stage.workers > 1 else 1
+    return most if not stage.credit else min(most, kept // _granules(stage.credit))
+
+
+def _granules(nbytes: int) -> int:
+    return -(-nbytes // GRANULE) * GRANULE
+
+
+def _sum(stages: Sequence[AnyStage], needs: Sequence[int], unknown: bool) -> str:
+    parts = [
+        f"{stage.name} {format_count(stage.workers, 'worker')} x {format_size(stage.credit)} = {format_size(need)}"
+        for stage, need in zip(stages, needs, strict=True)
+        if stage.credit
+    ]
+    more = ", and some for stages without credit" if unknown else ""
+    return f"at least {format_size(sum(needs))}: {' + '.join(parts)}{more}"
