@@ -312,6 +312,28 @@ def test_leaving_early_ends_the_run_soon(virtually: Run) -> None:
     virtually(main)
 
 
+def test_leaving_early_closes_the_source(virtually: Run) -> None:
+    """An async source that is left in the midst of its items is closed before the pipeline's block ends."""
+    ended: list[str] = []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            for number in range(100):
+                yield number
+        finally:
+            await anyio.lowlevel.checkpoint()
+            ended.append("source")
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            async with Pipeline(decode, pool=pool) as pipe:
+                _, buffer = await anext(pipe.map(source()))
+                buffer.free()
+            assert ended == ["source"]
+
+    virtually(main)
+
+
 def test_results_that_are_held_outlive_the_pipeline(virtually: Run) -> None:
     """What came out belongs to whoever has it; it counts in the pool until it is freed."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Budget, Buffer, DeviceError, StageError
 from asyncmem.pipeline import Pipeline, stage
-from asyncmem.testing import Kind, Scenario, Stage, sweep
+from asyncmem.testing import Kind, Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.tsweep import sweep_on_trio
 
@@ -90,23 +90,26 @@ def test_a_stage_that_raises_ends_the_run_and_is_named(everywhere: Run) -> None:
     everywhere(main)
 
 
-def test_when_all_stages_raise_the_first_is_told(virtually: Run) -> None:
-    """Several failures in one run are one error: that of whoever failed first."""
+def test_when_all_workers_raise_at_once_the_first_is_told() -> None:
+    """Several failures before any of them has cancelled the others are one error: that of whoever failed first."""
+    failed: list[int] = []
 
     @stage(workers=3)
-    async def late(number: int, pool: Budget) -> Buffer:
+    async def together(number: int, pool: Budget) -> Buffer:
         buffer = await pool.allocate_async(MIB)
-        await anyio.sleep(5 - number)
+        await anyio.sleep(1)
+        failed.append(number)
         raise Wrong(buffer.nbytes)
 
     async def main() -> None:
-        async with stepped_pool(LIMIT) as pool, Pipeline(late, pool=pool) as pipe:
+        async with stepped_pool(LIMIT) as pool, Pipeline(together, pool=pool) as pipe:
             with pytest.raises(StageError) as told:
                 await anext(pipe.map(range(3)))
-            assert told.value.item == 2
+            assert told.value.item == failed[0]
             assert pool.stats().allocated_bytes == 0
 
-    virtually(main)
+    run_steps(main())
+    assert len(failed) > 1
 
 
 def test_a_stage_that_hangs_is_cancelled_at_its_time_limit(virtually: Run) -> None:
