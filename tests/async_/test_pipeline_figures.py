@@ -64,9 +64,7 @@ async def mapped(limit: int, *stages: AnyStage) -> PipelineReport:
 @pytest.mark.parametrize(
     ("limit", "stages"), [(3 * MIB, (decode, forward, head)), (4 * MIB, (decode, forward_anew, head))]
 )
-def test_the_bottleneck_sets_the_pace(
-    virtually: Run, limit: int, stages: Sequence[Callable[..., Awaitable[object]]]
-) -> None:
+def test_the_bottleneck_sets_the_pace(virtually: Run, limit: int, stages: Sequence[AnyStage]) -> None:
     """Stages of 4, 10 and 4 ms reach 95 % of the bottleneck's speed under three items, in place.
 
     Where the second stage answers memory of its own, a fourth is taken: two items of each are in use at once.
