@@ -1,8 +1,8 @@
 """A data pipeline that slows down instead of running out of memory.
 
 Images are read, turned into floating point, and summed up, each stage on a stream of its own, so that all three work
-at once. No queue has a size to tune: what the stages may hold together is the pool's limit, and the pipeline leaves each
-of them room for the next image. Reading is far faster than the rest, and simply waits for memory.
+at once. No queue has a size to tune: what the stages may hold together is the pool's limit, and the pipeline leaves
+each of them room for the next image. Reading is far faster than the rest, and simply waits for memory.
 """
 
 from typing import Any, cast

@@ -21,6 +21,7 @@ from asyncmem.errors import (
     PoolClosed,
     PoolTimeout,
     RequestCancelled,
+    StageError,
     StallWarning,
     TooManyRequests,
 )
@@ -58,6 +59,7 @@ ALL = [
     PoolClosed("decode", "its worker died: OSError"),
     TooManyRequests(pool="decode", waiting=8, max_waiting=8, asked=MIB),
     DeadlockError(pool="decode", owners=OWNERS, hints=("ask for all at once with allocate_batch",)),
+    StageError("decode", 17, "ValueError: no such file"),
     DeviceError("cuMemMap", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY", device="cuda:0", advice="trim first"),
     BackendUnavailable("cuda:0", tried=("libcuda.so.1: not found",), install='use "host" or "simulated"'),
     BufferReleased(64 * MIB, tag="activations", action="view()"),
