@@ -59,11 +59,11 @@ ALL = [
     PoolClosed("decode", "its worker died: OSError"),
     TooManyRequests(pool="decode", waiting=8, max_waiting=8, asked=MIB),
     DeadlockError(pool="decode", owners=OWNERS, hints=("ask for all at once with allocate_batch",)),
-    StageError("decode", 17, "ValueError: no such file"),
     DeviceError("cuMemMap", code=2, code_name="CUDA_ERROR_OUT_OF_MEMORY", device="cuda:0", advice="trim first"),
     BackendUnavailable("cuda:0", tried=("libcuda.so.1: not found",), install='use "host" or "simulated"'),
     BufferReleased(64 * MIB, tag="activations", action="view()"),
     BadTrace("a second free of allocation 5", "one", file="train.npz", row=17, hint="cut off?"),
+    StageError("decode", 17, "ValueError: no such file"),
 ]
 
 
@@ -164,6 +164,7 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (ALL[9], "this buffer of 64 MiB tagged 'activations' has been freed; view() needs a live one"),
         (BufferReleased(0), "this buffer of 0 B has been freed"),
         (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
+        (ALL[11], "stage 'decode' failed at item 17: ValueError: no such file"),
         (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",
