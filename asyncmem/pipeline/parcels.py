@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from asyncmem.devices import Device, Fence, Stream
 
 
+PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+"""Types of which it is seen at once that they have no buffers."""
+
+
 def buffers_in(item: object) -> Iterator[Buffer]:
     """Go through the buffers of an item; whatever has none in sight is a plain value."""
+    if type(item) in PLAIN:
+        return
     if isinstance(item, Buffer):
         yield item
     elif isinstance(item, Array):

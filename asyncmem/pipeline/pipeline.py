@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, ov
 import anyio
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.pipeline.lookout import Lookout
 from asyncmem.pipeline.report import PipelineReport
 from asyncmem.pipeline.results import Results
 from asyncmem.pipeline.run import Run
@@ -91,6 +92,7 @@ class Pipeline(Generic[A, B]):
         self._items = 0  # of runs that are over, as their seconds are
         self._seconds = 0.0
         self._clock: Callable[[], float] | None = None
+        self._lookout: Lookout | None = None
         self._last: PipelineReport | None = None
 
     def __repr__(self) -> str:
@@ -109,6 +111,7 @@ class Pipeline(Generic[A, B]):
         assert home is not None
         self._clock = home.now
         self._stations, self._tops = await settle(self.name, self._stages, self._pool)
+        self._lookout = Lookout(self._stations, self._tops, self._consumers_wait)
         self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
@@ -152,6 +155,7 @@ class Pipeline(Generic[A, B]):
         if self._tasks is None:
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
+        assert self._lookout is not None
         most = 2 * sum(stage.workers for stage in self._stages) if in_flight == "auto" else _most(in_flight)
         run = Run(
             self._stations,
@@ -159,7 +163,7 @@ class Pipeline(Generic[A, B]):
             ordered=ordered,
             in_flight=most,
             clock=self._clock,
-            beside=self._display() if progress else None,
+            beside=[self._lookout.watch, *([self._display()] if progress else [])],
         )
         return Results(run, self._start)
 
@@ -184,6 +188,9 @@ class Pipeline(Generic[A, B]):
         self._forget_runs_that_are_over()
         self._runs.append(run)
         self._tasks.start_soon(run.main, name=self.name)
+
+    def _consumers_wait(self) -> bool:
+        return all(run.consumer_waits for run in self._runs if not run.over.is_set())
 
     def _display(self) -> Callable[[], Coroutine[Any, Any, None]]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import weakref
 from typing import TYPE_CHECKING
 
 import anyio
@@ -10,12 +11,13 @@ import anyio
 from asyncmem.errors import StageError
 from asyncmem.pipeline.feed import feed_from
 from asyncmem.pipeline.line import Line
-from asyncmem.pipeline.parcels import fence_of, order_behind
+from asyncmem.pipeline.parcels import PLAIN, buffers_in, fence_of, order_behind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
     from typing import Any
 
+    from asyncmem.core import Buffer
     from asyncmem.devices import Fence, Stream
     from asyncmem.pipeline.station import Station
 
@@ -58,7 +60,7 @@ class Run:
         ordered: bool,
         in_flight: int,
         clock: Callable[[], float],
-        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
         self._stations = stations
         self._beside = beside
@@ -84,6 +86,7 @@ class Run:
         self._stopped = False
         self.error: StageError | None = None
         self.over = anyio.Event()
+        self._results: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
     @property
     def seconds(self) -> float:
@@ -91,6 +94,11 @@ class Run:
         if self._started is None:
             return 0.0
         return (self._clock() if self._ended is None else self._ended) - self._started
+
+    @property
+    def consumer_waits(self) -> bool:
+        """Whether somebody waits for a result, and nobody holds one that has been handed out."""
+        return self._out.takers > 0 and not any(buffer.alive for buffer in self._results)
 
     # -- asked by who iterates ---------------------------------------------------------------------------------------
 
@@ -104,6 +112,8 @@ class Run:
         """
         flight = await self._out.take()
         self.handed += 1
+        if type(flight.value) not in PLAIN:
+            self._results.update(buffers_in(flight.value))
         self._feed.allow()
         self._stop_at_the_end()
         return flight.value
@@ -128,8 +138,8 @@ class Run:
                     for number in range(station.stage.workers):
                         tasks.start_soon(self._work, at, name=f"{station.stage.name} {number}")
                 tasks.start_soon(self._feed.run, name="source")
-                if self._beside is not None:
-                    tasks.start_soon(self._beside, name="progress")
+                for beside in self._beside:
+                    tasks.start_soon(beside)
                 for _ in range(self._in_flight):
                     self._feed.allow()
         finally:
@@ -147,6 +157,7 @@ class Run:
         while True:
             flight = await line.take()
             began = clock()
+            station.at_work += 1
             try:
                 if stream is not None:
                     order_behind(flight.value, None if flight.stream is stream else flight.fence, stream)
@@ -164,6 +175,8 @@ class Run:
                     raise
                 self._fail(station.stage.name, number, error)
                 return
+            finally:
+                station.at_work -= 1
             station.inside += clock() - began
             station.items += 1
             pass_on(flight)

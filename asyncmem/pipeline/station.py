@@ -25,6 +25,7 @@ class Station:
         quota: Its part of the plan.
         share: What it allocates from.
         items: Items finished.
+        at_work: How many of its workers have an item now.
         inside: Seconds that its workers spent inside its function, on items that are finished.
     """
 
@@ -32,6 +33,7 @@ class Station:
     quota: Quota
     share: StageShare
     items: int = 0
+    at_work: int = 0
     inside: float = 0.0
 
     @property

@@ -9,7 +9,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from asyncmem import AsyncMemoryPool, Budget, Buffer, DeviceError, StageError
+from asyncmem import AsyncMemoryPool, Budget, Buffer, DeadlockError, DeviceError, StageError
 from asyncmem.pipeline import Pipeline, stage
 from asyncmem.testing import Kind, Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
@@ -183,6 +183,76 @@ def test_a_device_that_fails_ends_the_run(virtually: Run, call: str, beginning: 
                     device.log.enter(call)
             whole(pool)
             await refillable(pool, LIMIT)
+
+    virtually(main)
+
+
+async def take_in_pieces(number: int, pool: Budget) -> Item:
+    """Hold a part while waiting for the rest, which is more than there will ever be."""
+    first = await pool.allocate_async(2 * MIB)
+    second = await pool.allocate_async(2 * MIB)
+    del first
+    return number, second
+
+
+def test_a_stage_that_waits_for_what_never_comes_is_told(virtually: Run) -> None:
+    """Where everybody under way waits for memory and nobody else has any, the last who waits gets `DeadlockError`."""
+
+    async def main() -> None:
+        async with stepped_pool(LIMIT, stall_after=10.0) as pool:
+            async with Pipeline(take_in_pieces, work, pool=pool) as pipe:
+                with pytest.raises(StageError, match="stage 'take_in_pieces' failed at item 0: Deadlock") as told:
+                    await anext(pipe.map(range(3)))
+            assert isinstance(told.value.__cause__, DeadlockError)
+            (owner,) = told.value.__cause__.owners
+            assert (owner.owner, owner.held, owner.waiting) == ("stage take_in_pieces", 2 * MIB, 2 * MIB)
+            assert "in one piece" in str(told.value.__cause__)
+            whole(pool)
+
+    virtually(main)
+
+
+async def rest(item: Item, pool: Budget) -> Item:
+    """Take memory, and take time that no request explains."""
+    async with pool.allocate_async(MIB):
+        await anyio.sleep(100)
+    return item
+
+
+def test_a_stage_that_is_slow_is_waited_for(virtually: Run) -> None:
+    """While any worker is busy with something else than waiting for memory, that may end well."""
+
+    async def main() -> None:
+        async with stepped_pool(4 * MIB, stall_after=10.0) as pool, Pipeline(load, rest, finish, pool=pool) as pipe:
+            assert [one async for one in pipe.map(range(4))] == list(range(4))
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("holder", ["consumer", "other"])
+def test_a_stage_that_waits_for_somebody_who_holds_memory_waits_on(virtually: Run, holder: str) -> None:
+    """As long as a result is held, or others have memory of the pool, that may be freed yet: it is no deadlock."""
+
+    async def main() -> None:
+        async with stepped_pool(4 * MIB, stall_after=10.0) as pool:
+            other = await pool.allocate_async(7 * MIB // 2) if holder == "other" else None
+            async with Pipeline(load, pool=pool) as pipe, anyio.create_task_group() as tasks:
+                results = pipe.map(range(8), in_flight=6)
+                held: list[Item] = []
+
+                async def let_go() -> None:
+                    await anyio.sleep(100)
+                    held.clear()
+                    if other is not None:
+                        other.free()
+
+                tasks.start_soon(let_go)
+                async for item in results:
+                    if holder == "consumer":
+                        held.append(item)
+                    del item
+                assert len(held) == (4 if holder == "consumer" else 0)
+                held.clear()
 
     virtually(main)
 
