@@ -1,12 +1,13 @@
 """How the memory of a pipeline is divided, so that no stage can take what another one needs to go on.
 
-What a stage has allocated is held until the stages behind it are done with it. So a stage and all before it together
-are held to the limit without what is kept free for the stages behind. Then the last stage always finds what is kept
-for it, once its earlier items have left; so its input leaves the stage before it, which therefore finds what is kept
-for it; and so on to the first. What is kept for nobody is used by whoever comes.
+What a stage has allocated is held until the stages behind it are done with it. A stage with credit has a range of
+memory of its own, in which each item takes all its credit at once, or waits. The last of them therefore always goes on,
+once its earlier items have left; so its input leaves the stage before it, which therefore goes on; and so on to the
+first.
 
-With credits this is a proof: an item that keeps to its stage's credit never waits for ever. Without, it holds for items
-that need no more than an equal part of what is left.
+Stages without credit share what is left. A stage and all before it together are held to that without what is kept for
+the stages behind. The same follows for items that need no more than an equal part of what is left, as long as free
+memory is not in pieces.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Quota:
     """A stage's part of the plan. Sizes are bytes."""
 
     kept: int
-    """What those before it leave free for it."""
+    """What is kept free for it: a range of its own if it has credit, else what those before it leave."""
     limit: int
-    """What it and those before it may hold together."""
+    """What it may hold; without credit, together with those before it that have none either."""
     window: int
     """How many items it may have begun beyond the oldest that it has not passed on."""
 
@@ -57,11 +58,13 @@ def divide(stages: Sequence[AnyStage], limit: int) -> list[Quota]:
         (need + spare * weight // max(sum(weights), 1)) // GRANULE * GRANULE
         for need, weight in zip(needs, weights, strict=True)
     ]
-    behind = [sum(kept[at + 1 :]) for at in range(len(stages))]
-    return [
-        Quota(kept=own, limit=max(limit - after, GRANULE), window=_window(stage, own))
-        for stage, own, after in zip(stages, kept, behind, strict=True)
-    ]
+    shared = limit - sum(own for stage, own in zip(stages, kept, strict=True) if stage.credit)
+    quotas = []
+    for stage, own in zip(reversed(stages), reversed(kept), strict=True):
+        most = own if stage.credit else max(shared, GRANULE)
+        quotas.append(Quota(kept=own, limit=most, window=_window(stage, own)))
+        shared -= 0 if stage.credit else own
+    return quotas[::-1]
 
 
 def _weights(stages: Sequence[AnyStage], needs: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -69,9 +70,15 @@ class Run:
         self._out: Line[Flight] = Line()
         self._lines: list[Line[Flight]] = []
         self._exits: list[Callable[[Flight], None]] = []
+        self._doors: dict[int, Line[None]] = {}
         following = self._out
-        for station in reversed(stations):
+        for at, station in reversed(list(enumerate(stations))):
             several = ordered and station.stage.workers > 1
+            if several and not station.calls_plainly:
+                # One worker at a time waits for an item and its memory. A later item that began before would keep what
+                # the earlier one needs, and be kept itself until that one has passed.
+                self._doors[at] = Line()
+                self._doors[at].put(None)
             line: Line[Flight] = Line(station.quota.window) if several else Line()
             self._lines.insert(0, line)
             self._exits.insert(0, Turnstile(line, following) if several else following.put)
@@ -153,18 +160,22 @@ class Run:
         station, line, pass_on, clock = self._stations[at], self._lines[at], self._exits[at], self._clock
         share, stream = station.share, station.stream
         function = station.stage.function
-        limited = station.stage.timeout is not None
+        plainly = station.calls_plainly
+        door = self._doors.get(at)
+        begun = _nothing if door is None else partial(door.put, None)
         while True:
+            if door is not None:
+                await door.take()
             flight = await line.take()
             began = clock()
             station.at_work += 1
             try:
                 if stream is not None:
                     order_behind(flight.value, None if flight.stream is stream else flight.fence, stream)
-                if limited:
-                    flight.value = await station.limited(flight.value)
-                else:
+                if plainly:
                     flight.value = await function(flight.value, share)
+                else:
+                    flight.value = await station.call(flight.value, begun)
                 if stream is not None:
                     flight.stream, flight.fence = stream, fence_of(flight.value, stream)
             except BaseException as error:
@@ -221,6 +232,10 @@ class Turnstile:
             self._following.put(self._early.pop(self._next))
             self._next += 1
             self._line.reopen()
+
+
+def _nothing() -> None:
+    """Stand for what an item without a door tells when it has begun."""
 
 
 def _empty_frames(error: BaseException) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncmem.pipeline.plan import divide
-from asyncmem.pipeline.share import StageShare
+from asyncmem.pipeline.share import Region, StageBudget
 from asyncmem.pipeline.station import Station
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.runtime import device
@@ -28,11 +28,17 @@ async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> tuple[li
     groups = {id(root): [at for at, other in enumerate(roots) if other is root] for root in roots}
     plans = [(group, divide([stages[at] for at in group], roots[group[0]].capacity())) for group in groups.values()]
     stations: dict[int, Station] = {}
-    tops = []
-    for group, quotas in plans:
-        root = roots[group[0]]
-        tops.append(Budget(root, name, root.capacity()))
-        stations |= zip(group, _chain(tops[-1], [stages[at] for at in group], quotas), strict=True)
+    tops: list[Budget] = []
+    try:
+        for group, quotas in plans:
+            root = roots[group[0]]
+            tops.append(Budget(root, name, root.capacity()))
+            made = await _make(tops[-1], [stages[at] for at in group], quotas)
+            stations |= zip(group, made, strict=True)
+    except BaseException:
+        for top in tops:
+            top.close()
+        raise
     return [stations[at] for at in range(len(stages))], tops
 
 
@@ -46,17 +52,23 @@ async def _root(stage: AnyStage, pool: Share) -> Share:
     return other
 
 
-def _chain(top: Budget, stages: Sequence[AnyStage], quotas: Sequence[Quota]) -> list[Station]:
-    """Make the shares, the last first: each beside a budget that holds all before it to what is not kept for it."""
+async def _make(top: Budget, stages: Sequence[AnyStage], quotas: Sequence[Quota]) -> list[Station]:
+    """Make the shares, the last first.
+
+    A stage with credit has a region. The others have budgets, each beside a budget that holds all before it to what is
+    not kept for it.
+    """
     streams: dict[str, Stream] = {}
     stations = []
     joint = top
-    for at in reversed(range(len(stages))):
-        stage, quota = stages[at], quotas[at]
-        share = StageShare(joint, stage.name, quota.limit, _stream(stage, top, streams))
+    for stage, quota in zip(reversed(stages), reversed(quotas), strict=True):
+        stream = _stream(stage, top, streams)
+        if stage.credit:
+            share: StageBudget = await Region.within(top, stage.name, quota.kept, stream)
+        else:
+            joint = Budget(joint, f"{top.name}, up to {stage.name}", quota.limit)
+            share = StageBudget(joint, stage.name, quota.limit, stream)
         stations.append(Station(stage, quota, share))
-        if at > 1:
-            joint = Budget(joint, f"{top.name}, up to {stages[at - 1].name}", quotas[at - 1].limit)
     return stations[::-1]
 
 

@@ -9,11 +9,14 @@ import anyio
 
 from asyncmem.figures import format_duration
 from asyncmem.pipeline.report import StageReport
+from asyncmem.pipeline.share import Region, StageLease
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncmem.devices import Stream
     from asyncmem.pipeline.plan import AnyStage, Quota
-    from asyncmem.pipeline.share import StageShare
+    from asyncmem.pipeline.share import StageBudget, StageShare
 
 
 @dataclass(slots=True)
@@ -23,7 +26,7 @@ class Station:
     Attributes:
         stage: The stage.
         quota: Its part of the plan.
-        share: What it allocates from.
+        share: What it allocates from, or what the lease of each item comes from.
         items: Items finished.
         at_work: How many of its workers have an item now.
         inside: Seconds that its workers spent inside its function, on items that are finished.
@@ -31,7 +34,7 @@ class Station:
 
     stage: AnyStage
     quota: Quota
-    share: StageShare
+    share: StageBudget
     items: int = 0
     at_work: int = 0
     inside: float = 0.0
@@ -41,15 +44,33 @@ class Station:
         """Where it queues its work; None where it named no stream."""
         return self.share.stream
 
-    async def limited(self, item: object) -> object:
-        """Call the stage's function under its time limit.
+    @property
+    def calls_plainly(self) -> bool:
+        """Whether an item takes nothing but the call of the stage's function with the share."""
+        return self.stage.timeout is None and not isinstance(self.share, Region)
+
+    async def call(self, item: object, begun: Callable[[], None]) -> object:
+        """Call the stage's function, in a lease for the item and under its time limit, where it has them.
+
+        Args:
+            item: What the function is called with.
+            begun: Called once the item has its lease.
 
         Raises:
-            TimeoutError: It took longer, and was cancelled.
+            TimeoutError: It took longer, and was cancelled. What it waited for the lease does not count.
         """
+        share, credit = self.share, self.stage.credit
+        if not isinstance(share, Region) or credit is None:
+            begun()
+            return await self._limited(item, share)
+        async with StageLease(share, credit) as lease:
+            begun()
+            return await self._limited(item, lease)
+
+    async def _limited(self, item: object, share: StageShare) -> object:
         seconds = self.stage.timeout
         with anyio.move_on_after(seconds) as limit:
-            return await self.stage.function(item, self.share)
+            return await self.stage.function(item, share)
         assert limit.cancelled_caught
         raise TimeoutError(f"it took longer than {format_duration(seconds or 0.0)}")
 
