@@ -30,6 +30,11 @@ AHEAD = 2
 """Items that may be begun for each worker of a stage of several, while the order of an earlier one is waited for."""
 
 
+RESULTS = 2
+"""Items for which the last stage has room besides: a loop holds one result while it waits for the next. As that lies
+anywhere in the stage's range, two more leave room for an item on one side of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """A stage's part of the plan. Sizes are bytes."""
@@ -42,17 +47,23 @@ class Quota:
     """How many items it may have begun beyond the oldest that it has not passed on."""
 
 
-def divide(stages: Sequence[AnyStage], limit: int) -> list[Quota]:
+def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> list[Quota]:
     """Divide a pool's limit between stages in their order.
+
+    Args:
+        stages: Those that use the pool.
+        limit: Bytes that it may have.
+        final: Whether what the last of them makes are results.
 
     Raises:
         InvalidRequest: One item for each worker of all stages is more than the limit; the text has the sum.
     """
-    needs = [_granules(stage.credit or 0) * stage.workers for stage in stages]
+    held = [stage.workers + (RESULTS if final and stage is stages[-1] else 0) for stage in stages]
+    needs = [_granules(stage.credit or 0) * count for stage, count in zip(stages, held, strict=True)]
     spare = limit - sum(needs)
     unknown = any(stage.credit is None for stage in stages)
     if spare < 0 or (unknown and spare < GRANULE * len(stages)):
-        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, unknown))
+        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, unknown, final=final))
     weights = _weights(stages, needs)
     kept = [
         (need + spare * weight // max(sum(weights), 1)) // GRANULE * GRANULE
@@ -83,11 +94,16 @@ def _granules(nbytes: int) -> int:
     return -(-nbytes // GRANULE) * GRANULE
 
 
-def _sum(stages: Sequence[AnyStage], needs: Sequence[int], unknown: bool) -> str:
+def _sum(stages: Sequence[AnyStage], needs: Sequence[int], unknown: bool, *, final: bool) -> str:
     parts = [
-        f"{stage.name} {format_count(stage.workers, 'worker')} x {format_size(stage.credit)} = {format_size(need)}"
+        f"{stage.name} ({_holders(stage, result=final and stage is stages[-1])}) x {format_size(stage.credit)} "
+        f"= {format_size(need)}"
         for stage, need in zip(stages, needs, strict=True)
         if stage.credit
     ]
     more = ", and some for stages without credit" if unknown else ""
     return f"at least {format_size(sum(needs))}: {' + '.join(parts)}{more}"
+
+
+def _holders(stage: AnyStage, *, result: bool) -> str:
+    return format_count(stage.workers, "worker") + (f" and {RESULTS} for results" if result else "")

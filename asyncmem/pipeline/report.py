@@ -26,9 +26,9 @@ class StageReport:
     waiting_for_input: float
     """The share of time outside: there was no item, or it was not this one's turn."""
     peak_bytes: int
-    """The most bytes that it had allocated and that were still held, by itself or by those behind it."""
+    """The most bytes that its items held, here and in the stages behind; while one is worked on, all of its credit."""
     kept_bytes: int
-    """The bytes that those before it leave free for it."""
+    """The bytes that are kept free for it, whatever others need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class PipelineReport:
     limit_bytes: int
     """What all stages may hold together."""
     peak_bytes: int
-    """What they held together at the most."""
+    """What they had of the pool at the most; what is kept for stages with credit counts whole."""
 
     @property
     def items_per_s(self) -> float:

@@ -26,7 +26,10 @@ async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> tuple[li
     """
     roots = [await _root(stage, pool) for stage in stages]
     groups = {id(root): [at for at, other in enumerate(roots) if other is root] for root in roots}
-    plans = [(group, divide([stages[at] for at in group], roots[group[0]].capacity())) for group in groups.values()]
+    plans = [
+        (group, divide([stages[at] for at in group], roots[group[0]].capacity(), final=group[-1] == len(stages) - 1))
+        for group in groups.values()
+    ]
     stations: dict[int, Station] = {}
     tops: list[Budget] = []
     try:

@@ -73,8 +73,9 @@ def stage(
         function: ``async def forward(item, pool)``. What it allocates from `pool`, its share, is held for as long as
             the item it answers, and what is made of it without a copy, is under way.
         workers: How many items it works on at once.
-        credit: The most bytes that one item needs here: what it allocates, each buffer counted in units of 512 bytes.
-            So much a worker is kept free for it. Without credit, it has a part of what others leave.
+        credit: The most bytes that one item needs here: all that it allocates, each buffer counted in units of 512
+            bytes. Each item gets so much at once and in one piece, and for each worker it is kept free. Without
+            credit, the stage shares with others what is left.
         device: The device whose memory it allocates, by the process's own pool; None for the pipeline's pool.
         stream: Where it queues its work: a stream of the device, or a name for one that the pipeline makes. Items are
             in order there when they come, and it is the home of what is allocated. None leaves streams to the stage.

@@ -9,8 +9,8 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from asyncmem import AsyncMemoryPool, Budget, Buffer, DeadlockError, DeviceError, StageError
-from asyncmem.pipeline import Pipeline, stage
+from asyncmem import AsyncMemoryPool, Buffer, DeadlockError, DeviceError, StageError
+from asyncmem.pipeline import Pipeline, StageShare, stage
 from asyncmem.testing import Kind, Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.tsweep import sweep_on_trio
@@ -22,20 +22,20 @@ Item = tuple[int, Buffer]
 LIMIT = 6 * MIB
 
 
-async def load(number: int, pool: Budget) -> Item:
+async def load(number: int, pool: StageShare) -> Item:
     buffer = await pool.allocate_async(MIB)
     await turns()
     return number, buffer
 
 
 @stage(workers=2)
-async def work(item: Item, pool: Budget) -> Item:
+async def work(item: Item, pool: StageShare) -> Item:
     async with pool.allocate_async(MIB // 2):
         await turns()
     return item[0], await pool.allocate_async(MIB // 2)
 
 
-async def finish(item: Item, _: Budget) -> int:
+async def finish(item: Item, _: StageShare) -> int:
     await turns()
     return item[0]
 
@@ -44,7 +44,7 @@ class Wrong(Exception):
     """What the tests' stages raise."""
 
 
-async def fail_at_seven(item: Item, pool: Budget) -> Item:
+async def fail_at_seven(item: Item, pool: StageShare) -> Item:
     kept = [item, await pool.allocate_async(MIB // 2)]
     if item[0] == 7:
         try:
@@ -95,7 +95,7 @@ def test_when_all_workers_raise_at_once_the_first_is_told() -> None:
     failed: list[int] = []
 
     @stage(workers=3)
-    async def together(number: int, pool: Budget) -> Buffer:
+    async def together(number: int, pool: StageShare) -> Buffer:
         buffer = await pool.allocate_async(MIB)
         await anyio.sleep(1)
         failed.append(number)
@@ -116,7 +116,7 @@ def test_a_stage_that_hangs_is_cancelled_at_its_time_limit(virtually: Run) -> No
     """The error is of a `TimeoutError` that says how long; what the stage held is free."""
 
     @stage(timeout="2 s")
-    async def hang(item: Item, pool: Budget) -> Item:
+    async def hang(item: Item, pool: StageShare) -> Item:
         async with pool.allocate_async(MIB):
             await anyio.sleep(1.5 if item[0] < 3 else 1000)
         return item
@@ -167,7 +167,7 @@ def test_a_device_that_fails_ends_the_run(virtually: Run, call: str, beginning: 
     device = quick_device()
 
     @stage(stream="compute")
-    async def compute(item: Item, pool: Budget) -> Item:
+    async def compute(item: Item, pool: StageShare) -> Item:
         if item[0] == beginning:
             device.fail(call, times=20)
         return item[0], await pool.allocate_async(2 * MIB)
@@ -187,7 +187,7 @@ def test_a_device_that_fails_ends_the_run(virtually: Run, call: str, beginning: 
     virtually(main)
 
 
-async def take_in_pieces(number: int, pool: Budget) -> Item:
+async def take_in_pieces(number: int, pool: StageShare) -> Item:
     """Hold a part while waiting for the rest, which is more than there will ever be."""
     first = await pool.allocate_async(2 * MIB)
     second = await pool.allocate_async(2 * MIB)
@@ -212,7 +212,7 @@ def test_a_stage_that_waits_for_what_never_comes_is_told(virtually: Run) -> None
     virtually(main)
 
 
-async def rest(item: Item, pool: Budget) -> Item:
+async def rest(item: Item, pool: StageShare) -> Item:
     """Take memory, and take time that no request explains."""
     async with pool.allocate_async(MIB):
         await anyio.sleep(100)

@@ -13,8 +13,8 @@ import anyio
 import pytest
 from rich.console import Console
 
-from asyncmem import Budget, Buffer
-from asyncmem.pipeline import Pipeline, PipelineReport, Stage, stage
+from asyncmem import Buffer
+from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
 from asyncmem.pipeline.progress import show
 
 from .loops import Run
@@ -27,26 +27,26 @@ BUSIEST = 0.010
 
 
 @stage(credit=MIB)
-async def decode(number: int, pool: Budget) -> Item:
+async def decode(number: int, pool: StageShare) -> Item:
     buffer = await pool.allocate_async(MIB)
     await anyio.sleep(0.004)
     return number, buffer
 
 
 @stage(credit=0)
-async def forward(item: Item, _: Budget) -> Item:
+async def forward(item: Item, _: StageShare) -> Item:
     await anyio.sleep(BUSIEST)
     return item
 
 
 @stage(credit=0)
-async def head(item: Item, _: Budget) -> int:
+async def head(item: Item, _: StageShare) -> int:
     await anyio.sleep(0.004)
     return item[0]
 
 
 @stage(credit=MIB)
-async def forward_anew(item: Item, pool: Budget) -> Item:
+async def forward_anew(item: Item, pool: StageShare) -> Item:
     buffer = await pool.allocate_async(MIB)
     await anyio.sleep(BUSIEST)
     return item[0], buffer
@@ -124,7 +124,7 @@ def test_progress_shows_the_report_while_it_runs_and_at_the_end(virtually: Run) 
 ITEMS = 2_000
 
 
-async def same(item: int, _: Budget | None = None) -> int:
+async def same(item: int, _: StageShare | None = None) -> int:
     """Do nothing, so that only what joins the stages costs."""
     return item
 

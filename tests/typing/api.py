@@ -106,7 +106,7 @@ async def shares(pool: AsyncMemoryPool) -> None:
         await pool.allocate_async(1)
 
 
-async def decode(number: int, pool: asyncmem.Budget) -> Buffer:
+async def decode(number: int, pool: StageShare) -> Buffer:
     return await pool.allocate_async(number)
 
 
