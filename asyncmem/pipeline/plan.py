@@ -58,12 +58,12 @@ def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> lis
     Raises:
         InvalidRequest: One item for each worker of all stages is more than the limit; the text has the sum.
     """
-    held = [stage.workers + (RESULTS if final and stage is stages[-1] else 0) for stage in stages]
-    needs = [_granules(stage.credit or 0) * count for stage, count in zip(stages, held, strict=True)]
+    results = [0] * (len(stages) - 1) + [RESULTS if final else 0]
+    needs = [_granules(stage.credit or 0) * (stage.workers + more) for stage, more in zip(stages, results, strict=True)]
     spare = limit - sum(needs)
     unknown = any(stage.credit is None for stage in stages)
     if spare < 0 or (unknown and spare < GRANULE * len(stages)):
-        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, unknown, final=final))
+        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, results, unknown=unknown))
     weights = _weights(stages, needs)
     kept = [
         (need + spare * weight // max(sum(weights), 1)) // GRANULE * GRANULE
@@ -94,16 +94,15 @@ def _granules(nbytes: int) -> int:
     return -(-nbytes // GRANULE) * GRANULE
 
 
-def _sum(stages: Sequence[AnyStage], needs: Sequence[int], unknown: bool, *, final: bool) -> str:
+def _sum(stages: Sequence[AnyStage], needs: Sequence[int], results: Sequence[int], *, unknown: bool) -> str:
     parts = [
-        f"{stage.name} ({_holders(stage, result=final and stage is stages[-1])}) x {format_size(stage.credit)} "
-        f"= {format_size(need)}"
-        for stage, need in zip(stages, needs, strict=True)
+        f"{stage.name} ({_holders(stage.workers, more)}) x {format_size(stage.credit)} = {format_size(need)}"
+        for stage, need, more in zip(stages, needs, results, strict=True)
         if stage.credit
     ]
-    more = ", and some for stages without credit" if unknown else ""
-    return f"at least {format_size(sum(needs))}: {' + '.join(parts)}{more}"
+    others = ", and some for stages without credit" if unknown else ""
+    return f"at least {format_size(sum(needs))}: {' + '.join(parts)}{others}"
 
 
-def _holders(stage: AnyStage, *, result: bool) -> str:
-    return format_count(stage.workers, "worker") + (f" and {RESULTS} for results" if result else "")
+def _holders(workers: int, results: int) -> str:
+    return format_count(workers, "worker") + (f" and {results} for results" if results else "")

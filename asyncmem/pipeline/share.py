@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncmem.pool import Budget, Lease
-from asyncmem.pool.holdings import OwnerName, named_owner
 from asyncmem.pool.share import Share
 
 if TYPE_CHECKING:
@@ -95,14 +94,7 @@ class Region(StageBudget):
 
         Cancelled: nothing was taken.
         """
-        ground = parent.lease(nbytes, tag=name)
-        # Nobody's own: a task that holds it and waits for other memory is in no deadlock with those who use it.
-        token = named_owner.set(OwnerName(name))
-        try:
-            await ground.__aenter__()
-        finally:
-            named_owner.reset(token)
-        return cls(ground, name, stream)
+        return cls(await parent.lease(nbytes, tag=name).__aenter__(), name, stream)
 
     def let_through(self, waiting: Waiting) -> bool:
         """Serve a request from the range, if it fits (with the turn held)."""

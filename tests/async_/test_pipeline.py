@@ -101,10 +101,11 @@ def test_workers_finish_in_any_order_and_results_come_in_the_one_that_was_asked_
     virtually(main)
 
 
-def test_an_item_that_waits_for_memory_is_not_overtaken_for_ever(virtually: Run) -> None:
+@pytest.mark.parametrize("credit", [2 * MIB, None])
+def test_an_item_that_waits_for_memory_is_not_overtaken_for_ever(virtually: Run, credit: int | None) -> None:
     """Items behind the oldest of a stage may be finished early, but not so many that it finds no memory."""
 
-    @stage(workers=2, credit=2 * MIB)
+    @stage(workers=2, credit=credit)
     async def work(number: int, pool: StageShare) -> Item:
         first = await pool.allocate_async(MIB)
         if number % 10 == 0:
@@ -118,7 +119,7 @@ def test_an_item_that_waits_for_memory_is_not_overtaken_for_ever(virtually: Run)
         return item[0]
 
     async def main() -> None:
-        async with stepped_pool(4 * MIB) as pool, Pipeline(work, use, pool=pool) as pipe:
+        async with stepped_pool(8 * MIB) as pool, Pipeline(work, use, pool=pool) as pipe:
             assert [result async for result in pipe.map(range(40), in_flight=20)] == list(range(40))
 
     virtually(main)
@@ -262,6 +263,30 @@ def test_credits_that_are_more_than_there_is_are_refused_with_their_sum(virtuall
             assert told in str(refused.value)
             assert "got 8 MiB" in str(refused.value)
             assert not pool.flow.budgets
+
+    virtually(main)
+
+
+def test_opening_waits_for_the_memory_and_leaves_nothing_when_it_is_cancelled(virtually: Run) -> None:
+    """What is kept for stages with credit is had before the block begins; given up, the pool is as it was."""
+
+    @stage(credit=2 * MIB)
+    async def keep(number: int, pool: StageShare) -> int:
+        async with pool.allocate_async(2 * MIB):
+            return number
+
+    async def main() -> None:
+        async with stepped_pool(LIMIT) as pool:
+            other = await pool.allocate_async(MIB)
+            pipe = Pipeline(keep, keep, pool=pool)
+            with anyio.move_on_after(5) as patience:
+                await pipe.__aenter__()
+            assert patience.cancelled_caught
+            assert pool.stats().allocated_bytes == MIB
+            assert not pool.flow.budgets
+            other.free()
+            async with pipe:
+                assert [one async for one in pipe.map(range(3))] == [0, 1, 2]
 
     virtually(main)
 
