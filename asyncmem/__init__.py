@@ -9,7 +9,7 @@ The layers, lowest first; a file imports only from those before its own:
     pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
-    pipeline/   what feeds a device: buffers that take turns, loaders that are read ahead
+    pipeline/   channels and stages that share memory without stalling or deadlock; what feeds a device
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
     cli/        the command
@@ -33,6 +33,7 @@ from asyncmem.errors import (
     PoolClosed,
     PoolTimeout,
     RequestCancelled,
+    StageError,
     StallWarning,
     TooManyRequests,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "RuntimeDevice",
     "SegmentInfo",
     "Simulated",
+    "StageError",
     "StallWarning",
     "Stream",
     "TooManyRequests",

@@ -165,6 +165,22 @@ class DeadlockError(AsyncmemError):
         )
 
 
+class StageError(AsyncmemError):
+    """A stage of a pipeline failed. The others were cancelled, and the memory of all items under way is free.
+
+    What the stage raised is the `__cause__`; the frames of its traceback hold no values, because those hold memory.
+    """
+
+    __module__ = "asyncmem"
+
+    def __init__(self, stage: str, item: int, reason: str) -> None:
+        """Take the stage's name, the item's number in what was mapped, counted from 0, and what went wrong."""
+        self.stage = stage
+        self.item = item
+        self.reason = reason
+        super().__init__(f"stage {stage!r} failed at item {item}: {reason}")
+
+
 class DeviceError(AsyncmemError, RuntimeError):
     """A driver call failed. The pool has undone its part of it, and goes on unless the device itself is lost."""
 

@@ -21,6 +21,7 @@ from asyncmem.errors import (
     PoolClosed,
     PoolTimeout,
     RequestCancelled,
+    StageError,
     StallWarning,
     TooManyRequests,
 )
@@ -62,6 +63,7 @@ ALL = [
     BackendUnavailable("cuda:0", tried=("libcuda.so.1: not found",), install='use "host" or "simulated"'),
     BufferReleased(64 * MIB, tag="activations", action="view()"),
     BadTrace("a second free of allocation 5", "one", file="train.npz", row=17, hint="cut off?"),
+    StageError("decode", 17, "ValueError: no such file"),
 ]
 
 
@@ -162,6 +164,7 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (ALL[9], "this buffer of 64 MiB tagged 'activations' has been freed; view() needs a live one"),
         (BufferReleased(0), "this buffer of 0 B has been freed"),
         (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
+        (ALL[11], "stage 'decode' failed at item 17: ValueError: no such file"),
         (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",

@@ -340,10 +340,11 @@ HIT_PATH void Heap::give_back(BlockId block, const Entries* extra) {
 HIT_PATH uint32_t Heap::free_locked(BlockId block, const Entries* extra) {
     const Node& node = nodes_[block];
     bool inside = node.arena >= 2;
+    uint32_t account = node.account;
     if (log_) [[unlikely]] log_free(block, extra);
-    ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
+    ledger_.free(account, bytes(node), bytes(node) - node.slack);
     give_back(block, extra);
-    return inside ? 0 : released_flags();
+    return inside ? flags_inside(account) : released_flags();
 }
 
 uint32_t Heap::free(BlockId block) {
@@ -375,8 +376,9 @@ uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
         node.more = entry_pool_.add({node.stream, node.epoch}, use);
         node.epoch = 0;
     }
+    uint32_t account = node.account;
     if (!keep(block, node.more == 0)) settle(block);
-    return inside ? 0 : released_flags();
+    return inside ? flags_inside(account) : released_flags();
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
@@ -400,6 +402,7 @@ uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
     }
     // Blocks of one account in a row, as in a batch, are credited together.
     bool inside = true;
+    uint32_t flags = 0;
     for (size_t i = 0, from = 0; i < count; from = i) {
         uint32_t account = nodes_[blocks[i]].account;
         uint64_t total = 0, slack = 0;
@@ -412,8 +415,9 @@ uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
             give_back(blocks[i], nullptr);
         }
         ledger_.free(account, total, total - slack, i - from);
+        flags |= flags_inside(account);
     }
-    return inside ? 0 : released_flags();
+    return inside ? flags : released_flags();
 }
 
 uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {

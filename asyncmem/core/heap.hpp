@@ -366,6 +366,8 @@ private:
         }
         return flags;
     }
+    // The same for bytes that went back to a lease: of interest to those who wait for memory of that lease.
+    uint32_t flags_inside(uint32_t account) const { return ledger_[account].barred ? uint32_t{Waiting} : 0; }
     bool known_arena(int64_t arena) const {
         return arena >= 0 && static_cast<size_t>(arena) < arenas_.size() && arenas_[arena].used;
     }

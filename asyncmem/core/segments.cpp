@@ -161,7 +161,7 @@ uint32_t Heap::close_lease(uint32_t arena) {
     arenas_[arena] = Arena{};
     free_arenas_.push_back(arena);
     for (BlockId block : freed) settle(block);
-    return container.arena < 2 ? released_flags() : 0;
+    return container.arena < 2 ? released_flags() : flags_inside(container.account);
 }
 
 // Put the blocks of a lease's range in the place of the leased block, on its account.

@@ -93,6 +93,7 @@ class Flow(Desk):
         self.named = named_owner
         self.budgets = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
+        self.ended_accounts: list[int] = []  # of closed budgets and leases, while something below them is held
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
         self.pressure = PressureWatch(self, core)
@@ -191,6 +192,26 @@ class Flow(Desk):
     def share_of(self, buffer: Buffer) -> Share:
         """Answer the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
+
+    def close_accounts(self) -> None:
+        """Forget the accounts of closed budgets and leases of which nothing is held any more (with the turn held)."""
+        left: list[int] = []
+        above = {self.core.account(budget._account).parent for budget in self.budgets}
+        for account in self.ended_accounts:  # inner ones were closed first
+            counts = self.core.account(account)
+            if counts.live or account in above:
+                left.append(account)
+                above.add(counts.parent)
+            else:
+                self.core.remove_account(account)
+        self.ended_accounts = left
+
+    def deliver(self, waiting: Waiting, found: Buffer | Batch) -> None:
+        """Hand what has been taken for a request to whoever waits (with the turn held)."""
+        self._granted(waiting, found)
+        for tally in waiting.tallies():
+            tally.left(waiting)
+        self._owed.append(waiting.wake)
 
     def notes_all(self, options: PoolOptions) -> bool:
         """Say whether something is noted on every buffer, so that none goes the fast ways."""
@@ -387,7 +408,8 @@ class Flow(Desk):
         for budget in reversed(self.budgets):  # the inner ones were made last
             if len(budget.queue):
                 for waiting in budget.queue.serve(budget.let_through, budget.room):
-                    budget.parent_queue.join(waiting)
+                    if not waiting.done:  # a budget may have memory of its own
+                        budget.parent_queue.join(waiting)
         for waiting in self.queue.serve(self._grant, self._room):
             for tally in waiting.tallies():
                 tally.left(waiting)

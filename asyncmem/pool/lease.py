@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Self
 
 from asyncmem.errors import BufferReleased, InvalidRequest, OutOfMemoryError
 from asyncmem.pool.graph import graph_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 
-@final
 class Lease(Share):
     """A share of a pool that is one range of memory, held by whoever entered it. Made by `pool.lease(...)`.
 
@@ -145,5 +144,7 @@ class Lease(Share):
             self._range.let_go()
             flow.core.close_lease(self._arena)
             flow.shares.pop(self._account, None)
+            flow.ended_accounts.append(self._account)
+            flow.close_accounts()
             self._attach(None)  # shuts the doors
             flow.changed()

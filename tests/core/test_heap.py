@@ -6,6 +6,7 @@ import random
 import pytest
 
 from asyncmem.core import MAX_SIZE, Heap
+from asyncmem.core.reference import ReferenceHeap
 
 BASE = 1 << 30
 SPAN = 1 << 26
@@ -192,6 +193,29 @@ def test_a_lease_is_an_arena_of_its_own_until_closed(heap: Heap) -> None:
     heap.free(inner)
     heap.check()
     assert heap.live() == 0
+
+
+@pytest.mark.parametrize("kind", [Heap, ReferenceHeap])
+def test_a_free_inside_a_lease_is_told_to_who_waits_there_and_to_nobody_else(kind: type[Heap | ReferenceHeap]) -> None:
+    """A block of a lease raises the flag when its account's gate is closed, whichever way it is freed."""
+    heap = kind()
+    heap.add_segment(BASE, SPAN, 1, 0)
+    heap.add_stream()
+    inner = heap.add_account(-1)
+    arena = heap.open_lease(heap.take(1 << 20, 0))
+    below = heap.add_account(inner)
+
+    def frees() -> list[int]:
+        one, two, three, four, range_ = (heap.take(4096, 0, below, arena) for _ in range(5))
+        nested = heap.open_lease(range_)
+        return [heap.free(one), heap.free(two, [(1, 1)]), heap.free_many([three, four]), heap.close_lease(nested)]
+
+    heap.set_gate(0, True)
+    assert frees() == [0, 0, 0, 0]  # what waits for the pool's memory has none of it
+    heap.set_gate(0, False)
+    heap.set_gate(inner, True)
+    assert frees() == [1, 1, 1, 1]
+    heap.check()
 
 
 def test_crossing_a_mark_is_told_once(heap: Heap) -> None:

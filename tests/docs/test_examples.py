@@ -20,6 +20,7 @@ def test_the_examples_are_there() -> None:
     assert [path.stem for path in EXAMPLES] == [
         "async_data_pipeline",
         "gpu_pipeline",
+        "kv_cache_serving",
         "multi_tensor",
         "pipeline_parallel",
         "share_arrays",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import asyncmem
+import asyncmem.pipeline
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
@@ -123,6 +124,19 @@ def test_every_part_of_an_array_is_listed() -> None:
     parts = {name for name in vars(asyncmem.Array) if not name.startswith("_")}
     protocols = {name for name in vars(asyncmem.Array) if re.search("array_interface|dlpack", name)}
     assert listed == parts | protocols
+
+
+def test_every_part_of_a_pipeline_is_listed() -> None:
+    """The table of channels and pipelines has every public name, with the methods and fields that it names."""
+    table = {names(cells[0])[0]: cells for cells in rows("Channels and pipelines")}
+    listed = {name for cells in table.values() for name in names(cells[0])}
+    assert listed >= set(asyncmem.pipeline.__all__)
+    for report in (asyncmem.pipeline.StageReport, asyncmem.pipeline.PipelineReport):
+        told = set(names(table[report.__name__][1]))
+        assert told >= {one.name for one in fields(report)}
+        assert told <= set(dir(report))
+    for kind in (asyncmem.pipeline.Channel, asyncmem.pipeline.Pipeline):
+        assert {one[1] for one in re.finditer(r"`(\w+)\(", table[kind.__name__][1])} <= set(dir(kind))
 
 
 def test_every_element_type_is_listed() -> None:

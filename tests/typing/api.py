@@ -1,6 +1,6 @@
 """Typical user code, read by type checkers and never run: what users write is understood, and answers have types."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import assert_type
 
 import numpy as np
@@ -22,8 +22,20 @@ from asyncmem import (
     Pressure,
 )
 from asyncmem.devices import Device, Fence, Simulated, Stream
+from asyncmem.pipeline import (
+    AsyncBatches,
+    Batches,
+    Channel,
+    DoubleBuffer,
+    Pipeline,
+    Prefetched,
+    Prefetcher,
+    Stage,
+    StageShare,
+    Transfer,
+    stage,
+)
 from asyncmem.replay import LiveReplay, Model, Recorder, Replay, Suggestion, Trace, advise, record, replay_on
-from asyncmem.pipeline import AsyncBatches, Batches, DoubleBuffer, Prefetched, Prefetcher, Transfer
 
 
 def retry(facts: OutOfMemoryFacts) -> bool:
@@ -130,6 +142,36 @@ async def shares(pool: AsyncMemoryPool) -> None:
         assert_type(await lease.allocate_async(4096), Buffer)
     with pool.owner("loader"):
         await pool.allocate_async(1)
+
+
+async def decode(number: int, pool: StageShare) -> Buffer:
+    return await pool.allocate_async(number)
+
+
+@stage(workers=2, credit="1 MiB", stream="compute", timeout="2 s")
+async def measure(buffer: Buffer, pool: StageShare) -> float:
+    assert_type(pool.stream, Stream | None)
+    return buffer.nbytes / 2
+
+
+async def pipelines(pool: AsyncMemoryPool, numbers: AsyncIterator[int]) -> None:
+    assert_type(measure, Stage[Buffer, float])
+    async with Pipeline(decode, measure, pool=pool) as pipe:
+        assert_type(pipe, Pipeline[int, float])
+        async for half in pipe.map(range(10), ordered=False, in_flight=4):
+            assert_type(half, float)
+        async with pipe.map(numbers) as results:
+            assert_type(await anext(results), float)
+    assert_type(pipe.report().bottleneck, str)
+    assert_type(pipe.report().stages[0].busy, float)
+
+
+async def channels(pool: AsyncMemoryPool) -> None:
+    async with Channel[tuple[str, Buffer]](pool, "64 MiB") as channel:
+        await channel.send(("name", await channel.allocate(4096)))
+        async with channel.receiver(stream=pool.device.create_stream()) as receiver:
+            async for name, buffer in receiver:
+                assert_type((name, buffer), tuple[str, Buffer])
 
 
 async def streams(stream: Stream) -> None:

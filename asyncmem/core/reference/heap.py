@@ -140,7 +140,7 @@ class ReferenceHeap(Survey):
         self.free_arenas.append(arena)
         for block in freed:
             self.settle(block)
-        return self.released_flags() if leased.arena < 2 else 0
+        return self.released_flags() if leased.arena < 2 else self.flags_inside(leased.account)
 
     def _adopt(self, blocks: list[Block], leased: Block) -> None:
         for block in blocks:

@@ -180,7 +180,7 @@ class Takes(Caching):
         inside = freed.arena >= 2
         self.forget(freed)
         self.give_back(freed, extra)
-        return 0 if inside else self.released_flags()
+        return self.flags_inside(freed.account) if inside else self.released_flags()
 
     def free_everywhere(self, block: int) -> int:
         """Give a block back that owes every stream's open epoch."""
@@ -193,10 +193,11 @@ class Takes(Caching):
         if len(set(named)) < len(named):
             raise ValueError("a block is named twice")
         inside = all(block.arena >= 2 for block in freed)
+        accounts = {block.account for block in freed}
         for block in freed:
             self.forget(block)
             self.give_back(block, {})
-        return 0 if inside else self.released_flags()
+        return max(map(self.flags_inside, accounts), default=0) if inside else self.released_flags()
 
     def give_back(self, block: Block, extra: Entries) -> None:
         """Credit a block and put it into a cache or the index."""
@@ -214,6 +215,10 @@ class Takes(Caching):
             self.live_low = 0
             flags |= 2
         return flags
+
+    def flags_inside(self, account: int) -> int:
+        """Answer the same for bytes that went back to a lease: some may wait for memory of just that lease."""
+        return int(self.ledger.barred(account))
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 

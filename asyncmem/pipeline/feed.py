@@ -1,0 +1,105 @@
+"""Where a run's items come from: an iterable or an async iterable, asked only for what may be in flight."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import anyio
+
+from asyncmem.pipeline.line import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+A = TypeVar("A")
+
+
+class Feed(Protocol):
+    """Asks a source for items and passes them on."""
+
+    async def run(self) -> None:
+        """Do what has to be awaited, in a task of its own."""
+
+    def allow(self) -> None:
+        """Hear that one more item may be in flight."""
+
+
+class PlainFeed(Generic[A]):
+    """Takes from an iterable at once, in whatever step allows it."""
+
+    def __init__(
+        self, source: Iterable[A], take_in: Callable[[A], None], end: Callable[[Exception | None], None]
+    ) -> None:
+        self._items = iter(source)
+        self._take_in = take_in
+        self._end = end
+        self._ended = False
+
+    async def run(self) -> None:
+        """Do nothing."""
+
+    def allow(self) -> None:
+        """Take the next item."""
+        if self._ended:
+            return
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self._ended = True
+            self._end(None)
+        except Exception as error:  # noqa: BLE001 - whatever the source raises ends the run
+            self._ended = True
+            self._end(error)
+        else:
+            self._take_in(item)
+
+
+class AwaitedFeed(Generic[A]):
+    """Awaits the items of an async iterable, and closes it in the end."""
+
+    def __init__(
+        self, source: AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[Exception | None], None]
+    ) -> None:
+        self._items = aiter(source)
+        self._take_in = take_in
+        self._end = end
+        self._places: Line[None] = Line()
+
+    async def run(self) -> None:
+        """Await the items."""
+        try:
+            while True:
+                await self._places.take()
+                try:
+                    item = await anext(self._items)
+                except StopAsyncIteration:
+                    break
+                self._take_in(item)
+                del item
+        except Exception as error:  # noqa: BLE001 - whatever the source raises ends the run
+            self._end(error)
+        else:
+            self._end(None)
+        finally:
+            close = getattr(self._items, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
+
+    def allow(self) -> None:
+        """Let the next item be awaited."""
+        self._places.put(None)
+
+
+def feed_from(
+    source: Iterable[A] | AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[Exception | None], None]
+) -> Feed:
+    """Make the feed for a source.
+
+    Raises:
+        TypeError: It is neither an iterable nor an async iterable.
+    """
+    if isinstance(source, AsyncIterable):
+        return AwaitedFeed(source, take_in, end)
+    return PlainFeed(source, take_in, end)

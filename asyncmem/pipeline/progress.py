@@ -1,0 +1,42 @@
+"""Shows a pipeline's report while it runs: redrawn on a terminal, once at the end elsewhere. Needs `rich`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from asyncmem.pipeline.report import HEAD, cells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncmem.pipeline.report import PipelineReport
+
+REFRESH: float = 0.25
+"""Seconds between two looks."""
+
+
+async def show(report: Callable[[], PipelineReport], console: Console | None = None) -> None:
+    """Show a report on a console, standard error by default, until cancelled; the last state stays."""
+    console = console or Console(stderr=True)
+    # No refreshing thread: it would compete with the pipeline.
+    with Live(console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                await anyio.sleep(REFRESH)
+                live.update(_table(report()), refresh=console.is_terminal)
+        finally:
+            live.update(_table(report()), refresh=True)
+
+
+def _table(report: PipelineReport) -> Table:
+    table = Table(*HEAD, title=report.headline(), box=None, padding=(0, 1))
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for stage in report.stages:
+        table.add_row(*cells(stage, mark=stage.name == report.bottleneck))
+    return table

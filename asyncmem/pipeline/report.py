@@ -1,0 +1,92 @@
+"""What a pipeline has done so far, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncmem.figures import format_count, format_duration, format_share, format_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """One stage's figures. Shares are of the time of all its workers while the pipeline ran; they add up to 1."""
+
+    name: str
+    """The stage's name."""
+    workers: int
+    """How many items it works on at once."""
+    items: int
+    """Items finished."""
+    items_per_s: float
+    """Items finished a second."""
+    busy: float
+    """The share of time inside the stage's function, without the waits for memory."""
+    waiting_for_memory: float
+    """The share of time inside the stage's function in which it waited for memory."""
+    waiting_for_input: float
+    """The share of time outside: there was no item, or it was not this one's turn."""
+    peak_bytes: int
+    """The most bytes that its items held, here and in the stages behind; while one is worked on, all of its credit."""
+    kept_bytes: int
+    """The bytes that are kept free for it, whatever others need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineReport:
+    """What a pipeline has done so far; printed, a table."""
+
+    stages: tuple[StageReport, ...]
+    """The stages in order."""
+    items: int
+    """Items that came out."""
+    seconds: float
+    """How long it ran."""
+    limit_bytes: int
+    """What all stages may hold together."""
+    peak_bytes: int
+    """What they had of the pool at the most; what is kept for stages with credit counts whole."""
+
+    @property
+    def items_per_s(self) -> float:
+        """Items that came out a second."""
+        return self.items / self.seconds if self.seconds else 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """The stage that is busiest: the one to make faster, or to give more workers."""
+        return max(self.stages, key=lambda stage: stage.busy).name
+
+    def __str__(self) -> str:
+        """Lay the figures out as a table."""
+        rows = [HEAD, *(cells(stage, mark=stage.name == self.bottleneck) for stage in self.stages)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(both))
+            for both in (list(zip(row, widths, strict=True)) for row in rows)
+        ]
+        return "\n".join([self.headline(), *lines])
+
+    def headline(self) -> str:
+        """Say in one line what came out."""
+        peak = f"peak {format_size(self.peak_bytes)} of {format_size(self.limit_bytes)}"
+        done = f"{format_count(self.items, 'item')} in {format_duration(self.seconds)}"
+        return f"{done}, {self.items_per_s:,.3g} a second, {peak}"
+
+
+HEAD = ("stage", "workers", "items", "items/s", "busy", "waits for memory", "waits for input", "peak", "kept free")
+"""The titles of the table's columns."""
+
+
+def cells(stage: StageReport, *, mark: bool = False) -> tuple[str, ...]:
+    """Print a stage's figures, each with its unit, in the order of `HEAD`; `mark` points the bottleneck out."""
+    return (
+        f"{stage.name}{' *' if mark else ''}",
+        str(stage.workers),
+        f"{stage.items:,}",
+        f"{stage.items_per_s:,.3g}",
+        format_share(stage.busy),
+        format_share(stage.waiting_for_memory),
+        format_share(stage.waiting_for_input),
+        format_size(stage.peak_bytes),
+        format_size(stage.kept_bytes),
+    )

@@ -1,0 +1,124 @@
+"""`@stage`: a plain async function as a part of a pipeline."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.pipeline.share import StageShare
+from asyncmem.units import parse_count, parse_duration, parse_size
+
+if TYPE_CHECKING:
+    from asyncmem.units import Size
+
+A = TypeVar("A")
+B = TypeVar("B")
+Function = Callable[[A, StageShare], Awaitable[B]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[A, B]):
+    """An async function of an item and the stage's share of memory, and how a pipeline runs it. Made by `@stage`.
+
+    It can still be called as the function it was.
+    """
+
+    function: Function[A, B]
+    """What is awaited for each item: ``async def forward(item, pool)``; its answer is the next stage's item."""
+    name: str
+    """The function's name, for errors and reports."""
+    workers: int = 1
+    """How many items are worked on at once."""
+    credit: int | None = None
+    """Bytes that one item needs here; None is unknown, 0 is none."""
+    device: str | None = None
+    """The device whose memory the share is of; None for that of the pipeline's pool."""
+    stream: object = None
+    """Where the stage's work is queued: a stream of the device, or a name to make one by; None leaves it open."""
+    timeout: float | None = None
+    """The most seconds that one item may take."""
+
+    def __call__(self, item: A, pool: StageShare) -> Awaitable[B]:
+        """Call the function."""
+        return self.function(item, pool)
+
+
+@overload
+def stage(function: Function[A, B], /) -> Stage[A, B]: ...
+@overload
+def stage(
+    *,
+    workers: int = 1,
+    credit: Size | None = None,
+    device: str | None = None,
+    stream: object = None,
+    timeout: float | str | None = None,
+) -> Callable[[Function[A, B]], Stage[A, B]]: ...
+def stage(
+    function: Function[A, B] | None = None,
+    /,
+    *,
+    workers: int = 1,
+    credit: Size | None = None,
+    device: str | None = None,
+    stream: object = None,
+    timeout: float | str | None = None,
+) -> Stage[A, B] | Callable[[Function[A, B]], Stage[A, B]]:
+    """Make an async function a stage: ``@stage``, or ``@stage(workers=4, credit="8 MiB")``.
+
+    Args:
+        function: ``async def forward(item, pool)``. What it allocates from `pool`, its share, is held for as long as
+            the item it answers, and what is made of it without a copy, is under way.
+        workers: How many items it works on at once.
+        credit: The most bytes that one item needs here: all that it allocates, each buffer counted in units of 512
+            bytes. Each item gets so much at once and in one piece, and for each worker it is kept free. Without
+            credit, the stage shares with others what is left.
+        device: The device whose memory it allocates, by the process's own pool; None for the pipeline's pool.
+        stream: Where it queues its work: a stream of the device, or a name for one that the pipeline makes. Items are
+            in order there when they come, and it is the home of what is allocated. None leaves streams to the stage.
+        timeout: Seconds after which an item fails the pipeline; the function is cancelled then.
+
+    Raises:
+        InvalidRequest: It is no async function, or an argument cannot be right.
+    """
+
+    def make(function: Function[A, B]) -> Stage[A, B]:
+        return Stage(
+            _asynchronous(function),
+            name=getattr(function, "__name__", type(function).__name__),
+            workers=_workers(workers),
+            credit=None if credit is None else parse_size(credit, what="credit"),
+            device=device,
+            stream=stream,
+            timeout=None if timeout is None else _limit(timeout),
+        )
+
+    return make if function is None else make(function)
+
+
+def as_stage(source: Stage[A, B] | Function[A, B]) -> Stage[A, B]:
+    """Answer a stage, or what a plain async function is as one."""
+    return source if isinstance(source, Stage) else stage(source)
+
+
+def _asynchronous(function: Function[A, B]) -> Function[A, B]:
+    call = getattr(function, "__call__", None)  # noqa: B004 - what it is matters, not whether it is there
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
+        return function
+    raise InvalidRequest("stage", function, "an async function: async def forward(item, pool)")
+
+
+def _workers(workers: int) -> int:
+    if parse_count(workers, what="workers") == 0:
+        raise InvalidRequest("workers", workers, "a whole number from 1")
+    return workers
+
+
+def _limit(timeout: float | str) -> float:
+    seconds = parse_duration(timeout)
+    if seconds == 0:
+        raise InvalidRequest("timeout", timeout, "more than 0 seconds, or None")
+    return seconds
