@@ -121,7 +121,7 @@ class GroupActor(Actor):
     def __init__(self, play: Play) -> None:
         super().__init__(play)
         self.failing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.begun = self.beside = False
+        self.begun = self.listening = False
 
     async def run(self) -> None:
         """Play in a task of a group, beside a sibling that waits for its end."""
@@ -141,12 +141,12 @@ class GroupActor(Actor):
         await self.play()
 
     async def _sibling(self) -> None:
-        self.beside = True
+        self.listening = True
         await self.failing
 
     def strike(self) -> None:
-        """Let the sibling fail, once there is something to cancel, and somebody to fail."""
-        if self.begun and self.beside and not self.failing.done():
+        """Let the sibling fail, once there is something to cancel, and somebody to hear of it."""
+        if self.begun and self.listening and not self.failing.done():
             self.struck = True
             self.failing.set_exception(SiblingFailed())
 
