@@ -97,7 +97,7 @@ def replay(
     as_json: bool,
     plot: str | None,
 ) -> None:
-    r"""Say what a pool would have reserved for a recorded program, and what that would have cost.
+    """Say what a pool would have reserved for a recorded program, and what that would have cost.
 
     FILE is a recording: an .npz of columns, or a memory snapshot of PyTorch as pickle or JSON. It is replayed through
     the pool's own placement on a simulated device: in seconds, without a GPU, and the same every time. --lag says how
@@ -109,6 +109,7 @@ def replay(
                       (what a pool does with segments="paged")
       stream_ordered  segments of a pool of the driver's
       direct          each request from the driver
+
     take_back=off leaves pages where they are, patience=2% lets growth wait for that share of the time; the others
     are options of a pool: small_limit, strategy, segment_size, and those of the caches.
 
@@ -119,7 +120,7 @@ def replay(
     says otherwise, and lines of Python are printed that make a pool with those that do.
 
     Exits with 1 where a replay does not complete under its limit.
-    """
+    """  # noqa: D301 -- to click a backspace means that lines are not to be joined
     traces = [(file, read(file, recorded)) for file in files]
     model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
     if device is not None:

@@ -47,6 +47,13 @@ def test_the_table_has_a_line_a_program(invoke: Invoke) -> None:
     assert "1.03" in lines[1]
 
 
+def test_help_keeps_the_lines_of_policies(invoke: Invoke) -> None:
+    """Each kind of segments has its own, and no marks of the help's own language are left."""
+    lines = [line.split() for line in invoke("replay", "--help").output.splitlines()]
+    assert {"virtual", "stream_ordered", "direct"} <= {line[0] for line in lines if line}
+    assert not any("\\b" in word for line in lines for word in line)
+
+
 def test_json_is_one_array_of_flat_figures(invoke: Invoke) -> None:
     """An object a file, with all that the table says and more, in the order of the files."""
     found = figures(invoke, GNN, STREAMS)
