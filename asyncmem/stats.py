@@ -229,7 +229,7 @@ class SegmentInfo:
     nbytes: int
     """Its length."""
     kind: str
-    """How it was obtained, one of the device's `segment_kinds`."""
+    """How it was obtained: one of the device's `segment_kinds`, or "paged"."""
     arena: str
     """What it serves: "small", "large" or a lease's name."""
     live: int

@@ -109,10 +109,12 @@ class House:
             self.core.merge()
             give_back = flow.supply.detach() or flow.supply.retry
         give_back()
-        if self.core.live() == 0 and not self.released:
+        if self.core.live():
+            return
+        with flow.turn:
+            flow.supply.end()
+        if not self.released:
             self.released = True
-            with flow.turn:
-                flow.supply.end()
             self._ground.close()
             self.worker.close(0)
             if self._copier is not None:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from asyncmem import AsyncMemoryPool
+from asyncmem import AsyncMemoryPool, InvalidRequest
 from asyncmem.devices import Simulated
 
 MIB = 1 << 20
@@ -110,3 +110,9 @@ async def test_forgotten_and_lent_buffers_are_told(device: Simulated, listener: 
         again = await pool.allocate_async(3 * MIB)
         assert listener.blocks == {again.address: 3 * MIB}
         again.free()
+
+
+def test_pages_and_a_checker_exclude_each_other(device: Simulated) -> None:
+    """It would hear of no segment, so whoever asks for both is told."""
+    with pytest.raises(InvalidRequest, match="while a memory checker is at work"):
+        AsyncMemoryPool(device, segments="paged", limit="8 MiB").allocate(1)

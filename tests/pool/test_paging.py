@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, DeviceError, OutOfMemoryError
-from asyncmem.devices import Latencies, Simulated, SimulatedStream
+from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
 from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.waiting import Waiting
 from asyncmem.testing import Stage, run_steps, sweep
@@ -393,3 +393,44 @@ def test_the_options_say_patience_as_it_is_meant() -> None:
     """Seconds for each request, or a share for all."""
     pool = AsyncMemoryPool("simulated", patience="5 ms")
     assert pool._options.patience == (0.005, math.inf)
+
+
+def test_pages_are_asked_for_by_name() -> None:
+    """ "auto" keeps to whole segments, and so does "virtual"."""
+    for kind in ("auto", "virtual"):
+        with AsyncMemoryPool(paged_device(), segments=kind, limit=8 * MIB) as pool, pool.allocate(KIB):
+            assert "paged" not in {one.kind for one in pool.segments()}
+
+
+@pytest.mark.parametrize("make", [Host, partial(Simulated, 64 * MIB, page=0)])
+def test_a_device_without_pages_has_no_such_kind(make: Callable[[], Device]) -> None:
+    """The error names those that it has."""
+    with pytest.raises(InvalidRequest, match="segments: expected one of 'auto', 'direct'"):
+        AsyncMemoryPool(make(), segments="paged", limit=8 * MIB).allocate(KIB)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_pool_that_gets_no_addresses_leaves_nothing(nth: int) -> None:
+    """The failure is the opening's, and the next try succeeds."""
+    device = paged_device()
+    device.fail("reserve", nth)
+    pool = AsyncMemoryPool(device, segments="paged", limit=8 * MIB, min_free=0)
+    with pytest.raises(DeviceError):
+        pool.allocate(KIB)
+    assert [call.name for call in device.calls].count("unreserve") == nth - 1
+    with AsyncMemoryPool(device, segments="paged", limit=8 * MIB, min_free=0) as pool, pool.allocate(8 * MIB):
+        pass
+    assert device.reserved == 0
+
+
+def test_memory_that_is_to_be_ready_is_mapped_at_the_opening() -> None:
+    """`pregrow` and `warmup`, and no headroom beyond."""
+    device = paged_device()
+    options: dict[str, object] = {"pregrow": 4 * MIB, "warmup": [(MIB, 6)]}
+
+    async def main() -> None:
+        async with opened(device, 16 * MIB, **options) as pool:
+            await pool.wait()
+            assert device.reserved == 6 * MIB
+
+    run(main)
