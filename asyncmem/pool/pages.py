@@ -37,6 +37,12 @@ class Change:
         """Bytes that the device is to give."""
         return sum(nbytes for plan in self.plans for _, nbytes in plan.fresh)
 
+    @property
+    def more(self) -> int:
+        """Bytes that the device is to give beyond those that it gets back before."""
+        back = sum(move.nbytes for plan in self.plans for move in plan.moves if not move.to)
+        return max(0, self.fresh - back)
+
     def out(self) -> list[tuple[int, Span]]:
         """Answer what is unmapped, each with its space."""
         return [(move.segment, (move.address, move.nbytes)) for plan in self.plans for move in plan.moves]

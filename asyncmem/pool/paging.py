@@ -242,7 +242,7 @@ class PagedSupply(Supply):
         done, whole = Remapped(0, 0), True
         try:
             self._wash()
-            self._need_spare(change.fresh)
+            self._need_spare(change.more)
             stream = self._quiet_stream() if self.zero else None
             done = self._pages.carry_out(change)
             if stream is not None:
@@ -273,15 +273,15 @@ class PagedSupply(Supply):
         if self._pages.held_back:
             self._pages.wash(self._quiet_stream())
 
-    def _need_spare(self, fresh: int) -> None:
-        if fresh == 0:
+    def _need_spare(self, more: int) -> None:
+        if more == 0:
             return
         self.memory = memory = self._device.memory()
         # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
-        if memory.free - self.min_free < fresh:
+        if memory.free - self.min_free < more:
             with self._turn:
-                self.refused = fresh
-            facts = OutOfMemoryFacts(asked=fresh, device=self._device.name, device_free=memory.free)
+                self.refused = more
+            facts = OutOfMemoryFacts(asked=more, device=self._device.name, device_free=memory.free)
             raise OutOfMemoryError(facts)
 
     def _wait(self, uses: Sequence[Entry], timeout: float | None) -> None:

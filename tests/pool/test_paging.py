@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
 from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.waiting import Waiting
@@ -175,6 +176,24 @@ class TestLimit:
                 async with pool.allocate_async(8 * MIB):
                     assert pool.stats().rungs["trim"] == 1
                 pool.check()
+
+        run(main)
+
+    def test_what_is_to_stay_free_on_the_device_forbids_no_exchange(self) -> None:
+        """A change that gives more back than it takes needs nothing of what the device has left."""
+
+        async def main() -> None:
+            choice = random.Random(3)
+            async with opened(paged_device(9 * MIB), min_free=MIB) as pool:
+                held: list[Buffer] = []
+                for _ in range(300):
+                    nbytes = choice.randrange(1, 60) * 100 * KIB
+                    while sum(one.nbytes for one in held) + nbytes > 7 * MIB:
+                        held.pop(choice.randrange(len(held))).free()
+                    held.append(await asyncio.wait_for(pool.allocate_async(nbytes), 10))
+                for one in held:
+                    one.free()
+                assert pool.stats().rungs["grow"] < 600
 
         run(main)
 
