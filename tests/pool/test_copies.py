@@ -422,8 +422,9 @@ def test_call_that_fails_is_raised_and_loses_nothing(call: str) -> None:
 
 def test_copy_whose_end_cannot_be_seen_keeps_its_memory_until_it_can() -> None:
     """The failed record is raised, and made up for by the idle worker."""
-    device = quick_device()
+    device, gate = quick_device(), threading.Event()
     with AsyncMemoryPool(device, limit=LIMIT) as pool, pool.allocate(MIB) as buffer:
+        pool.house.run(gate.wait)  # the worker looks when it is told
         busy(buffer)
         source = Bytes(MIB)
         known = weakref.ref(source)
@@ -438,7 +439,8 @@ def test_copy_whose_end_cannot_be_seen_keeps_its_memory_until_it_can() -> None:
         assert known() is not None
         pool.house.copies.look()
         device.run_until_idle()
-        pool.house.run(lambda: None).block(5)
+        gate.set()
+        pool.house.run(lambda: None).block(10)
         gc.collect()
         assert known() is None
 

@@ -415,7 +415,7 @@ def test_the_options_say_patience_as_it_is_meant() -> None:
 
 
 def test_pages_are_asked_for_by_name() -> None:
-    """ "auto" keeps to whole segments, and so does "virtual"."""
+    """Whole segments are what "auto" means, and "virtual" too."""
     for kind in ("auto", "virtual"):
         with AsyncMemoryPool(paged_device(), segments=kind, limit=8 * MIB) as pool, pool.allocate(KIB):
             assert "paged" not in {one.kind for one in pool.segments()}
