@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 from blockbuster import BlockBuster, BlockBusterFunction
+from hypothesis import settings
 
 from asyncmem import AsyncMemoryPool, LeakWarning
 from asyncmem.devices.base import Device, Fence
@@ -29,6 +31,12 @@ _BLOCKING: dict[type, set[str]] = {
     Fence: {"block"},
 }
 
+
+# A run shows what the change did, so its examples are always the same; HYPOTHESIS_PROFILE=searching looks for new ones.
+# How long an example takes says only how busy the machine is.
+settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+settings.register_profile("searching", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 _FAILED = pytest.StashKey[bool]()
 

@@ -196,7 +196,7 @@ def test_a_holder_that_still_works_is_waited_for(virtually: Run) -> None:
     virtually(main)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     stages=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     depth=st.integers(1, 3),
@@ -239,7 +239,7 @@ def test_safe_pipelines_are_never_accused(stages: list[int], depth: int, items: 
     run_steps(main(), StepLoop(seed))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 10_000), tasks=st.integers(2, 6))
 def test_random_hold_and_wait_always_ends(seed: int, tasks: int) -> None:
     """Tasks that take block inside block at random all end, some of them with DeadlockError, and nothing is lost."""

@@ -102,7 +102,7 @@ def test_without_the_extra_it_says_what_to_install(
 def run_module(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run `python -m asyncmem` in a process of its own."""
     command = [sys.executable, "-m", "asyncmem", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_it_runs_as_a_module() -> None:
@@ -159,4 +159,4 @@ def test_ctrl_c_leaves_a_clean_terminal() -> None:
         assert b"interrupted" in rest
         assert b"\x1b[?25h" in rest
         assert b"Traceback" not in rest
-        assert child.wait(timeout=20) == INTERRUPTED
+        assert child.wait(timeout=100) == INTERRUPTED

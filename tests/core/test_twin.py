@@ -49,7 +49,7 @@ def test_histories_that_nobody_looks_into_are_equal(seed: int) -> None:
         pair.compare()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(0, 2), st.integers(0, 9)), max_size=60))
 def test_takes_and_frees_on_three_streams_are_equal(steps: list[tuple[int, int, int]]) -> None:
     """Hypothesis finds no order of takes, frees and finished epochs in which the two differ."""

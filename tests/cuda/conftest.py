@@ -1,6 +1,5 @@
 """CUDA devices on whichever driver there is, and a look at what each test leaves behind."""
 
-import gc
 import time
 from collections.abc import Iterator
 
@@ -9,6 +8,7 @@ import pytest
 from asyncmem.devices import Cuda
 
 from .fake import FakeDriver
+from .leftovers import check_nothing_left
 
 
 @pytest.fixture
@@ -29,9 +29,7 @@ def pair(fake: FakeDriver) -> Iterator[Cuda]:
     device = Cuda(0)
     yield device
     device.close()
-    gc.collect()
-    assert fake.violations() == []
-    assert fake.live() == {}
+    check_nothing_left(fake, {})
 
 
 class Usage:
@@ -80,22 +78,3 @@ def spotless(fake: FakeDriver) -> Iterator[FakeDriver]:
     before = fake.live()
     yield fake
     check_nothing_left(fake, before)
-
-
-def check_nothing_left(driver: FakeDriver | None, before: dict[str, int]) -> None:
-    """Fail where the driver still holds something of ours, or has seen memory used without order."""
-    gc.collect()
-    if driver is None:
-        return
-    driver.release()
-    assert driver.violations() == []
-    deadline = time.monotonic() + 5
-    while _left(driver, before) and time.monotonic() < deadline:
-        time.sleep(0.001)  # a thread that ends lets go of what it had in hand when it pleases
-        gc.collect()
-    assert not _left(driver, before), (driver.live(), before)
-
-
-def _left(driver: FakeDriver, before: dict[str, int]) -> bool:
-    # There may be less than before: what an earlier test let go of may go while a later one runs.
-    return any(count > before.get(kind, 0) for kind, count in driver.live().items())

@@ -1,7 +1,5 @@
 """`asyncmem bench --device cuda:0` on whichever driver there is: our rows, and the driver's own allocator."""
 
-import gc
-
 import pytest
 
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
@@ -10,6 +8,7 @@ from asyncmem.cli.benchmarks.device.measured import Measured
 from asyncmem.cli.benchmarks.peers.family import OURS
 
 from .fake import FakeDriver
+from .leftovers import check_nothing_left
 
 GIB = 1 << 30
 
@@ -34,10 +33,7 @@ def test_every_row_measures_our_pool_on_a_card(driver: FakeDriver | None, row: s
     for line in lines:
         assert isinstance(line, Measured), line
         assert 0 < line.min <= line.median
-    gc.collect()
-    if driver is not None:
-        assert driver.violations() == []
-        assert driver.live() == {}
+    check_nothing_left(driver, {})
 
 
 @pytest.mark.may_block
@@ -52,7 +48,4 @@ def test_the_drivers_allocator_does_the_same_work(driver: FakeDriver | None, row
         assert isinstance(line, Measured), line
         assert line.peer == "cuMemAllocAsync"
         assert line.beside is None or line.beside > 0
-    gc.collect()
-    if driver is not None:
-        assert driver.violations() == []
-        assert driver.live() == {}
+    check_nothing_left(driver, {})

@@ -37,7 +37,7 @@ def run(*arguments: str) -> str:
 def findings_of(fake: FakeDriver, steer: str) -> Findings:
     """Answer what the probe finds over the fake, in a process of its own, after `steer` has been run there."""
     program = PROGRAM.format(folder=str(Path(__file__).parent), library=str(fake.path), steer=steer)
-    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
     assert child.returncode == 0, child.stderr
     findings: Findings = json.loads(child.stdout)
     return findings

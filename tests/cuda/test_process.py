@@ -30,7 +30,7 @@ def run(fake: FakeDriver, program: str, **environ: str) -> str:
         [sys.executable, "-W", "error", "-c", begin + program],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
         check=False,
         env=os.environ | environ,
     )
@@ -94,14 +94,14 @@ except asyncio.TimeoutError:
 class Last:
     # The interpreter is ending when this is called; the call that the native thread was in meanwhile ends by itself.
     def __del__(self, gpu=gpu, segment=segments[0], fence=fence, sleep=time.sleep, report=fake.report_at_exit):
-        sleep(0.05)
+        sleep(0.5)
         report()
         gpu.free_segment(segment)
 sys.modules["kept for the very end"] = Last()
 """
     begin = BEGIN.format(folder=str(Path(__file__).parent), library=str(fake.path))
     command = [sys.executable, "-c", begin + program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert done.stderr.split("\n")[0] == "driver calls at exit: 0", done.stderr
 
 

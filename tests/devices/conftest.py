@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.gpu.card import Card
 
 # Long against what a test does while the stream is busy, short against a test.
-WALL_WORK = 0.1
+WALL_WORK = 0.4
 
 
 @dataclass(frozen=True)

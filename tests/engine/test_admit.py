@@ -96,7 +96,7 @@ def test_every_size_that_fits_is_found() -> None:
     assert serve(queue_of(*waiters, small), 10) == [small]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_nobody_is_overtaken_by_more_than_the_budget(data: st.DataObject) -> None:
     """Whatever joins, leaves and is freed: bytes granted past a waiter while it stood stay within the bypass budget."""

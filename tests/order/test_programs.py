@@ -73,7 +73,7 @@ def keeps_the_terms(program: Program) -> None:
 @pytest.mark.parametrize("kind", HEAPS)
 @pytest.mark.parametrize("calls", DEVICES)
 @given(history=steps, fence_every=st.integers(1, 3))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_history_touches_no_memory_out_of_order(
     kind: str, calls: str, history: list[Step], fence_every: int
 ) -> None:

@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_opened_is_no_bad_trace(tmp_path: Path) -> None:
 LARGE = (TRACES / "four_streams.npz").read_bytes()
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from([archive(meta=np.array(json.dumps(META))), LARGE]), st.data())
 def test_damaged_archives_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, whole: bytes, data: st.DataObject

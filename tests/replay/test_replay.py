@@ -235,7 +235,7 @@ def test_an_empty_program_needs_nothing() -> None:
 
 
 @given(rows(), st.sampled_from([Policy(), Policy(patience=Patience(share=0.02)), Policy("stream_ordered")]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_trace_can_be_replayed(table: list[Row], policy: Policy) -> None:
     """Whatever the sizes, times and streams: at least what was live is reserved."""
     trace = trace_of(table)

@@ -108,7 +108,7 @@ def test_a_full_ring_is_said() -> None:
 SLOTS = [A + (slot << 21) for slot in range(12)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.integers(0, 11), st.integers(1, 1 << 21), st.sampled_from([0, SIDE, 5]), st.booleans())),
     st.floats(0, 1),
@@ -423,7 +423,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 400), VALUES), min_size=1, max_size=6), st.integers(0, 9))
 def test_snapshots_with_anything_in_them_are_traces_or_refused(changes: list[tuple[int, Any]], first: int) -> None:
     """Whatever stands in whatever place: a trace that keeps the rules comes of it, or one of the two errors."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncmem import BadTrace
@@ -147,7 +147,6 @@ def test_figures_are_those_of_a_plain_account(found: list[Row]) -> None:
     assert list(zip(*(column.tolist() for column in trace.steps()), strict=True)) == done
 
 
-@settings(deadline=None)
 @given(rows(), st.text(), st.integers(0, 99), st.text())
 def test_a_saved_trace_is_loaded_as_it_was(
     tmp_path_factory: pytest.TempPathFactory, found: list[Row], name: str, device: int, note: str
