@@ -176,7 +176,7 @@ async def by_pipeline(pipe: Pipeline[int, int]) -> float:
 
 @pytest.mark.may_block
 def test_an_item_costs_at_most_four_times_what_queues_cost() -> None:
-    """Three stages that do nothing: the least of several tries, in turns in one process. It is about 1.5 times."""
+    """Three stages that do nothing: the least of several tries, in turns in one process. It is about 1.7 times."""
 
     async def main() -> None:
         async with make_pool() as pool, Pipeline(same, same, same, pool=pool) as pipe:
