@@ -44,6 +44,7 @@ def bench(
     large      1 MiB to 1 GiB, one and four live     against hits of 1 MiB in the same loop
     handover   a free wakes a waiter, 1 and 10,000   against an asyncio.Queue hand-over
     stall      growing under 1 ms driver calls       p99 of the loop's holds against 100 µs
+    pipeline   an item through three stages          against asyncio.Queue; the pace of 4, 10 and 4 ms
     scale      growth from 1,000 to 1,000,000 live   against the growth over object()
 
     Each side is timed several times, in turn; the ratio is between the fastest of each, and the medians stand beside

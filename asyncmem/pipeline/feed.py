@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import anyio
 
+from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.line import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 A = TypeVar("A")
 
@@ -98,8 +99,10 @@ def feed_from(
     """Make the feed for a source.
 
     Raises:
-        TypeError: It is neither an iterable nor an async iterable.
+        InvalidRequest: It is neither an iterable nor an async iterable.
     """
     if isinstance(source, AsyncIterable):
         return AwaitedFeed(source, take_in, end)
+    if not isinstance(source, Iterable):
+        raise InvalidRequest("source", source, "an iterable or an async iterable")
     return PlainFeed(source, take_in, end)

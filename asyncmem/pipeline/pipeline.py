@@ -35,6 +35,9 @@ C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
 
+AHEAD = 4
+"""Items under way for each worker, where nothing else is said."""
+
 _numbers = itertools.count(1)
 
 Joined = Stage[A, B] | Function[A, B]
@@ -44,9 +47,9 @@ Joined = Stage[A, B] | Function[A, B]
 class Pipeline(Generic[A, B]):
     """Stages that work side by side: ``async with Pipeline(decode, forward, pool=pool) as pipe``.
 
-    Each stage allocates from a share of its own. What one item needs is kept free for each stage (see `credit` of
-    `@stage`), so a fast stage that fills the memory holds up itself and not those behind it, and the whole cannot
-    deadlock. Inside the block, `map` runs it over a source, as often as is wanted.
+    Each stage allocates from a share of its own, so a fast stage that fills the memory holds up itself and not those
+    behind it. Where stages say by `credit` (see `@stage`) what one item needs, the whole cannot lock itself up. Inside
+    the block, `map` runs it over a source, as often as is wanted.
 
     Args:
         *stages: Async functions ``async def forward(item, pool)``, or stages made of them by `@stage`, in order.
@@ -146,7 +149,7 @@ class Pipeline(Generic[A, B]):
             source: An iterable, which is asked on the event loop's thread and must not block it, or an async iterable.
             ordered: Whether results come in the order of the source; else as they are finished.
             in_flight: The most items that are under way at once, between the source and the ``async for``. "auto" is
-                two for each worker: one at hand, and one that waits for it.
+                four for each worker: one at hand, and some that wait for it, so that tasks need not switch at each.
             progress: Show the report live in the terminal, by `rich`.
 
         Raises:
@@ -156,7 +159,7 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
         assert self._lookout is not None
-        most = 2 * sum(stage.workers for stage in self._stages) if in_flight == "auto" else _most(in_flight)
+        most = AHEAD * sum(stage.workers for stage in self._stages) if in_flight == "auto" else _most(in_flight)
         run = Run(
             self._stations,
             cast("Iterable[object]", source),

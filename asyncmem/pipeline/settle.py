@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncmem.pipeline.plan import divide
-from asyncmem.pipeline.share import Region, StageBudget
+from asyncmem.pipeline.share import Region, StageBudget, ranges
 from asyncmem.pipeline.station import Station
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.runtime import device
@@ -64,10 +64,12 @@ async def _make(top: Budget, stages: Sequence[AnyStage], quotas: Sequence[Quota]
     streams: dict[str, Stream] = {}
     stations = []
     joint = top
+    sizes = [quota.kept for stage, quota in zip(stages, quotas, strict=True) if stage.credit]
+    grounds = await ranges(top, sizes, top.name)
     for stage, quota in zip(reversed(stages), reversed(quotas), strict=True):
         stream = _stream(stage, top, streams)
         if stage.credit:
-            share: StageBudget = await Region.within(top, stage.name, quota.kept, stream)
+            share: StageBudget = Region(grounds.pop(), stage.name, stream)
         else:
             joint = Budget(joint, f"{top.name}, up to {stage.name}", quota.limit)
             share = StageBudget(joint, stage.name, quota.limit, stream)

@@ -8,7 +8,7 @@ from asyncmem.pool import Budget, Lease
 from asyncmem.pool.share import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from asyncmem.core import Batch, Buffer, Ready
     from asyncmem.devices import Stream
@@ -88,14 +88,6 @@ class Region(StageBudget):
         self._ground = ground
         self.may_wait = True
 
-    @classmethod
-    async def within(cls, parent: Share, name: str, nbytes: int, stream: Stream | None) -> Region:
-        """Wait for a range of memory, and make it a region.
-
-        Cancelled: nothing was taken.
-        """
-        return cls(await parent.lease(nbytes, tag=name).__aenter__(), name, stream)
-
     def let_through(self, waiting: Waiting) -> bool:
         """Serve a request from the range, if it fits (with the turn held)."""
         flow = self.flow
@@ -108,3 +100,16 @@ class Region(StageBudget):
         """End the region; buffers still held become ordinary buffers of the pool."""
         super().close()
         self._ground.__exit__(None, None, None)
+
+
+async def ranges(parent: Share, sizes: Sequence[int], tag: str) -> list[Lease]:
+    """Wait for ranges of memory, all or none, so that nobody holds some while waiting for others; answer their leases.
+
+    Cancelled: nothing was taken.
+    """
+    leases = [parent.lease(nbytes) for nbytes in sizes]
+    if leases:
+        batch = await parent.allocate_batch(sizes, tag=tag)
+        for lease, buffer in zip(leases, batch, strict=True):
+            lease._enter(buffer)
+    return leases

@@ -195,16 +195,15 @@ class Flow(Desk):
 
     def close_accounts(self) -> None:
         """Forget the accounts of closed budgets and leases of which nothing is held any more (with the turn held)."""
-        left: list[int] = []
-        above = {self.core.account(budget._account).parent for budget in self.budgets}
-        for account in self.ended_accounts:  # inner ones were closed first
-            counts = self.core.account(account)
-            if counts.live or account in above:
-                left.append(account)
-                above.add(counts.parent)
-            else:
+        while gone := self._accounts_without_use():
+            for account in gone:
                 self.core.remove_account(account)
-        self.ended_accounts = left
+            self.ended_accounts = [one for one in self.ended_accounts if one not in gone]
+
+    def _accounts_without_use(self) -> list[int]:
+        accounts = [*self.ended_accounts, *(budget._account for budget in self.budgets)]
+        above = {self.core.account(account).parent for account in accounts}
+        return [one for one in self.ended_accounts if one not in above and not self.core.account(one).live]
 
     def deliver(self, waiting: Waiting, found: Buffer | Batch) -> None:
         """Hand what has been taken for a request to whoever waits (with the turn held)."""

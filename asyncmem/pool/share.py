@@ -360,9 +360,9 @@ class Budget(Share):
 
         Budgets inside it are closed too. Closing twice is fine.
         """
-        if self._closed:
+        flow = self._flow
+        if flow is None:
             return
-        flow = super().flow
         with flow.turn:
             inside = [one for one in flow.budgets if one is not self and self in one.lineage()]
         for budget in inside:

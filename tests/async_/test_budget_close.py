@@ -86,3 +86,24 @@ def test_every_door_of_a_closed_budget_is_shut(virtually: Run) -> None:
                 budget.stats()
 
     virtually(main)
+
+
+def test_leases_leave_nothing_in_the_books_either(virtually: Run) -> None:
+    """However many leases there have been, also with budgets inside and buffers that outlive them."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            accounts = set()
+            for _ in range(5):
+                async with pool.lease(2 * MIB) as lease:
+                    accounts.add(lease._account)
+                    inner = lease.budget("inner", limit=MIB)
+                    accounts.add(inner._account)
+                    held = await inner.allocate_async(MIB)
+                inner.close()
+                assert held.alive
+                held.free()
+            assert len(accounts) <= 4  # books are used again
+            pool.check()
+
+    virtually(main)

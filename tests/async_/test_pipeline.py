@@ -412,16 +412,19 @@ def test_leaving_early_closes_the_source(virtually: Run) -> None:
     virtually(main)
 
 
-def test_results_that_are_held_outlive_the_pipeline(virtually: Run) -> None:
+@pytest.mark.parametrize("credit", [None, MIB])
+def test_results_that_are_held_outlive_the_pipeline(virtually: Run, credit: int | None) -> None:
     """What came out belongs to whoever has it; it counts in the pool until it is freed."""
 
     async def main() -> None:
         async with stepped_pool() as pool:
-            async with Pipeline(decode, pool=pool) as pipe:
+            async with Pipeline(stage(credit=credit)(decode), pool=pool) as pipe:
                 kept = [buffer async for _, buffer in pipe.map(range(3))]
             assert pool.stats().allocated_bytes == 3 * MIB
             assert all(buffer.alive for buffer in kept)
             kept.clear()
+            assert pool.stats().allocated_bytes == 0
+            assert not pool.flow.budgets
             pool.check()
 
     virtually(main)
@@ -474,6 +477,8 @@ def test_a_pipeline_is_used_inside_its_block(virtually: Run) -> None:
                 late = pipe.map([1])
                 with pytest.raises(InvalidRequest, match="in_flight"):
                     pipe.map([1], in_flight=0)
+                with pytest.raises(InvalidRequest, match="source"):
+                    pipe.map(1)  # type: ignore[arg-type]  # what this is about
             with pytest.raises(InvalidRequest, match="its block has ended"):
                 await anext(late)
             with pytest.raises(InvalidRequest, match="make another"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import anyio
 import pytest
 from rich.console import Console
 
-from asyncmem import Buffer
+from asyncmem import Buffer, InvalidRequest
 from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
 from asyncmem.pipeline.progress import show
 
@@ -121,6 +122,18 @@ def test_progress_shows_the_report_while_it_runs_and_at_the_end(virtually: Run) 
     virtually(main)
 
 
+def test_progress_without_rich_says_what_to_install(virtually: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else of a pipeline needs a library for terminals."""
+    monkeypatch.setitem(sys.modules, "asyncmem.pipeline.progress", None)
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Pipeline(same, pool=pool) as pipe:
+            with pytest.raises(InvalidRequest, match="install rich"):
+                pipe.map([1], progress=True)
+
+    virtually(main)
+
+
 ITEMS = 2_000
 
 
@@ -163,7 +176,7 @@ async def by_pipeline(pipe: Pipeline[int, int]) -> float:
 
 @pytest.mark.may_block
 def test_an_item_costs_at_most_four_times_what_queues_cost() -> None:
-    """Three stages that do nothing: the least of several tries, in turns in one process. It is about 1.5 times."""
+    """Three stages that do nothing: the least of several tries, in turns in one process. It is about 1.7 times."""
 
     async def main() -> None:
         async with make_pool() as pool, Pipeline(same, same, same, pool=pool) as pipe:

@@ -6,7 +6,7 @@ Every file has `QUESTION`, `BOUND` (the most its ratio may be) and `measure(effo
 from collections.abc import Callable
 from typing import Final
 
-from asyncmem.cli.benchmarks import await_hit, batch, churn, handover, hit, large, scale, stall
+from asyncmem.cli.benchmarks import await_hit, batch, churn, handover, hit, large, pipeline, scale, stall
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.result import Row
 
@@ -18,6 +18,7 @@ ROWS: Final[dict[str, Callable[[Effort], Row]]] = {
     "large": large.measure,
     "handover": handover.measure,
     "stall": stall.measure,
+    "pipeline": pipeline.measure,
     "scale": scale.measure,
 }
 """Each row's name and what measures it. `scale` comes last because it leaves the process's own heap large."""
