@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
 from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.waiting import Waiting
@@ -396,7 +396,7 @@ def test_the_options_say_patience_as_it_is_meant() -> None:
 
 
 def test_pages_are_asked_for_by_name() -> None:
-    """ "auto" keeps to whole segments, and so does "virtual"."""
+    """Neither "auto" nor "virtual" means them."""
     for kind in ("auto", "virtual"):
         with AsyncMemoryPool(paged_device(), segments=kind, limit=8 * MIB) as pool, pool.allocate(KIB):
             assert "paged" not in {one.kind for one in pool.segments()}
@@ -432,5 +432,19 @@ def test_memory_that_is_to_be_ready_is_mapped_at_the_opening() -> None:
         async with opened(device, 16 * MIB, **options) as pool:
             await pool.wait()
             assert device.reserved == 6 * MIB
+
+    run(main)
+
+
+def test_planning_for_a_batch_hides_no_pressure() -> None:
+    """Its pieces are taken and put back while it is planned for, and crossing a mark then is not forgotten."""
+
+    async def main() -> None:
+        async with opened(paged_device(), 8 * MIB) as pool:
+            first = await pool.allocate_async(6 * MIB)
+            first.free()
+            batch = await pool.allocate_batch([6 * MIB, 2 * MIB - 64 * KIB])
+            assert pool.flow.pressure.level is Pressure.of(batch.nbytes / (8 * MIB))
+            batch.free()
 
     run(main)
