@@ -448,3 +448,47 @@ def test_planning_for_a_batch_hides_no_pressure() -> None:
             batch.free()
 
     run(main)
+
+
+def test_a_failed_call_reaches_who_waited_for_it() -> None:
+    """With the driver's words, and the next request works."""
+
+    async def main() -> None:
+        device = paged_device()
+        async with opened(device) as pool:
+            device.fail("map", error=DeviceError("cuMemMap", code=700, code_name="ILLEGAL_ADDRESS"))
+            with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+                await pool.allocate_async(MIB)
+            await refillable(pool, 8 * MIB)
+            whole(pool)
+
+    run(main)
+
+
+def test_pages_leave_others_what_is_theirs() -> None:
+    """`min_free` of the device stays free, whatever the limit allows."""
+    device = paged_device(16 * MIB)
+    with AsyncMemoryPool(device, segments="paged", limit=16 * MIB, min_free=4 * MIB) as pool:
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(13 * MIB)
+        with pool.allocate(12 * MIB):
+            assert device.memory().free == 4 * MIB
+
+
+def test_a_stream_waits_for_another_before_the_host_does() -> None:
+    """Streams are kept apart while growth can be had; where the limit forbids it, what another one freed will do."""
+
+    async def main() -> None:
+        device = paged_device()
+        one, two = device.create_stream("one"), device.create_stream("two")
+        async with opened(device, 8 * MIB, overlap=64 * MIB, track=True) as pool:  # so that no door decides
+            held, freed = await pool.allocate_async(4 * MIB, stream=two), await pool.allocate_async(4 * MIB, stream=one)
+            one.launch(9.0, writes=[freed])
+            freed.free()
+            async with pool.allocate_async(4 * MIB, stream=two) as buffer:
+                assert device.now < 9.0
+                two.launch(writes=[buffer])
+            assert (pool.stats().rungs.get("wait", 0), pool.flow.retire.foreign_takes) == (0, 1)
+            held.free()
+
+    run(main)
