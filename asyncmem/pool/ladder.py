@@ -46,6 +46,8 @@ class Ladder:
             if wait is not None:
                 return partial(self._wait, wait, waiting)
         growth = self._supply.growth_for(waiting)
+        if waiting.batch and self._supply.by_pages:
+            self._flow.pressure.look()  # pieces were taken and put back, past its marks
         if growth is not None:
             waiting.provided = True
             return partial(self._grow, growth, waiting)

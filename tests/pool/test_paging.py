@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
 from asyncmem.pool.paging import PagedSupply
 from asyncmem.pool.waiting import Waiting
@@ -415,7 +415,7 @@ def test_the_options_say_patience_as_it_is_meant() -> None:
 
 
 def test_pages_are_asked_for_by_name() -> None:
-    """Whole segments are what "auto" means, and "virtual" too."""
+    """Neither "auto" nor "virtual" means them."""
     for kind in ("auto", "virtual"):
         with AsyncMemoryPool(paged_device(), segments=kind, limit=8 * MIB) as pool, pool.allocate(KIB):
             assert "paged" not in {one.kind for one in pool.segments()}
@@ -451,5 +451,63 @@ def test_memory_that_is_to_be_ready_is_mapped_at_the_opening() -> None:
         async with opened(device, 16 * MIB, **options) as pool:
             await pool.wait()
             assert device.reserved == 6 * MIB
+
+    run(main)
+
+
+def test_planning_for_a_batch_hides_no_pressure() -> None:
+    """Its pieces are taken and put back while it is planned for, and crossing a mark then is not forgotten."""
+
+    async def main() -> None:
+        async with opened(paged_device(), 8 * MIB) as pool:
+            first = await pool.allocate_async(6 * MIB)
+            first.free()
+            batch = await pool.allocate_batch([6 * MIB, 2 * MIB - 64 * KIB])
+            assert pool.flow.pressure.level is Pressure.of(batch.nbytes / (8 * MIB))
+            batch.free()
+
+    run(main)
+
+
+def test_a_failed_call_reaches_who_waited_for_it() -> None:
+    """With the driver's words, and the next request works."""
+
+    async def main() -> None:
+        device = paged_device()
+        async with opened(device) as pool:
+            device.fail("map", error=DeviceError("cuMemMap", code=700, code_name="ILLEGAL_ADDRESS"))
+            with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS"):
+                await pool.allocate_async(MIB)
+            await refillable(pool, 8 * MIB)
+            whole(pool)
+
+    run(main)
+
+
+def test_pages_leave_others_what_is_theirs() -> None:
+    """`min_free` of the device stays free, whatever the limit allows."""
+    device = paged_device(16 * MIB)
+    with AsyncMemoryPool(device, segments="paged", limit=16 * MIB, min_free=4 * MIB) as pool:
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(13 * MIB)
+        with pool.allocate(12 * MIB):
+            assert device.memory().free == 4 * MIB
+
+
+def test_a_stream_waits_for_another_before_the_host_does() -> None:
+    """Streams are kept apart while growth can be had; where the limit forbids it, what another one freed will do."""
+
+    async def main() -> None:
+        device = paged_device()
+        one, two = device.create_stream("one"), device.create_stream("two")
+        async with opened(device, 8 * MIB, overlap=64 * MIB, track=True) as pool:  # so that no door decides
+            held, freed = await pool.allocate_async(4 * MIB, stream=two), await pool.allocate_async(4 * MIB, stream=one)
+            one.launch(9.0, writes=[freed])
+            freed.free()
+            async with pool.allocate_async(4 * MIB, stream=two) as buffer:
+                assert device.now < 9.0
+                two.launch(writes=[buffer])
+            assert (pool.stats().rungs.get("wait", 0), pool.flow.retire.foreign_takes) == (0, 1)
+            held.free()
 
     run(main)
