@@ -92,6 +92,7 @@ class Flow(Desk):
         self.named = named_owner
         self.budgets = []
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
+        self.ended_accounts: list[int] = []  # of closed budgets of which something may still be held
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
         self.pressure = PressureWatch(self, core)
@@ -189,6 +190,16 @@ class Flow(Desk):
     def share_of(self, buffer: Buffer) -> Share:
         """Answer the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
+
+    def close_accounts(self) -> None:
+        """Forget the accounts of closed budgets of which nothing is held any more (with the turn held)."""
+        left = []
+        for account in self.ended_accounts:  # inner ones were closed first
+            if self.core.account(account).live:
+                left.append(account)
+            else:
+                self.core.remove_account(account)
+        self.ended_accounts = left
 
     def notes_all(self, options: PoolOptions) -> bool:
         """Say whether something is noted on every buffer, so that none goes the fast ways."""

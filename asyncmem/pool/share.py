@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
 from asyncmem.engine.admit import Queue
-from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.errors import InvalidRequest, OutOfMemoryError, PoolClosed
 from asyncmem.pool.graph import is_captured
 from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
 from asyncmem.pool.home import running_home
@@ -254,15 +254,28 @@ class Budget(Share):
         self._flow = flow = parent.flow
         self._limit = limit
         self._promised = 0
+        self._closed = False
         self._queue: Queue[Waiting] = Queue(int(flow.options.bypass * limit))
         self._attach(parent._core, parent._core.add_account(parent._account, limit), parent._arena)
         self.may_wait = parent.may_wait
         with flow.turn:
+            flow.close_accounts()
             flow.budgets.append(self)
             flow.shares[self._account] = self
 
     def __repr__(self) -> str:
-        return f"<asyncmem.Budget {self.name!r} of {self._limit} bytes>"
+        return f"<asyncmem.Budget {self.name!r} of {self._limit} bytes{', closed' if self._closed else ''}>"
+
+    @property
+    def flow(self) -> Flow:
+        """The pool's machinery.
+
+        Raises:
+            PoolClosed: The budget has been closed.
+        """
+        if self._closed:
+            raise PoolClosed(self.name, "the budget has been closed")
+        return super().flow
 
     @property
     def queue(self) -> Queue[Waiting]:
@@ -290,6 +303,31 @@ class Budget(Share):
             self._core.set_limit(self._account, nbytes)
             self.flow.refuse_hopeless()
             self.flow.changed()
+
+    def close(self) -> None:
+        """End the budget: whoever waits in it gets `PoolClosed`. Buffers still held stay valid, and count in the pool.
+
+        Budgets inside it are closed too. Closing twice is fine.
+        """
+        if self._closed:
+            return
+        flow = super().flow
+        with flow.turn:
+            inside = [one for one in flow.budgets if one is not self and self in one.lineage()]
+        for budget in inside:
+            budget.close()
+        with flow.turn:
+            error = PoolClosed(self.name, "the budget has been closed")
+            for waiting in [one for one in flow.waiters() if self in one.share.lineage()]:
+                flow.withdraw(waiting, error)
+            self._closed, self._flow = True, None
+            flow.budgets.remove(self)
+            del flow.shares[self._account]
+            flow.core.set_gate(self._account, False)
+            flow.ended_accounts.append(self._account)
+            self._attach(None)  # shuts the doors
+            flow.close_accounts()
+            flow.changed()
 
     def room(self) -> int:
         """Answer the bytes that may still be let through."""
