@@ -1,0 +1,1 @@
+"""Producers and consumers that share memory without stalling or deadlock."""
