@@ -33,6 +33,7 @@ from asyncmem.errors import (
     PoolTimeout,
     RequestCancelled,
     StallWarning,
+    StepError,
     TooManyRequests,
 )
 from asyncmem.exchange import asarray
@@ -81,6 +82,7 @@ __all__ = [
     "SegmentInfo",
     "Simulated",
     "StallWarning",
+    "StepError",
     "Stream",
     "TooManyRequests",
     "WaiterInfo",

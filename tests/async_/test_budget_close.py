@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from asyncmem import Buffer, PoolClosed
+from asyncmem import PoolClosed
 
 from .loops import Run
 from .support import MIB, stepped_pool

@@ -1,5 +1,17 @@
 """Pipeline parallelism: micro-batches go forward and backward through stages on one or several devices."""
 
+from asyncmem.pipeline.parallel.report import ParallelReport, ParallelStageReport
+from asyncmem.pipeline.parallel.runner import PipelineParallel
 from asyncmem.pipeline.parallel.schedule import SCHEDULES, Schedule, Step
+from asyncmem.pipeline.parallel.stage import ParallelStage, StepContext
 
-__all__ = ["SCHEDULES", "Schedule", "Step"]
+__all__ = [
+    "SCHEDULES",
+    "ParallelReport",
+    "ParallelStage",
+    "ParallelStageReport",
+    "PipelineParallel",
+    "Schedule",
+    "Step",
+    "StepContext",
+]

@@ -61,9 +61,7 @@ class Schedule:
         whole = len(self.steps) * self.makespan(forward, backward)
         return 1 - self.micro_batches * (sum(forward) + sum(backward)) / whole if whole else 0.0
 
-    def course(
-        self, forward: Sequence[float], backward: Sequence[float]
-    ) -> Iterator[tuple[int, Step, float, float]]:
+    def course(self, forward: Sequence[float], backward: Sequence[float]) -> Iterator[tuple[int, Step, float, float]]:
         """Go through the stages' steps as they can be taken, with the seconds at which each begins and ends.
 
         Raises:
