@@ -9,6 +9,7 @@ The layers, lowest first; a file imports only from those before its own:
     pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
+    pipeline/   micro-batches through the stages of a model
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
     cli/        the command

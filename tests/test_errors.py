@@ -22,6 +22,7 @@ from asyncmem.errors import (
     PoolTimeout,
     RequestCancelled,
     StallWarning,
+    StepError,
     TooManyRequests,
 )
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
@@ -62,6 +63,7 @@ ALL = [
     BackendUnavailable("cuda:0", tried=("libcuda.so.1: not found",), install='use "host" or "simulated"'),
     BufferReleased(64 * MIB, tag="activations", action="view()"),
     BadTrace("a second free of allocation 5", "one", file="train.npz", row=17, hint="cut off?"),
+    StepError("block 2", 5, forward=False, reason="ValueError: no"),
 ]
 
 
@@ -163,6 +165,7 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (BufferReleased(0), "this buffer of 0 B has been freed"),
         (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
         (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
+        (ALL[11], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",
 )

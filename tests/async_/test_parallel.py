@@ -11,12 +11,13 @@ import pytest
 
 from asyncmem import Array, AsyncMemoryPool, Buffer, Host, InvalidRequest, StepError
 from asyncmem.devices import HostStream
-from asyncmem.pipeline.parallel import SCHEDULES, ParallelStage, PipelineParallel, StepContext
+from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
+from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import refillable
 
 from .loops import Run
-from .models import BACKWARD, FORWARD, OUTPUT, SAVED, layers, machine, parallel, stages
+from .models import BACKWARD, FORWARD, OUTPUT, SAVED, Layer, layers, machine, parallel, stages, stream_of
 from .support import MIB, SteppedPool, stepped_pool
 
 Kind = Literal["1f1b", "gpipe"]
@@ -271,6 +272,36 @@ def test_an_answer_that_is_larger_than_stated_is_refused(virtually: Run) -> None
             with pytest.raises(StepError, match=r"'large' failed in the forward .* at most the 1 MiB that were stated"):
                 await PipelineParallel([large, stages(model)[1]], pool).run(range(3))
             assert pool.stats().allocated_bytes == 0
+
+    virtually(main)
+
+
+class InPlace(Layer):
+    """A stage that works in the memory of what it is given, and answers that."""
+
+    async def forward(self, item: Any, context: StepContext) -> Any:
+        if self.at in (0, self.last):
+            return await super().forward(item, context)
+        stream_of(context).launch(FORWARD, writes=[item])
+        return item
+
+    async def backward(self, gradient: Any, saved: tuple[Buffer, ...], context: StepContext) -> Any:
+        if self.at in (0, self.last):
+            return await super().backward(gradient, saved, context)
+        stream_of(context).launch(BACKWARD, writes=[gradient])
+        return gradient
+
+
+@each_schedule
+def test_a_step_may_answer_what_it_was_given(virtually: Run, schedule: Kind) -> None:
+    """The copy to the neighbour comes behind the work on it, and its memory is free behind the copy."""
+
+    async def main() -> None:
+        model = [InPlace(at, 3) for at in range(4)]
+        async with parallel(model, devices=machine(4, peer_rate=4 * OUTPUT), schedule=schedule) as (runner, pools):
+            assert await runner.run(range(COUNT)) == [number * 10 for number in range(COUNT)]
+            assert [pool.stats().allocated_bytes for pool in pools] == [0] * 4
+            assert runner.report().overlap > 0
 
     virtually(main)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncmem import InvalidRequest
-from asyncmem.pipeline.parallel import SCHEDULES, Schedule, Step
-from asyncmem.pipeline.parallel.schedule import needed_by
+from asyncmem.pipeline.parallel import Schedule, Step
+from asyncmem.pipeline.parallel.schedule import SCHEDULES, needed_by
 
 KINDS = st.sampled_from(sorted(SCHEDULES))
 STAGES = st.integers(1, 7)

@@ -2,11 +2,10 @@
 
 from asyncmem.pipeline.parallel.report import ParallelReport, ParallelStageReport
 from asyncmem.pipeline.parallel.runner import PipelineParallel
-from asyncmem.pipeline.parallel.schedule import SCHEDULES, Schedule, Step
+from asyncmem.pipeline.parallel.schedule import Schedule, Step, gpipe, one_forward_one_backward
 from asyncmem.pipeline.parallel.stage import ParallelStage, StepContext
 
 __all__ = [
-    "SCHEDULES",
     "ParallelReport",
     "ParallelStage",
     "ParallelStageReport",
@@ -14,4 +13,6 @@ __all__ = [
     "Schedule",
     "Step",
     "StepContext",
+    "gpipe",
+    "one_forward_one_backward",
 ]

@@ -204,7 +204,6 @@ class Run:
         for (at, _), post in self._posts.items():
             if post.parcel is not None:
                 free(post.parcel.item, self._seats[at].streams.compute)
-                post.parcel = None
         for seat in self._seats:
             seat.free_all()
         if not self._done:

@@ -34,6 +34,7 @@ class StepContext:
         stage: The stage's name.
         step: Which step it is.
         stream: Where its work is queued. What it was given is in order there, and its answer is taken from there.
+        saved: What `save` was given.
         work: What `run` has queued.
     """
 
