@@ -54,7 +54,16 @@ def buffers(item: object, *, but: object) -> list[Buffer]:
     return [buffer for buffer in buffers_in(item) if id(buffer) not in others]
 
 
-def free(item: object, stream: Stream) -> None:
-    """Free an item behind the work that a stream was given."""
+def settle(item: object, stream: Stream) -> None:
+    """Make a stream the home of an item; the caller has ordered it behind all that was done with that.
+
+    Handing over would order it behind all that the former home was given, also for items that have come since.
+    """
     for buffer in buffers_in(item):
-        buffer.free(stream)
+        buffer._set_home(buffer._core.register_stream(stream))
+
+
+def free(item: object) -> None:
+    """Free an item."""
+    for buffer in buffers_in(item):
+        buffer.free()

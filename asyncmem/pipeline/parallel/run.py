@@ -14,7 +14,7 @@ import anyio
 
 from asyncmem.errors import StepError
 from asyncmem.figures import format_duration
-from asyncmem.pipeline.parallel.items import buffers_in, free
+from asyncmem.pipeline.parallel.items import buffers_in, free, settle
 from asyncmem.pipeline.parallel.schedule import Step
 from asyncmem.pipeline.parallel.seat import Moment, Taken
 from asyncmem.pipeline.parallel.stage import StepContext
@@ -142,6 +142,7 @@ class Run:
     def _begin(self, seat: Seat, parcel: Parcel | None) -> float:
         if parcel is not None:
             seat.streams.compute.wait(parcel.fence)
+            settle(parcel.item, seat.streams.compute)
         return seat.device.now
 
     async def _pass_on(
@@ -201,13 +202,13 @@ class Run:
             self._scope.cancel()
 
     def _free_what_is_left(self) -> None:
-        for (at, _), post in self._posts.items():
+        for post in self._posts.values():
             if post.parcel is not None:
-                free(post.parcel.item, self._seats[at].streams.compute)
+                free(post.parcel.item)
         for seat in self._seats:
             seat.free_all()
         if not self._done:
-            free(self._results, self._seats[-1].streams.compute)
+            free(self._results)
 
 
 async def _over(taken: Taken) -> None:

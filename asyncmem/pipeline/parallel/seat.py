@@ -30,7 +30,7 @@ class Way:
 
     Attributes:
         out: Where copies to the neighbour run, beside the stage's own work.
-        landing: The home of what comes. Nothing runs there: it only says from when memory may be written.
+        landing: The home of what comes, until it is used. Nothing runs there: it says from when memory may be written.
     """
 
     out: Stream
@@ -175,10 +175,9 @@ class Seat:
 
         An answer stays for a step: the next one could get its memory only behind the copy of it.
         """
-        compute = self.streams.compute
         before, self._leaving = self._leaving, buffers(answer, but=but)
-        free(buffers(used, but=(but, self._leaving)), compute)
-        free(before, compute)
+        free(buffers(used, but=(but, self._leaving)))
+        free(before)
 
     def free_all(self) -> None:
         """Free what it keeps."""
