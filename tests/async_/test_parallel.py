@@ -306,6 +306,53 @@ def test_a_step_may_answer_what_it_was_given(virtually: Run, schedule: Kind) -> 
     virtually(main)
 
 
+class Fed(Layer):
+    """A stage whose first one reads micro-batches that are buffers."""
+
+    async def forward(self, item: Any, context: StepContext) -> Any:
+        if self.at == 0:
+            stream_of(context).launch(FORWARD / 10, reads=[item])
+        return await super().forward(item, context)
+
+
+def test_micro_batches_may_be_buffers_that_stay_the_callers(virtually: Run) -> None:
+    """The first stage comes behind the work that made them, and they are not freed before it is done with them."""
+
+    async def main() -> None:
+        devices = machine(2)
+        async with parallel([Fed(0, 1), Fed(1, 1)], devices=devices) as (runner, pools):
+            stream = devices[0].create_stream()
+            fed = [await pools[0].allocate_async(MIB, stream=stream) for _ in range(3)]
+            for buffer in fed:
+                stream.launch(1, writes=[buffer])
+            assert await runner.run(fed) == [0, 10, 20]
+            assert all(buffer.alive for buffer in fed)
+            for buffer in fed:
+                buffer.free()
+            elsewhere = await pools[1].allocate_async(MIB)
+            with pytest.raises(StepError, match="'stage 0' failed in the forward of micro-batch 0: InvalidRequest"):
+                await runner.run([elsewhere])
+            elsewhere.free()
+            assert [pool.stats().allocated_bytes for pool in pools] == [0, 0]
+
+    virtually(main)
+
+
+@each_schedule
+def test_a_step_may_wait_for_its_work(everywhere: Run, schedule: Kind) -> None:
+    """Then the stage is not ahead of its device, and goes on all the same."""
+
+    async def main() -> None:
+        async def wait(context: StepContext) -> None:
+            await context.stream.synchronize()
+
+        async with parallel(layers(3, wait), kind=AsyncMemoryPool, schedule=schedule, ahead=1) as (runner, pools):
+            assert await runner.run(range(COUNT)) == [number * 10 for number in range(COUNT)]
+            assert [pool.stats().allocated_bytes for pool in pools] == [0, 0, 0]
+
+    everywhere(main)
+
+
 def test_a_report_is_a_table(virtually: Run) -> None:
     """With the figures of the run that came to its end last, units included."""
 

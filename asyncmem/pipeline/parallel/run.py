@@ -120,6 +120,8 @@ class Run:
         answer: object = ()
         try:
             began = self._begin(seat, parcel)
+            for buffer in buffers_in(() if parcel else item):
+                buffer.use_on(seat.streams.compute)
             answer = await self._limited(seat.stage.forward(item, context))
             await self._pass_on(at, seat, context, answer, parcel, began)
         finally:

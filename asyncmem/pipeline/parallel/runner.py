@@ -74,6 +74,8 @@ class PipelineParallel:
     async def run(self, micro_batches: Iterable[object]) -> list[Any]:
         """Take all micro-batches forward and backward, and answer what the last stage's forwards answered, in order.
 
+        Buffers among the micro-batches are of the first stage's device and stay the caller's; they are in order there.
+
         Raises:
             InvalidRequest: A pool has too little memory for what the schedule keeps; the text has the sum. Or it runs.
             StepError: A step raised or took too long, or its device failed. It says which; all memory is free then.
