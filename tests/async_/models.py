@@ -49,6 +49,10 @@ class Layer:
         self.live -= 1
         return answer
 
+    def stage(self) -> ParallelStage:
+        output = 0 if self.at == self.last else OUTPUT
+        return ParallelStage(self.forward, self.backward, saved=SAVED, output=output)
+
 
 def stream_of(context: StepContext) -> SimulatedStream:
     return cast("SimulatedStream", context.stream)
@@ -59,10 +63,7 @@ def layers(count: int, hook: Hook | None = None) -> list[Layer]:
 
 
 def stages(model: Sequence[Layer]) -> list[ParallelStage]:
-    return [
-        ParallelStage(one.forward, one.backward, saved=SAVED, output=0 if one.at == one.last else OUTPUT)
-        for one in model
-    ]
+    return [one.stage() for one in model]
 
 
 def machine(count: int, peer_rate: int | None = None) -> list[Simulated]:
@@ -80,7 +81,7 @@ async def parallel(
     *,
     devices: Sequence[Simulated] | None = None,
     kind: type[AsyncMemoryPool] = SteppedPool,
-    limit: int = 128 * MIB,
+    limits: Sequence[int] | None = None,
     **options: Any,
 ) -> AsyncIterator[tuple[PipelineParallel, list[AsyncMemoryPool]]]:
     """A runner with a device and a pool for each stage; the pools have all their memory, so that none need grow."""
@@ -94,7 +95,7 @@ async def parallel(
             stall_after=None,
             peers=[other for other in devices if other is not device],
         )
-        for device in devices
+        for device, limit in zip(devices, limits or [128 * MIB] * len(devices), strict=True)
     ]
     try:
         for pool in pools:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from random import Random
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from asyncmem import Array, AsyncMemoryPool, Buffer, Host, InvalidRequest, StepE
 from asyncmem.devices import HostStream
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
-from asyncmem.testing import run_steps
+from asyncmem.testing import StepLoop, run_steps
 from asyncmem.testing.conservation import refillable
 
 from .loops import Run
@@ -351,6 +352,56 @@ def test_a_step_may_wait_for_its_work(everywhere: Run, schedule: Kind) -> None:
             assert [pool.stats().allocated_bytes for pool in pools] == [0, 0, 0]
 
     everywhere(main)
+
+
+class Mixed(Layer):
+    """A stage that saves buffers of many sizes, and works with others."""
+
+    def __init__(self, at: int, last: int, sizes: list[int], output: int) -> None:
+        super().__init__(at, last)
+        self.sizes = sizes
+        self.output = output
+
+    async def forward(self, item: Any, context: StepContext) -> Any:
+        saved = [await context.allocate(size) for size in self.sizes]
+        answer = None if self.at == self.last else await context.allocate(self.output)
+        stream_of(context).launch(FORWARD, writes=[await context.allocate(self.output // 2)])
+        context.save(*saved, *([item] if self.at else []))
+        return answer
+
+    async def backward(self, gradient: Any, saved: tuple[Buffer, ...], context: StepContext) -> Any:
+        answer = await context.allocate(self.output) if self.at else None
+        for size in self.sizes:
+            (await context.allocate(min(size, self.output // 2))).free()
+        reads = [*saved, *([gradient] if gradient else [])]
+        stream_of(context).launch(BACKWARD, reads=reads, writes=[answer] if answer else [])
+        return answer
+
+    def stage(self) -> ParallelStage:
+        output = 0 if self.at == self.last else self.output
+        return ParallelStage(
+            self.forward, self.backward, saved=sum(self.sizes), output=output, working=self.output // 2
+        )
+
+
+@each_schedule
+@pytest.mark.parametrize("seed", range(4))
+def test_a_quarter_more_than_the_bound_is_room_for_buffers_of_many_sizes(schedule: Kind, seed: int) -> None:
+    """No step waits for memory until it is too late, and none loses time by it."""
+    random = Random(seed)
+    output = random.randrange(1, 65) << 16
+    sizes = [[random.choice([output, 3 * output, 4 * output, output // 2, 8192]) for _ in range(8)] for _ in range(4)]
+    model = [Mixed(at, 3, sizes[at], output) for at in range(4)]
+
+    async def main() -> None:
+        devices, nowhere = machine(4), stepped_pool()
+        needs = PipelineParallel([one.stage() for one in model], [nowhere] * 4, schedule=schedule).needs(COUNT)
+        limits = [-(-need * 5 // 4 // (2 * MIB)) * 2 * MIB for need in needs]
+        async with parallel(model, devices=devices, limits=limits, schedule=schedule) as (runner, _):
+            await runner.run(range(COUNT))
+            assert math.isclose(runner.report().bubble, 3 / (COUNT + 3), rel_tol=1e-6)
+
+    run_steps(main(), StepLoop(max_steps=100_000))
 
 
 def test_a_report_is_a_table(virtually: Run) -> None:
