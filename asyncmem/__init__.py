@@ -9,7 +9,7 @@ The layers, lowest first; a file imports only from those before its own:
     pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
-    pipeline/   channels and stages that share memory without stalling or deadlock; what feeds a device
+    pipeline/   channels and stages that share memory, what feeds a device, models trained in stages
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
     cli/        the command
@@ -35,6 +35,7 @@ from asyncmem.errors import (
     RequestCancelled,
     StageError,
     StallWarning,
+    StepError,
     TooManyRequests,
 )
 from asyncmem.exchange import asarray
@@ -85,6 +86,7 @@ __all__ = [
     "Simulated",
     "StageError",
     "StallWarning",
+    "StepError",
     "Stream",
     "TooManyRequests",
     "WaiterInfo",

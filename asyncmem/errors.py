@@ -181,6 +181,24 @@ class StageError(AsyncmemError):
         super().__init__(f"stage {stage!r} failed at item {item}: {reason}")
 
 
+class StepError(AsyncmemError):
+    """A step of pipeline parallelism failed. The other stages were cancelled, and the memory of all of them is free.
+
+    What the step raised is the `__cause__`; the frames of its traceback hold no values, because those hold memory.
+    """
+
+    __module__ = "asyncmem"
+
+    def __init__(self, stage: str, micro_batch: int, *, forward: bool, reason: str) -> None:
+        """Take the stage's name, the micro-batch's number counted from 0, the direction, and what went wrong."""
+        self.stage = stage
+        self.micro_batch = micro_batch
+        self.forward = forward
+        self.reason = reason
+        direction = "forward" if forward else "backward"
+        super().__init__(f"stage {stage!r} failed in the {direction} of micro-batch {micro_batch}: {reason}")
+
+
 class DeviceError(AsyncmemError, RuntimeError):
     """A driver call failed. The pool has undone its part of it, and goes on unless the device itself is lost."""
 

@@ -23,6 +23,7 @@ from asyncmem.errors import (
     RequestCancelled,
     StageError,
     StallWarning,
+    StepError,
     TooManyRequests,
 )
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
@@ -64,6 +65,7 @@ ALL = [
     BufferReleased(64 * MIB, tag="activations", action="view()"),
     BadTrace("a second free of allocation 5", "one", file="train.npz", row=17, hint="cut off?"),
     StageError("decode", 17, "ValueError: no such file"),
+    StepError("block 2", 5, forward=False, reason="ValueError: no"),
 ]
 
 
@@ -166,6 +168,7 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
         (ALL[11], "stage 'decode' failed at item 17: ValueError: no such file"),
         (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
+        (ALL[11], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",
 )

@@ -17,7 +17,14 @@ from asyncmem import core
 
 # The sources, which an installed package has not all of.
 ROOT = Path(__file__).parents[1] / "asyncmem"
-PACKAGES = ("asyncmem", "asyncmem.devices", "asyncmem.pipeline", "asyncmem.replay", "asyncmem.testing")
+PACKAGES = (
+    "asyncmem",
+    "asyncmem.devices",
+    "asyncmem.pipeline",
+    "asyncmem.pipeline.parallel",
+    "asyncmem.replay",
+    "asyncmem.testing",
+)
 FILES = sorted(path for kind in ("*.py", "*.pyx") for path in ROOT.rglob(kind))
 
 # The guard against blocking puts its own functions in the place of some methods.

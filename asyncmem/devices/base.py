@@ -8,6 +8,7 @@ every method:
 * `InvalidRequest` means a wrong argument, `DeviceError` that the device refuses; nothing has been done then.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -119,6 +120,11 @@ class Device(ABC):
     checker: MemoryChecker | None = None
     """Whoever wants to hear of each block; None costs nothing."""
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
+
+    @property
+    def now(self) -> float:
+        """Seconds on the clock that its work goes by: the host's, except where time is pretended."""
+        return time.perf_counter()
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ its thread, any call can be made to fail, and work that touches memory in no cer
 """
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -47,6 +48,7 @@ class Simulated(Device):
         page: Size = "2 MiB",
         index: int = 0,
         beside: "Simulated | None" = None,
+        peer_rate: Size | None = None,
     ) -> None:
         """Make a device of its own: its memory, clock and streams are shared with no other.
 
@@ -62,6 +64,7 @@ class Simulated(Device):
             index: The number in the name.
             beside: Another device of the same machine: it has the same clock and order checker, its fences can be
                 waited for here, and `grant_access` opens its memory.
+            peer_rate: Bytes a second that copies from such a device make; without it they take no time.
         """
         self.name = f"simulated:{index}"
         self.host_readable = backing
@@ -74,6 +77,7 @@ class Simulated(Device):
         own = Timeline(self.clock, OrderChecker() if check_order else None)
         self.timeline: Timeline = own if beside is None else beside.timeline
         self.peers: list[Device] = []
+        self._peer_rate = math.inf if peer_rate is None else parse_size(peer_rate, what="peer_rate")
         self.reserved = 0
         self.elsewhere = 0
         self.capacity = _DEFAULT_CAPACITY if capacity is None else parse_size(capacity, what="capacity")
@@ -257,7 +261,7 @@ class Simulated(Device):
         self._submit(stream, lambda: _get(goal, address), [(address, goal.size)], self._pinned_part(goal))
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Copy from another simulated device, as work that takes no time.
+        """Copy from another simulated device, as work that takes no time unless there is a `peer_rate`.
 
         Devices that are not beside each other have a clock each: there the host must have seen done what the device
         without `stream` does.
@@ -267,7 +271,7 @@ class Simulated(Device):
         real = self.host_readable and other.host_readable
         effect = functools.partial(_move, target, source, nbytes) if real else None
         if other.machine is self.machine and isinstance(stream, SimulatedStream):
-            stream.submit(0.0, [(source, nbytes)], [(target, nbytes)], effect)
+            stream.submit(nbytes / self._peer_rate, [(source, nbytes)], [(target, nbytes)], effect)
         else:
             other._stream_for(stream).submit(0.0, [(source, nbytes)], [], None)
             self._stream_for(stream).submit(0.0, [], [(target, nbytes)], effect)

@@ -86,6 +86,8 @@ class Work(LaneFence, Generic[T]):
             # Without this frame, which would tie the error, its traceback and this object into a cycle.
             self.error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
             self._unseen = True
+        finally:
+            del call  # the error's frames know this one as their caller, and would keep the arguments
 
     def __del__(self) -> None:
         if self._unseen:

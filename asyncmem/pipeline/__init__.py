@@ -1,4 +1,4 @@
-"""Producers and consumers that share memory without stalling or deadlock, and what feeds a device."""
+"""Producers and consumers that share memory, what feeds a device, and, in `parallel`, models trained in stages."""
 
 from asyncmem.pipeline.channel import Channel
 from asyncmem.pipeline.double_buffer import DoubleBuffer

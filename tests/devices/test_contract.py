@@ -34,6 +34,17 @@ class Numbered:
         return self._offer
 
 
+class TestClock:
+    def test_goes_forward_until_what_is_waited_for_is_done(self, device: Device) -> None:
+        """Two readings around a piece of work are in order."""
+        before = device.now
+        segment = device.allocate_segment(MIB)
+        device.fill(segment.address, MIB, 1, device.default_stream)
+        device.default_stream.synchronize_blocking()
+        assert device.now >= before
+        device.free_segment(segment)
+
+
 class TestSegments:
     def test_size_is_rounded_up_to_the_granularity(self, device: Device) -> None:
         """A segment has at least the bytes asked for, in whole granules."""

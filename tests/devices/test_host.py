@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import traceback
 import warnings
 import weakref
 
@@ -17,11 +18,25 @@ class Broken(Exception):
     """What the work in these tests fails with."""
 
 
+def fail_with(_: object) -> None:
+    raise Broken
+
+
 def fail() -> None:
     raise Broken
 
 
 class TestWork:
+    def test_that_failed_keeps_none_of_its_arguments(self, host: Host) -> None:
+        """Once the frames of its error are cleared, however long that is kept."""
+        argument = np.zeros(1)
+        gone = weakref.ref(argument)
+        with pytest.raises(Broken) as caught:
+            host.create_stream().run(fail_with, argument).result()
+        del argument
+        traceback.clear_frames(caught.value.__traceback__)
+        assert gone() is None
+
     def test_of_one_stream_runs_in_the_order_of_submission(self, host: Host) -> None:
         """A stream is a queue."""
         stream = host.create_stream()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from asyncmem.devices import Device, Host, Simulated, StreamOrderError
+from asyncmem.devices import Device, Host, Latencies, Simulated, StreamOrderError
 from asyncmem.devices.pages import bytes_at
 from asyncmem.errors import InvalidRequest
 
@@ -115,3 +115,15 @@ class TestPeers:
         first.default_stream.launch(1.0, writes=[(source.address, 1)])
         with pytest.raises(StreamOrderError):
             second.peer_copy(target.address, source.address, 1, first, second.default_stream)
+
+    def test_take_time_for_their_copies_where_they_are_told_to(self) -> None:
+        """On the stream that copies, and on no other; the clock is that of all devices of the machine."""
+        first = Simulated(latencies=Latencies.zero())
+        second = Simulated(latencies=Latencies.zero(), beside=first, peer_rate=MIB)
+        source, target = first.allocate_segment(2 * MIB, "direct"), second.allocate_segment(2 * MIB, "direct")
+        stream = second.create_stream()
+        first.grant_access([second])
+        second.peer_copy(target.address, source.address, 2 * MIB, first, stream)
+        assert second.default_stream.record().done()
+        assert stream.record().block()
+        assert first.now == second.now == 2.0

@@ -15,6 +15,7 @@ from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.core.elements import SHORT_FLOATS, element_type
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
+from asyncmem.pipeline import parallel
 from asyncmem.stats import DERIVED, PoolStats
 
 # Short floats, and the names that the page's ranges of numpy's own end with.
@@ -145,6 +146,16 @@ def test_every_element_type_is_listed() -> None:
     listed = {name for cells in rows("Arrays") for name in names(cells[0])} & set(ELEMENTS)
     assert listed >= {name for name in ELEMENTS if element_type(name).numpy is None}
     assert "float64" in listed
+
+
+def test_everything_of_pipeline_parallelism_is_listed() -> None:
+    """The table has all that the package exports, and the parts that it names of each are there."""
+    listed = [(names(cells[0]), names(cells[1])) for cells in rows("Pipeline parallelism")]
+    assert sorted(name for found, _ in listed for name in found) == sorted(parallel.__all__)
+    for found, parts in listed:
+        kind = getattr(parallel, found[0])
+        there = {*dir(kind), *getattr(kind, "__annotations__", {})}
+        assert there.issuperset(parts)
 
 
 def test_every_command_is_listed_with_its_options() -> None:

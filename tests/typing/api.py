@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 import asyncmem
 from asyncmem import (
+    Array,
     AsyncMemoryPool,
     Batch,
     Buffer,
@@ -20,6 +21,7 @@ from asyncmem import (
     PoolOptions,
     PoolStats,
     Pressure,
+    StepError,
 )
 from asyncmem.devices import Device, Fence, Simulated, Stream
 from asyncmem.pipeline import (
@@ -34,6 +36,13 @@ from asyncmem.pipeline import (
     StageShare,
     Transfer,
     stage,
+)
+from asyncmem.pipeline.parallel import (
+    ParallelReport,
+    ParallelStage,
+    PipelineParallel,
+    StepContext,
+    one_forward_one_backward,
 )
 from asyncmem.replay import LiveReplay, Model, Recorder, Replay, Suggestion, Trace, advise, record, replay_on
 
@@ -229,6 +238,30 @@ async def record_and_ask(pool: AsyncMemoryPool) -> None:
     assert_type(advice.code("cuda:0"), str)
     AsyncMemoryPool("cuda:0", warmup=trace.warmup(), shrink_after="30 s", adaptive=False)
     await pool.warmup(trace.warmup())
+
+
+async def forward(item: Buffer | int, context: StepContext) -> Buffer:
+    assert_type(context.stream, Stream)
+    assert_type(context.micro_batch, int)
+    context.save(await context.allocate("64 MiB"), await context.empty((4, 4)), item)
+    return await context.allocate(1 << 20)
+
+
+async def backward(gradient: Buffer | None, saved: tuple[Buffer, Array, Buffer | int], context: StepContext) -> Buffer:
+    context.run(saved[0].view, "float32", shape=(4, 4))
+    return gradient or await context.allocate(1 << 20)
+
+
+async def train(pool: AsyncMemoryPool, other: AsyncMemoryPool) -> None:
+    stage = ParallelStage(forward, backward, saved="64 MiB", output=1 << 20, name="block")
+    model = PipelineParallel([stage, stage], [pool, other], schedule="gpipe", timeout="30 s")
+    assert_type(model.needs(8), tuple[int, ...])
+    try:
+        await model.run(range(8))
+    except StepError as error:
+        assert_type(error.micro_batch, int)
+    assert_type(model.report(), ParallelReport)
+    assert_type(one_forward_one_backward(4, 8).bubble([1.0] * 4, [2.0] * 4), float)
 
 
 async def fail(pool: AsyncMemoryPool) -> None:

@@ -1,0 +1,18 @@
+"""Pipeline parallelism: micro-batches go forward and backward through stages on one or several devices."""
+
+from asyncmem.pipeline.parallel.report import ParallelReport, ParallelStageReport
+from asyncmem.pipeline.parallel.runner import PipelineParallel
+from asyncmem.pipeline.parallel.schedule import Schedule, Step, gpipe, one_forward_one_backward
+from asyncmem.pipeline.parallel.stage import ParallelStage, StepContext
+
+__all__ = [
+    "ParallelReport",
+    "ParallelStage",
+    "ParallelStageReport",
+    "PipelineParallel",
+    "Schedule",
+    "Step",
+    "StepContext",
+    "gpipe",
+    "one_forward_one_backward",
+]

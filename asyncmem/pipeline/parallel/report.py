@@ -1,0 +1,162 @@
+"""What a run came to, beside what its schedule could come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncmem.figures import format_count, format_duration, format_share, format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncmem.pipeline.parallel.schedule import Schedule
+    from asyncmem.pipeline.parallel.seat import Moment, Seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelStageReport:
+    """One stage's figures."""
+
+    name: str
+    """The stage's name."""
+    device: str
+    """Where it ran."""
+    forward_s: float
+    """Seconds that a forward took, on the average."""
+    backward_s: float
+    """Seconds that a backward took, on the average."""
+    busy: float
+    """The share of the run's time in which it was at work."""
+    live: int
+    """The most micro-batches that the schedule lets it keep."""
+    peak_bytes: int
+    """The most bytes that it held."""
+    bound_bytes: int
+    """The most that it may hold, by the schedule and by what it states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelReport:
+    """What a run of `PipelineParallel` came to; printed, a table."""
+
+    schedule: str
+    """The schedule's name."""
+    micro_batches: int
+    """How many micro-batches went through."""
+    stages: tuple[ParallelStageReport, ...]
+    """The stages in order."""
+    seconds: float
+    """From the first step's beginning to the last one's end."""
+    bubble: float
+    """The share of all stages' time in which they were idle."""
+    least_bubble: float
+    """The same if only the schedule had held them up, with steps as long as they were on the average."""
+    transfer_s: float
+    """Seconds of copying between stages, in sum."""
+    overlap: float
+    """The share of those seconds in which nobody waited for them."""
+
+    def __str__(self) -> str:
+        """Lay the figures out as a table."""
+        rows = [_HEAD, *map(_cells, self.stages)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(both))
+            for both in (list(zip(row, widths, strict=True)) for row in rows)
+        ]
+        return "\n".join([self.headline(), *lines])
+
+    def headline(self) -> str:
+        """Say in one line what it came to."""
+        done = f"{self.schedule}: {format_count(self.micro_batches, 'micro-batch', 'micro-batches')}"
+        bubble = f"bubble {format_share(self.bubble)}, at least {format_share(self.least_bubble)}"
+        copies = f"{format_share(self.overlap)} of {format_duration(self.transfer_s)} of copies overlapped"
+        return f"{done} in {format_duration(self.seconds)}, {bubble}, {copies}"
+
+
+_HEAD = ("stage", "device", "forward", "backward", "busy", "keeps", "peak", "bound")
+
+
+def _cells(stage: ParallelStageReport) -> tuple[str, ...]:
+    return (
+        stage.name,
+        stage.device,
+        format_duration(stage.forward_s),
+        format_duration(stage.backward_s),
+        format_share(stage.busy),
+        str(stage.live),
+        format_size(stage.peak_bytes),
+        format_size(stage.bound_bytes),
+    )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What the steps of one stage add up to, in seconds."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    first: float = 0.0
+    end: float = 0.0
+    copying: float = 0.0
+    exposed: float = 0.0
+
+
+def measure(schedule: Schedule, seats: Sequence[Seat]) -> ParallelReport:
+    """Answer the figures of a run that is over."""
+    tallies = [_tally(seat) for seat in seats]
+    seconds = max(one.end for one in tallies) - min(one.first for one in tallies)
+    whole = max(seconds * len(seats), 1e-12)
+    count = schedule.micro_batches
+    forward = [one.forward / count for one in tallies]
+    backward = [one.backward / count for one in tallies]
+    copying = sum(one.copying for one in tallies)
+    return ParallelReport(
+        schedule=schedule.name,
+        micro_batches=count,
+        stages=tuple(
+            ParallelStageReport(
+                name=seat.name,
+                device=seat.device.name,
+                forward_s=forward[at],
+                backward_s=backward[at],
+                busy=min((tallies[at].forward + tallies[at].backward) / max(seconds, 1e-12), 1.0),
+                live=schedule.live(at),
+                peak_bytes=seat.peak(),
+                bound_bytes=seat.needs.total,
+            )
+            for at, seat in enumerate(seats)
+        ),
+        seconds=seconds,
+        bubble=max(1 - sum(one.forward + one.backward for one in tallies) / whole, 0.0),
+        least_bubble=schedule.bubble(forward, backward),
+        transfer_s=copying,
+        overlap=max(1 - sum(one.exposed for one in tallies) / copying, 0.0) if copying else 1.0,
+    )
+
+
+def _tally(seat: Seat) -> _Tally:
+    """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
+    tally = _Tally(first=max(seat.taken[0].called, _at(seat.taken[0].arrived, 0.0)))
+    end = copied = seat.taken[0].called
+    for taken in seat.taken:
+        arrived = _at(taken.arrived, taken.called)
+        begin = max(end, taken.called, arrived)
+        tally.exposed += max(0.0, arrived - max(end, _at(taken.source, arrived)))
+        lasted = max(_at(taken.ended, begin) - begin, 0.0)
+        if taken.step.forward:
+            tally.forward += lasted
+        else:
+            tally.backward += lasted
+        end = begin + lasted
+        if taken.sent is not None:
+            sent = _at(taken.sent, end)
+            tally.copying += max(sent - max(copied, end), 0.0)
+            copied = sent
+    tally.end = end
+    return tally
+
+
+def _at(moment: Moment | None, otherwise: float) -> float:
+    return otherwise if moment is None or moment.at is None else moment.at

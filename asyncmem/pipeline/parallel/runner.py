@@ -1,0 +1,136 @@
+"""`PipelineParallel`: a model cut into stages, through which micro-batches go forward and backward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.pipeline.parallel.needs import need_room, needs_of
+from asyncmem.pipeline.parallel.report import measure
+from asyncmem.pipeline.parallel.run import Run
+from asyncmem.pipeline.parallel.schedule import SCHEDULES
+from asyncmem.pipeline.parallel.seat import Seat, Streams
+from asyncmem.pool import AsyncMemoryPool
+from asyncmem.units import parse_count, parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asyncmem.pipeline.parallel.needs import Needs
+    from asyncmem.pipeline.parallel.report import ParallelReport
+    from asyncmem.pipeline.parallel.schedule import Schedule
+    from asyncmem.pipeline.parallel.stage import ParallelStage
+    from asyncmem.pool.share import Share
+
+
+class PipelineParallel:
+    """Takes micro-batches through the stages of a model: ``results = await parallel.run(micro_batches)``.
+
+    Each stage has a stream for its work and one for copies to its neighbours, on the device of its pool. What is behind
+    what is said to the streams, so the event loop waits for a device only to be no more than `ahead` steps before it.
+    How much memory a stage may have follows from the schedule and from what the stage states; it has that and no more.
+
+    Args:
+        stages: The stages in order.
+        pools: One pool for all, or one for each stage. Pools of different devices must let each other's streams in
+            (option `peers`). What others hold of them makes the stages wait.
+        schedule: "1f1b", or "gpipe" which keeps all micro-batches.
+        timeout: The most seconds that a step may take, to be queued and again to be done; None for no bound.
+        ahead: How many steps a stage may have queued that its device has not done; None for no bound.
+
+    Raises:
+        InvalidRequest: There is no stage, or an argument cannot be right.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[ParallelStage],
+        pools: Share | Sequence[Share],
+        *,
+        schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        timeout: float | str | None = None,
+        ahead: int | None = 4,
+    ) -> None:
+        if not stages:
+            raise InvalidRequest("stages", stages, "at least one")
+        if schedule not in SCHEDULES:
+            raise InvalidRequest("schedule", schedule, f"one of {sorted(SCHEDULES)}")
+        self._stages = list(stages)
+        self._names = [stage.name or f"stage {at}" for at, stage in enumerate(stages)]
+        self._pools: list[Share] = list(pools) if isinstance(pools, list | tuple) else [pools] * len(stages)  # type: ignore[list-item]  # a share is no sequence
+        if len(self._pools) != len(stages):
+            raise InvalidRequest("pools", len(self._pools), f"one, or one for each of {len(stages)} stages")
+        self._schedule = SCHEDULES[schedule]
+        self._schedule_name = schedule
+        self._timeout = None if timeout is None else parse_duration(timeout)
+        self._ahead = None if ahead is None else _positive("ahead", ahead)
+        self._streams: list[Streams] = []
+        self._running = False
+        self._report: ParallelReport | None = None
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.PipelineParallel {self._schedule_name}: {' -> '.join(self._names)}>"
+
+    async def run(self, micro_batches: Iterable[object]) -> list[Any]:
+        """Take all micro-batches forward and backward, and answer what the last stage's forwards answered, in order.
+
+        Buffers among the micro-batches are of the first stage's device and stay the caller's; they are in order there.
+
+        Raises:
+            InvalidRequest: A pool has too little memory for what the schedule keeps; the text has the sum. Or it runs.
+            StepError: A step raised or took too long, or its device failed. It says which; all memory is free then.
+
+        Cancelled: all steps are, and all memory is free.
+        """
+        items = list(micro_batches)
+        if self._running:
+            raise InvalidRequest("run()", self, "one run at a time")
+        if not items:
+            return []
+        self._running = True
+        seats: list[Seat] = []
+        try:
+            schedule = self._schedule(len(self._stages), len(items))
+            needs = await self._settle(schedule)
+            for at, stage in enumerate(self._stages):
+                seats.append(Seat(stage, needs[at], self._streams[at], self._pools[at]))
+            results = await Run(schedule, seats, items, timeout=self._timeout, ahead=self._ahead).main()
+            self._report = measure(schedule, seats)
+            return results
+        finally:
+            self._running = False
+            for seat in seats:
+                seat.budget.close()
+
+    def needs(self, micro_batches: int) -> tuple[int, ...]:
+        """Answer how many bytes each stage would need for so many micro-batches."""
+        return tuple(one.total for one in self._needs(self._schedule(len(self._stages), micro_batches)))
+
+    def report(self) -> ParallelReport:
+        """Answer the figures of the last run that came to its end."""
+        if self._report is None:
+            raise InvalidRequest("report()", self, "a run that came to its end")
+        return self._report
+
+    def _needs(self, schedule: Schedule) -> list[Needs]:
+        return needs_of(self._stages, self._names, schedule)
+
+    async def _settle(self, schedule: Schedule) -> list[Needs]:
+        """Open the pools, see that there is room, and make the streams once."""
+        needs = self._needs(schedule)
+        for pool in self._pools:
+            if isinstance(pool, AsyncMemoryPool):
+                await pool.open()
+        for pool in dict.fromkeys(self._pools):
+            need_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
+        if not self._streams:
+            devices = [pool.flow.pool.device for pool in self._pools]
+            self._streams = [Streams.of(device, name) for device, name in zip(devices, self._names, strict=True)]
+        return needs
+
+
+def _positive(what: str, number: int) -> int:
+    count = parse_count(number, what=what)
+    if count == 0:
+        raise InvalidRequest(what, number, "a whole number from 1, or None")
+    return count

@@ -1,0 +1,126 @@
+"""Which step each stage takes when: GPipe and 1F1B, as plain data.
+
+A step is the forward or the backward of one micro-batch at one stage. A stage takes its steps one after the other; a
+forward needs that of the stage before, a backward that of the stage behind. What follows from that alone is here: how
+many micro-batches a stage keeps at most, and how long the whole takes if nothing but this order holds it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncmem.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The forward or the backward of one micro-batch, at a stage that the place says."""
+
+    forward: bool
+    """Whether it is the forward."""
+    micro_batch: int
+    """The number of the micro-batch, counted from 0."""
+
+    def __str__(self) -> str:
+        return f"{'forward' if self.forward else 'backward'} of micro-batch {self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The steps of all stages, each stage's in its order."""
+
+    name: str
+    """What it is called: "gpipe" or "1f1b"."""
+    micro_batches: int
+    """How many micro-batches go through."""
+    steps: tuple[tuple[Step, ...], ...]
+    """The steps, by stage."""
+
+    def live(self, stage: int) -> int:
+        """Answer the most micro-batches that are between their forward and the end of their backward at a stage."""
+        most = now = 0
+        for step in self.steps[stage]:
+            most = max(most, now + step.forward)
+            now += 1 if step.forward else -1
+        return most
+
+    def makespan(self, forward: Sequence[float], backward: Sequence[float]) -> float:
+        """Answer the seconds that it takes, given those of each stage's forward and backward.
+
+        Raises:
+            InvalidRequest: The order is one in which stages wait for each other for ever.
+        """
+        return max(end for _, _, _, end in self.course(forward, backward))
+
+    def bubble(self, forward: Sequence[float], backward: Sequence[float]) -> float:
+        """Answer the share of all stages' time in which they have nothing to do."""
+        whole = len(self.steps) * self.makespan(forward, backward)
+        return 1 - self.micro_batches * (sum(forward) + sum(backward)) / whole if whole else 0.0
+
+    def course(self, forward: Sequence[float], backward: Sequence[float]) -> Iterator[tuple[int, Step, float, float]]:
+        """Go through the stages' steps as they can be taken, with the seconds at which each begins and ends.
+
+        Raises:
+            InvalidRequest: The order is one in which stages wait for each other for ever.
+        """
+        last = len(self.steps) - 1
+        ends: dict[tuple[int, Step], float] = {}
+        free = [0.0] * (last + 1)
+        taken = [0] * (last + 1)
+        while len(ends) < sum(map(len, self.steps)):
+            before = len(ends)
+            for stage, steps in enumerate(self.steps):
+                while taken[stage] < len(steps):
+                    step = steps[taken[stage]]
+                    needed = needed_by(stage, step, last)
+                    if needed is not None and needed not in ends:
+                        break
+                    begin = max(free[stage], 0.0 if needed is None else ends[needed])
+                    end = begin + (forward if step.forward else backward)[stage]
+                    ends[stage, step] = free[stage] = end
+                    taken[stage] += 1
+                    yield stage, step, begin, end
+            if len(ends) == before:
+                raise InvalidRequest("schedule", self.name, "an order in which no stage waits for itself")
+
+
+def needed_by(stage: int, step: Step, last: int) -> tuple[int, Step] | None:
+    """Answer whose step must be over before a stage can take its own; None for that of nobody else."""
+    if step.forward:
+        return None if stage == 0 else (stage - 1, step)
+    return (stage, Step(forward=True, micro_batch=step.micro_batch)) if stage == last else (stage + 1, step)
+
+
+def gpipe(stages: int, micro_batches: int) -> Schedule:
+    """Make the schedule of all forwards before all backwards: each stage keeps all micro-batches."""
+    return _schedule("gpipe", micro_batches, [micro_batches] * stages)
+
+
+def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
+    """Make the schedule of as many forwards as stages follow, and then a backward after each forward.
+
+    It takes as long as GPipe's, and a stage keeps at most as many micro-batches as it and the stages behind it are.
+    """
+    return _schedule("1f1b", micro_batches, [min(stages - stage, micro_batches) for stage in range(stages)])
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
+"""The schedules by their names: functions of the numbers of stages and of micro-batches."""
+
+
+def _schedule(name: str, micro_batches: int, live: Sequence[int]) -> Schedule:
+    return Schedule(name, micro_batches, tuple(tuple(_order(micro_batches, most)) for most in live))
+
+
+def _order(micro_batches: int, live: int) -> Iterator[Step]:
+    """Go through the steps of a stage that keeps so many: forwards until it does, and then in turns."""
+    for number in range(live):
+        yield Step(True, number)
+    for number in range(micro_batches):
+        yield Step(False, number)
+        if number + live < micro_batches:
+            yield Step(True, number + live)
