@@ -38,7 +38,7 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
+from asyncmem.pool import AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request, Spillable
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -80,6 +80,7 @@ __all__ = [
     "RuntimeDevice",
     "SegmentInfo",
     "Simulated",
+    "Spillable",
     "StallWarning",
     "Stream",
     "TooManyRequests",

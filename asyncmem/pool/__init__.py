@@ -14,5 +14,6 @@ from asyncmem.pool.pool import AsyncMemoryPool
 from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.request import Request
 from asyncmem.pool.share import Budget
+from asyncmem.pool.spillable import Spillable
 
-__all__ = ["AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request"]
+__all__ = ["AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request", "Spillable"]

@@ -33,6 +33,7 @@ from asyncmem.pool.pins import Pins
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
+from asyncmem.pool.spilling import Spilling
 from asyncmem.pool.stuck import DeadlockWatch
 from asyncmem.pool.taker import Taker
 from asyncmem.pool.upkeep import Upkeep
@@ -94,6 +95,7 @@ class Flow(Desk):
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
+        self.spilling = Spilling(self)
         self.pressure = PressureWatch(self, core)
         self.upkeep = Upkeep(self)
         self.submit = submit
@@ -122,6 +124,7 @@ class Flow(Desk):
                     share is not self.pool
                     or self.options.fallback is not None
                     or waiting.inline
+                    or self.may_spill
                     or self._may_be_there(waiting)
                 ):
                     self._changed = True
@@ -304,6 +307,7 @@ class Flow(Desk):
         self.queue.bypass = int(options.bypass * limit)
         self.plain = _is_plain(options)
         self.supply.reconfigure(options, limit)
+        self.spilling.look_again()
         self.core.set_limit(0, limit)
         self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
@@ -471,7 +475,8 @@ class Flow(Desk):
         errand = self.ladder.grow_for(head)
         if errand is None and self.ladder.tidy():
             return True
-        errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
+        errand = errand or self.ladder.make_room_for(head) or self.ladder.spill_for(head)
+        errand = errand or self.errand_without_hope(head)
         if errand is not None:
             self._send(errand)
         return False

@@ -2,7 +2,8 @@
 
 The rungs, in the order in which they are tried, each counted by its name: *grow* (more from the device), *retire*
 (fences that are done), *flush* (caches), *merge* (neighbours of different streams), *trim* (segments go back, to be had
-in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where enough is free, *flush* comes first.
+in another shape), *spill* (marked buffers move to the host), *collect* (Python's garbage), *ask* (the user's `on_oom`).
+Where enough is free, *flush* comes first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
+    from asyncmem.pool.movable import Movable
     from asyncmem.pool.supply import Order, Return
     from asyncmem.pool.waiting import Waiting
 
@@ -57,6 +59,13 @@ class Ladder:
             return partial(self._grow, order, waiting)
         returns = self._supply.detach_for(waiting.total)
         return partial(self._trim, returns, waiting) if returns or self._supply.stranded else None
+
+    def spill_for(self, waiting: Waiting) -> Callable[[], None] | None:
+        """Answer the errand that moves marked memory to the host for a request, or None where that cannot serve it."""
+        if not self._flow.may_spill or waiting.capture is not None:
+            return None
+        victims = self._flow.spilling.victims(self._supply.shortage(waiting.total))
+        return partial(self._spill, victims, waiting) if victims else None
 
     def tidy(self) -> bool:
         """Make the most of what is mapped, at once; says whether that changed anything."""
@@ -106,6 +115,13 @@ class Ladder:
         finally:
             with self._flow.turn:
                 self._flow.blocking.errand_ended()
+
+    def _spill(self, victims: list[Movable], waiting: Waiting) -> None:
+        self.rungs["spill"] += 1
+        try:
+            self._flow.spilling.move(victims, waiting)
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
 
     def _give_up(self, waiting: Waiting) -> None:
         options = self._flow.options
