@@ -274,6 +274,7 @@ class Flow(Desk):
             self.core.set_gate(0, True)
             for waiting in list(self.waiters()):
                 self.withdraw(waiting, error)
+            self.spilling.let_stay()
             self.pressure.end()
 
     def shut(self) -> None:

@@ -64,8 +64,8 @@ class Ladder:
         """Answer the errand that moves marked memory to the host for a request, or None where that cannot serve it."""
         if not self._flow.may_spill or waiting.capture is not None:
             return None
-        victims = self._flow.spilling.victims(self._supply.shortage(waiting.total))
-        return partial(self._spill, victims, waiting) if victims else None
+        claimed = self._flow.spilling.claim(self._supply.shortage(waiting.total))
+        return partial(self._spill, claimed, waiting) if claimed else None
 
     def tidy(self) -> bool:
         """Make the most of what is mapped, at once; says whether that changed anything."""
@@ -116,10 +116,10 @@ class Ladder:
             with self._flow.turn:
                 self._flow.blocking.errand_ended()
 
-    def _spill(self, victims: list[Movable], waiting: Waiting) -> None:
+    def _spill(self, claimed: list[Movable], waiting: Waiting) -> None:
         self.rungs["spill"] += 1
         try:
-            self._flow.spilling.move(victims, waiting)
+            self._flow.spilling.move(claimed, waiting)
         except DeviceError as error:
             self._flow.fail(waiting, error)
 

@@ -38,7 +38,7 @@ class Movable:
     Attributes:
         buffer: Its memory on the device while it is at home, or None.
         away: Where its bytes are on the host, or None.
-        leaving: Behind the copy that moves it to the host, while that has to be seen done and may be called off.
+        moving: What to wait for while it is about to move, or None.
         arriving: What to wait for before the host touches what is at home, where it can, or None.
         share: Who its memory is charged to.
         stream: The home stream that it comes back to.
@@ -56,7 +56,7 @@ class Movable:
         self.stream = buffer.stream
         self.buffer: Buffer | None = buffer
         self.away: Away | None = None
-        self.leaving: Fence | None = None
+        self.moving: Latch[None] | None = None
         self.arriving: Fence | None = None
         self.owners: list[Hashable] = []
         self.fetching: Latch[None] | None = None
@@ -79,9 +79,6 @@ class Movable:
         """Count a use of what is at home, and answer the buffer; the first to use it counts as its holder."""
         buffer = self.buffer
         assert buffer is not None
-        if self.leaving is not None:
-            buffer.stream.wait(self.leaving)
-            self.leaving, self.arriving = None, self.leaving
         self.owners.append(owner)
         self._handed_out = True
         self._hold(notes_of(buffer))
@@ -119,7 +116,7 @@ class Movable:
 
     def leave(self, away: Away) -> None:
         """Note that the bytes are on the host now."""
-        self.buffer, self.away, self.leaving, self.arriving = None, away, None, None
+        self.buffer, self.away, self.arriving = None, away, None
 
     def come(self, buffer: Buffer, arriving: Fence | None) -> None:
         """Note that the bytes are in a new buffer on the device, or will be behind that fence."""

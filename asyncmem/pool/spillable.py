@@ -173,12 +173,12 @@ class Use:
     def __enter__(self) -> Buffer:
         """Bring the memory home from a thread that cannot await, and keep it there until the block ends.
 
-        Where somebody is bringing it home already, the thread waits for that.
+        Where it is moving, or somebody is bringing it home already, the thread waits for that.
 
         Raises:
             BufferReleased: It has been freed.
             OutOfMemoryError: There is no memory for it now, and no `timeout`; else `PoolTimeout`.
-            InvalidRequest: On an event loop's thread, while a task is bringing it home.
+            InvalidRequest: On an event loop's thread, while it moves or a task is bringing it home.
             DeviceError: The device refused to copy it back, or has lost it.
         """
         spilling, one, timeout = self._spilling, self._held._one, self._timeout
@@ -190,7 +190,7 @@ class Use:
                 return self._seen_blocking(found)
             try:
                 if home is not None:
-                    raise InvalidRequest("with", self._held, "memory that no task brings home", hint="async with it")
+                    raise InvalidRequest("with", self._held, "memory that is not moving just now", hint="async with it")
                 found.block(left())
             finally:
                 spilling.unfollow(one, owner)

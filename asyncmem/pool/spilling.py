@@ -42,6 +42,7 @@ class Spilling:
         self.refused: int | None = None
         self._idle: dict[Movable, None] = {}  # at home and in no use, those used the longest ago first
         self._idle_bytes = 0
+        self._claimed: set[Movable] = set()  # at home and about to move
         self._joined: set[Movable] = set()  # those that somebody waits for besides whoever brings them home
         self._making = threading.Lock()
         self._stream: Stream | None = None
@@ -83,6 +84,7 @@ class Spilling:
         if one.buffer is not None:
             one.buffer.free(stream)
             self._stir(one)
+            self._unclaim(one)
         if one.away is not None:
             self._let_go(one.away.host, None)
             self.nbytes -= one.nbytes
@@ -93,6 +95,7 @@ class Spilling:
         """Let go of a handle that was dropped (with the turn held): a buffer that is dropped with it frees itself."""
         one.buffer = None
         self._stir(one)
+        self._unclaim(one)
         self.end(one)
 
     # -- using -------------------------------------------------------------------------------------------------------
@@ -107,6 +110,8 @@ class Spilling:
         flow = self.flow
         with flow.turn:
             one.need()
+            if one.moving is not None:
+                return one.moving
             if one.buffer is not None:
                 self._stir(one)
                 return one.begin(owner)
@@ -182,8 +187,19 @@ class Spilling:
 
     # -- moving out --------------------------------------------------------------------------------------------------
 
-    def victims(self, needed: int) -> list[Movable]:
-        """Answer the oldest that hold so many bytes together, none where all of them hold less (with the turn held)."""
+    def claim(self, needed: int) -> list[Movable]:
+        """Answer the oldest that hold so many bytes together, none where all of them hold less (with the turn held).
+
+        They are bound to move: who comes to use one now stands behind the request that they move for.
+        """
+        found = self._oldest(needed)
+        for one in found:
+            self._stir(one)
+            one.moving = Latch(_nothing)
+            self._claimed.add(one)
+        return found
+
+    def _oldest(self, needed: int) -> list[Movable]:
         found: list[Movable] = []
         if self._idle_bytes >= needed and self.flow.options.spill_limit:
             for one in self._idle:
@@ -194,15 +210,36 @@ class Spilling:
                         return found
         return []
 
-    def move(self, victims: list[Movable], waiting: Waiting) -> None:
+    def move(self, claimed: list[Movable], waiting: Waiting) -> None:
         """Move buffers to the host for a request (blocks, where host memory has to be prepared for that).
 
         Raises:
             DeviceError: The device refuses; the buffer is where it was.
         """
-        for one in victims:
-            if waiting.done or not self._move(one):
-                return
+        try:
+            for one in claimed:
+                if waiting.done or not self._move(one):
+                    return
+        finally:
+            with self.flow.turn:
+                for one in reversed(claimed):
+                    self._unclaim(one)
+
+    def let_stay(self) -> None:
+        """Let all stay that were to move, because nobody may be left to move them (with the turn held)."""
+        for one in list(self._claimed):
+            self._unclaim(one)
+
+    def _unclaim(self, one: Movable) -> None:
+        if one in self._claimed:
+            self._claimed.discard(one)
+            latch, one.moving = one.moving, None
+            if latch is not None:
+                self.flow.owe(latch)
+            if one.buffer is not None and not one.gone:
+                self._idle = {one: None, **self._idle}  # the oldest still
+                self._idle_bytes += one.size
+            self._look()
 
     def _move(self, one: Movable) -> bool:
         flow, stream = self.flow, self._own_stream()
@@ -210,24 +247,22 @@ class Spilling:
         if host is None:
             return False
         with flow.turn:
-            if one not in self._idle or not self._may_move(one):  # somebody uses it by now, or has freed it
+            if one not in self._claimed or one.gone or not self._may_move(one):  # freed meanwhile, or captured
                 host.free()
                 return True
             away = self._copy_out(one, host, stream)
             if not flow.pool.device.host_readable:
                 self._leave(one, away)
                 return True
-            one.leaving = away.fence
         # The host may touch its memory whatever streams do, so there the copy is over before others get it.
         over = False
         try:
             over = away.fence.block()
         finally:
             with flow.turn:
-                if over and one.leaving is away.fence:
+                if over and one in self._claimed and not one.gone:
                     self._leave(one, away)
                 else:
-                    one.leaving = None
                     host.free()
         return True
 
@@ -267,14 +302,13 @@ class Spilling:
         except BaseException:
             away.host.free()
             raise
-        self._stir(one)
         one.leave(away)
         self.nbytes += one.nbytes
         self.flow.tally.spills += 1
 
     def _may_move(self, one: Movable) -> bool:
         # What is being captured can be ordered behind nothing, and what the graph does with it comes later.
-        if not one.nbytes or one.leaving is not None or not one.take_over() or one.buffer is None or one.gone:
+        if not one.nbytes or not one.take_over() or one.buffer is None or one.gone:
             return False
         streams = [self.flow.core.stream_objects[user] for user in self._users(one.buffer)]
         return all(stream is None or (stream.lasting and not is_captured(stream)) for stream in streams)
