@@ -27,17 +27,27 @@ from asyncmem.core import Buffer
 from asyncmem.devices import Latencies, Simulated
 from asyncmem.testing.conservation import whole
 
-from .support import MIB, quick_device
+from .support import MIB, SteppedPool, quick_device
 
 HALF = 4 * MIB
 LIMIT = 2 * HALF
 LONG = 30  # seconds that nothing here takes
 
 
-def make_pool(device: Simulated | None = None, **options: object) -> AsyncMemoryPool:
+stepped = pytest.mark.may_block  # the worker's calls are steps of the loop
+
+
+def make_pool(
+    device: Simulated | None = None, kind: type[AsyncMemoryPool] = AsyncMemoryPool, **options: object
+) -> AsyncMemoryPool:
     """A pool that two halves fill."""
     settings: dict[str, object] = {"limit": LIMIT, "segment_size": HALF, "stall_after": None, **options}
-    return AsyncMemoryPool(device or quick_device(), **settings)  # type: ignore[arg-type]  # what tests pass
+    return kind(device or quick_device(), **settings)  # type: ignore[arg-type]  # what tests pass
+
+
+def stepped_pool(**options: object) -> AsyncMemoryPool:
+    """The same with a worker that is steps of the loop and never ticks: whoever is helped is helped by an event."""
+    return make_pool(kind=SteppedPool, **options)
 
 
 class Marks:
@@ -110,11 +120,12 @@ async def until(condition: Callable[[], bool]) -> None:
 # -- what moves --------------------------------------------------------------------------------------------------------
 
 
+@stepped
 def test_the_oldest_move_and_no_more_than_the_request_needs() -> None:
     """Used last means moved last; one quarter is asked for, so one quarter goes."""
 
     async def main() -> None:
-        async with make_pool() as pool, Marks(pool) as marks:
+        async with stepped_pool() as pool, Marks(pool) as marks:
             first, second, third, fourth = [await marks(LIMIT // 4, tag=str(number)) for number in range(4)]
             async with first:
                 pass
@@ -136,11 +147,12 @@ def test_the_oldest_move_and_no_more_than_the_request_needs() -> None:
     run(main)
 
 
+@stepped
 def test_nothing_moves_where_it_would_not_help() -> None:
     """While somebody else holds too much, the memory stays until moving it serves the request."""
 
     async def main() -> None:
-        async with make_pool() as pool, Marks(pool) as marks:
+        async with stepped_pool() as pool, Marks(pool) as marks:
             held = await pool.allocate_async(HALF)
             marked = await marks(HALF)
             request = pool.allocate_async(LIMIT)
@@ -153,11 +165,43 @@ def test_nothing_moves_where_it_would_not_help() -> None:
     run(main)
 
 
+def test_one_that_must_stay_does_not_send_another_away() -> None:
+    """Where one of two is pinned, the other alone would move for nothing."""
+    with make_pool() as pool, Marks(pool) as marks:
+        pinned, other = marks.now(), marks.now()
+        with pinned as buffer:
+            pin = buffer.pin()
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(LIMIT)
+        assert not other.spilled
+        pin.unpin()
+        pool.allocate(LIMIT).free()
+        assert other.spilled
+
+
+@stepped
+def test_nothing_moves_for_a_request_that_is_gone() -> None:
+    """It was bound to move, and stays where the request ends before the worker comes to it."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Marks(pool) as marks:
+            marked = await marks(LIMIT)
+            request = pool.allocate_async(LIMIT)
+            request.cancel()
+            async with marked:
+                assert pool.stats().spills == 0
+            (await pool.allocate_async(LIMIT)).free()
+            assert marked.spilled
+
+    run(main)
+
+
+@stepped
 def test_who_waits_behind_is_helped_too() -> None:
     """A free that serves the first of two leaves the second to be served by what may move."""
 
     async def main() -> None:
-        async with make_pool() as pool, Marks(pool) as marks:
+        async with stepped_pool() as pool, Marks(pool) as marks:
             held = await pool.allocate_async(LIMIT - MIB)
             marked = await marks(MIB)
             first, second = pool.allocate_async(LIMIT - MIB), pool.allocate_async(MIB)
@@ -170,11 +214,12 @@ def test_who_waits_behind_is_helped_too() -> None:
     run(main)
 
 
+@stepped
 def test_memory_in_use_stays() -> None:
     """Whoever wants it waits for the end of the last of its blocks."""
 
     async def main() -> None:
-        async with make_pool() as pool, Marks(pool) as marks:
+        async with stepped_pool() as pool, Marks(pool) as marks:
             marked = await marks(LIMIT)
             async with marked as buffer:
                 async with marked.use() as again:
@@ -236,7 +281,7 @@ def test_what_others_can_reach_stays(kind: str) -> None:
 def test_captured_memory_stays() -> None:
     """What a graph is being made of can be ordered behind nothing."""
     device = quick_device()
-    stream = device.create_stream()
+    stream, other = device.create_stream(), device.create_stream()
     with make_pool(device) as pool, Marks(pool) as marks:
         marked = marks.now(LIMIT, stream=stream)
         stream.begin_capture()
@@ -246,11 +291,20 @@ def test_captured_memory_stays() -> None:
         pool.allocate(MIB).free()
         assert marked.spilled
         stream.begin_capture()
-        with pytest.raises(InvalidRequest), marked:
+        with pool.graph(), pytest.raises(InvalidRequest), marked:
             pass
         stream.end_capture()
         with marked as buffer:
             assert buffer.stream is stream
+            buffer.hand_over(other)
+        pool.allocate(MIB).free()
+        stream.begin_capture()
+        with marked as buffer:
+            assert buffer.stream is other
+        with pool.graph(), pytest.raises(OutOfMemoryError):
+            pool.allocate(MIB, stream=stream)
+        assert not marked.spilled
+        stream.end_capture()
 
 
 @pytest.mark.parametrize("what", ["freed", "foreign", "pinned", "leased", "no buffer"])
@@ -537,20 +591,43 @@ def test_who_comes_during_the_copy_comes_after_the_request() -> None:
 # -- the host's side ---------------------------------------------------------------------------------------------------
 
 
+@stepped
 def test_a_full_host_stops_the_moving() -> None:
-    """Requests wait as they would without, until the host has room again."""
+    """Requests wait as they would without, until the host has room again; it is not asked over and over."""
 
     async def main() -> None:
-        async with make_pool(spill_limit=HALF) as pool, Marks(pool) as marks:
+        async with stepped_pool(spill_limit=HALF) as pool, Marks(pool) as marks:
             first, second, third = [await marks(HALF) for _ in range(3)]
             assert [one.spilled for one in (first, second, third)] == [True, False, False]
             request = pool.allocate_async(HALF)
-            await asyncio.sleep(0.02)
+            for _ in range(50):
+                await asyncio.sleep(0)
             assert not request.done()
             assert not second.spilled
+            assert pool.stats().rungs["spill"] == 2
             first.free()
             (await request).free()
             assert second.spilled
+
+    run(main)
+
+
+def test_a_host_without_memory_is_asked_again() -> None:
+    """Others may have given some back, and nobody tells."""
+
+    async def main() -> None:
+        device = quick_device()
+        pinned = device.pinned()
+        assert isinstance(pinned, Simulated)
+        async with make_pool(device) as pool, Marks(pool) as marks:
+            marked = await marks(LIMIT)
+            pinned.take_elsewhere(pinned.capacity)
+            request = pool.allocate_async(LIMIT)
+            await until(lambda: pool.flow.spilling.refused is not None)
+            assert not request.done()
+            pinned.give_back_elsewhere(pinned.capacity)
+            (await request).free()
+            assert marked.spilled
 
     run(main)
 
@@ -561,6 +638,7 @@ def test_without_a_limit_for_it_nothing_moves() -> None:
         marked = marks.now(LIMIT)
         with pytest.raises(OutOfMemoryError):
             pool.allocate(MIB)
+        assert "spill" not in pool.stats().rungs
         pool.configure(spill_limit=LIMIT)
         pool.allocate(MIB).free()
         assert marked.spilled
@@ -578,8 +656,11 @@ def test_a_copy_that_cannot_begin_fails_the_request_alone(call: str) -> None:
     with make_pool(device) as pool, Marks(pool) as marks:
         marked = marks.now(LIMIT, stream=stream)
         device.fail(call)
-        with pytest.raises(DeviceError, match=call):
+        with pytest.raises(DeviceError, match=call) as caught:
             pool.allocate(MIB)
+        if call != "copy_out":  # whose traceback has a view of the host's memory
+            assert pool.spilled.of(pool).stats().allocated_bytes == 0
+        del caught
         assert not marked.spilled
         whole(pool, live=LIMIT)
         whole(pool.spilled.of(pool))
@@ -700,6 +781,26 @@ def test_dropping_the_handle_frees_both_sides() -> None:
         assert (pool.stats().spilled_bytes, pool.stats().allocated_bytes) == (0, 0)
         whole(pool)
         whole(pool.spilled.of(pool))
+
+
+@pytest.mark.filterwarnings("ignore:pool .*worker ended:RuntimeWarning")
+@stepped
+def test_what_a_dead_worker_was_to_move_stays_usable() -> None:
+    """Nobody comes to move it any more."""
+
+    def defect() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Marks(pool) as marks:
+            marked = await marks(LIMIT)
+            pool.house.worker.submit(defect)
+            with pytest.raises(PoolClosed, match="ZeroDivisionError"):
+                await pool.allocate_async(LIMIT)
+            async with marked as buffer:
+                assert buffer.alive
+
+    run(main)
 
 
 # -- deadlocks ---------------------------------------------------------------------------------------------------------
