@@ -198,13 +198,18 @@ def test_nothing_moves_for_a_request_that_is_gone() -> None:
 
 @stepped
 def test_who_waits_behind_is_helped_too() -> None:
-    """A free that serves the first of two leaves the second to be served by what may move."""
+    """A free that serves the first of two leaves the second to be served by what may move.
+
+    The limit is far away, so that no level of pressure is crossed, which would have everybody looked at anyway.
+    """
 
     async def main() -> None:
-        async with stepped_pool() as pool, Marks(pool) as marks:
+        device = quick_device(LIMIT)
+        async with stepped_pool(device=device, limit=8 * LIMIT) as pool, Marks(pool) as marks:
             held = await pool.allocate_async(LIMIT - MIB)
             marked = await marks(MIB)
             first, second = pool.allocate_async(LIMIT - MIB), pool.allocate_async(MIB)
+            await until(lambda: not pool.flow.busy)
             held.free()
             one, two = await first, await second
             assert marked.spilled
