@@ -86,7 +86,7 @@ class Spilling:
             self._stir(one)
             self._unclaim(one)
         if one.away is not None:
-            self._let_go(one.away.host, None)
+            self._let_go(one.away.host)
             self.nbytes -= one.nbytes
             one.away = None
             self._host_has_room()
@@ -152,13 +152,14 @@ class Spilling:
                 away, home = one.away, buffer.stream
                 assert away is not None
                 home.wait(away.fence)
+                self._note_reader(away.host, home)
                 device.copy_in(buffer.address, memoryview(away.host), home)
                 arriving = home.record() if device.host_readable else None
             except BaseException:
                 buffer.free()
                 raise
             one.come(buffer, arriving)
-            self._let_go(away.host, home)
+            self._let_go(away.host)
             self.nbytes -= one.nbytes
             flow.tally.returns += 1
             self._host_has_room()
@@ -346,13 +347,15 @@ class Spilling:
         self.refused = None
 
     @staticmethod
-    def _let_go(host: Buffer, reader: Stream | None) -> None:
-        # What cannot be freed in order now is freed behind all streams as it is dropped.
+    def _note_reader(host: Buffer, stream: Stream) -> None:
         retire = host._core.retire
-        if reader is not None and retire is not None:
-            notes_of(host).add_user(retire.register(reader))
+        assert retire is not None
+        notes_of(host).add_user(retire.register(stream))
+
+    @staticmethod
+    def _let_go(host: Buffer) -> None:
         with suppress(DeviceError):
-            host.free()
+            host.free()  # what cannot be freed in order now is freed behind all streams as it is dropped
 
 
 def _nothing() -> None:
