@@ -41,7 +41,18 @@ from asyncmem.errors import (
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
 from asyncmem.options import PoolOptions
-from asyncmem.pool import ArrayBatch, AsyncMemoryPool, Budget, Copy, GraphMemory, Lease, MemoryShare, Pin, Request
+from asyncmem.pool import (
+    ArrayBatch,
+    AsyncMemoryPool,
+    Budget,
+    Copy,
+    GraphMemory,
+    Lease,
+    MemoryShare,
+    Pin,
+    Request,
+    Spillable,
+)
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 
@@ -84,6 +95,7 @@ __all__ = [
     "RuntimeDevice",
     "SegmentInfo",
     "Simulated",
+    "Spillable",
     "StageError",
     "StallWarning",
     "StepError",

@@ -45,6 +45,7 @@ class OptionArguments(TypedDict, total=False):
     on_oom: OnOutOfMemory | str | None
     collect: bool
     fallback: str | None
+    spill_limit: Size | float
     late_fences: bool
     fence_every: int | str
     overlap: Size | float
@@ -128,6 +129,8 @@ class PoolOptions:
     """Whether `gc.collect()` is tried before an out-of-memory error; it can take long, on the loop's thread too."""
     fallback: str | None = _option(None, readers.optional(readers.one_of("host")))
     """Where to place a buffer when the device is out: "host", or None to wait or fail."""
+    spill_limit: int | float = _option(0.25, readers.size_or_share_or_nothing)
+    """Page-locked host memory that `spillable` buffers may move to: bytes, or a share of the host's; 0 for none."""
     late_fences: bool = _option(True, readers.switch)
     """Whether another stream's memory may be taken behind a fence recorded only then, as the last resort.
 

@@ -82,9 +82,15 @@ def positive_share(value: object, what: str) -> float:
 
 def size_or_share(value: object, what: str) -> int | float:
     """Read bytes (then the answer is an int) or a share of the device's memory (then it is a float)."""
+    found = size_or_share_or_nothing(value, what)
+    return found or positive_size(value, what)
+
+
+def size_or_share_or_nothing(value: object, what: str) -> int | float:
+    """Read bytes or a share, as `size_or_share` does, and 0 bytes as well."""
     if isinstance(value, float) or (isinstance(value, str) and "%" in value):
         return positive_share(value, what)
-    return positive_size(value, what)
+    return size(value, what)
 
 
 def size_or_any_share(value: object, what: str) -> int | float:

@@ -79,6 +79,8 @@ class PoolStats:
     """Freed by their owner, and kept until the last array made from them, or the last pin, is gone."""
     pinned_bytes: int = 0
     """Held in place by `pin()`: neither handed out again nor given back to the driver until they are unpinned."""
+    spilled_bytes: int = 0
+    """Of marked buffers, on the host now: no part of `allocated_bytes`."""
     captured_bytes: int = 0
     """Freed, and kept for the launches of captured graphs until their memory is released."""
     largest_hole: int = 0
@@ -143,6 +145,10 @@ class PoolStats:
     """Driver calls made on an event loop's thread because a synchronous call there needed memory at once."""
     cpu_fallbacks: int = 0
     """Buffers placed on the host because the device was out (`fallback="host"`)."""
+    spills: int = 0
+    """Marked buffers that moved to the host (`pool.spillable(...)`)."""
+    returns: int = 0
+    """How often one of them came back to be used."""
     rungs: Mapping[str, int] = field(default_factory=dict)
     """How often each rung of the ladder before an out-of-memory error was tried, by its name."""
 

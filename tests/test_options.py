@@ -47,6 +47,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "on_oom": ("gc:isenabled", gc.isenabled),
     "collect": ("1", True),
     "fallback": ("host", "host"),
+    "spill_limit": ("50%", 0.5),
     "late_fences": ("false", False),
     "fence_every": ("16", 16),
     "overlap": ("30%", 0.3),

@@ -15,5 +15,17 @@ from asyncmem.pool.pool import AsyncMemoryPool
 from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.request import Request
 from asyncmem.pool.share import Budget
+from asyncmem.pool.spillable import Spillable
 
-__all__ = ["ArrayBatch", "AsyncMemoryPool", "Budget", "Copy", "GraphMemory", "Lease", "MemoryShare", "Pin", "Request"]
+__all__ = [
+    "ArrayBatch",
+    "AsyncMemoryPool",
+    "Budget",
+    "Copy",
+    "GraphMemory",
+    "Lease",
+    "MemoryShare",
+    "Pin",
+    "Request",
+    "Spillable",
+]

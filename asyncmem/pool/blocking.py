@@ -92,7 +92,7 @@ class BlockingCalls:
             # What others give back to the device makes room for growth; only a thread of its own may wait for that.
             if errand is None and waiting.timeout is None and waiting.home is None and flow.supply.returning:
                 return self._stand_by()
-            return errand or flow.errand_without_hope(waiting)
+            return errand or flow.ladder.spill_for(waiting) or flow.errand_without_hope(waiting)
 
     def _behind(self, head: Waiting | None, waiting: Waiting) -> Errand | ThreadSleeper | None:
         flow = self._flow

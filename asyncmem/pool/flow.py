@@ -33,6 +33,7 @@ from asyncmem.pool.pins import Pins
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
+from asyncmem.pool.spilling import Spilling
 from asyncmem.pool.squeeze import Squeeze
 from asyncmem.pool.stuck import DeadlockWatch
 from asyncmem.pool.taker import Taker
@@ -96,6 +97,7 @@ class Flow(Desk):
         self.ended_accounts: list[int] = []  # of closed budgets and leases, while something below them is held
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
+        self.spilling = Spilling(self)
         self.pressure = PressureWatch(self, core)
         self.squeeze = Squeeze(self)
         self.upkeep = Upkeep(self)
@@ -125,6 +127,7 @@ class Flow(Desk):
                     share is not self.pool
                     or self.options.fallback is not None
                     or waiting.inline
+                    or self.may_spill
                     or self._may_be_there(waiting)
                 ):
                     self._changed = True
@@ -293,6 +296,7 @@ class Flow(Desk):
             self.core.set_gate(0, True)
             for waiting in list(self.waiters()):
                 self.withdraw(waiting, error)
+            self.spilling.let_stay()
             self.pressure.end()
 
     def shut(self) -> None:
@@ -326,6 +330,7 @@ class Flow(Desk):
         self.queue.bypass = int(options.bypass * limit)
         self.plain = _is_plain(options)
         self.supply.reconfigure(options, limit)
+        self.spilling.look_again()
         self.core.set_limit(0, limit)
         self.refuse_hopeless()
         self.retire.late_fences = options.late_fences
@@ -497,7 +502,8 @@ class Flow(Desk):
         errand = self.ladder.grow_for(head)
         if errand is None and (self.ladder.tidy() or self.ladder.press(head)):
             return True
-        errand = errand or self.ladder.make_room_for(head) or self.errand_without_hope(head)
+        errand = errand or self.ladder.make_room_for(head) or self.ladder.spill_for(head)
+        errand = errand or self.errand_without_hope(head)
         if errand is not None:
             self._send(errand)
         return False

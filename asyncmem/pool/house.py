@@ -148,6 +148,7 @@ class House:
         self.idle.look()
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device
+            flow.spilling.look_again()
             if len(flow.queue):
                 flow.changed()
             flow.watch.stalled()

@@ -2,8 +2,9 @@
 
 The rungs, in the order in which they are tried, each counted by its name: *grow* (more from the device), *retire*
 (fences that are done), *flush* (caches), *merge* (neighbours of different streams), *wait* (for fences of idle pages),
-*trim* (segments go back, to be had in another shape), *collect* (Python's garbage), *ask* (the user's `on_oom`). Where
-enough is free, *flush* comes first; where the pool is to be patient, so does *wait*.
+*trim* (segments go back, to be had in another shape), *spill* (marked buffers move to the host), *collect* (Python's
+garbage), *ask* (the user's `on_oom`). Where enough is free, *flush* comes first; where the pool is to be patient, so
+does *wait*.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
+    from asyncmem.pool.movable import Movable
     from asyncmem.pool.waiting import Waiting
 
     Errand = Callable[[], None]
@@ -80,6 +82,13 @@ class Ladder:
         waiting.pressed = True
         return True
 
+    def spill_for(self, waiting: Waiting) -> Errand | None:
+        """Answer the errand that moves marked memory to the host for a request, or None where that cannot serve it."""
+        if not self._flow.may_spill or waiting.capture is not None:
+            return None
+        claimed = self._flow.spilling.claim(self._supply.shortage(waiting.total))
+        return partial(self._spill, claimed, waiting) if claimed else None
+
     def tidy(self) -> bool:
         """Make the most of what is mapped, at once; says whether that changed anything."""
         found = {"retire": self._flow.taker.poll(), "flush": self._core.flush(), "merge": self._core.merge()}
@@ -135,6 +144,13 @@ class Ladder:
         finally:
             with self._flow.turn:
                 self._flow.blocking.errand_ended()
+
+    def _spill(self, claimed: list[Movable], waiting: Waiting) -> None:
+        self.rungs["spill"] += 1
+        try:
+            self._flow.spilling.move(claimed, waiting)
+        except DeviceError as error:
+            self._flow.fail(waiting, error)
 
     def _give_up(self, waiting: Waiting) -> None:
         options = self._flow.options

@@ -1,23 +1,30 @@
-"""A pool's page-locked host memory: a pool of its own, whose buffers copies of the device read and write directly."""
+"""A pool's page-locked host memory: pools of their own, whose buffers copies of the device read and write directly."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.errors import PoolClosed
 
 if TYPE_CHECKING:
     from asyncmem.pool.pool import AsyncMemoryPool
 
-_SHARE = 0.25  # of the host's memory: what is page-locked is lost to everybody else
+SHARE: Final = 0.25
+"""Of the host's memory: what is page-locked is lost to everybody else."""
 
 
 class PinnedMemory:
-    """The host pool that belongs to a pool, made at the first need and closed with it."""
+    """A host pool that belongs to a pool, made at the first need and closed with it.
 
-    def __init__(self, pool: AsyncMemoryPool) -> None:
-        self._name = pool.name
+    Args:
+        name: What it is called.
+        limit: The most that it may have, in bytes or as a share of the host's memory.
+    """
+
+    def __init__(self, name: str, limit: float = SHARE) -> None:
+        self._name = name
+        self._limit = limit
         self._making = threading.Lock()
         self._pool: AsyncMemoryPool | None = None
         self._closed = False
@@ -33,10 +40,19 @@ class PinnedMemory:
 
         with self._making:
             if self._closed:
-                raise PoolClosed(f"{self._name} pinned")
+                raise PoolClosed(self._name)
             if self._pool is None:
-                self._pool = AsyncMemoryPool(pool.device.pinned(), name=f"{self._name} pinned", limit=_SHARE)
+                made = AsyncMemoryPool(pool.device.pinned(), name=self._name, limit=self._limit)
+                made._worker_factory = pool._worker_factory
+                self._pool = made
             return self._pool
+
+    def resize(self, limit: float) -> None:
+        """Change the limit, as `AsyncMemoryPool.resize` does."""
+        with self._making:
+            self._limit = limit
+            if self._pool is not None:
+                self._pool.resize(limit=limit)
 
     async def aclose(self, timeout: float) -> None:
         """Close it; its buffers stay valid until they are freed."""

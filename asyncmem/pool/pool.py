@@ -78,7 +78,8 @@ class AsyncMemoryPool(Hooks):
         self._making = threading.Lock()
         self._opening: Opening | None = None
         self.fallback = HostFallback(self)
-        self._pinned = PinnedMemory(self)
+        self._pinned = PinnedMemory(f"{self.name} pinned")
+        self.spilled = PinnedMemory(f"{self.name} spilled", self._options.spill_limit)
 
     def __repr__(self) -> str:
         if self._house is None:
@@ -224,6 +225,7 @@ class AsyncMemoryPool(Hooks):
             await last.wait(timeout)
             await self.fallback.aclose(timeout)
             await self._pinned.aclose(timeout)
+            await self.spilled.aclose(timeout)
         self._end(house, last)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -236,6 +238,7 @@ class AsyncMemoryPool(Hooks):
         last.block(timeout)
         self.fallback.close(timeout)
         self._pinned.close(timeout)
+        self.spilled.close(timeout)
         self._end(house, last)
 
     def _finish(self, house: House) -> Latch[object]:
@@ -351,6 +354,8 @@ class AsyncMemoryPool(Hooks):
             house.flow.reconfigure(options, house.ceiling(options))
             house.core.configure(**core_settings(options))
             house.flow.squeeze.fit_caches()
+        if "spill_limit" in changes:
+            self.spilled.resize(options.spill_limit)
 
     def resize(self, *, limit: Size | float) -> None:
         """Change the limit. Below what is reserved, free segments go back first, and others as they become free."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.arrays import ArrayBatch
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.lease import Lease
+    from asyncmem.pool.spillable import Spillable
     from asyncmem.stats import PoolStats, WaiterInfo
     from asyncmem.units import Size
 
@@ -272,6 +273,22 @@ class Share(Allocator):
         if nbytes == 0:
             raise InvalidRequest("limit", limit, "more than 0 bytes")
         return Budget(self, name, nbytes)
+
+    def spillable(self, buffer: Buffer) -> Spillable:
+        """Say that a buffer may move to page-locked host memory while others need the device's.
+
+        From here on the memory is reached by the answer alone: ``async with held as buffer`` brings it home where it is
+        away, and keeps it there until the block ends. The buffer that was given is dead. At most `spill_limit` bytes
+        of the host are used for this.
+
+        Raises:
+            InvalidRequest: It is not of this pool or its budgets, is pinned or exported, belongs to a lease or to a
+                captured graph, or its home stream is a mere number.
+            BufferReleased: It has been freed.
+        """
+        from asyncmem.pool.spillable import Spillable
+
+        return Spillable(self.flow.spilling, buffer)
 
     @contextmanager
     def owner(self, name: str) -> Iterator[None]:

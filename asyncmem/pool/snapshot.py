@@ -35,7 +35,7 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         inactive_split_bytes=counts.reserved - counts.live - counts.empty - core.idle_memory()[0],
         pending_fence_bytes=core.pending(),
         exported_bytes=core.exported_bytes, pinned_bytes=flow.pins.nbytes,
-        captured_bytes=flow.captures.nbytes, largest_hole=largest_hole(core),
+        spilled_bytes=flow.spilling.nbytes, captured_bytes=flow.captures.nbytes, largest_hole=largest_hole(core),
         peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
         total_memory=memory.total, free_memory=memory.free, active_buffers=counts.live_blocks,
         segments=counts.segments, num_allocations=counts.allocations, num_frees=counts.frees,
@@ -45,14 +45,15 @@ def pool_stats(pool: AsyncMemoryPool) -> PoolStats:
         waits=tally.waits, wait_seconds=tally.wait_seconds, longest_wait=tally.longest_wait,
         bypassed_bytes=flow.queue.overtaken, handed_back=tally.handed_back, timeouts=tally.timeouts,
         cancellations=tally.cancellations, deadlocks=tally.deadlocks, late_fences=retired.late_fences,
-        loop_blocking_calls=tally.loop_blocking_calls, cpu_fallbacks=tally.cpu_fallbacks, rungs=dict(tally.rungs),
+        loop_blocking_calls=tally.loop_blocking_calls, cpu_fallbacks=tally.cpu_fallbacks,
+        spills=tally.spills, returns=tally.returns, rungs=dict(tally.rungs),
     )  # fmt: skip
 
 
 _COUNTERS = (
     "num_allocations", "num_frees", "hits_stream", "hits_shared", "hits_mapped", "num_cache_misses", "driver_calls",
     "grows", "trims", "waits", "wait_seconds", "bypassed_bytes", "handed_back", "timeouts", "cancellations",
-    "deadlocks", "late_fences", "loop_blocking_calls", "cpu_fallbacks",
+    "deadlocks", "late_fences", "loop_blocking_calls", "cpu_fallbacks", "spills", "returns",
 )  # fmt: skip
 
 
@@ -163,4 +164,7 @@ def summary(stats: PoolStats) -> str:
         ("waiting", f"{stats.waiting} for {format_size(stats.waiting_bytes)} ({waits})"),
         ("fragmentation", format_share(stats.fragmentation)),
     ]
+    if stats.spills or stats.spilled_bytes:
+        moved = f"{format_count(stats.spills, 'buffer')} so far, {stats.returns} came back"
+        rows.append(("spilled", f"{format_size(stats.spilled_bytes)} ({moved})"))
     return "\n".join(f"{name:<14} {text}" for name, text in rows)

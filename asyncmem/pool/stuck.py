@@ -12,7 +12,7 @@ from asyncmem.pool.alarm import alarm
 from asyncmem.pool.holdings import current_owner, label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.share import Share
@@ -37,6 +37,12 @@ class DeadlockWatch:
             for share in waiting.share.lineage():
                 if share.holdings.of(owner):
                     self._resolve(share)
+
+    def follows(self, owner: Hashable, share: Share) -> None:
+        """Hear that somebody waits for another one to bring spilled memory home; see whether that closes a circle."""
+        for one in share.lineage():
+            if one.holdings.of(owner):
+                self._resolve(one)
 
     def overtaken(self) -> None:
         """Look again, because a grant may have used up what may overtake the head, and so barred others."""
@@ -63,10 +69,15 @@ class DeadlockWatch:
             )
             for one in sleeping
         ]  # fmt: skip
+        claims += [
+            Claim(owner, one.size, one.size)
+            for owner, one in self._flow.spilling.followers()
+            if share in one.share.lineage()
+        ]
         segments = [(one.address, one.nbytes) for one in self._flow.supply.segments.values()]
         space = Space(share.capacity(), self._flow.supply.limit, segments)
         caught = {id(claim) for claim in stuck(claims, share.holdings.table(), space)}
-        return [one for one, claim in zip(sleeping, claims, strict=True) if id(claim) in caught]
+        return [one for one, claim in zip(sleeping, claims, strict=False) if id(claim) in caught]
 
     def stalled(self) -> None:
         """Warn with the table of owners when nothing has moved for `stall_after` seconds while somebody waits."""

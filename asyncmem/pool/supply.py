@@ -196,6 +196,11 @@ class Supply:
         """Say whether so much is free, in whatever pieces."""
         return self._free() >= need
 
+    def shortage(self, need: int) -> int:
+        """Answer how much has to become free before so many bytes can be had, 1 where they are free in pieces."""
+        most = self.limit if self.refused is None else self._core.reserved()
+        return max(need - (most - self._core.live()), 1)
+
     def _slack(self) -> int:
         most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)
         return most - self._free()

@@ -17,4 +17,6 @@ class Tally(Waits):
         self.deadlocks = 0
         self.loop_blocking_calls = 0
         self.cpu_fallbacks = 0
+        self.spills = 0
+        self.returns = 0
         self.rungs: Counter[str] = Counter()

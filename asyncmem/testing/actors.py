@@ -149,6 +149,7 @@ class GroupActor(Actor):
         if self.begun and self.listening and not self.failing.done():
             self.struck = True
             self.failing.set_exception(SiblingFailed())
+            self.failing.exception()  # seen, also where the part is over before the sibling comes to look
 
 
 @final

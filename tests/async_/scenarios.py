@@ -8,7 +8,7 @@ from functools import partial
 
 import anyio
 
-from asyncmem import AsyncMemoryPool, LeakWarning, PoolClosed, PoolTimeout, RequestCancelled
+from asyncmem import AsyncMemoryPool, BufferReleased, LeakWarning, PoolClosed, PoolTimeout, RequestCancelled
 from asyncmem.testing import Scenario, Stage
 from asyncmem.testing.conservation import idle, whole
 
@@ -263,6 +263,65 @@ async def resize_and_trim_while_they_wait(stage: Stage) -> None:
         stage.actor("manager", manage)
         await stage.finish()
         pool.resize(limit=LIMIT)
+
+
+@scenario
+async def spilled_and_brought_home(stage: Stage) -> None:
+    """Three halves take turns over two: one actor wants two at once, another one of these, one needs plain memory."""
+    async with staged(stage, spill_limit=2 * LIMIT) as pool:
+        halves = [pool.spillable(await pool.allocate_async(LIMIT // 2)) for _ in range(3)]
+
+        async def both() -> None:
+            async with halves[0], halves[1].use(priority=1):
+                await turns(2)
+
+        async def one() -> None:
+            async with halves[2] as buffer:
+                await turns()
+                assert buffer.alive
+
+        async def limited() -> None:
+            with suppress(PoolTimeout):
+                async with halves[1].use(timeout=5):
+                    await turns()
+
+        stage.actor("both", both)
+        stage.actor("one", one)
+        stage.actor("limited", limited)
+        stage.actor("plain", partial(keep, stage, pool, 6))
+        await stage.finish()
+        assert pool.stats().spills > 0
+        for half in halves:
+            half.free()
+        whole(pool.spilled.of(pool))
+
+
+@scenario
+async def freed_while_it_moves(stage: Stage) -> None:
+    """A handle is freed, and another one dropped, while they move for a request and come home for a use."""
+    async with staged(stage, spill_limit=2 * LIMIT) as pool:
+        halves = [pool.spillable(await pool.allocate_async(LIMIT // 2)) for _ in range(3)]
+
+        async def free() -> None:
+            try:
+                await turns(2)
+                halves[0].free()
+                await turns()
+            finally:
+                del halves[1:]
+
+        async def use() -> None:
+            with suppress(BufferReleased):
+                async with halves[0]:
+                    await turns(2)
+
+        stage.actor("user", use)
+        stage.actor("plain", partial(keep, stage, pool, 6))
+        stage.actor("freer", free)
+        await stage.finish()
+        halves[0].free()
+        halves.clear()
+        whole(pool.spilled.of(pool))
 
 
 @scenario

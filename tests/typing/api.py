@@ -21,6 +21,7 @@ from asyncmem import (
     PoolOptions,
     PoolStats,
     Pressure,
+    Spillable,
     StepError,
 )
 from asyncmem.devices import Device, Fence, Simulated, Stream
@@ -215,6 +216,17 @@ async def control(pool: AsyncMemoryPool) -> None:
     pool.check()
     pool.reset_peaks()
     await pool.aclose(timeout=1.0, drain=True)
+
+
+async def move(pool: AsyncMemoryPool, buffer: Buffer) -> None:
+    held = pool.spillable(buffer)
+    assert_type(held, Spillable)
+    async with held as home:
+        assert_type(home, Buffer)
+    with held.use(None, priority=1, timeout="2 s") as home:
+        assert_type(home, Buffer)
+    assert_type(held.spilled, bool)
+    held.free()
 
 
 def choose() -> None:

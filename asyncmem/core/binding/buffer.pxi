@@ -264,6 +264,31 @@ cdef class Buffer:
         self.untag()
         return block
 
+    @property
+    def _lent(self):
+        """Whether its address was read as a CUDA array interface: who did may use it for as long as this object lives."""
+        return bool(self.exports & _LENT)
+
+    def _renew(self):
+        """Answer a buffer with all that this one had, and die: who kept this one sees from then on that it is gone.
+
+        For the pool. Not while exported; that its address was lent is forgotten.
+        """
+        cdef Buffer heir
+        self.need("taking it over")
+        if self.exports & ~_LENT:
+            raise BufferError("the buffer is exported")
+        heir = Buffer.__new__(Buffer)
+        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
+        heir.where, heir.nbytes, heir.block, heir.home = self.where, self.nbytes, self.block, self.home
+        heir.alive = True
+        Py_XINCREF(self.owner)
+        self.label = self.noted = NULL
+        self.block = 0
+        self.exports = 0
+        self.alive = False
+        return heir
+
     def _lend(self, stream):
         """Order an export to a consumer whose stream has this number, None for one that is not known. Does not block."""
         self.need("exporting it")

@@ -58,6 +58,7 @@ cdef class Desk:
         budgets: Shares with a queue of their own.
         refusing: The error that newcomers get from now on, or None.
         progress: Counts grants, so that a standstill shows.
+        may_spill: Whether marked memory lies idle, so that who waits may be helped though nobody frees.
     """
 
     cdef readonly Core core
@@ -68,7 +69,7 @@ cdef class Desk:
     cdef public dict held
     cdef public tuple kinds
     cdef public object named, closed, refusing
-    cdef public bint plain, busy, _changed
+    cdef public bint plain, busy, may_spill, _changed
     cdef public list budgets, _owed
     cdef bint owing  # something is to be called once the turn is free
     cdef public uint64_t _left_over  # free bytes that nobody who waits could use when last looked at
@@ -108,7 +109,7 @@ cdef class Desk:
         cdef Ask ask
         cdef Waiter waiter
         cdef int64_t nbytes, total
-        if door is not self.pool or not self.plain or self.refusing is not None:
+        if door is not self.pool or not self.plain or self.may_spill or self.refusing is not None:
             return None
         if not _ask(door, &ask, stream, tag) or self.task_here() is None:
             return None
@@ -224,7 +225,7 @@ cdef class Desk:
     cdef Waiter plain_head(self):
         # Who is next, where nothing about that takes thought.
         cdef Waiter head
-        if self._changed or self.closed is not None or self.queue.urgent or self.core._observed:
+        if self._changed or self.may_spill or self.closed is not None or self.queue.urgent or self.core._observed:
             return None
         head = self.queue.eldest()
         if head is None or head.deadline is not None or head.site is not None or head.holder is not None:

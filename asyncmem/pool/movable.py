@@ -1,0 +1,131 @@
+"""A buffer that may move to the host: where it is, who uses it, and who else might still reach its memory."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncmem.errors import BufferReleased
+from asyncmem.pool.notes import Notes, notes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from asyncmem.core import Buffer
+    from asyncmem.devices import Fence
+    from asyncmem.pool.latch import Latch
+    from asyncmem.pool.share import Share
+
+
+class Away(NamedTuple):
+    """Where the bytes are while they are not on the device.
+
+    Attributes:
+        host: The page-locked memory that has them.
+        fence: Behind the copy that brought them there.
+    """
+
+    host: Buffer
+    fence: Fence
+
+
+class Movable:
+    """One marked buffer, as the pool knows it; its user holds a `Spillable`. Changed under the pool's turn only.
+
+    Its memory is handed out for a use as a buffer that dies with the last use, so a buffer that somebody kept says that
+    it is gone, whether the memory has moved or not.
+
+    Attributes:
+        buffer: Its memory on the device while it is at home, or None.
+        away: Where its bytes are on the host, or None.
+        moving: What to wait for while it is about to move, or None.
+        arriving: What to wait for before the host touches what is at home, where it can, or None.
+        share: Who its memory is charged to.
+        stream: The home stream that it comes back to.
+        owners: Who uses it now, once for each use.
+        fetching: What to wait for while somebody brings it home, or None.
+        patient: Whether whoever brings it home would wait for ever.
+        followers: Who waits for that somebody without a deadline, besides.
+    """
+
+    def __init__(self, buffer: Buffer, share: Share) -> None:
+        self.nbytes = buffer.nbytes
+        self.size = buffer.size
+        self.tag = buffer.tag
+        self.share = share
+        self.stream = buffer.stream
+        self.buffer: Buffer | None = buffer
+        self.away: Away | None = None
+        self.moving: Latch[None] | None = None
+        self.arriving: Fence | None = None
+        self.owners: list[Hashable] = []
+        self.fetching: Latch[None] | None = None
+        self.patient = True
+        self.followers: list[Hashable] = []
+        self._handed_out = True
+        self._readers: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has been freed, also by a `free` of the buffer that was handed out."""
+        return self.away is None and (self.buffer is None or not self.buffer.alive)
+
+    def need(self) -> None:
+        """Raise `BufferReleased` where it has been freed."""
+        if self.gone:
+            raise BufferReleased(self.nbytes, tag=self.tag, action="using it")
+
+    def begin(self, owner: Hashable) -> Buffer:
+        """Count a use of what is at home, and answer the buffer; the first to use it counts as its holder."""
+        buffer = self.buffer
+        assert buffer is not None
+        self.owners.append(owner)
+        self._handed_out = True
+        self._hold(notes_of(buffer))
+        return buffer
+
+    def end(self, owner: Hashable) -> bool:
+        """Count the end of a use; says whether that was the last and the memory is still there."""
+        self.owners.remove(owner if owner in self.owners else self.owners[0])
+        buffer = self.buffer
+        if buffer is None or not buffer.alive:
+            return False
+        self._hold(notes_of(buffer))
+        if self.owners:
+            return False
+        self.stream = buffer.stream
+        self.take_over()
+        return True
+
+    def take_over(self) -> bool:
+        """Have the buffer that was handed out die; says whether nobody can reach the memory by it any more.
+
+        An export holds it up, and so does whoever read its CUDA array interface and keeps the buffer for that.
+        """
+        buffer = self.buffer
+        if self._handed_out and buffer is not None and buffer.alive:
+            lent = buffer._lent
+            try:
+                self.buffer = buffer._renew()
+            except BufferError:
+                return False
+            self._handed_out = False
+            if lent:
+                self._readers.add(buffer)
+        return not self._readers
+
+    def leave(self, away: Away) -> None:
+        """Note that the bytes are on the host now."""
+        self.buffer, self.away, self.arriving = None, away, None
+
+    def come(self, buffer: Buffer, arriving: Fence | None) -> None:
+        """Note that the bytes are in a new buffer on the device, or will be behind that fence."""
+        self.buffer, self.away, self.arriving = buffer, None, arriving
+
+    def _hold(self, notes: Notes) -> None:
+        # One holder at a time: the detector would count memory twice that two owners held.
+        if notes.owner is None or notes.owner not in self.owners:
+            notes.let_go()
+            buffer = self.buffer
+            if self.owners and buffer is not None:
+                notes.hold(self.share, self.owners[0], (buffer.address, buffer.size))
