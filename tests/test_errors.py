@@ -168,7 +168,7 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
         (ALL[11], "stage 'decode' failed at item 17: ValueError: no such file"),
         (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
-        (ALL[11], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
+        (ALL[12], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",
 )
