@@ -77,9 +77,18 @@ class Plans(Spaces):
         if segment is None:
             return ()
         reaches = searches(foreign=foreign, late=late)
-        block = self.find_addresses(size, stream, arena, reaches) or self.extend(segment, size, stream, reaches)
+        block, more = self.find_addresses(size, stream, arena, reaches), 0
+        *_, end = self.chain(self.segments_by_id[segment].first)
+        anew, last = block is None, None
         if block is None:
-            return ()
+            if end.state != "bare":
+                return ()
+            last = self.last_used(end, stream, reaches)
+            have = 0 if last is None else last.granules * self.granule
+            more = self.spaces[segment].up(max(0, size - have)) // self.granule
+            if more > end.granules:
+                return ()
+            block = last or end
         if block.segment != segment:
             return Plan(block.segment, block.address, 0, (), ())
         window = self.window(segment, block.address, size)
@@ -90,8 +99,9 @@ class Plans(Spaces):
         moves = tuple(Move(handle.segment, handle.address, handle.nbytes, to) for handle, to in chosen)
         for handle, _ in chosen:
             self.lift_handle(handle)
-        last = self.block_at(segment, window.start)
-        self.lift(last, window.start, len(window))
+        if anew:
+            self.extend(end, last, more, stream, reaches)
+        self.lift(self.block_at(segment, window.start), window.start, len(window))
         return Plan(segment, window.start, len(window), moves, tuple(fresh))
 
     def has_addresses(self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True) -> bool:
@@ -109,23 +119,21 @@ class Plans(Spaces):
                 return found
         return None
 
-    def extend(self, segment: int, size: int, stream: int, reaches: Reaches) -> Block | None:
-        """Answer the free block at the end of what was used, made large enough out of addresses never used."""
-        *used, end = self.chain(self.segments_by_id[segment].first)
-        if end.state != "bare":
+    def last_used(self, end: Block, stream: int, reaches: Reaches) -> Block | None:
+        """Answer the free block right before the end, joined with what lies free before it, if it may serve."""
+        last = end.before
+        if last is None or last.state != "free" or not self.eligible(last, stream, reaches[-1][0]):
             return None
-        last = None
-        if used and used[-1].state == "free" and self.eligible(used[-1], stream, reaches[-1][0]):
-            last = used[-1]
+        self.index_remove(last)
+        last.entries = self.undone(last.entries)
+        last = self.join(last) if reaches == REACHES else last
+        self.index_add(last)
+        return last
+
+    def extend(self, end: Block, last: Block | None, more: int, stream: int, reaches: Reaches) -> Block:
+        """Answer the last free block, or a new one, with so many granules of the addresses that were never used."""
+        if last is not None:
             self.index_remove(last)
-            last.entries = self.undone(last.entries)
-            last = self.join(last) if reaches == REACHES else last
-        have = 0 if last is None else last.granules * self.granule
-        more = self.spaces[segment].up(max(0, size - have)) // self.granule
-        if more > end.granules:
-            if last is not None:
-                self.index_add(last)
-            return None
         if more:
             if more < end.granules:
                 self.cut(end, more)
