@@ -408,7 +408,7 @@ private:
     // planning (plan.cpp)
     class Picking;
     BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Foreign foreign);
-    BlockId extend(Space& space, const Ask& ask, uint64_t granules, Foreign foreign);
+    BlockId extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Foreign foreign);
     BlockId last_used(const Space& space, const Ask& ask, Foreign foreign);
     BlockId cut_end(Space& space, uint64_t nbytes);
     std::vector<Range> gaps(const Space& space, uint64_t address, uint64_t nbytes) const;

@@ -100,32 +100,7 @@ BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, 
     return 0;
 }
 
-// The free block at the end of what was used, made as large as the request needs; 0 when the space is too small.
-BlockId Heap::extend(Space& space, const Ask& ask, uint64_t granules, Foreign foreign) {
-    if (!space.end) return 0;
-    BlockId found = last_used(space, ask, foreign);
-    uint64_t need = granules << shift_, have = found ? bytes(nodes_[found]) : 0;
-    uint64_t more = space.up(need - std::min(need, have));
-    bool fits = more <= bytes(nodes_[space.end]);
-    if (fits && more) {
-        BlockId start = cut_end(space, more);
-        if (found) {
-            absorb(found, start);
-        } else {
-            found = start;
-        }
-    }
-    if (!found) return 0;
-    if (fits && foreign != Foreign::Any) {
-        // As a segment is born owing the stream that it was grown for: so it joins nothing that this one may not use.
-        store_entries(nodes_[found], joined(raw_entries(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
-    }
-    index_add(found);
-    return fits ? found : 0;
-}
-
-// The free block right before the end, out of the index and joined with what lies free before it; 0 where there is none that
-// may serve the request.
+// The free block right before the end, joined with what lies free before it; 0 where there is none that may serve the request.
 BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
     BlockId last = nodes_[space.end].before;
     if (!last || nodes_[last].state != State::Free) return 0;
@@ -133,7 +108,28 @@ BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
     if (!eligible(nodes_[last], ask.stream, bound)) return 0;
     index_remove(last);
     purge(nodes_[last]);
-    return foreign == Foreign::Any ? join(last) : last;
+    if (foreign == Foreign::Any) last = join(last);
+    index_add(last);
+    return last;
+}
+
+// The free block `last`, or a new one for 0, with `more` bytes of the addresses at the end.
+BlockId Heap::extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Foreign foreign) {
+    if (last) index_remove(last);
+    BlockId found = last;
+    if (more) {
+        BlockId start = cut_end(space, more);
+        if (last) {
+            absorb(last, start);
+        } else {
+            found = start;
+        }
+    }
+    // As a segment is born owing the stream that it was grown for: so it joins nothing that this one may not use.
+    if (foreign != Foreign::Any)
+        store_entries(nodes_[found], joined(raw_entries(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
+    index_add(found);
+    return found;
 }
 
 // The first of a space's addresses that were never used, as a block in no list.
@@ -181,10 +177,17 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
     plan.segment = arenas_[arena].space - 1;
     Space& space = space_of(plan.segment);
     BlockId block = find_addresses(ask, arena, granules, foreign);
-    if (!block) block = extend(space, ask, granules, foreign);
-    if (!block) return plan;
-    plan.address = nodes_[block].address;
-    if (nodes_[block].segment != plan.segment) {  // an ordinary segment's, which another search has found
+    bool anew = !block;  // it takes addresses from the end, but not before the memory for them is found
+    uint64_t more = 0;
+    if (anew) {
+        if (!space.end) return plan;
+        block = last_used(space, ask, foreign);
+        uint64_t need = granules << shift_, have = block ? bytes(nodes_[block]) : 0;
+        more = space.up(need - std::min(need, have));
+        if (more > bytes(nodes_[space.end])) return plan;
+    }
+    plan.address = nodes_[block ? block : space.end].address;
+    if (nodes_[block ? block : space.end].segment != plan.segment) {  // an ordinary segment's, which another search has found
         plan.segment = nodes_[block].segment;
         plan.found = true;
         return plan;
@@ -228,6 +231,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
     }
     plan.found = true;
     for (auto [id, to] : chosen) plan.moves.push_back(picking.lift(id, to));
+    if (anew) block = extend(space, ask, block, more, foreign);
     lift(space, block, plan.address, plan.nbytes);
     return plan;
 }

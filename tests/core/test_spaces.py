@@ -356,6 +356,18 @@ def test_a_plan_keeps_to_what_its_stream_may_use(heap: Heap) -> None:
     assert heap.has_addresses(PAGE, 0, late=False)
 
 
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_plan_that_cannot_be_uses_no_addresses(heap: Heap, foreign: bool) -> None:
+    """Who asks for it again and again does not eat up the space."""
+    held, freed = grown(heap, 2 * PAGE, stream=1), grown(heap, 2 * PAGE, stream=1)
+    heap.free(freed)
+    for _ in range(3):
+        assert heap.plan(4 * PAGE, 0, most=0, foreign=foreign) in {(), ((1, 1),)}
+        heap.merge()
+        assert heap.spread() == 4 * PAGE
+    heap.free(held)
+
+
 def test_idle_memory_and_the_fences_that_it_lacks_are_told(heap: Heap) -> None:
     """Bytes on which nothing lies, their uses, and the streams that have freed since their last fence."""
     held, freed = grown(heap, 2 * PAGE), grown(heap, 3 * PAGE, stream=1)

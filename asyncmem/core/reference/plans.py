@@ -1,7 +1,7 @@
 """Which addresses a request gets that finds no memory, and which memory is put there."""
 
 from collections.abc import Iterator
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from asyncmem.core.reference.blocks import Block, Entries, joined, listed
 from asyncmem.core.reference.place import Search
@@ -58,6 +58,14 @@ class Picking:
         return {}
 
 
+class Anew(NamedTuple):
+    """The free block before the end, the one of addresses that were never used, and how many granules of that."""
+
+    last: Block | None
+    end: Block
+    more: int
+
+
 class Plans(Spaces):
     """Plans for requests that miss, and for giving memory back."""
 
@@ -77,7 +85,9 @@ class Plans(Spaces):
         if segment is None:
             return ()
         reaches = searches(foreign=foreign, late=late)
-        block = self.find_addresses(size, stream, arena, reaches) or self.extend(segment, size, stream, reaches)
+        block = self.find_addresses(size, stream, arena, reaches)
+        anew = None if block is not None else self.new_addresses(segment, size, stream, reaches)
+        block = block if anew is None else anew.last or anew.end
         if block is None:
             return ()
         if block.segment != segment:
@@ -90,8 +100,9 @@ class Plans(Spaces):
         moves = tuple(Move(handle.segment, handle.address, handle.nbytes, to) for handle, to in chosen)
         for handle, _ in chosen:
             self.lift_handle(handle)
-        last = self.block_at(segment, window.start)
-        self.lift(last, window.start, len(window))
+        if anew is not None:
+            self.extend(anew, stream, reaches)
+        self.lift(self.block_at(segment, window.start), window.start, len(window))
         return Plan(segment, window.start, len(window), moves, tuple(fresh))
 
     def has_addresses(self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True) -> bool:
@@ -109,23 +120,32 @@ class Plans(Spaces):
                 return found
         return None
 
-    def extend(self, segment: int, size: int, stream: int, reaches: Reaches) -> Block | None:
-        """Answer the free block at the end of what was used, made large enough out of addresses never used."""
-        *used, end = self.chain(self.segments_by_id[segment].first)
+    def new_addresses(self, segment: int, size: int, stream: int, reaches: Reaches) -> Anew | None:
+        """Answer what a request needs of the addresses at the end, and what is free before them; none is used yet."""
+        *_, end = self.chain(self.segments_by_id[segment].first)
         if end.state != "bare":
             return None
-        last = None
-        if used and used[-1].state == "free" and self.eligible(used[-1], stream, reaches[-1][0]):
-            last = used[-1]
-            self.index_remove(last)
-            last.entries = self.undone(last.entries)
-            last = self.join(last) if reaches == REACHES else last
+        last = self.last_used(end, stream, reaches)
         have = 0 if last is None else last.granules * self.granule
         more = self.spaces[segment].up(max(0, size - have)) // self.granule
-        if more > end.granules:
-            if last is not None:
-                self.index_add(last)
+        return Anew(last, end, more) if more <= end.granules else None
+
+    def last_used(self, end: Block, stream: int, reaches: Reaches) -> Block | None:
+        """Answer the free block right before the end, joined with what lies free before it, if it may serve."""
+        last = end.before
+        if last is None or last.state != "free" or not self.eligible(last, stream, reaches[-1][0]):
             return None
+        self.index_remove(last)
+        last.entries = self.undone(last.entries)
+        last = self.join(last) if reaches == REACHES else last
+        self.index_add(last)
+        return last
+
+    def extend(self, anew: Anew, stream: int, reaches: Reaches) -> None:
+        """Let the last free block, or a new one, have the addresses that were never used."""
+        last, end, more = anew
+        if last is not None:
+            self.index_remove(last)
         if more:
             if more < end.granules:
                 self.cut(end, more)
@@ -136,7 +156,6 @@ class Plans(Spaces):
         if reaches != REACHES:  # as a segment is born owing the stream that it was grown for
             found.entries = joined(found.entries, {stream: self.epochs[stream].open})
         self.index_add(found)
-        return found
 
     def window(self, segment: int, address: int, size: int) -> range:
         """Answer what is lifted for a request: up to the end of its last page, if that has no memory."""
