@@ -10,6 +10,7 @@ import anyio
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.lookout import Lookout
+from asyncmem.pipeline.plan import IN_FLIGHT
 from asyncmem.pipeline.report import PipelineReport
 from asyncmem.pipeline.results import Results
 from asyncmem.pipeline.run import Run
@@ -34,9 +35,6 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 E = TypeVar("E")
-
-AHEAD = 4
-"""Items under way for each worker, where nothing else is said."""
 
 _numbers = itertools.count(1)
 
@@ -159,7 +157,7 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
         assert self._lookout is not None
-        most = AHEAD * sum(stage.workers for stage in self._stages) if in_flight == "auto" else _most(in_flight)
+        most = IN_FLIGHT * sum(stage.workers for stage in self._stages) if in_flight == "auto" else _most(in_flight)
         run = Run(
             self._stations,
             cast("Iterable[object]", source),

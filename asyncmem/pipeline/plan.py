@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     AnyStage = Stage[object, object]
 
+IN_FLIGHT = 4
+"""Items under way for each worker of the pipeline, where nothing else is said."""
+
 AHEAD = 2
 """Items that may be begun for each worker of a stage of several, while the order of an earlier one is waited for."""
 
@@ -65,9 +68,11 @@ def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> lis
     if spare < 0 or (unknown and spare < GRANULE * len(stages)):
         raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, results, unknown=unknown))
     weights = _weights(stages, needs)
+    # No stage has more items than are under way, so the range of one with credit need not be longer.
+    most = IN_FLIGHT * sum(stage.workers for stage in stages) + RESULTS
     kept = [
-        (need + spare * weight // max(sum(weights), 1)) // GRANULE * GRANULE
-        for need, weight in zip(needs, weights, strict=True)
+        min(need + spare * weight // max(sum(weights), 1), _granules(stage.credit or limit) * most) // GRANULE * GRANULE
+        for stage, need, weight in zip(stages, needs, weights, strict=True)
     ]
     shared = limit - sum(own for stage, own in zip(stages, kept, strict=True) if stage.credit)
     quotas = []

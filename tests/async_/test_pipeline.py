@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import anyio
 import pytest
 
+import asyncmem
 from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest, StageError
 from asyncmem.devices import Simulated
 from asyncmem.devices.simulated_stream import SimulatedStream
@@ -359,6 +360,29 @@ def test_streams_of_the_device_and_of_one_name_are_shared(virtually: Run) -> Non
             assert seen[3] is None
 
     virtually(main)
+
+
+def test_a_stage_may_have_memory_of_another_device(everywhere: Run) -> None:
+    """Its share is of the process's pool of that device, planned by itself, and given back like the others."""
+
+    @stage(device="host", credit=MIB)
+    async def beside(item: Item, pool: StageShare) -> str:
+        async with pool.allocate_async(MIB) as buffer:
+            return f"{item[1].device.name} {buffer.device.name} {item[0]}"
+
+    async def main() -> None:
+        runtime = asyncmem.device("host").pool
+        async with make_pool(2 * MIB) as pool:
+            async with Pipeline(decode, beside, pool=pool) as pipe:
+                assert [one async for one in pipe.map(range(5))] == [
+                    f"simulated:0 host {number}" for number in range(5)
+                ]
+                assert runtime.stats().allocated_bytes > 0
+            assert pool.stats().allocated_bytes == runtime.stats().allocated_bytes == 0
+            assert not pool.flow.budgets
+            assert not runtime.flow.budgets
+
+    everywhere(main)
 
 
 def test_leaving_early_ends_the_run_soon(virtually: Run) -> None:
