@@ -67,13 +67,14 @@ def test_all_of_it_may_be_queued_at_once(virtually: Run, schedule: Kind) -> None
     virtually(lambda: timed(schedule, 4, SteppedPool, ahead=None))
 
 
-def test_copies_run_beside_the_work(virtually: Run) -> None:
+@pytest.mark.parametrize("limits", [None, [44 * MIB, 44 * MIB]], ids=["ample", "tight"])
+def test_copies_run_beside_the_work(virtually: Run, limits: list[int] | None) -> None:
     """Only the first micro-batch waits for its copies, forward and backward; all others come beside work."""
 
     async def main() -> None:
         copy = 0.5
         devices = machine(2, peer_rate=int(OUTPUT / copy))
-        async with parallel(layers(2), devices=devices, schedule="gpipe") as (model, _):
+        async with parallel(layers(2), devices=devices, limits=limits, schedule="gpipe") as (model, _):
             await model.run(range(COUNT))
             report = model.report()
         assert math.isclose(report.seconds, (COUNT + 1) * (FORWARD + BACKWARD) + 2 * copy, rel_tol=0.01)
