@@ -7,11 +7,13 @@ import re
 from random import Random
 from typing import Any, Literal, cast
 
+import anyio
 import numpy as np
 import pytest
 
 from asyncmem import Array, AsyncMemoryPool, Buffer, Host, InvalidRequest, StepError
 from asyncmem.devices import HostStream
+from asyncmem.devices.clock import VirtualClock
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.testing import StepLoop, run_steps
@@ -65,13 +67,14 @@ def test_all_of_it_may_be_queued_at_once(virtually: Run, schedule: Kind) -> None
     virtually(lambda: timed(schedule, 4, SteppedPool, ahead=None))
 
 
-def test_copies_run_beside_the_work(virtually: Run) -> None:
+@pytest.mark.parametrize("limits", [None, [44 * MIB, 44 * MIB]], ids=["ample", "tight"])
+def test_copies_run_beside_the_work(virtually: Run, limits: list[int] | None) -> None:
     """Only the first micro-batch waits for its copies, forward and backward; all others come beside work."""
 
     async def main() -> None:
         copy = 0.5
         devices = machine(2, peer_rate=int(OUTPUT / copy))
-        async with parallel(layers(2), devices=devices, schedule="gpipe") as (model, _):
+        async with parallel(layers(2), devices=devices, limits=limits, schedule="gpipe") as (model, _):
             await model.run(range(COUNT))
             report = model.report()
         assert math.isclose(report.seconds, (COUNT + 1) * (FORWARD + BACKWARD) + 2 * copy, rel_tol=0.01)
@@ -303,6 +306,35 @@ def test_a_step_may_answer_what_it_was_given(virtually: Run, schedule: Kind) -> 
             assert await runner.run(range(COUNT)) == [number * 10 for number in range(COUNT)]
             assert [pool.stats().allocated_bytes for pool in pools] == [0] * 4
             assert runner.report().overlap > 0
+
+    virtually(main)
+
+
+def test_no_more_steps_are_queued_than_it_may_be_ahead(virtually: Run) -> None:
+    """While the device stands still, a stage queues so many steps and no other; then it goes on."""
+
+    async def main() -> None:
+        devices = machine(2)
+        clock = devices[0].clock
+        assert isinstance(clock, VirtualClock)
+        clock.autojump = False
+        queued: list[str] = []
+
+        async def count(context: StepContext) -> None:
+            queued.append(context.stage)
+
+        async with (
+            parallel(layers(2, count), devices=devices, schedule="gpipe", ahead=3) as (runner, _),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(runner.run, range(COUNT))
+            await anyio.sleep(1)  # of virtual time, which goes on when nobody has anything to do
+            first = sorted(queued)
+            while len(queued) < 4 * COUNT:
+                devices[0].advance(1)
+                await anyio.sleep(1)
+            devices[0].run_until_idle()
+        assert first == ["stage 0"] * 3 + ["stage 1"] * 3
 
     virtually(main)
 

@@ -100,7 +100,7 @@ class Run:
     async def _take_steps(self, at: int) -> None:
         seat = self._seats[at]
         for number, step in enumerate(self._schedule.steps[at]):
-            if self._ahead is not None and not await self._follow(seat, number - self._ahead):
+            if self._ahead is not None and not await self._follow(seat, number + 1 - self._ahead):
                 return
             try:
                 await (self._forward if step.forward else self._backward)(at, seat, step)
@@ -126,7 +126,7 @@ class Run:
             await self._pass_on(at, seat, context, answer, parcel, began)
         finally:
             seat.kept[step.micro_batch] = context.saved
-            seat.leave(taken, answer, but=(context.saved, self._results))
+            seat.leave(taken, answer, but=(context.saved, self._results[step.micro_batch]))
 
     async def _backward(self, at: int, seat: Seat, step: Step) -> None:
         parcel = await self._posts[at, step].take() if at < self._last else None
@@ -139,7 +139,7 @@ class Run:
             answer = await self._limited(seat.stage.backward(gradient, saved, context))
             await self._pass_on(at, seat, context, answer, parcel, began)
         finally:
-            seat.leave((gradient, saved, context.saved), answer, but=self._results)
+            seat.leave((gradient, saved, context.saved), answer, but=self._results[step.micro_batch])
 
     def _begin(self, seat: Seat, parcel: Parcel | None) -> float:
         if parcel is not None:
