@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asyncmem.errors import DeviceError
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.home import running_home
 from asyncmem.stats import SegmentInfo
 
@@ -149,9 +150,16 @@ class Upkeep:
             self._flow.tally.rungs["merge"] += 1
 
     def release_the_rest(self) -> None:
-        """Give back what the last buffer of a closed pool held."""
-        house = self._flow.pool.house
-        house.run_last(house.release)
+        """Have what the last buffer of a closed pool held given back."""
+        self._flow.pool.house.run_last(self._release)
+
+    def _release(self) -> None:
+        pool = self._flow.pool
+        try:
+            pool.house.release()
+        except DeviceError as error:
+            # The worker goes on: whoever closes the pool may still wait for it, and hears of this by that.
+            alarm(f"pool {pool.name!r} is closed, and its memory could not go back: {error}", RuntimeWarning)
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Answer what the pool has from its device."""

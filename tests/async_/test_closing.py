@@ -8,7 +8,7 @@ from asyncmem.core import Buffer
 from asyncmem.testing.conservation import whole
 
 from .loops import Run
-from .support import LIMIT, MIB, GatedDevice, make_pool, stepped_pool, turns
+from .support import LIMIT, MIB, GatedDevice, make_pool, quick_device, stepped_pool, turns
 
 pytestmark = pytest.mark.hazard("H11")
 
@@ -51,6 +51,26 @@ def test_held_buffers_stay_valid_and_are_named(virtually: Run) -> None:
         return kept
 
     virtually(main).free()
+
+
+def free_to_the_end(buffer: Buffer, pool: AsyncMemoryPool) -> None:
+    buffer.free()
+    pool.house.run(lambda: None).block(10)
+
+
+def test_memory_that_cannot_go_back_after_the_end_is_told_of_and_harms_no_worker() -> None:
+    """The last buffer of a closed pool is freed while the device fails: a warning, and the worker takes jobs on."""
+    device = quick_device()
+    pool = make_pool(device=device)
+    kept = pool.allocate(MIB)
+    with pytest.warns(LeakWarning):
+        pool.close()
+    device.fail("free_segment")
+    with pytest.warns(RuntimeWarning, match="could not go back: free_segment failed"):
+        free_to_the_end(kept, pool)
+    assert pool.house.worker.alive
+    pool.house.release()
+    assert device.reserved == 0
 
 
 def test_closing_twice_and_closing_what_never_opened_is_fine(virtually: Run) -> None:
