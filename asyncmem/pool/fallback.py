@@ -28,7 +28,7 @@ class HostFallback:
 
         with self._making:
             if self._pool is None:
-                self._pool = AsyncMemoryPool("host", name=self._name)
+                self._pool = AsyncMemoryPool("host", name=self._name, segments="auto")
                 self._pool.fallback_of = self._for
         return self._pool.serve_blocking(waiting.sizes, batch=waiting.batch, tag=waiting.tag)
 

@@ -42,7 +42,8 @@ class PinnedMemory:
             if self._closed:
                 raise PoolClosed(self._name)
             if self._pool is None:
-                made = AsyncMemoryPool(pool.device.pinned(), name=self._name, limit=self._limit)
+                # What the environment says of segments is meant for the device's own.
+                made = AsyncMemoryPool(pool.device.pinned(), name=self._name, limit=self._limit, segments="auto")
                 made._worker_factory = pool._worker_factory
                 self._pool = made
             return self._pool

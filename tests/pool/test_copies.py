@@ -103,6 +103,16 @@ async def test_pinned_memory_is_a_pool_of_its_own(device: Device) -> None:
     device.close()
 
 
+@pytest.mark.parametrize("kind", ["paged", "stream_ordered"])
+def test_the_environments_segments_are_the_devices_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory that belongs to a pool comes as it can, whatever ASYNCMEM_SEGMENTS says for the device."""
+    monkeypatch.setenv("ASYNCMEM_SEGMENTS", kind)
+    with AsyncMemoryPool(quick_device(), limit=LIMIT, fallback="host") as pool:
+        assert {one.kind for one in pool.segments()} <= {kind}
+        with pool.pinned.allocate(MIB) as staging, pool.allocate(LIMIT), pool.allocate(MIB) as on_the_host:
+            assert staging.nbytes == on_the_host.nbytes
+
+
 @pytest.mark.anyio
 async def test_wrong_arguments_raise_at_the_call() -> None:
     """Nothing has been started then, and the error says what was expected."""
