@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import anyio
 
 from asyncmem.errors import StageError
 from asyncmem.pipeline.feed import feed_from
+from asyncmem.pipeline.frames import empty_frames
 from asyncmem.pipeline.line import Line
 from asyncmem.pipeline.parcels import PLAIN, buffers_in, fence_of, order_behind
 
@@ -181,7 +181,7 @@ class Run:
             except BaseException as error:
                 number = flight.number
                 del flight
-                _empty_frames(error)
+                empty_frames(error)
                 if not isinstance(error, Exception):
                     raise
                 self._fail(station.stage.name, number, error)
@@ -236,17 +236,3 @@ class Turnstile:
 
 def _nothing() -> None:
     """Stand for what an item without a door tells when it has begun."""
-
-
-def _empty_frames(error: BaseException) -> None:
-    """Take the values out of the frames of an error and of those behind it: they would hold memory for as long."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            todo += [one.__cause__, one.__context__]
-            if isinstance(one, BaseExceptionGroup):
-                todo += one.exceptions

@@ -1,51 +1,44 @@
-"""What goes from stage to stage: buffers and arrays, in tuples, lists and dicts among plain values."""
+"""What goes from stage to stage: how it is copied, whose it is, and when it is freed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncmem.core import Array, Buffer
+from asyncmem.core import Array, Batch, Buffer
+from asyncmem.pipeline.nest import changed
+from asyncmem.pipeline.parcels import buffers_in
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
     from asyncmem.devices import Stream
-
-
-def buffers_in(item: object) -> Iterator[Buffer]:
-    """Go through the buffers of an item; whatever has none in sight is a plain value."""
-    if isinstance(item, Buffer):
-        yield item
-    elif isinstance(item, Array):
-        yield item.buffer
-    elif isinstance(item, dict):
-        for part in item.values():
-            yield from buffers_in(part)
-    elif isinstance(item, tuple | list):
-        for part in item:
-            yield from buffers_in(part)
 
 
 async def copied(item: object, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:
     """Start copying an item to memory that is asked for, by a stream of where it is; answer the item that this makes.
 
-    Cancelled: what was asked for is free, in the order of the copies that have begun.
+    Of a batch come its buffers, in a list. Cancelled: what was asked for is free, in the order of the copies that have
+    begun.
     """
-    if isinstance(item, Buffer):
-        target = await allocate(item.nbytes)
-        item.copy_to_device(target, stream=stream)
+    leaves: list[object] = []
+    changed(item, leaves.append)
+    arrived = iter([await _copied(leaf, allocate, stream) for leaf in leaves])
+    return changed(item, lambda _: next(arrived))
+
+
+async def _copied(leaf: object, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:
+    if isinstance(leaf, Buffer):
+        target = await allocate(leaf.nbytes)
+        leaf.copy_to_device(target, stream=stream)
         return target
-    if isinstance(item, Array):
-        target = await allocate(item.nbytes)
-        view = target.view(item.dtype, item.shape)
-        item.copy_to(view, stream=stream)
+    if isinstance(leaf, Array):
+        target = await allocate(leaf.nbytes)
+        view = target.view(leaf.dtype, leaf.shape)
+        leaf.copy_to(view, stream=stream)
         return view
-    if isinstance(item, dict):
-        return {key: await copied(part, allocate, stream) for key, part in item.items()}
-    if isinstance(item, tuple | list):
-        parts = [await copied(part, allocate, stream) for part in item]
-        return parts if isinstance(item, list) else tuple(parts)
-    return item
+    if isinstance(leaf, Batch):
+        return [await _copied(buffer, allocate, stream) for buffer in leaf]
+    return leaf
 
 
 def buffers(item: object, *, but: object) -> list[Buffer]:

@@ -7,17 +7,18 @@ soon as its last use has been queued: whoever gets it next comes behind that, in
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING
 
 import anyio
 
 from asyncmem.errors import StepError
 from asyncmem.figures import format_duration
-from asyncmem.pipeline.parallel.items import buffers_in, free, settle
+from asyncmem.pipeline.frames import empty_frames
+from asyncmem.pipeline.parallel.items import free, settle
 from asyncmem.pipeline.parallel.schedule import Step
 from asyncmem.pipeline.parallel.seat import Moment, Taken
 from asyncmem.pipeline.parallel.stage import StepContext
+from asyncmem.pipeline.parcels import buffers_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -108,7 +109,7 @@ class Run:
                 self._fail(seat, step, error)
                 return
             except BaseException as error:
-                _empty_frames(error)
+                empty_frames(error)
                 raise
         await self._follow(seat, len(seat.taken))
 
@@ -195,7 +196,7 @@ class Run:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _fail(self, seat: Seat, step: Step, error: Exception) -> None:
-        _empty_frames(error)
+        empty_frames(error)
         if self._error is None:
             reason = f"{type(error).__name__}: {error}"
             self._error = StepError(seat.name, step.micro_batch, forward=step.forward, reason=reason)
@@ -220,17 +221,3 @@ async def _over(taken: Taken) -> None:
     taken.work.clear()
     if taken.sent is not None:
         await taken.sent.wait()
-
-
-def _empty_frames(error: BaseException) -> None:
-    """Take the values out of the frames of an error and of those behind it: they would hold memory for as long."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
-            todo += [one.__cause__, one.__context__]
-            if isinstance(one, BaseExceptionGroup):
-                todo += one.exceptions

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_size
-from asyncmem.pipeline.parallel.items import buffers, buffers_in, copied, free
+from asyncmem.pipeline.parallel.items import buffers, copied, free
 from asyncmem.pipeline.parallel.memory import StepMemory, granules
+from asyncmem.pipeline.parcels import buffers_in
 from asyncmem.pool import Budget
 
 if TYPE_CHECKING:
