@@ -327,7 +327,10 @@ class Supply:
                 break
             if nbytes > spare:
                 continue
-            entries = self._core.remove_segment(number)
+            try:
+                entries = self._core.remove_segment(number)
+            except ValueError:  # a thread has taken from it since it was listed: the doors ask for no turn
+                continue
             segment = self.segments.pop(number)
             self._in_arena[self._arena_of.pop(number)] -= segment.nbytes
             self.leaving += segment.nbytes

@@ -432,9 +432,10 @@ def test_call_that_fails_is_raised_and_loses_nothing(call: str) -> None:
 
 def test_copy_whose_end_cannot_be_seen_keeps_its_memory_until_it_can() -> None:
     """The failed record is raised, and made up for by the idle worker."""
-    device, gate = quick_device(), threading.Event()
+    device, begun, gate = quick_device(), threading.Event(), threading.Event()
     with AsyncMemoryPool(device, limit=LIMIT) as pool, pool.allocate(MIB) as buffer:
-        pool.house.run(gate.wait)  # the worker looks when it is told
+        held_up = pool.house.run(lambda: begun.set() or gate.wait())  # the worker looks when it is told
+        assert begun.wait(10)
         busy(buffer)
         source = Bytes(MIB)
         known = weakref.ref(source)
@@ -450,6 +451,7 @@ def test_copy_whose_end_cannot_be_seen_keeps_its_memory_until_it_can() -> None:
         pool.house.copies.look()
         device.run_until_idle()
         gate.set()
+        held_up.block(10)
         pool.house.run(lambda: None).block(10)
         gc.collect()
         assert known() is None
