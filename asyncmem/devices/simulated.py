@@ -71,7 +71,6 @@ class Simulated(Device):
         self.dlpack_device = (1, 0) if backing else (12, index)  # kDLCPU, kDLExtDev
         self.machine: list[Simulated] = [] if beside is None else beside.machine
         self.number = len(self.machine)
-        self.machine.append(self)
         self.clock: Clock = make_clock(clock, autojump=autojump) if beside is None else beside.clock
         self.log = CallLog(self.name, self.clock, latencies or Latencies())
         own = Timeline(self.clock, OrderChecker() if check_order else None)
@@ -95,6 +94,7 @@ class Simulated(Device):
         self.default_stream: SimulatedStream = self._book.enlist(SimulatedStream(self, "default", 0))
         self._visitor: SimulatedStream | None = None
         self._pinned: SimulatedPinned | None = None
+        self.machine.append(self)  # last: other threads look through the machine's devices
 
     def __repr__(self) -> str:
         used = f"{format_size(self.reserved)} of {format_size(self.capacity)}"
