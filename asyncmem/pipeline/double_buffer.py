@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.core import element_type
 from asyncmem.errors import Described, InvalidRequest
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from asyncmem.pipeline.leaves import HostArray
     from asyncmem.pipeline.memory import Memory, Piece
     from asyncmem.pool import Copy, Request
-
-
-_LEAST: Final = 2
 
 
 @dataclass(eq=False)
@@ -74,9 +71,7 @@ class DoubleBuffer:
         pinned: bool = True,
         tag: str | None = None,
     ) -> None:
-        self._count = parse_count(buffers, what="buffers")
-        if self._count < _LEAST:
-            raise InvalidRequest("buffers", buffers, f"at least {_LEAST}")
+        self._count = parse_count(buffers, what="buffers", least=2)
         self._share = share_of(pool)
         self._pool = pool_of(self._share)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)

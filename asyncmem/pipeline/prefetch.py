@@ -66,8 +66,8 @@ class Prefetcher:
         tag: str | None = None,
     ) -> None:
         self._share = share_of(pool)
-        self.ahead = _at_least_one(ahead, "ahead")
-        self.workers = _at_least_one(workers, "workers")
+        self.ahead = parse_count(ahead, what="ahead", least=1)
+        self.workers = parse_count(workers, what="workers", least=1)
         self._pinned = pinned
         self._stream = stream
         self._convert = convert
@@ -217,10 +217,3 @@ class Prefetched:
     ) -> None:
         """End all passes and free their batches."""
         await self.aclose()
-
-
-def _at_least_one(value: int, what: str) -> int:
-    number = parse_count(value, what=what)
-    if number == 0:
-        raise InvalidRequest(what, value, "at least 1")
-    return number
