@@ -544,7 +544,8 @@ class Flow(Desk):
         return None
 
     def _serve_from_host(self, waiting: Waiting) -> None:
-        found = self.pool.fallback.serve(waiting)
+        host = self.pool.fallback.of(self.pool)
+        found = host.serve_blocking(waiting.sizes, batch=waiting.batch, tag=waiting.tag)
         with self.turn:
             if not waiting.done:
                 self._leave(waiting)
