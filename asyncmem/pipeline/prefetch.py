@@ -60,7 +60,7 @@ class Prefetcher:
         *,
         pinned: bool = True,
         stream: object = None,
-        workers: int = 2,
+        workers: int = 4,
         convert: Callable[[Array], object] | None = None,
         timeout: float | None = None,
         tag: str | None = None,

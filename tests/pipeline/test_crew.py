@@ -38,19 +38,33 @@ def do(crew: Crew, job: Callable[[], None]) -> None:
     assert latch.done
 
 
+def meeting_of(count: int) -> Callable[[], None]:
+    """Answer a call that so many threads have to be in before it ends."""
+    barrier = threading.Barrier(count, timeout=LONG)
+
+    def meet() -> None:
+        barrier.wait()
+
+    return meet
+
+
 def test_parts_of_one_job_are_done_by_all_threads_at_the_same_time() -> None:
     """Each part waits for three others."""
-    meeting = threading.Barrier(4, timeout=LONG)
+    meet = meeting_of(4)
     with crew_of(4) as crew:
-        do(crew, lambda: crew.share([lambda: meeting.wait() and None] * 8))
+        do(crew, lambda: crew.share([meet] * 8))
 
 
 def test_job_does_its_parts_itself_where_nobody_is_idle() -> None:
     """The other thread is in a job until the first one's is over."""
     release = threading.Event()
     done: list[int] = []
+
+    def hold() -> None:
+        release.wait(LONG)
+
     with crew_of(2) as crew:
-        crew.submit(lambda: release.wait(LONG) and None)
+        crew.submit(hold)
         do(crew, lambda: crew.share([partial(done.append, number) for number in range(5)]))
         assert done == list(range(5))
         release.set()
@@ -76,6 +90,54 @@ def test_job_goes_on_when_all_of_its_parts_are_done() -> None:
 
         do(crew, job)
     assert done == ["part", "part", "job"]
+
+
+def test_older_parts_are_done_first() -> None:
+    """The second job, whose thread has its own parts to do, begins with what is left of the first one's."""
+    shared, release = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def hold() -> None:
+        shared.set()
+        assert release.wait(LONG)
+
+    def second() -> None:
+        assert shared.wait(LONG)
+        crew.share([partial(done.append, "b"), partial(done.append, "b"), release.set])
+
+    with crew_of(2) as crew:
+        submitted = threading.Event()
+
+        def first() -> None:
+            assert submitted.wait(LONG)  # so that the other thread is in the second job before there are parts
+            crew.share([hold, partial(done.append, "a"), partial(done.append, "a")])
+
+        crew.submit(first)
+        crew.submit(second)
+        submitted.set()
+    assert done == ["a", "a", "b", "b"]
+
+
+def test_new_job_goes_before_the_parts_of_older_ones() -> None:
+    """It comes while each of two threads is in a part, and before the third."""
+    held, release = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def part(owner: int) -> None:
+        if threading.get_ident() == owner:
+            held.set()
+            assert release.wait(LONG)
+        else:
+            assert held.wait(LONG)
+            crew.submit(partial(done.append, "job"))
+
+    def last() -> None:
+        done.append("part")
+        release.set()
+
+    with crew_of(2) as crew:
+        do(crew, lambda: crew.share([*[partial(part, threading.get_ident())] * 2, last]))
+    assert done == ["job", "part"]
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -105,14 +167,14 @@ def test_job_of_hardly_any_parts_is_done(count: int) -> None:
 
 def test_threads_that_are_told_of_the_end_still_help() -> None:
     """The end comes before the parts of the last job are shared."""
-    meeting = threading.Barrier(3, timeout=LONG)
+    meet = meeting_of(3)
     told = threading.Event()
     outcome: list[str] = []
     crew = Crew(3)
 
     def last() -> None:
         assert told.wait(LONG)
-        crew.share([lambda: meeting.wait() and None] * 3)
+        crew.share([meet] * 3)
         outcome.append("done")
 
     threads = [threading.Thread(target=crew.work, daemon=True) for _ in range(3)]
