@@ -259,6 +259,7 @@ class AsyncMemoryPool(Hooks):
     async def __aenter__(self) -> Self:
         """Open the pool."""
         await self.open()
+        self.flow.meet()
         return self
 
     async def __aexit__(

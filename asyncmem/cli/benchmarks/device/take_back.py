@@ -30,7 +30,7 @@ LAYERS: Final = 8
 WIDTH: Final = 4096
 HEIGHTS: Final = (2048, 4096)
 STEPS: Final = 10
-ROUNDS: Final = 10
+ROUNDS: Final = 40
 TAKEN: Final = (256 << 20, 2 << 30)
 PAUSE_SECONDS: Final = 0.005
 
