@@ -42,12 +42,7 @@ class Crew:
 
     def end(self) -> None:
         """Say, once, that no job follows. The threads end when all jobs are done, and help until then."""
-        with self._lock:
-            self._left -= 1
-            none_left = not self._left
-        if none_left:
-            for _ in range(self._size):
-                self._calls.put(False)
+        self._one_less()
 
     def share(self, parts: Sequence[Task]) -> None:
         """Do the parts of a job (blocks): on this thread, and on all that have no other job.
@@ -71,6 +66,14 @@ class Crew:
             # There may be neither: whoever shares parts does them without being called.
             self._do_a_job() or self._do_a_part()
 
+    def _one_less(self) -> None:
+        with self._lock:
+            self._left -= 1
+            none_left = not self._left
+        if none_left:
+            for _ in range(self._size):
+                self._calls.put(False)
+
     def _do_a_job(self) -> bool:
         try:
             job = self._jobs.popleft()
@@ -79,7 +82,7 @@ class Crew:
         try:
             job()
         finally:
-            self.end()
+            self._one_less()
         return True
 
     def _do_a_part(self) -> bool:

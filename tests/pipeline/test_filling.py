@@ -35,8 +35,8 @@ def test_parts_have_the_bytes_that_belong_to_their_places() -> None:
     pieces = [(512 * number, rng.bytes(number)) for number in range(40)]
     target = bytearray(512 * 40)
     for part in parts_of([(offset, memoryview(source)) for offset, source in pieces], 10):
-        for offset, source in part:
-            target[offset : offset + source.nbytes] = source
+        for at, cut in part:
+            target[at : at + cut.nbytes] = cut
     for offset, source in pieces:
         assert target[offset : offset + 512] == source.ljust(512, b"\0")
 
