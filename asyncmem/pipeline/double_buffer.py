@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.core import element_type
 from asyncmem.errors import Described, InvalidRequest
+from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
-from asyncmem.pipeline.memory import Patience, fill, fill_by_way_of, holds_up, pool_of, share_of, stream_of
+from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
 from asyncmem.pipeline.transfer import Transfer
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Array, Batch, Buffer, Ready
     from asyncmem.devices import Fence
+    from asyncmem.pipeline.filling import Piece
     from asyncmem.pipeline.leaves import HostArray
-    from asyncmem.pipeline.memory import Memory, Piece
+    from asyncmem.pipeline.memory import Memory
     from asyncmem.pool import Copy, Request
 
 

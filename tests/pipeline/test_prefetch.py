@@ -279,5 +279,5 @@ def test_what_cannot_be_right_is_refused() -> None:
         with pytest.raises(TypeError, match="has no len"):
             len(prefetched)
         assert prefetched
-        assert repr(Prefetcher(pool)) == f"<asyncmem.pipeline.Prefetcher of {pool.name!r}: 2 ahead, 2 workers>"
+        assert repr(Prefetcher(pool)) == f"<asyncmem.pipeline.Prefetcher of {pool.name!r}: 2 ahead, 4 workers>"
         assert not feeding_threads()
