@@ -19,6 +19,7 @@
 #include "lock.hpp"
 #include "log.hpp"
 #include "node.hpp"
+#include "notes.hpp"
 #include "space.hpp"
 
 namespace asyncmem {
@@ -291,6 +292,12 @@ private:
         std::lock_guard<Lock> guard_;
     };
 
+    // The same for all that looks at the uses of handles, or at their queue: it finds them noted.
+    class Noted : Settled {
+    public:
+        explicit Noted(const Heap& heap) : Settled(heap) { const_cast<Heap&>(heap).catch_up(); }
+    };
+
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
     uint64_t rounded(uint64_t nbytes) const {
         uint64_t mask = (uint64_t{1} << shift_) - 1;
@@ -395,6 +402,9 @@ private:
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
     void stamp(const Node& node);
+    void stamp_now(const Note& note);
+    void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);
+    void catch_up();
     void file_hole(BlockId block, bool free);
     bool belong(const Node& a, const Node& b) const;
     BlockId reunite(BlockId block);
@@ -435,6 +445,7 @@ private:
     std::vector<uint32_t> free_segments_;
     std::vector<std::unique_ptr<Space>> spaces_;
     Handles handles_;
+    Notes notes_;  // what was freed on them, and is not noted there yet
     Ledger ledger_;
     BinTable<10> shared_;
     // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would

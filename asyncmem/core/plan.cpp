@@ -166,7 +166,7 @@ bool Heap::has_addresses(const Ask& ask, Foreign foreign) {
 }
 
 Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
-    Settled settled(*this);
+    Noted noted(*this);
     Plan plan;
     need_stream(ask.stream);
     if (ask.nbytes - 1 >= max_size) throw std::invalid_argument("size must be from 1 to 2**47 bytes");
@@ -237,7 +237,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
 }
 
 Plan Heap::reclaim(uint64_t nbytes) {
-    Settled settled(*this);
+    Noted noted(*this);
     Plan plan;
     Picking picking(*this, {0, 0}, 0);
     std::vector<HandleId> chosen;
