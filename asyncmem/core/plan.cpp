@@ -12,7 +12,7 @@ namespace asyncmem {
 
 namespace {
 constexpr uint32_t patience = 32;  // handles in a row that are not ready, after which none is expected to be
-constexpr uint64_t parts = 32;     // of a request: a handle is no larger than one of them
+constexpr uint64_t parts = 16;     // of a request: a handle is no larger than one of them
 }  // namespace
 
 // The choice of handles for one plan. Nothing is changed but the queue, out of which those are taken that are in use.

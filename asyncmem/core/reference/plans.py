@@ -11,7 +11,7 @@ from asyncmem.core.report import Move, Plan
 
 UNREADY: Final = 32
 """Handles in a row that are not ready, after which none is expected to be."""
-PARTS: Final = 32
+PARTS: Final = 16
 """Of a request: a handle is no larger than one of them."""
 EVERYTHING: Final = 2**63 - 1
 Reaches: TypeAlias = tuple[tuple[str, int], ...]
