@@ -62,6 +62,7 @@ class Heap:
         most: int = ...,
         foreign: bool = True,
         late: bool = True,
+        parts: int = 16,
     ) -> Plan | tuple[tuple[int, int], ...]: ...
     def has_addresses(
         self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True

@@ -25,6 +25,7 @@
 namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
+constexpr uint64_t usual_parts = 16;  // of a request: a handle is no larger than one of them
 
 enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
 // Whose memory a plan may choose: what the stream may use at once, what it may behind recorded fences, or any.
@@ -185,8 +186,9 @@ public:
     void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
     std::vector<HandleInfo> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
-    // `most` more where too little can be; and which idle memory to give back, the oldest first.
-    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign = Foreign::Any);
+    // `most` more where too little can be, in handles of at most a `parts`-th of it; and which idle memory to give back,
+    // the oldest first.
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign = Foreign::Any, uint64_t parts = usual_parts);
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Foreign foreign = Foreign::Any);
     Plan reclaim(uint64_t nbytes);

@@ -164,6 +164,15 @@ def test_handles_grow_with_the_request(heap: Heap) -> None:
     heap.check()
 
 
+def test_a_plan_may_be_told_how_large_handles_are(heap: Heap) -> None:
+    """Of a request cut in four, none is above a quarter."""
+    plan = heap.plan(16 * PAGE, 0, room=LOTS, parts=4)
+    assert isinstance(plan, Plan)
+    assert [nbytes for _, nbytes in plan.fresh] == [4 * PAGE] * 4
+    with pytest.raises(ValueError, match="parts"):
+        heap.plan(PAGE, 0, parts=0)
+
+
 def test_room_is_for_all_gaps_together(heap: Heap) -> None:
     """What one gap takes of the room is not there for the next."""
     low, middle, high = (grown(heap, PAGE) for _ in range(3))
