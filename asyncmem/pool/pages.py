@@ -50,11 +50,6 @@ class Change:
         """Bytes of it that nobody waits for."""
         return sum(nbytes for _, nbytes in self.stock.fresh) if self.stock else 0
 
-    @property
-    def need(self) -> int:
-        """How many of the pieces that are mapped somebody waits for; they come first."""
-        return len(self.into()) - (len(self.stock.fresh) if self.stock else 0)
-
     def all(self) -> list[Plan]:
         """Answer all plans, what is ahead of need last."""
         return [*self.plans, self.stock] if self.stock else [*self.plans]
@@ -110,11 +105,16 @@ class Pages:
 
     def carry_out(self, change: Change) -> Remapped:
         """Unmap and map (blocks), and tell the heap how far that came; the change is still to be let go of."""
-        done = self._device.remap([span for _, span in change.out()], [span for _, span in change.into()])
+        out, into = change.out(), change.into()
+        need = len(into) - len(change.stock.fresh if change.stock else ())
+        done = self._device.remap([span for _, span in out], [span for _, span in into[:need]])
+        if done.error is None and need < len(into):
+            ahead = self._device.remap([], [span for _, span in into[need:]])
+            done = Remapped(done.unmapped, need + ahead.mapped)  # nobody fails for what nobody waits for
         with self._turn:
-            for space, (address, nbytes) in change.out()[: done.unmapped]:
+            for space, (address, nbytes) in out[: done.unmapped]:
                 self._core.set_bare(space, address, nbytes)
-            for space, (address, nbytes) in change.into()[: done.mapped]:
+            for space, (address, nbytes) in into[: done.mapped]:
                 self._core.set_mapped(space, address, nbytes)
         return done
 

@@ -43,6 +43,7 @@ _DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all 
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
 _STOCK: Final = 256  # one part in so many of what is reserved is mapped ahead of need, where all the rest is live
 _STOCK_PARTS: Final = 4  # in handles of a quarter: it comes with what somebody waits for
+_FAR_OFF: Final = 8  # as long as one part in so many of it may still be added
 _LEAST: Final = 1e-4  # seconds; what is left of the patience is not worth a wait below that
 _REST: Final = 0.25  # seconds after which what is above a lowered limit is offered to a device again that has failed
 
@@ -143,7 +144,7 @@ class PagedSupply(Supply):
         reserved = self._core.reserved() + self.coming + change.fresh
         spare = reserved - self._core.live() - waiting.total
         missing = min(reserved // _STOCK, self.growth.segment_size) // page * page - spare
-        if missing <= 0 or missing > self._left() - change.fresh:
+        if missing <= 0 or self._left() - change.fresh < reserved // _FAR_OFF:
             return change
         nbytes = -(-missing // page) * page
         stock = self._core.plan(nbytes, waiting.stream, 1, nbytes, 0, False, self._late, _STOCK_PARTS)
@@ -279,7 +280,7 @@ class PagedSupply(Supply):
                 if whole:
                     self._pages.let_go(change)
         # What was only not given back is the device's to try again.
-        if done.error is not None and done.mapped < change.need:
+        if done.error is not None and done.mapped < len(change.into()):
             raise done.error
 
     def _quiet_stream(self) -> Stream:

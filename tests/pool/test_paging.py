@@ -244,6 +244,78 @@ class TestLimit:
         run(main)
 
 
+class TestAheadOfNeed:
+    """A device of 1 GiB; where 32 MiB are live, half a handle of 256 KiB more is mapped with them."""
+
+    STOCK = 128 * KIB
+
+    def test_a_little_is_mapped_beside_what_is_asked_for(self) -> None:
+        """The next small buffers are served without the device, and nothing is added while that lasts."""
+
+        async def main() -> None:
+            device = paged_device(1024 * MIB)
+            async with opened(device, 1024 * MIB, small_limit=KIB) as pool, pool.allocate_async(32 * MIB):
+                assert pool.stats().reserved_bytes == device.reserved == 32 * MIB + self.STOCK
+                before = device.driver_calls
+                async with pool.allocate_async(self.STOCK):
+                    assert (device.driver_calls, pool.stats().grows) == (before, 1)
+                pool.check()
+            assert device.reserved == 0
+
+        run(main)
+
+    def test_what_is_free_is_enough(self) -> None:
+        """Who has freed memory of any size has nothing mapped ahead."""
+
+        async def main() -> None:
+            device = paged_device(1024 * MIB)
+            async with opened(device, 1024 * MIB) as pool:
+                first, held = [await pool.allocate_async(size * MIB) for size in (8, 1)]
+                first.free()
+                async with pool.allocate_async(56 * MIB):
+                    assert device.reserved == (8 + 1 + 56) * MIB
+                held.free()
+
+        run(main)
+
+    def test_nothing_is_added_near_the_limit(self) -> None:
+        """What is left is for what is asked for."""
+
+        async def main() -> None:
+            device = paged_device(1024 * MIB)
+            async with opened(device, 34 * MIB) as pool, pool.allocate_async(32 * MIB):
+                assert device.reserved == 32 * MIB
+
+        run(main)
+
+    def test_what_the_device_lacks_is_left_out(self) -> None:
+        """It has room for the request and no more, though the limit is far off."""
+
+        async def main() -> None:
+            device = paged_device(32 * MIB)
+            async with opened(device, 1024 * MIB) as pool, pool.allocate_async(32 * MIB):
+                assert device.reserved == 32 * MIB
+                assert pool.flow.supply.coming == 0
+                pool.check()
+
+        run(main)
+
+    def test_who_waits_does_not_fail_for_it(self) -> None:
+        """The call that fails is one for what nobody waits for."""
+
+        async def main() -> None:
+            device = paged_device(1024 * MIB)
+            async with opened(device, 1024 * MIB) as pool:
+                device.fail("map", nth=17)
+                async with pool.allocate_async(32 * MIB):
+                    assert device.reserved == 32 * MIB
+                    pool.check()
+                async with pool.allocate_async(40 * MIB):
+                    pool.check()
+
+        run(main)
+
+
 class TestPatience:
     def test_all_waits_together_are_a_share_of_the_time(self) -> None:
         """A pool that has just been opened has saved up nothing that it could wait for."""
