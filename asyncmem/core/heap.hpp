@@ -74,6 +74,7 @@ struct Segment {
     BlockId container = 0;  // a lease's range: the leased block it lies in
     uint32_t arena = 0;
     uint32_t space = 0;     // 1 + index of its Space, 0 for an ordinary one
+    uint64_t page = 0;      // a space's
     bool used = false;
 };
 
@@ -403,6 +404,12 @@ private:
     BlockId cut(BlockId block, uint64_t granules);
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
+    // Where a block lies, and what it waits for, if that is one stream or none.
+    Note note_of(const Node& node) const {
+        uint64_t inside = segments_[node.segment].page - 1;
+        uint64_t from = node.address & ~inside, to = (node.address + bytes(node) + inside) & ~inside;
+        return {from, to - from, node.segment, {node.stream, node.epoch}};
+    }
     void stamp(const Node& node);
     void stamp_now(const Note& note);
     void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);

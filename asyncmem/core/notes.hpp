@@ -23,6 +23,12 @@ public:
     bool empty() const { return count_ == 0; }
     bool full() const { return count_ == most; }
 
+    // Whether the latest note says all of it.
+    bool is_newest(const Note& note) const {
+        const Note& known = slots_[slots_[0].older].note;
+        return known.address == note.address && known.nbytes == note.nbytes && known.use == note.use;
+    }
+
     // Whether a note about these pages could be renewed, and is the newest now.
     bool renew(const Note& note) {
         for (uint8_t at = bucket(note); at; at = slots_[at].next) {

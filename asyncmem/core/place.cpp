@@ -300,7 +300,7 @@ BlockId Heap::join(BlockId block) {
 void Heap::settle(BlockId block) {
     Node& node = nodes_[block];
     purge(node);
-    if (segments_[node.segment].space) stamp(node);
+    if (segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
     node.state = State::Pending;
     node.bare = 0;
     Arena& arena = arenas_[node.arena];

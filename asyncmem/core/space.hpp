@@ -18,7 +18,6 @@ public:
     Space(uint64_t address, uint64_t page) : address_(address), shift_(static_cast<uint32_t>(std::countr_zero(page))) {}
 
     uint64_t page() const { return uint64_t{1} << shift_; }
-    uint64_t down(uint64_t address) const { return address & ~(page() - 1); }
     uint64_t up(uint64_t address) const { return (address + page() - 1) & ~(page() - 1); }
 
     // The handle behind an address, or 0.

@@ -25,7 +25,7 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     if (nbytes / page > UINT32_MAX) refuse("a space has at most 2**32 - 1 pages");
     spaces_.push_back(std::make_unique<Space>(address, page));
     Segment range{.address = address, .nbytes = nbytes, .arena = arena,
-                  .space = static_cast<uint32_t>(spaces_.size()), .used = true};
+                  .space = static_cast<uint32_t>(spaces_.size()), .page = page, .used = true};
     uint32_t id = add_range(range, 0, 0);
     BlockId block = spaces_.back()->end = segments_[id].first;
     index_remove(block);
@@ -97,9 +97,7 @@ void Heap::stamp(const Node& node) {
         return;
     }
     latest({node.stream, node.epoch});
-    const Space& space = *spaces_[segments_[node.segment].space - 1];
-    uint64_t from = space.down(node.address), to = space.up(node.address + bytes(node));
-    Note note{from, to - from, node.segment, {node.stream, node.epoch}};
+    Note note = note_of(node);
     if (notes_.renew(note)) return;
     if (notes_.full()) stamp_now(notes_.take_oldest());
     notes_.add(note);
