@@ -136,6 +136,7 @@ class Core(Heap):
     streak: int
     watch_captures: bool
     overlap: int | float
+    overlap_least: int
     def __init__(
         self, device: Device, pool: object = None, /, *, granule: int = 512, **options: Unpack[HeapOptions]
     ) -> None: ...

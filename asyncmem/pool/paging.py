@@ -43,6 +43,7 @@ _DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all 
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
 _STOCK: Final = 256  # one part in so many of what is reserved is mapped ahead of need, where all the rest is live
 _STOCK_PARTS: Final = 4  # in handles of a quarter: it comes with what somebody waits for
+_APART: Final = 8  # pages that streams may have free beside each other in the smallest pool, as a segment holds them
 _FAR_OFF: Final = 8  # as long as one part in so many of it may still be added
 _LEAST: Final = 1e-4  # seconds; what is left of the patience is not worth a wait below that
 _REST: Final = 0.25  # seconds after which what is above a lowered limit is offered to a device again that has failed
@@ -70,6 +71,7 @@ class PagedSupply(Supply):
         self._moving = 0.0
         self.waited = 0.0
         self._rest_until = -math.inf
+        core.overlap_least = _APART * device.page
         self._pages = Pages(
             core, device, turn, _SPREAD * max(device.capacity, device.page) // device.page * device.page
         )

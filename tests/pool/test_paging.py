@@ -316,6 +316,24 @@ class TestAheadOfNeed:
         run(main)
 
 
+@pytest.mark.parametrize(("overlap", "waits"), [(0.25, 0), (0.0, 7)])
+def test_streams_that_hand_over_do_not_wait_for_each_other(overlap: float, waits: int) -> None:
+    """While a few pages are enough for that, though it is a large share of what is live."""
+
+    async def main() -> None:
+        device = paged_device()
+        one, two = device.create_stream("one"), device.create_stream("two")
+        async with opened(device, overlap=overlap) as pool:
+            for _ in range(8):
+                buffer = await pool.allocate_async(64 * KIB, stream=one)
+                buffer.use_on(two)
+                two.launch(1.0, writes=[buffer])
+                buffer.free(stream=two)
+            assert len(device.calls_of("wait")) == 8 + waits  # the second has waited for the first eight times
+
+    run(main)
+
+
 class TestPatience:
     def test_all_waits_together_are_a_share_of_the_time(self) -> None:
         """A pool that has just been opened has saved up nothing that it could wait for."""
