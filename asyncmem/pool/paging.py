@@ -174,7 +174,7 @@ class PagedSupply(Supply):
         return None
 
     def growth_ahead(self) -> Errand | None:
-        """Decide on memory that nobody waits for: what `pregrow` names. Pages are not kept ahead of need."""
+        """Decide on memory that nobody waits for: what `pregrow` names. The rest comes with what somebody waits for."""
         missing = self.pregrow - self._core.reserved() - self.coming
         if missing <= 0:
             return None
