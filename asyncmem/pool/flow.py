@@ -30,6 +30,7 @@ from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
+from asyncmem.pool.postmortem import Postmortem
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
@@ -287,6 +288,8 @@ class Flow(Desk):
         facts = self.facts(waiting)
         if self.core.logged:
             self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)
+        if self.options.oom_snapshot is not None:
+            self.submit(Postmortem(self, facts, self.options.oom_snapshot).save)
         return OutOfMemoryError(facts)
 
     def waiters(self) -> Iterable[Waiting]:
