@@ -98,7 +98,7 @@ class AllocationTracker:
         """
         if self._core is not None:
             raise InvalidRequest("with", self, "a tracker that was not used before")
-        core = self._pool.house.core
+        core = self._pool.serving.core
         self._witness = witnesses.join(self._frames)
         core.watch(self._witness)
         self._reader, held = core.open_log(0)
@@ -133,14 +133,14 @@ class AllocationTracker:
 
     def live(self) -> tuple[LiveBuffer, ...]:
         """Answer what is live, oldest first; after the end, what was live then."""
-        now = self._ended or log_time_ns()
-        names = self._names()
+        rows = self._rows().tolist()
+        now, names = self._ended or log_time_ns(), self._names()
         return tuple(
             LiveBuffer(
                 number, nbytes, max(now - time, 0) / 1e9, names.tag(tag), names.task(task), names.thread(thread),
                 names.frames(site), address,
             )
-            for time, nbytes, address, _, number, site, task, tag, thread, _, _, _ in self._rows().tolist()
+            for time, nbytes, address, _, number, site, task, tag, thread, _, _, _ in rows
         )  # fmt: skip
 
     @property
@@ -163,7 +163,8 @@ class AllocationTracker:
         Args:
             column: "tag", "site", "task", "thread", or "nbytes" for the size.
         """
-        return grouped(self._rows(), self._names(), column)
+        rows = self._rows()
+        return grouped(rows, self._names(), column)
 
     @property
     def leaks(self) -> tuple[LiveBuffer, ...]:

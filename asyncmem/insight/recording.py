@@ -90,7 +90,7 @@ class Recording:
         """
         if self._witness is not None:
             raise InvalidRequest("with", self, "a recording that was not used before")
-        houses = [pool.house for pool in self._pools]
+        houses = [pool.serving for pool in self._pools]
         if self._file is not None:
             from asyncmem.insight.spool import Spool
 

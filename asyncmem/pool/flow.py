@@ -289,7 +289,7 @@ class Flow(Desk):
         if self.core.logged:
             self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)
         if self.options.oom_snapshot is not None:
-            self.submit(Postmortem(self, facts, self.options.oom_snapshot).save)
+            self.submit(Postmortem(self, waiting, facts, self.options.oom_snapshot).save)
         return OutOfMemoryError(facts)
 
     def waiters(self) -> Iterable[Waiting]:

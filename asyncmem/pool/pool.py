@@ -108,6 +108,18 @@ class AsyncMemoryPool(Hooks):
         """The way of requests."""
         return self._flow or self.house.flow
 
+    @property
+    def serving(self) -> House:
+        """The same as `house`, of a pool that is not closed.
+
+        Raises:
+            PoolClosed: It is.
+        """
+        house = self.house
+        if house.flow.refusing is not None:
+            raise house.flow.refusing
+        return house
+
     def _open(self) -> House:
         with self._making:
             if self._house is None:

@@ -15,6 +15,7 @@ from asyncmem.pool.holdings import label
 if TYPE_CHECKING:
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.pool.flow import Flow
+    from asyncmem.pool.waiting import Waiting
 
 _TOP = 100
 
@@ -22,7 +23,7 @@ _TOP = 100
 class Postmortem:
     """The state of a pool when a request was refused; written to a file by `save`, which blocks."""
 
-    def __init__(self, flow: Flow, facts: OutOfMemoryFacts, path: str) -> None:
+    def __init__(self, flow: Flow, refused: Waiting, facts: OutOfMemoryFacts, path: str) -> None:
         self._flow = flow
         self._path = Path(path)
         core = flow.core
@@ -34,6 +35,7 @@ class Postmortem:
             "waiters": [
                 {"owner": label(one.owner), "nbytes": one.nbytes, "age": one.age, "tag": one.tag}
                 for one in flow.waiters()
+                if one is not refused
             ],
             "tags": held_by_tag(core, _TOP) or sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP],
             "sites": held_by_site(core, _TOP),
