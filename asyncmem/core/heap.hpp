@@ -48,7 +48,7 @@ struct Ask {
     bool door = false;      // a fast door: refused while a gate is closed, unless that is ajar
     bool again = false;     // asked before: the caches learn nothing from it
     bool caused = false;    // somebody reads the log, and `cause` says for it who asks
-    Cause cause;            // left as it lies otherwise
+    Cause cause{};          // left as it lies otherwise
 };
 
 // What became of the latest take.

@@ -17,6 +17,7 @@ namespace asyncmem {
 
 // Who asked and from where: numbers of what the caller keeps by name, 0 for what is not known.
 struct Cause {
+    Cause() {}  // as it lies: nothing of it is touched while nobody records
     int64_t span_ns;  // from asking to granting
     uint32_t site, task;
     uint16_t tag, thread;
