@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 LOW_HIT_RATE: Final = 0.5
 HIGH_FRAGMENTATION: Final = 0.3
+_SIZES: Final = 256
+"""So many sizes are looked at."""
+_OFTEN: Final = 0.01
+"""The share of all allocations that makes a size worth a warm-up."""
 _FEW: Final = 20
 """So many allocations say nothing of a rate: a program's first are misses."""
 
@@ -54,7 +58,7 @@ class AllocationPatterns:
     allocations: int
     """How many there were."""
     sizes: tuple[SizePattern, ...]
-    """What was asked for in each size, the most bytes first; sizes that were asked for once are left out."""
+    """What was asked for in each size, the most bytes first: 256 sizes at most, and none that was asked for once."""
     efficiency_score: float
     """The share of allocations served at once from memory that the pool had; 1 without any."""
     memory_efficiency: float
@@ -120,13 +124,17 @@ def _most_reserved(records: Records) -> int:
 
 
 def _sizes(records: Records) -> tuple[tuple[SizePattern, ...], tuple[tuple[int, int], ...]]:
+    taken = records.of(Kind.ALLOCATED).rows["nbytes"].astype(np.int64)
+    sizes, counts = np.unique(taken, return_counts=True)
+    sizes, counts = sizes[counts > 1], counts[counts > 1]
+    largest = sizes[np.argsort(-sizes * counts, kind="stable")[:_SIZES]]
     rows = records.of(Kind.ALLOCATED, Kind.FREED, Kind.HELD).rows
+    rows = rows[np.isin(rows["nbytes"], largest)]
     order = np.argsort(rows["nbytes"], kind="stable")
     borders = np.flatnonzero(np.diff(rows["nbytes"][order].astype(np.int64))) + 1
-    groups = np.split(rows[order], borders)
-    found = [_pattern(group) for group in groups if np.count_nonzero(group["kind"] == Kind.ALLOCATED) > 1]
+    found = [_pattern(group) for group in np.split(rows[order], borders) if len(group)]
     found.sort(key=lambda one: -one.nbytes * one.allocations)
-    warmup = tuple((one.nbytes, one.most_live) for one in found if one.most_live)
+    warmup = tuple((one.nbytes, one.most_live) for one in found if one.allocations >= _OFTEN * len(taken))
     return tuple(found), warmup
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+
+from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncmem.insight.names import Names
+
+
+COLUMNS: Final = ("tag", "site", "task", "thread", "pool", "nbytes")
 
 
 class Group(NamedTuple):
@@ -39,7 +44,13 @@ def naming(names: Names, column: str) -> Callable[[int], str | None]:
 
 
 def grouped(rows: NDArray[np.void], names: Names, column: str) -> tuple[Group, ...]:
-    """Add up rows that have the same in a column, largest first."""
+    """Add up rows that have the same in a column, largest first.
+
+    Raises:
+        InvalidRequest: There is no such column to group by.
+    """
+    if column not in COLUMNS:
+        raise InvalidRequest("column", column, f"one of {', '.join(COLUMNS)}")
     numbers, places = np.unique(rows[column], return_inverse=True)
     nbytes = np.bincount(places, rows["nbytes"], len(numbers)).astype(np.int64)
     counts = np.bincount(places, minlength=len(numbers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, final
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Names:
     tags: Sequence[str]
     threads: Sequence[str | None]
     pools: Sequence[PoolName] = ()
+    _frames: dict[int, tuple[Site, ...]] = field(default_factory=dict)  # those that were spelled out
 
     @classmethod
     def of(cls, witness: Witness, pools: Sequence[PoolName]) -> Names:
@@ -72,13 +73,13 @@ class Names:
 
     def frames(self, site: int) -> tuple[Site, ...]:
         """Answer the lines that led to a call, innermost first; as many as were recorded."""
-        found: list[Site] = []
-        while site:
-            place, site = self.sites[site]
+        known = self._frames.get(site)
+        if known is None:
+            place, caller = self.sites[site]
             line = self.places[place]
-            if line is not None:
-                found.append(line)
-        return tuple(found)
+            known = (line, *self.frames(caller)) if site and line is not None else ()
+            self._frames[site] = known
+        return known
 
     def site(self, site: int) -> Site | None:
         """Answer the line of a call, None where that is not known."""

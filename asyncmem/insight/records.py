@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import numpy as np
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 _WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """One thing that happened."""
 
     kind: Kind
