@@ -178,6 +178,23 @@ def test_without_msgspec_the_error_names_the_extra(file: Path, monkeypatch: pyte
         read(file)
 
 
+def test_what_the_writer_was_too_slow_for_is_counted_and_what_is_live_is_not_lost(file: Path) -> None:
+    """Records are dropped rather than a program be held up; what is live at the end is in the file all the same."""
+    with AsyncMemoryPool("simulated") as pool:
+        recording = Recording(pool, file=file, keep=10).__enter__()
+        assert recording._spool is not None
+        with recording._spool._writing:  # the disk takes its time
+            held = [pool.allocate(nbytes) for nbytes in range(1, 101)]
+            for _ in range(50):
+                held.pop(0).free()
+        recording.__exit__(None, None, None)
+        records = recording.records()
+        assert records.lost >= 140
+        assert sorted(one.nbytes for one in records.live_at()) == list(range(51, 101))
+        need_consistent(records)
+        held.clear()
+
+
 @pytest.mark.asyncio
 async def test_a_file_is_opened_and_ended_off_the_loop(file: Path) -> None:
     """The loop's thread does not block on it."""

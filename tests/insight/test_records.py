@@ -116,12 +116,13 @@ def test_as_many_frames_are_kept_as_are_asked_for() -> None:
         pool.allocate_arrays([(3,)]).free()
 
     with AsyncMemoryPool("simulated") as pool:
-        with Recording(pool, frames=2) as two:
+        with Recording(pool, frames=2) as two, Recording(pool) as beside:
             outer()
         with Recording(pool) as one:
             outer()
-    names = [site.function.rpartition(".")[2] for site in two.records().of(Kind.ALLOCATED)[0].frames]
-    assert names == ["inner", "outer"]
+    for recording in (two, beside):
+        frames = recording.records().of(Kind.ALLOCATED)[0].frames
+        assert [site.function.rpartition(".")[2] for site in frames] == ["inner", "outer"]
     assert len(one.records().of(Kind.ALLOCATED)[0].frames) == 1
 
 
