@@ -97,6 +97,7 @@ class _Lender:
     _lend = _use_on
 
     def _hand_over(self, buffer: Buffer, stream: object) -> None:
+        _cores.pop(buffer.device.dlpack_device, None)  # it would keep the stream for as long as itself
         self._use_on(buffer, stream)
         buffer._set_home(buffer._core.register_stream(buffer.device.stream_of(stream)))
 
@@ -112,6 +113,7 @@ class _Lender:
 
 _LENDER: Final = _Lender()
 _devices: dict[Place, Device] = {}
+_cores: dict[Place, Core] = {}
 _making = threading.Lock()
 
 
@@ -120,10 +122,25 @@ def _borrow(offer: _Offer, owner: Device, home: Stream) -> Array:
     if nbytes and not _in_rows(offer):
         hint = "make it contiguous first: numpy.ascontiguousarray(...), tensor.contiguous()"
         raise InvalidRequest("strides", offer.strides, f"row-major order of {list(offer.shape)} elements", hint=hint)
-    # A core of its own, because only cores have buffers; without caches it is made in microseconds.
-    core = Core(owner, _LENDER, stream_cache_blocks=0, shared_cache_blocks=0)
+    core = _core_of(owner, home)
     buffer = core.borrow(offer.address if nbytes else 0, nbytes, core.register_stream(home), offer)
     return buffer.view(offer.element.name, offer.shape)
+
+
+def _core_of(owner: Device, home: Stream) -> Core:
+    """Answer a core for what is borrowed, because only cores have buffers.
+
+    To make one takes several times as long as all else. So there is one for all that is at home on the default stream
+    of a device that the process shares. One that knows other streams keeps them, and lives no longer than its buffers.
+    """
+    place = owner.dlpack_device
+    shared = home is owner.default_stream and owner is _devices.get(place)
+    core = _cores.get(place) if shared else None
+    if core is None or core.device is not owner or core.forked:
+        core = Core(owner, _LENDER, stream_cache_blocks=0, shared_cache_blocks=0)
+        if shared:
+            _cores[place] = core
+    return core
 
 
 def _in_rows(offer: _Offer) -> bool:

@@ -97,19 +97,19 @@ def parse_duration(value: float | str, *, what: str = "timeout") -> float:
     return seconds
 
 
-def parse_count(value: SupportsIndex | str, *, what: str = "count") -> int:
-    """Read a whole number from 0, also as text.
+def parse_count(value: SupportsIndex | str, *, what: str = "count", least: int = 0) -> int:
+    """Read a whole number from `least`, also as text.
 
     Raises:
         InvalidRequest: Anything else; `what` names the argument or option.
     """
-    expected = "a whole number from 0"
+    expected = f"a whole number from {least}"
     if isinstance(value, str):
         # Python refuses to read integers of thousands of digits.
         number = int(value) if value.strip().isdecimal() and len(value) < 100 else -1
     else:
         number = _whole_number(value, what, expected)
-    if number < 0:
+    if number < least:
         raise InvalidRequest(what, value, expected)
     return number
 

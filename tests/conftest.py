@@ -41,6 +41,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 _FAILED = pytest.StashKey[bool]()
 
 
+def pytest_collection_finish() -> None:
+    """Take the tests themselves out of the collector's sight: many of them run it, over all there is each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keep for the fixtures whether the test failed."""

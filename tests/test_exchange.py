@@ -3,15 +3,18 @@
 import array
 import ctypes
 import gc
+import os
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import asyncmem
+from asyncmem.core import Core
 from asyncmem.devices import Host, Simulated, StreamOrderError
 
 ELEMENTS = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
@@ -140,6 +143,54 @@ def test_memory_goes_back_on_the_thread_that_drops_it() -> None:
     thread.start()
     thread.join()
     assert alive() is None
+
+
+def test_borrowing_takes_no_longer_than_what_it_stands_on() -> None:
+    """A core for each would take several times as long as the rest."""
+    values = np.arange(4)
+    owner = asyncmem.asarray(values).buffer.device
+
+    def seconds(call: Callable[[], object]) -> float:
+        def once() -> float:
+            start = time.perf_counter()
+            call()
+            return time.perf_counter() - start
+
+        return min(once() for _ in range(300))
+
+    assert seconds(lambda: asyncmem.asarray(values)) < 0.7 * seconds(lambda: Core(owner, None))
+
+
+@pytest.mark.parametrize("way", ["named", "handed over"])
+def test_streams_are_kept_no_longer_than_the_buffers_that_are_at_home_there(way: str) -> None:
+    """What is borrowed later does not know them."""
+    stream = asyncmem.asarray(np.arange(4)).buffer.device.create_stream("short-lived")
+    alive = weakref.ref(stream)
+    taken = asyncmem.asarray(np.arange(4), stream=stream if way == "named" else None)
+    if way == "handed over":
+        taken.buffer.hand_over(stream)
+    later = asyncmem.asarray(np.arange(4))
+    del stream, taken
+    gc.collect()
+    assert alive() is None
+    assert later.numpy().sum() == 6
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # what 3.12 says of fork beside threads
+def test_a_forked_child_borrows_for_itself() -> None:
+    """Freed there, the memory goes back to its owner, though its parent has borrowed before."""
+    before = asyncmem.asarray(np.arange(4))
+    child = os.fork()
+    if not child:
+        values = np.arange(5)
+        alive = weakref.ref(values)
+        buffer = asyncmem.asarray(values).buffer
+        del values
+        buffer.free()
+        os._exit(0 if alive() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert before.numpy().sum() == 6
 
 
 @pytest.mark.parametrize("dtype", [*ELEMENTS, "bfloat16", "float8_e5m2"])

@@ -134,6 +134,14 @@ def test_what_is_no_count_is_refused(value: object) -> None:
         parse_count(value)  # type: ignore[arg-type]  # that is the point
 
 
+def test_a_count_may_have_a_least() -> None:
+    """It is good enough itself; what lies below it is refused, and the message says where the numbers begin."""
+    assert [parse_count(one, least=2) for one in (2, "3")] == [2, 3]
+    for value in (1, "1", 0, -2, "two"):
+        with pytest.raises(InvalidRequest, match="workers: expected a whole number from 2"):
+            parse_count(value, what="workers", least=2)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [

@@ -25,12 +25,27 @@ NAMES = list(dict.fromkeys([*ROWS, *DEVICE_ROWS]))
 @click.argument("rows", nargs=-1, metavar="[ROW]...", type=click.Choice(NAMES))
 @click.option("--device", metavar="DEVICE", help="Measure the pool on this device: host, simulated, cuda:0.")
 @click.option("--peers", is_flag=True, help="Also torch, CuPy, RMM, cuda.core and the driver; absent ones are named.")
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
+    help="A recording for the row `replay`; may be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
 @click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict.")
 @click.option("--uvloop", is_flag=True, help="Run both sides on uvloop instead of asyncio's own loop (not `stall`).")
 @click.option("--check", is_flag=True, help="Exit with 1 when a bound is not met.")
 def bench(
-    rows: tuple[str, ...], device: str | None, peers: bool, as_json: bool, quick: bool, uvloop: bool, check: bool
+    rows: tuple[str, ...],
+    device: str | None,
+    peers: bool,
+    traces: tuple[str, ...],
+    as_json: bool,
+    quick: bool,
+    uvloop: bool,
+    check: bool,
 ) -> None:
     """Measure what allocations cost, next to floors measured in the same process.
 
@@ -63,12 +78,21 @@ def bench(
     growth        400 blocks from nothing: how long one holds the caller's thread
     loop_stall    a ticking task's longest wait meanwhile, against none of that
     take_back     a training-like step while the worker takes pages back
+    replay        recorded programs, each named by --trace, from no memory at all
     same_size, large_tensors, transformer_step, pressure, variable_sizes
                   what an earlier allocator was compared with PyTorch by
     """  # noqa: D301 - click wants the character itself
     if device is not None or peers:
-        names = _known(rows, list(DEVICE_ROWS), "with")
-        met = compare(names, device or "cuda:0", peers=peers, as_json=as_json, quick=quick, uvloop=_uvloop(uvloop))
+        names = _of_device(_known(rows, list(DEVICE_ROWS), "with"), rows, traces)
+        met = compare(
+            names,
+            device or "cuda:0",
+            peers=peers,
+            as_json=as_json,
+            quick=quick,
+            uvloop=_uvloop(uvloop),
+            traces=traces,
+        )
         if check and not met:
             raise click.exceptions.Exit(1)
         return
@@ -89,6 +113,14 @@ def _known(rows: tuple[str, ...], there: list[str], how: str) -> list[str]:
         if name not in there:
             raise click.UsageError(f"{name} is not measured {how} --device or --peers; there are: {', '.join(there)}")
     return [name for name in there if not rows or name in rows]
+
+
+def _of_device(names: list[str], asked: tuple[str, ...], traces: tuple[str, ...]) -> list[str]:
+    """Leave out rows that replay recordings where none is named; to ask for one of them then is a usage error."""
+    recorded = [name for name in names if DEVICE_ROWS[name].recorded]
+    if recorded and asked and not traces:
+        raise click.UsageError(f"{recorded[0]} is about recorded programs: name them with --trace FILE")
+    return names if traces else [name for name in names if name not in recorded]
 
 
 def _uvloop(wanted: bool) -> bool:

@@ -22,7 +22,16 @@ LIBRARIES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "rmm-cu13", "rmm-cu12", "c
 """The distributions of the peers, whose versions belong to the figures."""
 
 
-def compare(names: Sequence[str], device: str, *, peers: bool, as_json: bool, quick: bool, uvloop: bool) -> bool:
+def compare(
+    names: Sequence[str],
+    device: str,
+    *,
+    peers: bool,
+    as_json: bool,
+    quick: bool,
+    uvloop: bool,
+    traces: Sequence[str] = (),
+) -> bool:
     """Measure rows on a device, print what was found, and answer whether everything that was asked for is met.
 
     Raises:
@@ -41,6 +50,7 @@ def compare(names: Sequence[str], device: str, *, peers: bool, as_json: bool, qu
         repeat_ns=effort.repeat_ns,
         share=effort.share,
         uvloop=uvloop,
+        traces=tuple(traces),
     )
     with _progress(quiet=as_json) as report:
         found = run(task, chosen(device, names, peers=peers), report)

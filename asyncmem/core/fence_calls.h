@@ -25,7 +25,8 @@ typedef struct AsyncmemFenceCalls {
     int (*wait)(void *context, uint64_t stream, void *fence);
     /* Blocks this thread until the device has reached the fence. */
     int (*block)(void *context, void *fence);
-    /* 1 while work submitted to the stream is captured into a graph, 0 while it is run, else minus the driver's code. */
+    /* 1 while work submitted to the stream is captured into a graph, 0 while it is run, else minus the driver's code.
+     * Waits for no lock of the driver's, so it is asked with the interpreter's lock held. */
     int (*capturing)(void *context, uint64_t stream);
     /* The fence is not needed any more. Exactly one call a fence; it cannot fail. */
     void (*release)(void *context, void *fence);

@@ -30,6 +30,7 @@ public:
     bool everywhere = false;  // no stream at all but every stream of the device
     bool owed = false;       // a fence could not be recorded
     uint32_t unfenced = 0;   // frees whose fence waits for more of them
+    uint64_t unfenced_bytes = 0;
 
     bool empty() const { return fences_.empty(); }
     size_t size() const { return fences_.size(); }
@@ -70,8 +71,8 @@ public:
     }
 
 private:
-    // A lane that nobody polls would keep all its fences; each time so many have come, it is looked at.
-    static constexpr size_t window = 64;
+    // A lane that nobody polls would keep all its fences; each time so many have come since, it is looked at.
+    static constexpr size_t window = 256;
     std::deque<Fence*> fences_;
     size_t look_at_ = window;
 };

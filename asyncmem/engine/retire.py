@@ -10,7 +10,8 @@ asks which are done. It is a part of the compiled core, whose doors go straight 
 * **Closed, recorded, published**, in this order: a fence covers the frees of epochs that were closed before it was
   recorded. A record that failed publishes nothing, and the next one of that stream makes up for it.
 * **Users other than home** are fenced at the free, not when they are named: what they do comes in between. With
-  `fence_every` several frees share a fence, at the price of covering what the stream is given to do until then.
+  `fence_every` several frees of little memory share a fence, at the price of covering what the stream is given to do
+  until then.
 * **A late fence**, recorded when another stream takes the memory, covers later work too, and hangs where that work
   waits for the taker. It comes last, is counted, and may be forbidden.
 * **A stream that nobody keeps alive** (a raw number) has its fences recorded at the free itself, the home's own too.

@@ -6,8 +6,9 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, final
 
+from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
-from asyncmem.pipeline.memory import Patience, fill, fill_by_way_of, holds_up, pool_of
+from asyncmem.pipeline.memory import Patience, pool_of
 from asyncmem.pipeline.nest import changed
 from asyncmem.pool.arrays import Layout
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Buffer, Ready
     from asyncmem.devices import Stream
+    from asyncmem.pipeline.crew import Crew
     from asyncmem.pipeline.leaves import HostArray
     from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Request
 
@@ -113,8 +115,8 @@ class StagedBatch:
         self.layout = Layout.of((source.shape, source.dtype) for source in self._sources)
         self.buffer: Buffer | None = None
 
-    def finish(self) -> None:
-        """Start copying all arrays, for which those that are not page-locked are read (blocks)."""
+    def finish(self, crew: Crew) -> None:
+        """Start copying all arrays, for which those that are not page-locked are read by the crew (blocks)."""
         buffer = self.buffer
         assert buffer is not None
         self.filler.wait()
@@ -123,7 +125,7 @@ class StagedBatch:
         pool = self._staging.pool
         if self._staging.pinned and holds_up(pool, pieces):
             request = pool.pinned.allocate_async(buffer.nbytes, stream=buffer.stream, tag=self._staging.tag)
-            copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces)]
+            copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces, crew.share)]
         else:
             copies = fill(buffer, pieces)
         self.filler.has(copies)

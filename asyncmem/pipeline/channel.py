@@ -53,7 +53,7 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, pool: Share, nbytes: Size, *, max_items: int | None = None, name: str | None = None) -> None:
-        places = None if max_items is None else _count(max_items)
+        places = None if max_items is None else parse_count(max_items, what="max_items", least=1)
         budget = pool.budget(name or f"channel-{next(_numbers)}", limit=nbytes)
         if budget.own_limit() > pool.capacity():
             budget.close()
@@ -226,10 +226,3 @@ class Channel(Generic[T]):
         broken = BrokenResourceError()
         broken.__cause__ = self._broken
         return broken
-
-
-def _count(max_items: int) -> int:
-    count = parse_count(max_items, what="max_items")
-    if count == 0:
-        raise InvalidRequest("max_items", max_items, "a whole number from 1, or None")
-    return count

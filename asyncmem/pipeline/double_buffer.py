@@ -7,12 +7,13 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.core import element_type
 from asyncmem.errors import Described, InvalidRequest
+from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
-from asyncmem.pipeline.memory import Patience, fill, fill_by_way_of, holds_up, pool_of, share_of, stream_of
+from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
 from asyncmem.pipeline.transfer import Transfer
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Array, Batch, Buffer, Ready
     from asyncmem.devices import Fence
+    from asyncmem.pipeline.filling import Piece
     from asyncmem.pipeline.leaves import HostArray
-    from asyncmem.pipeline.memory import Memory, Piece
+    from asyncmem.pipeline.memory import Memory
     from asyncmem.pool import Copy, Request
-
-
-_LEAST: Final = 2
 
 
 @dataclass(eq=False)
@@ -74,9 +73,7 @@ class DoubleBuffer:
         pinned: bool = True,
         tag: str | None = None,
     ) -> None:
-        self._count = parse_count(buffers, what="buffers")
-        if self._count < _LEAST:
-            raise InvalidRequest("buffers", buffers, f"at least {_LEAST}")
+        self._count = parse_count(buffers, what="buffers", least=2)
         self._share = share_of(pool)
         self._pool = pool_of(self._share)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -14,12 +14,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, final
 
 import anyio
 from anyio import from_thread, lowlevel
 
+from asyncmem.pipeline.crew import Crew
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.home import running_home
 from asyncmem.pool.latch import Latch
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 class Load(Protocol):
     """What was read, on its way to whoever asks for it."""
 
-    def finish(self) -> None:
-        """Do what a worker does (blocks)."""
+    def finish(self, crew: Crew) -> None:
+        """Do what a worker does (blocks), sharing with the others what comes in parts."""
 
     def free(self) -> None:
         """Let go of it, because nobody will ask for it; twice is fine."""
@@ -94,7 +95,7 @@ class Lookahead(ABC, Generic[L]):
 
     Args:
         ahead: The most items that are read and not asked for.
-        workers: How many threads finish items at the same time.
+        workers: How many threads finish items: several at the same time, or one together.
         name: What the threads are called.
     """
 
@@ -107,9 +108,9 @@ class Lookahead(ABC, Generic[L]):
         self._granted: deque[Ticket[L]] = deque()  # and the reader has not begun with these
         self._stopped = self._read_out = False
         self._void_from: float = math.inf
-        self._jobs: SimpleQueue[tuple[Ticket[L], L] | None] = SimpleQueue()
+        self._crew = Crew(workers)
         calls = [(self._read_all, f"{name} reads")]
-        calls += [(self._work, f"{name} stages {number}") for number in range(1, workers + 1)]
+        calls += [(self._crew.work, f"{name} stages {number}") for number in range(1, workers + 1)]
         self._threads = [
             threading.Thread(target=self._run, args=(call,), name=called, daemon=True) for call, called in calls
         ]
@@ -224,7 +225,7 @@ class Lookahead(ABC, Generic[L]):
             return None if self._stopped else self._granted.popleft()
 
     def _hand_on(self, ticket: Ticket[L], load: L) -> None:
-        self._jobs.put((ticket, load))
+        self._crew.submit(partial(self._finish, ticket, load))
 
     def _read_all(self) -> None:
         error: BaseException | None = None
@@ -238,21 +239,12 @@ class Lookahead(ABC, Generic[L]):
             self._granted.clear()
         for ticket in left:
             ticket.settle(error=error)
-        for _ in self._threads[1:]:
-            self._jobs.put(None)
+        self._crew.end()
 
-    def _work(self) -> None:
-        while self._finish_one():
-            pass
-
-    def _finish_one(self) -> bool:
-        job = self._jobs.get()
-        if job is None:
-            return False
-        ticket, load = job
+    def _finish(self, ticket: Ticket[L], load: L) -> None:
         try:
             if not self._is_void(ticket):
-                load.finish()
+                load.finish(self._crew)
         except BaseException as error:  # noqa: BLE001 -- it belongs to whoever asks for the item
             load.free()
             ticket.settle(error=error)
@@ -260,7 +252,6 @@ class Lookahead(ABC, Generic[L]):
             ticket.settle(load)
             if self._is_void(ticket):
                 load.free()
-        return True
 
     def _run(self, call: Callable[[], None]) -> None:
         try:

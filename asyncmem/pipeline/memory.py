@@ -1,16 +1,13 @@
-"""Where a feed's memory comes from, and how bytes of the host get there."""
+"""Where a feed's memory comes from."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
-
-import numpy as np
 
 from asyncmem.core import Batch, Buffer, Ready
 from asyncmem.errors import InvalidRequest
-from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Request
+from asyncmem.pool import AsyncMemoryPool, Budget, Request
 from asyncmem.runtime import RuntimeDevice
 from asyncmem.runtime import device as runtime_device
 
@@ -21,9 +18,6 @@ T = TypeVar("T", Buffer, Batch)
 
 Memory: TypeAlias = AsyncMemoryPool | Budget | RuntimeDevice | str
 """A pool, a budget of one, or a device whose pool the whole process shares: "cuda:0", `asyncmem.device("cuda:0")`."""
-
-Piece: TypeAlias = tuple[int, memoryview]
-"""Bytes of the host, and where in a buffer they belong."""
 
 
 def share_of(memory: object) -> AsyncMemoryPool | Budget:
@@ -88,28 +82,3 @@ class Patience:
             requests = list(self._requests)
         for request in requests:
             request.cancel()
-
-
-def holds_up(pool: AsyncMemoryPool, pieces: Sequence[Piece]) -> bool:
-    """Tell whether copying these to the device would hold up whoever copies, because they are not page-locked."""
-    return any(pool.device.copy_holds_up(source, into=True) for _, source in pieces)
-
-
-def fill(target: Buffer, pieces: Sequence[Piece]) -> list[Copy]:
-    """Start copying pieces to where they belong, each by the buffer's home stream."""
-    # A piece is bytes, and so is the part of the buffer that it goes to.
-    return [target._copy(source.nbytes, source, None, True, offset) for offset, source in pieces]
-
-
-def fill_by_way_of(staging: Buffer, target: Buffer, pieces: Sequence[Piece]) -> Copy:
-    """Read pieces into a page-locked buffer of the target's size (blocks), and start one copy of the whole.
-
-    The staging buffer is freed; its memory follows when the copy is done.
-    """
-    try:
-        for offset, source in pieces:
-            # By numpy, which lets go of the interpreter meanwhile.
-            np.copyto(staging.view("uint8", source.nbytes, offset).numpy(np.uint8), np.asarray(source))
-        return target.copy_from(staging)
-    finally:
-        staging.free()

@@ -157,7 +157,10 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
         assert self._lookout is not None
-        most = IN_FLIGHT * sum(stage.workers for stage in self._stages) if in_flight == "auto" else _most(in_flight)
+        if in_flight == "auto":
+            most = IN_FLIGHT * sum(stage.workers for stage in self._stages)
+        else:
+            most = parse_count(in_flight, what="in_flight", least=1)
         run = Run(
             self._stations,
             cast("Iterable[object]", source),
@@ -206,10 +209,3 @@ class Pipeline(Generic[A, B]):
             self._runs.remove(run)
             self._items += run.handed
             self._seconds += run.seconds
-
-
-def _most(in_flight: int) -> int:
-    most = parse_count(in_flight, what="in_flight")
-    if most == 0:
-        raise InvalidRequest("in_flight", in_flight, 'a whole number from 1, or "auto"')
-    return most

@@ -44,7 +44,7 @@ class Prefetcher:
         ahead: How many batches are read before they are asked for, at most.
         pinned: Whether what is not page-locked goes through page-locked memory; else the driver does that, and slower.
         stream: The stream that uses the batches; None for the device's default stream.
-        workers: How many threads stage.
+        workers: How many threads stage; those that are idle help with the parts of a large batch.
         convert: Called with each array as its batch comes out, for what takes its place: `torch.from_dlpack`.
         timeout: The most seconds that reading waits for a batch's memory; then `PoolTimeout` comes out in its place.
         tag: A label for reports.
@@ -60,14 +60,14 @@ class Prefetcher:
         *,
         pinned: bool = True,
         stream: object = None,
-        workers: int = 2,
+        workers: int = 4,
         convert: Callable[[Array], object] | None = None,
         timeout: float | None = None,
         tag: str | None = None,
     ) -> None:
         self._share = share_of(pool)
-        self.ahead = _at_least_one(ahead, "ahead")
-        self.workers = _at_least_one(workers, "workers")
+        self.ahead = parse_count(ahead, what="ahead", least=1)
+        self.workers = parse_count(workers, what="workers", least=1)
         self._pinned = pinned
         self._stream = stream
         self._convert = convert
@@ -217,10 +217,3 @@ class Prefetched:
     ) -> None:
         """End all passes and free their batches."""
         await self.aclose()
-
-
-def _at_least_one(value: int, what: str) -> int:
-    number = parse_count(value, what=what)
-    if number == 0:
-        raise InvalidRequest(what, value, "at least 1")
-    return number

@@ -89,7 +89,7 @@ def stage(
         return Stage(
             _asynchronous(function),
             name=getattr(function, "__name__", type(function).__name__),
-            workers=_workers(workers),
+            workers=parse_count(workers, what="workers", least=1),
             credit=None if credit is None else parse_size(credit, what="credit"),
             device=device,
             stream=stream,
@@ -109,12 +109,6 @@ def _asynchronous(function: Function[A, B]) -> Function[A, B]:
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call):
         return function
     raise InvalidRequest("stage", function, "an async function: async def forward(item, pool)")
-
-
-def _workers(workers: int) -> int:
-    if parse_count(workers, what="workers") == 0:
-        raise InvalidRequest("workers", workers, "a whole number from 1")
-    return workers
 
 
 def _limit(timeout: float | str) -> float:

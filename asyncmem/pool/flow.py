@@ -172,6 +172,12 @@ class Flow(Desk):
             waiting.move_to(home)
         return home
 
+    def meet(self) -> None:
+        """Get to know the loop that runs here, where none is served yet: its first wait will be as short as any."""
+        home = running_home(self.home)
+        if home is not None and (self.home is None or self.home.is_closed()):
+            self.home = home
+
     def _serve_loop(self, home: Home) -> None:
         if self.home is not None and not self.home.is_closed():
             served = f"the event loop that pool {self.pool.name!r} serves, {self.home!r}"
@@ -554,7 +560,8 @@ class Flow(Desk):
         return None
 
     def _serve_from_host(self, waiting: Waiting) -> None:
-        found = self.pool.fallback.serve(waiting)
+        host = self.pool.fallback.of(self.pool)
+        found = host.serve_blocking(waiting.sizes, batch=waiting.batch, tag=waiting.tag)
         with self.turn:
             if not waiting.done:
                 self._leave(waiting)

@@ -57,7 +57,7 @@ class Hooks(Share):
         else:
             if graph is not None:  # it was launched nobody knows where
                 users.add(flow.retire.everywhere())
-            buffer._release(flow.retire.entries_for(users) if users else ())
+            buffer._release(flow.retire.entries_for(users, buffer.nbytes) if users else ())
         if isinstance(notes, Notes) and notes.owner is not None:
             flow.turn.post(notes.let_go)
         if flow.supply.direct:

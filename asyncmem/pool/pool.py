@@ -78,7 +78,7 @@ class AsyncMemoryPool(Hooks):
         self._ready: Latch[object] | None = None
         self._making = threading.Lock()
         self._opening: Opening | None = None
-        self.fallback = HostFallback(self)
+        self.fallback = HostFallback(f"{self.name} on the host")
         self._pinned = PinnedMemory(f"{self.name} pinned")
         self.spilled = PinnedMemory(f"{self.name} spilled", self._options.spill_limit)
 
@@ -272,6 +272,7 @@ class AsyncMemoryPool(Hooks):
     async def __aenter__(self) -> Self:
         """Open the pool."""
         await self.open()
+        self.flow.meet()
         return self
 
     async def __aexit__(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TICK = 0.25  # seconds between looks at an idle pool
 _SOON = 0.01  # and until the next one after a job, which may be worth looking after
+_ROOM = 100 << 10  # bytes; the C library gives back what is more than 128 KiB at a heap's end
 
 
 class Worker:
@@ -61,6 +62,9 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        # The C library gives each thread a heap of its own, which grows by the page. Beside a CUDA context that takes
+        # 0.1 to 0.2 ms each time, with the interpreter's lock held: so the first jobs find it grown.
+        bytearray(_ROOM)
         self._due = time.monotonic() + TICK
         try:
             while self._step():

@@ -4,12 +4,12 @@ from asyncmem.replay.advise import Advice, Suggestion, advise
 from asyncmem.replay.columns import Op
 from asyncmem.replay.costs import Costs, read_costs
 from asyncmem.replay.fit import fit
-from asyncmem.replay.live import LiveReplay, replay_on
+from asyncmem.replay.live import replay_on
 from asyncmem.replay.model import Model
 from asyncmem.replay.policy import Patience, Policy, pool_options
 from asyncmem.replay.reading import read
 from asyncmem.replay.recording import Recorder, record
-from asyncmem.replay.result import Replay
+from asyncmem.replay.result import LiveReplay, Replay
 from asyncmem.replay.run import replay
 from asyncmem.replay.snapshot import from_snapshot
 from asyncmem.replay.trace import Steps, Trace

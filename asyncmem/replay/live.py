@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeAlias, final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
-from asyncmem.figures import format_size
 from asyncmem.replay.busy import busy_for
 from asyncmem.replay.columns import Op
+from asyncmem.replay.result import LiveReplay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Buffer
     from asyncmem.devices import Stream
-    from asyncmem.options import PoolOptions
     from asyncmem.pool import AsyncMemoryPool
     from asyncmem.replay.busy import Busy
     from asyncmem.replay.trace import Trace
@@ -41,66 +39,6 @@ LONG: Final = 1e-3
 
 _LOOKS: Final = 32
 """How often it is looked, in twice the lag, whether memory that lacks has come free."""
-
-
-@final
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LiveReplay:
-    """What became of a program that was replayed by a real pool. Sizes are bytes, times seconds.
-
-    Attributes:
-        name: The trace's.
-        device: The name of the pool's device.
-        options: The pool's.
-        lag: How late the device was kept.
-        limit: The most that might be reserved.
-        completed: Whether every request was served. The first that was not ends the replay.
-        failed_row: The trace's row of that request, or None,
-        failed_bytes: and how much was asked for.
-        duration: The time that was recorded, at the pace of the replay.
-        peak_requested: The most that was live at once, as it was asked for: no allocator can reserve less.
-        peak_active: The most that was live at once, as it was rounded.
-        peak_reserved: The most that was had from the driver at once.
-        takes: Allocations that were served.
-        frees: How many of them were freed.
-        driver_calls: Calls to the device's driver.
-        waits: Allocations that took longer than a millisecond, mostly because memory was still in use; counted where
-            the device is late,
-        wait_seconds: and what they took in all.
-        ns_per_op: What the other allocations and frees took here, in nanoseconds each, growth included, without what a
-            loop takes that does neither.
-    """
-
-    name: str
-    device: str
-    options: PoolOptions
-    lag: float
-    limit: int
-    completed: bool
-    failed_row: int | None
-    failed_bytes: int
-    duration: float
-    peak_requested: int
-    peak_active: int
-    peak_reserved: int
-    takes: int
-    frees: int
-    driver_calls: int
-    waits: int
-    wait_seconds: float
-    ns_per_op: float
-
-    @property
-    def reserved_over_requested(self) -> float:
-        """What was reserved for a byte that was needed, at the peaks of both; 1 where nothing was needed."""
-        return self.peak_reserved / self.peak_requested if self.peak_requested else 1.0
-
-    def __repr__(self) -> str:
-        end = "" if self.completed else f", out of memory in row {self.failed_row}"
-        return (
-            f"<asyncmem.replay.LiveReplay {self.name!r} on {self.device}: {format_size(self.peak_reserved)} reserved "
-            f"for {format_size(self.peak_requested)}{end}>"
-        )
 
 
 def replay_on(pool: AsyncMemoryPool, trace: Trace, *, lag: float = 0.0, pace: float = 1.0) -> LiveReplay:
@@ -177,7 +115,7 @@ class _Program:
             device=self._pool.device.name,
             options=self._pool.options,
             lag=self._lag,
-            limit=stats.limit or 0,
+            limit=stats.limit,
             completed=failed is None,
             failed_row=None if failed is None else int(np.flatnonzero(self._trace.op <= Op.FREE)[failed]),
             failed_bytes=0 if failed is None else self._steps[failed][1],

@@ -73,6 +73,17 @@ def test_pool_outlives_its_loop(everywhere: Run, second: Run) -> None:
     second(pool.aclose)
 
 
+def test_entering_meets_the_loop(everywhere: Run) -> None:
+    """Who opens a pool by `async with` will wait on this loop, and finds no more to do at the first wait than later."""
+
+    async def main() -> None:
+        async with make_pool() as pool:
+            assert pool.flow.home is not None
+            assert pool.flow.home.is_running_here()
+
+    everywhere(main)
+
+
 @pytest.mark.hazard("H12")
 @pytest.mark.may_block
 def test_second_loop_is_refused_while_the_first_is_served(everywhere: Run) -> None:

@@ -29,6 +29,8 @@ class Cycle:
 def eager_collection() -> Iterator[None]:
     """Let the collector run at nearly every allocation of a Python object."""
     before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()  # what there is already would be looked through each time
     gc.set_threshold(1)
     yield
     gc.set_threshold(*before)

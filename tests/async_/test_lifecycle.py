@@ -246,6 +246,8 @@ def test_pool_that_is_dropped_open_ends_its_worker() -> None:
             for _ in range(50):  # the collector cannot have the pool while the worker is still at its first job
                 gc.collect()
                 thread.join(0.1)
+                if not thread.is_alive():
+                    break
             assert not thread.is_alive()
 
 

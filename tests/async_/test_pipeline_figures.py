@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from asyncmem import Buffer, InvalidRequest
+from asyncmem.cli.benchmarks.pipeline import by_pipeline, by_queues, same
 from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
 from asyncmem.pipeline.progress import show
 
@@ -25,6 +24,8 @@ Item = tuple[int, Buffer]
 AnyStage = Stage[Any, Any]
 BUSIEST = 0.010
 """Seconds that the bottleneck takes for an item."""
+TURNS = 20
+"""Of a loop of the benchmark, which makes a hundred items a turn."""
 
 
 @stage(credit=MIB)
@@ -134,53 +135,14 @@ def test_progress_without_rich_says_what_to_install(virtually: Run, monkeypatch:
     virtually(main)
 
 
-ITEMS = 2_000
-
-
-async def same(item: int, _: StageShare | None = None) -> int:
-    """Do nothing, so that only what joins the stages costs."""
-    return item
-
-
-async def by_queues() -> float:
-    """Join three stages by unbounded queues, which cost least; answers seconds an item."""
-    queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(4)]
-
-    async def work(before: asyncio.Queue[int | None], behind: asyncio.Queue[int | None]) -> None:
-        while (item := await before.get()) is not None:
-            await behind.put(await same(item))
-        await behind.put(None)
-
-    async def produce() -> None:
-        for number in range(ITEMS):
-            await queues[0].put(number)
-        await queues[0].put(None)
-
-    started = time.perf_counter()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(produce())
-        for before, behind in itertools.pairwise(queues):
-            tasks.create_task(work(before, behind))
-        while await queues[-1].get() is not None:
-            pass
-    return (time.perf_counter() - started) / ITEMS
-
-
-async def by_pipeline(pipe: Pipeline[int, int]) -> float:
-    """Join them by a pipeline."""
-    started = time.perf_counter()
-    async for _ in pipe.map(range(ITEMS)):
-        pass
-    return (time.perf_counter() - started) / ITEMS
-
-
 @pytest.mark.may_block
 def test_an_item_costs_at_most_four_times_what_queues_cost() -> None:
     """Three stages that do nothing: the least of several tries, in turns in one process. It is about 1.7 times."""
 
     async def main() -> None:
         async with make_pool() as pool, Pipeline(same, same, same, pool=pool) as pipe:
-            tries = [(await by_pipeline(pipe), await by_queues()) for _ in range(9)]
+            ours = by_pipeline(pipe)
+            tries = [(await ours(TURNS), await by_queues(TURNS)) for _ in range(9)]
         pipeline, queues = (min(column) for column in zip(*tries, strict=True))
         assert pipeline <= 4 * queues
 

@@ -5,7 +5,9 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from io import StringIO
+from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import Result
 from rich.console import Console
@@ -17,24 +19,28 @@ from asyncmem.cli.benchmarks.device.child import Failed, Task, measure
 from asyncmem.cli.benchmarks.device.loop_stall import ticking
 from asyncmem.cli.benchmarks.device.loops import circular, empty, fill
 from asyncmem.cli.benchmarks.device.measured import Measured
+from asyncmem.cli.benchmarks.device.replay import plan_of
 from asyncmem.cli.benchmarks.device.run import Run, chosen, collect, run
 from asyncmem.cli.benchmarks.device.seeds import LIMIT, PRESSED, PROGRAMS, pressure
 from asyncmem.cli.benchmarks.device.show import show
+from asyncmem.cli.benchmarks.device.where import Where
 from asyncmem.cli.benchmarks.measure import Effort, plainly, time_apart, unrolled
 from asyncmem.cli.benchmarks.peers import FAMILIES, Family, absent, family
 from asyncmem.cli.benchmarks.peers.family import OURS, TOGETHER, TORCH
 from asyncmem.cli.benchmarks.peers.ours import Ours
 from asyncmem.cli.benchmarks.peers.way import FLOOR, Way
 from asyncmem.devices import Simulated
+from asyncmem.replay import Trace
 
 Invoke = Callable[..., Result]
 
+RECORDED = Path(__file__).parents[1] / "traces" / "four_streams.npz"
 ON_ANY_DEVICE = [name for name, row in DEVICE_ROWS.items() if OURS in row.families]
 
 
 def a_moment(*rows: str, device: str = "simulated") -> Task:
     """Ask for as little as can be measured."""
-    return Task(family=OURS, device=device, rows=rows, repeats=2, repeat_ns=1000, share=0.01)
+    return Task(family=OURS, device=device, rows=rows, repeats=2, repeat_ns=1000, share=0.01, traces=(str(RECORDED),))
 
 
 def found(row: str, peer: str, ns: float, case: str = "", **figures: float) -> Measured:
@@ -66,7 +72,7 @@ def test_a_device_that_is_too_small_ends_a_row(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(growth, "PATIENCE_SECONDS", 0.05)
     device = Simulated(1 << 30)
     with pytest.raises(TimeoutError):
-        list(DEVICE_ROWS[row].measure(Ours(device), Effort(2, 1000, share=1.0), "simulated"))
+        list(DEVICE_ROWS[row].measure(Ours(device), Effort(2, 1000, share=1.0), Where(device="simulated")))
     assert device.memory().free == device.memory().total
 
 
@@ -186,14 +192,14 @@ def test_a_ratio_is_to_asyncmem_in_the_same_process_where_it_was_measured_there(
 
 
 @pytest.mark.parametrize(
-    "row", ["hit", "churn", "batch", "large", "cross_stream", "same_size", "variable_sizes", "pressure"]
+    "row", ["hit", "churn", "batch", "large", "cross_stream", "same_size", "variable_sizes", "pressure", "replay"]
 )
 @pytest.mark.may_block
 def test_asyncmem_is_measured_beside_a_peer(row: str) -> None:
     """A peer's figure carries asyncmem's of the same process, but for the row whose limit is one on the process."""
     peer = Ours("simulated")
     peer.beside = Ours("simulated")
-    for line in DEVICE_ROWS[row].measure(peer, a_moment().effort(), "simulated"):
+    for line in DEVICE_ROWS[row].measure(peer, a_moment().effort(), Where(device="simulated", traces=(str(RECORDED),))):
         assert (line.beside is None) == (row == "pressure")
 
 
@@ -208,7 +214,7 @@ def test_bounds_hold_what_they_say() -> None:
             found("streams", "asyncmem", 1.9, "reserved ÷ live"),
             found("streams", "asyncmem", 4e8, "time", to_torch=1.06),
             found("loop_stall", "asyncmem", 4e5, more_ns=149_000),
-            found("take_back", "asyncmem", 3e6, to_floor_median=1.03),
+            found("take_back", "asyncmem", 3e6, "2 GiB a time", to_floor_median=1.03),
         ]
     )
     verdicts = {(one.measured.row, one.measured.case): one.ok for one in entries}
@@ -220,8 +226,28 @@ def test_bounds_hold_what_they_say() -> None:
         ("streams", "reserved ÷ live"): True,
         ("streams", "time"): False,
         ("loop_stall", ""): True,
-        ("take_back", ""): False,
+        ("take_back", "2 GiB a time"): False,
     }
+
+
+def test_a_recording_is_replayed_to_its_end() -> None:
+    """Slots are filled and emptied in turn, nothing is asked for 0 bytes, and what the program kept is freed last."""
+    op, number, nbytes = [0, 0, 0, 1, 1, 0], [0, 1, 2, 1, 0, 3], [512, 0, 700, 0, 512, 9]
+    trace = Trace(*map(np.array, (op, [0] * 6, number, nbytes, range(6))))
+    assert plan_of(trace) == [(0, 512, 0), (2, 700, 0), (0, 0, 512), (3, 9, 0), (2, 0, 700), (3, 0, 9)]
+
+
+def test_programs_are_replayed_only_where_they_are_named(invoke: Invoke) -> None:
+    """Without a recording the row is a usage error; with one, it says what was reserved, over pages as well."""
+    refused = invoke("bench", "replay", "--device", "simulated")
+    assert refused.exit_code == 2
+    assert "--trace" in refused.output
+    result = invoke("bench", "replay", "--device", "simulated", "--trace", str(RECORDED), "--quick", "--json")
+    assert result.exit_code == 0, result.output
+    plain, paged = json.loads(result.stdout)["figures"]
+    assert (plain["case"], paged["case"]) == ("four_streams", "four_streams, paged")
+    for line in (plain, paged):
+        assert line["figures"]["reserved_over_requested"] >= 1
 
 
 def test_a_broken_promise_is_not_met_without_a_bound() -> None:

@@ -53,7 +53,7 @@ def test_an_option_says_which_variable_set_it(invoke: Invoke, monkeypatch: pytes
     assert options["defragment"] == ("on", "default")
     assert options["stall_after"] == ("10 s", "default")
     assert options["shared_cache_blocks"] == ("1024", "default")
-    assert options["fence_every"] == ("1", "default")
+    assert options["fence_every"] == ("16", "default")
 
 
 def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

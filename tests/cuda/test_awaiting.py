@@ -156,16 +156,17 @@ def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> No
     loop.close()
     assert loop in waits._asyncio_readers
     fake.release()
-    asyncio.run(asyncio.wait_for(wait_for(busy_again(fake, fence)), 10))
+    asyncio.run(wait_until_released(fake, busy()))
     assert loop not in waits._asyncio_readers
     del task
     gc.collect()
 
 
-def busy_again(fake: FakeDriver, fence: CudaFence) -> CudaFence:
-    stream = fence.device.create_stream()
-    fake.launch(stream.handle, 200_000_000)  # longer than a loop takes to begin
-    return stream.record()
+async def wait_until_released(fake: FakeDriver, stream: CudaStream) -> None:
+    task = asyncio.ensure_future(wait_for(stream.record()))
+    await asyncio.sleep(0)
+    fake.release()
+    await asyncio.wait_for(task, 10)
 
 
 def test_loops_of_several_threads_wait_side_by_side(fake: FakeDriver, busy: Busy) -> None:

@@ -1,5 +1,7 @@
 """`asyncmem bench --device cuda:0` on whichever driver there is: our rows, and the driver's own allocator."""
 
+from pathlib import Path
+
 import pytest
 
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
@@ -11,14 +13,17 @@ from .fake import FakeDriver
 from .leftovers import check_nothing_left
 
 GIB = 1 << 30
+RECORDED = Path(__file__).parents[1] / "traces" / "four_streams.npz"
 
 ROWS = [name for name, row in DEVICE_ROWS.items() if OURS in row.families]
-DRIVERS = ["hit", "churn", "batch", "large", "cross_stream", "growth", "loop_stall"]
+DRIVERS = ["hit", "churn", "batch", "large", "cross_stream", "growth", "loop_stall", "replay"]
 
 
 def a_moment(family: str, row: str) -> list[object]:
     """Measure as little as can be measured."""
-    task = Task(family=family, device="cuda:0", rows=(row,), repeats=2, repeat_ns=1000, share=0.01)
+    task = Task(
+        family=family, device="cuda:0", rows=(row,), repeats=2, repeat_ns=1000, share=0.01, traces=(str(RECORDED),)
+    )
     return list(measure(task))
 
 

@@ -40,6 +40,7 @@ def pool(request: pytest.FixtureRequest, cuda: Cuda) -> Iterator[AsyncMemoryPool
 
 
 def close_shared() -> None:
+    exchange._cores.clear()
     while exchange._devices:
         exchange._devices.popitem()[1].close()
 

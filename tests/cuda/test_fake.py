@@ -282,6 +282,19 @@ class TestOrder:
             ok(cuda.cuStreamSynchronize(b))
         assert fake.violations() == []
 
+    def test_an_event_of_the_context_is_behind_streams_that_are_gone(
+        self, fake: FakeDriver, context: Any, memory: int
+    ) -> None:
+        """A destroyed stream whose work has ended is no more, but what it wrote was written before."""
+        own, event = stream(), ok(cuda.cuEventCreate(2))
+        fill(memory, 1, 16, own)
+        ok(cuda.cuStreamDestroy(own))
+        ok(cuda.cuStreamSynchronize(stream()))  # time goes on, and the host sees nothing of what was written
+        ok(cuda.cuCtxRecordEvent(context, event))
+        ok(cuda.cuEventSynchronize(event))
+        fill(memory, 2, 16, stream())
+        assert fake.violations() == []
+
     def test_freeing_under_unfinished_work_is_told_and_loses_the_device(self, fake: FakeDriver, memory: int) -> None:
         """The kernel finds nothing where its memory was."""
         own = stream()

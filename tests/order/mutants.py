@@ -99,7 +99,7 @@ class _RecordsFirst:
 class IgnoresOtherUsersAtTheFree(Retire):
     """Only the home stream counts when a block is freed, also if another stream used it."""
 
-    def entries_for(self, users: Iterable[int]) -> list[Entry]:  # noqa: ARG002  # that is the mistake
+    def entries_for(self, users: Iterable[int], nbytes: int = 0) -> list[Entry]:  # noqa: ARG002  # that is the mistake
         return []
 
 

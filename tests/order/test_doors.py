@@ -222,37 +222,52 @@ class TestWhoGoesFirst:
 
 
 class TestSharedFences:
+    @staticmethod
+    def pieces(bench: Bench, count: int, nbytes: int = SIZE // 16) -> list[Buffer]:
+        return [bench.pool.allocate(nbytes, stream=bench.a) for _ in range(count)]
+
     def test_are_recorded_once_for_so_many_frees(self, bench: Bench) -> None:
         """Nobody else gets the memory before, and then everybody at once."""
         bench.retire.fence_every = 4
-        held = bench.exhaust(bench.a)
+        held = self.pieces(bench, 64)
         for buffer in held[:3]:
             buffer.free(stream=bench.b)
         assert bench.calls() == {}
         held[3].free(stream=bench.b)
         assert bench.calls() == {"record": 1}
-        for buffer in bench.exhaust(bench.a):
+        for buffer in [*self.pieces(bench, 4), *held]:
             buffer.free()
         assert bench.calls() == {"record": 1, "query": 1, "release": 1}
 
     def test_are_recorded_early_when_memory_is_needed(self, bench: Bench) -> None:
         """A miss, and each poll, has those that are missing recorded before it asks."""
         bench.retire.fence_every = 4
-        held = bench.exhaust(bench.a)
-        for buffer in held:
-            bench.b.launch(1.0, reads=[buffer])
+        held = self.pieces(bench, 64)
         for buffer in held[:2]:
+            bench.b.launch(1.0, reads=[buffer])
             buffer.free(stream=bench.b)
         bench.device.advance(100.0)
-        bench.take(bench.a).free()
+        for buffer in [*self.pieces(bench, 1), *held]:
+            buffer.free()
         assert bench.calls() == {"record": 1, "query": 1, "release": 1}
+
+    def test_hold_back_no_more_than_an_eighth_of_the_memory(self, bench: Bench) -> None:
+        """A free that would make it more has its fence recorded, and so have those before."""
+        bench.retire.fence_every = 16
+        held = self.pieces(bench, 3, SIZE // 2 - SIZE // 16)
+        held[0].free(stream=bench.b)
+        assert bench.calls() == {}
+        held[1].free(stream=bench.b)
+        assert bench.calls() == {"record": 1}
+        held[2].free(stream=bench.b)
+        assert bench.calls() == {"record": 1}
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, 5000])
     def test_come_in_sensible_numbers(self, bench: Bench, wrong: float) -> None:
         """Anything else is refused, and changes nothing."""
         with pytest.raises(InvalidRequest, match="fence_every"):
             bench.retire.fence_every = wrong  # type: ignore[assignment]  # that is the point
-        assert bench.retire.fence_every == 1
+        assert bench.retire.fence_every == 16
 
 
 class TestStreamsOfOtherKinds:

@@ -211,9 +211,11 @@ class TestPolling:
 
     def test_keeps_the_fences_that_nobody_polls_from_piling_up(self, bench: Bench) -> None:
         """A program that only ever records does not collect fences for ever."""
-        for _ in range(1000):
+        most = 0
+        for _ in range(5000):
             bench.retire.fence(bench.a)
-        assert bench.retire.counts().open_fences < 100
+            most = max(most, bench.retire.counts().open_fences)
+        assert most <= 256
 
 
 class TestSettling:

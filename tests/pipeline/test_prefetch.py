@@ -267,8 +267,8 @@ def test_what_cannot_be_right_is_refused() -> None:
     """At the call; a loader for tasks says so when it is gone through without one."""
     with AsyncMemoryPool(TimedDevice(), limit=LIMIT) as pool:
         for make, words in [
-            (lambda: Prefetcher(pool, ahead=0), "ahead: expected at least 1"),
-            (lambda: Prefetcher(pool, workers=0), "workers: expected at least 1"),
+            (lambda: Prefetcher(pool, ahead=0), "ahead: expected a whole number from 1"),
+            (lambda: Prefetcher(pool, workers=0), "workers: expected a whole number from 1"),
             (lambda: Prefetcher(3), "a pool, a budget"),  # type: ignore[arg-type]  # what is tested
             (lambda: Prefetcher(pool).wrap(3), "something to iterate over"),  # type: ignore[arg-type]  # likewise
             (lambda: iter(Prefetcher(pool).wrap(batches_in_a_task(1))), "async for"),
@@ -279,5 +279,5 @@ def test_what_cannot_be_right_is_refused() -> None:
         with pytest.raises(TypeError, match="has no len"):
             len(prefetched)
         assert prefetched
-        assert repr(Prefetcher(pool)) == f"<asyncmem.pipeline.Prefetcher of {pool.name!r}: 2 ahead, 2 workers>"
+        assert repr(Prefetcher(pool)) == f"<asyncmem.pipeline.Prefetcher of {pool.name!r}: 2 ahead, 4 workers>"
         assert not feeding_threads()

@@ -60,7 +60,7 @@ def measure(effort: Effort) -> Row:
 
 async def _runner(effort: Effort) -> Row:
     async with AsyncMemoryPool("host", limit=LIMIT) as pool, Pipeline(same, same, same, pool=pool) as pipe:
-        timings = await interleave([_by_pipeline(pipe), _by_queues], effort, per_turn=ITEMS)
+        timings = await interleave([by_pipeline(pipe), by_queues], effort, per_turn=ITEMS)
     return compare(QUESTION, BOUND, *timings)
 
 
@@ -80,7 +80,9 @@ async def _pace(effort: Effort) -> Row:
     return replace(row, broken="more than the limit was live") if peak > LIMIT else row
 
 
-def _by_pipeline(pipe: Pipeline[int, int]) -> Loop:
+def by_pipeline(pipe: Pipeline[int, int]) -> Loop:
+    """Answer a loop that takes items through a pipeline, `ITEMS` a turn."""
+
     async def loop(turns: int) -> int:
         started = time.perf_counter_ns()
         async for _ in pipe.map(range(turns * ITEMS)):
@@ -90,7 +92,8 @@ def _by_pipeline(pipe: Pipeline[int, int]) -> Loop:
     return loop
 
 
-async def _by_queues(turns: int) -> int:
+async def by_queues(turns: int) -> int:
+    """Take them through three stages joined by unbounded queues, which cost least."""
     queues: list[asyncio.Queue[int | None]] = [asyncio.Queue() for _ in range(4)]
 
     async def work(before: asyncio.Queue[int | None], behind: asyncio.Queue[int | None]) -> None:

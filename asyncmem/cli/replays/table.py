@@ -7,7 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncmem.figures import format_duration, format_share, format_size
-from asyncmem.replay import LiveReplay, Replay
+from asyncmem.replay import Replay
+from asyncmem.replay.result import Outcome
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def show(entries: list[Entry], console: Console) -> None:
     show_failures([entry.replay for entry in entries], console)
 
 
-def show_failures(replays: Sequence[Replay | LiveReplay], console: Console) -> None:
+def show_failures(replays: Sequence[Outcome], console: Console) -> None:
     """Name the requests that could not be served."""
     for one in replays:
         if not one.completed:
@@ -100,7 +101,7 @@ def _cells(entry: Entry, *, waited: bool) -> tuple[str, ...]:
     )
 
 
-def of_time(seconds: float, one: Replay | LiveReplay) -> str:
+def of_time(seconds: float, one: Outcome) -> str:
     """Write a time, and its share of the program's."""
     share = f" ({format_share(seconds / one.duration)})" if one.duration else ""
     return format_duration(seconds) + share

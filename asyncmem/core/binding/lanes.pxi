@@ -22,6 +22,7 @@ cdef extern from "fences.hpp" namespace "asyncmem":
         uint64_t handle
         bint native, lasting, everywhere, owed
         uint32_t unfenced
+        uint64_t unfenced_bytes
         bint empty()
         size_t size()
         Fence* at(size_t i)
@@ -115,6 +116,7 @@ cdef class Lanes:
         # Frees that wait for the next fence are counted anew first: those that come meanwhile may join either epoch.
         cdef Lane* lane = self.lane(index)
         lane.unfenced = 0
+        lane.unfenced_bytes = 0
         lane.owed = False
         return self.c.close_epoch(index) if self.c != NULL else self._heap.close_epoch(index)
 
@@ -327,8 +329,7 @@ cdef class Lanes:
         self.awake("capturing")
         if not lane.native:
             return self.streams[index].capturing()
-        with nogil:
-            code = self.calls.capturing(self.calls.context, lane.handle)
+        code = self.calls.capturing(self.calls.context, lane.handle)  # too short to hand the interpreter's lock over
         if code < 0:
             raise self.error("capturing", -code)
         return code

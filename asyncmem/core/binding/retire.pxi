@@ -1,5 +1,9 @@
 # Retire: the rules of stream order, which `asyncmem.engine.retire` explains.
 
+# Of the reserved bytes at most this part waits for a shared fence of one stream.
+cdef enum:
+    _PARTS = 8
+
 
 @cython.freelist(64)
 cdef class Users:
@@ -37,8 +41,9 @@ cdef class Retire(Lanes):
             with the same methods will do.
         device: Where the streams run.
         late_fences: Allow recording a fence at the time when another stream takes the memory.
-        fence_every: Record one fence for so many frees on a stream that is not their home. 1 is exact. With more of them a
-            fence covers what the stream was given to do meanwhile, and comes no later than the next `poll`.
+        fence_every: Record one fence for up to so many frees on a stream that is not their home, as long as they are little of
+            the heap. 1 is exact. With more of them a fence covers what the stream was given to do meanwhile, and comes no
+            later than the next `poll`.
     """
 
     cdef public bint late_fences
@@ -61,7 +66,7 @@ cdef class Retire(Lanes):
 
     @property
     def fence_every(self):
-        """How many frees on a foreign stream share a fence."""
+        """How many frees on a foreign stream share a fence at most."""
         return self.batch
 
     @fence_every.setter
@@ -116,26 +121,28 @@ cdef class Retire(Lanes):
 
     cdef int thin_out(self, uint32_t index) except -1:
         if not self.polling:
-            self.lane(index).looked()
             try:
                 self.poll_lanes(index, index + 1)
             except DeviceError:  # whoever wants to know hears of it
                 pass
+            self.lane(index).looked()
         return 0
 
-    cpdef list entries_for(self, users):
+    cpdef list entries_for(self, users, uint64_t nbytes=0):
         """Record a fence for each user other than home, now: a fence from before the free would not cover its last use.
+
+        With `fence_every` a block of so many bytes may leave that to a later free.
 
         Never raises for a device that refuses: a release cannot fail. The entry then stays without a fence, and the
         memory out of other streams' reach, until `poll` or a later use of that stream has recorded one.
         """
-        return [(user, self.owe(user)) for user in dict.fromkeys(users)]
+        return [(user, self.owe(user, nbytes)) for user in dict.fromkeys(users)]
 
-    cdef uint64_t owe(self, uint32_t user) except 0:
+    cdef uint64_t owe(self, uint32_t user, uint64_t nbytes) except 0:
         # The epoch of what a stream has done to memory that is about to be freed.
         cdef Lane* lane = self.lane(user)
         cdef uint64_t epoch
-        if self.shares(lane):
+        if self.shares(lane, nbytes):
             return self.open_epoch(user)
         epoch = self.close(user)
         try:
@@ -144,17 +151,21 @@ cdef class Retire(Lanes):
             self.failed += 1
         return epoch
 
-    cdef inline bint shares(self, Lane* lane) noexcept:
-        # Whether a free leaves its fence to a later one.
+    cdef inline bint shares(self, Lane* lane, uint64_t nbytes) noexcept:
+        # Whether a free leaves its fence to a later one. What waits for one must stay so little that others are not held up:
+        # whoever takes it all the same gets it behind whatever the stream was given to do meanwhile.
         if self.batch == 1 or not lane.lasting or lane.unfenced + 1 >= self.batch:
             return False
+        if self.c != NULL and _PARTS * (lane.unfenced_bytes + nbytes) > self.c.reserved():
+            return False
         lane.unfenced += 1
+        lane.unfenced_bytes += nbytes
         return True
 
     cdef int fence_home(self, uint32_t home) except -1:
         # A free on a stream that nobody keeps alive: there may be no second chance to record its fence.
         if not self.lane(home).lasting:
-            self.owe(home)
+            self.owe(home, 0)
         return 0
 
     # -- freeing -----------------------------------------------------------------------------------------------------
@@ -178,7 +189,7 @@ cdef class Retire(Lanes):
         # The commonest case by far, in one go.
         lane = self.lane(<uint32_t>last)
         one.stream = <uint32_t>last
-        if self.shares(lane):
+        if self.shares(lane, self.c.size(block)):
             one.epoch = self.c.open_epoch(one.stream)
             flags = self.c.free_behind(block, one, False)
             self.fence_home(home)
@@ -204,11 +215,11 @@ cdef class Retire(Lanes):
             for i in range(users.count):
                 if users.at(i) != home and users.at(i) != last:
                     one.stream = users.at(i)
-                    one.epoch = self.owe(one.stream)
+                    one.epoch = self.owe(one.stream, self.c.size(block))
                     owed.push_back(one)
         if last >= 0 and last != home:
             one.stream = <uint32_t>last
-            one.epoch = self.owe(one.stream)
+            one.epoch = self.owe(one.stream, self.c.size(block))
             owed.push_back(one)
         flags = self.c.free_entries(block, owed)
         self.fence_home(home)
@@ -386,7 +397,7 @@ cdef class Retire(Lanes):
         cdef uint32_t flags = 0
         if self.core.last.reason != Reason.NoMemory or self.polling:
             return 0
-        if self.look():
+        if self.look(ask.stream):
             block = self.c.take(ask, self.core.last)
             if block or self.core.last.reason != Reason.NoMemory:
                 return block
@@ -435,10 +446,14 @@ cdef class Retire(Lanes):
         self.record_owed()
         return self.poll_lanes(0, <uint32_t>self.lanes.size())
 
-    cdef bint look(self) except -1:
-        # The same for whoever wants memory: a device that cannot be asked says so to whoever grows or frees on it.
+    cdef bint look(self, uint32_t taker) except -1:
+        # The same for a stream that wants memory, whose own uses do not stand in its way. A device that cannot be asked
+        # says so to whoever grows or frees on it.
+        if self.polling or self.idle() or self.asleep():
+            return False
         try:
-            return self.poll() > 0
+            self.record_owed()
+            return self.poll_lanes(0, taker) + self.poll_lanes(taker + 1, <uint32_t>self.lanes.size()) > 0
         except DeviceError:
             return False
 

@@ -63,7 +63,7 @@ class PipelineParallel:
         self._schedule = SCHEDULES[schedule]
         self._schedule_name = schedule
         self._timeout = None if timeout is None else parse_duration(timeout)
-        self._ahead = None if ahead is None else _positive("ahead", ahead)
+        self._ahead = None if ahead is None else parse_count(ahead, what="ahead", least=1)
         self._streams: list[Streams] = []
         self._running = False
         self._report: ParallelReport | None = None
@@ -127,10 +127,3 @@ class PipelineParallel:
             devices = [pool.flow.pool.device for pool in self._pools]
             self._streams = [Streams.of(device, name) for device, name in zip(devices, self._names, strict=True)]
         return needs
-
-
-def _positive(what: str, number: int) -> int:
-    count = parse_count(number, what=what)
-    if count == 0:
-        raise InvalidRequest(what, number, "a whole number from 1, or None")
-    return count

@@ -134,7 +134,11 @@ void Machine::progress() {
         again = false;
         for (auto& [handle, context] : contexts.live) {
             for (auto& stream : context->streams) again |= advance(*stream, now);
-            std::erase_if(context->streams, [](auto& stream) { return stream->destroyed && stream->queue.empty(); });
+            std::erase_if(context->streams, [&](auto& stream) {
+                if (!stream->destroyed || !stream->queue.empty()) return false;
+                join(context->gathering->clock, stream->clock);  // what stands behind the whole context stays behind it
+                return true;
+            });
         }
         moved |= again;
     }

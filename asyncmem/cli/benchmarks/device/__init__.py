@@ -6,8 +6,7 @@ case. `FAMILIES` names who takes part, where that is not everybody.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from asyncmem.cli.benchmarks.device import (
     await_hit,
@@ -18,14 +17,18 @@ from asyncmem.cli.benchmarks.device import (
     hit,
     large,
     loop_stall,
+    replay,
     seeds,
     streams,
     take_back,
 )
 from asyncmem.cli.benchmarks.device.measured import Measured
+from asyncmem.cli.benchmarks.device.where import Where
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.peers.family import FAMILIES, TOGETHER
 from asyncmem.cli.benchmarks.peers.peer import Peer
+
+Measure: TypeAlias = Callable[[Peer, Effort, Where], Iterator[Measured]]
 
 EVERYBODY: Final = tuple(one.name for one in FAMILIES if one.name != TOGETHER)
 
@@ -35,23 +38,22 @@ class DeviceRow:
     """One question that is asked of several allocators."""
 
     question: str
-    measure: Callable[[Peer, Effort, str], Iterator[Measured]]
-    """Takes the peer, how long to measure, and the device's name."""
+    measure: Measure
+    """Takes the peer, how long to measure, and where."""
     families: tuple[str, ...] = EVERYBODY
     """Who takes part."""
     early: bool = False
     """Whether it comes first in its process, before anything has been reserved there."""
+    recorded: bool = False
+    """Whether it replays recordings, and is measured only where some are named."""
 
 
-def _plain(measure: Callable[[Peer, Effort], Iterator[Measured]]) -> Callable[[Peer, Effort, str], Iterator[Measured]]:
-    return partial(_without_device, measure)
+def _plain(measure: Callable[[Peer, Effort], Iterator[Measured]]) -> Measure:
+    def anywhere(peer: Peer, effort: Effort, where: Where) -> Iterator[Measured]:
+        _ = where
+        return measure(peer, effort)
 
-
-def _without_device(
-    measure: Callable[[Peer, Effort], Iterator[Measured]], peer: Peer, effort: Effort, device: str
-) -> Iterator[Measured]:
-    _ = device
-    return measure(peer, effort)
+    return anywhere
 
 
 DEVICE_ROWS: Final[dict[str, DeviceRow]] = {
@@ -65,6 +67,7 @@ DEVICE_ROWS: Final[dict[str, DeviceRow]] = {
     "growth": DeviceRow(question=growth.QUESTION, measure=_plain(growth.measure), early=True),
     "loop_stall": DeviceRow(question=loop_stall.QUESTION, measure=loop_stall.measure, early=True),
     "take_back": DeviceRow(question=take_back.QUESTION, measure=_plain(take_back.measure), families=take_back.FAMILIES),
+    "replay": DeviceRow(question=replay.QUESTION, measure=replay.measure, recorded=True),
     **{
         name: DeviceRow(question=question, measure=_plain(seeds.measurer(name)), families=seeds.FAMILIES)
         for name, question in seeds.QUESTIONS.items()

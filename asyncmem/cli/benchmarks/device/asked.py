@@ -88,7 +88,11 @@ ASKED: Final = (
     Asked(row="streams", case="reserved ÷ live", peer=OURS, bound=2, sense=MOST, held=_itself),
     Asked(row="streams", case="time", peer=OURS, bound=1.05, sense=MOST, held=_figure("to_torch")),
     Asked(row="loop_stall", peer=OURS, bound=150_000, sense=MOST, held=_figure("more_ns")),
-    Asked(row="take_back", peer=OURS, bound=1.02, sense=MOST, held=_figure("to_floor_median")),
+    *(
+        Asked(row="take_back", case=case, peer=OURS, bound=1.02, sense=MOST, held=_figure("to_floor_median"))
+        for case in ("256 MiB a time", "2 GiB a time")
+    ),
+    *(Asked(row="replay", peer=peer, bound=1) for peer in ("torch raw", "CuPy pool")),
     *(
         Asked(row=row, peer=peer, bound=bound)
         for row, bound in {

@@ -13,6 +13,7 @@ from typing import TextIO
 
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.cli.benchmarks.device.measured import Measured
+from asyncmem.cli.benchmarks.device.where import Where
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.peers import family
 from asyncmem.cli.benchmarks.peers.ours import Ours
@@ -40,6 +41,7 @@ class Task:
     repeat_ns: int
     share: float
     uvloop: bool = False
+    traces: tuple[str, ...] = ()
 
     def effort(self) -> Effort:
         """Make the effort, with its kind of event loop."""
@@ -75,7 +77,7 @@ def measure(task: Task) -> Iterator[Measured | Failed]:
 
 def _row(peer: Peer, name: str, effort: Effort, task: Task) -> Iterator[Measured | Failed]:
     try:
-        yield from DEVICE_ROWS[name].measure(peer, effort, task.device)
+        yield from DEVICE_ROWS[name].measure(peer, effort, Where(device=task.device, traces=task.traces))
     except Exception as error:  # noqa: BLE001 - whatever a library raises ends one row of one peer, not the run
         text = f"{type(error).__name__}: {error}"
         yield Failed(family=task.family, peer=peer.name, row=name, error=text)
@@ -84,7 +86,7 @@ def _row(peer: Peer, name: str, effort: Effort, task: Task) -> Iterator[Measured
 def main(text: str, out: TextIO) -> None:
     """Read a task, measure it and write what was found as it comes."""
     fields = json.loads(text)
-    for one in measure(Task(**(fields | {"rows": tuple(fields["rows"])}))):
+    for one in measure(Task(**(fields | {name: tuple(fields[name]) for name in ("rows", "traces")}))):
         kind = "measured" if isinstance(one, Measured) else "failed"
         out.write(json.dumps({kind: asdict(one)}) + "\n")
         out.flush()

@@ -15,6 +15,7 @@ from asyncmem import Buffer
 from asyncmem.cli.benchmarks.device import growth
 from asyncmem.cli.benchmarks.device.kernels import EmptyLaunch, Launches, launch_nothing
 from asyncmem.cli.benchmarks.device.measured import Measured, timed
+from asyncmem.cli.benchmarks.device.where import Where
 from asyncmem.cli.benchmarks.measure import Effort, collector_off, summary
 from asyncmem.cli.benchmarks.peers.family import index_of
 from asyncmem.cli.benchmarks.peers.ours import Ours
@@ -25,9 +26,10 @@ RUNS: Final = 9
 WARM_UP: Final = 1
 
 
-def measure(peer: Peer, effort: Effort, device: str) -> Iterator[Measured]:
+def measure(peer: Peer, effort: Effort, where: Where) -> Iterator[Measured]:
     """Answer the longest gap with growth, the floor beside it, and how much longer it was."""
-    tick = EmptyLaunch(index_of(device)) if device.startswith("cuda") else launch_nothing
+    card = where.device.startswith("cuda")
+    tick = EmptyLaunch(index_of(where.device)) if card else launch_nothing
     try:
         with collector_off():
             found = effort.run(_runs(peer, growth.sizes(effort), tick))
