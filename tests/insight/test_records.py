@@ -77,12 +77,14 @@ async def test_a_record_names_the_line_the_task_the_tag_and_the_thread() -> None
     """The line is the program's own, whatever ways of asyncmem lie between, and a free has those of its allocation."""
 
     async def work() -> None:
+        await named()
         with tag("outer"):
             (await pool.allocate_async(10)).free()
             await asyncio.create_task(inner(), name="inner")
             (await pool.allocate_async(40, tag="given")).free()
 
     async def inner() -> None:
+        await named()
         (await pool.empty((5,), "float32")).buffer.free()
         with tag("inmost"):
             pool.allocate(30).free()
@@ -159,7 +161,13 @@ async def test_a_wait_is_recorded_with_its_end_and_who_waited() -> None:
     need_consistent(records)
 
 
+async def named() -> None:
+    """Wait until the task has its name: one that begins eagerly gets it after its first step on some Pythons."""
+    await asyncio.sleep(0)
+
+
 async def take(pool: AsyncMemoryPool, nbytes: int) -> None:
+    await named()
     (await pool.allocate_async(nbytes)).free()
 
 

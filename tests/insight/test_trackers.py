@@ -77,6 +77,7 @@ async def test_a_tracker_knows_what_is_live_and_whose_it_is() -> None:
     """Buffers by id, with tag, task, age and line; those of before by their size; those freed are gone."""
 
     async def work() -> None:
+        await asyncio.sleep(0)  # a task that begins eagerly gets its name after its first step on some Pythons
         with tag("kept"):
             kept.append(await pool.allocate_async(200))
 
