@@ -185,7 +185,7 @@ class Recording:
         return Records(together, names, began=self._began, wall=self._wall, lost=lost, note=note)
 
 
-def _whole(name: str, value: int, most: int) -> int:
-    if isinstance(value, bool) or not 1 <= value <= most:
+def _whole(name: str, value: object, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InvalidRequest(name, value, f"a number from 1 to {most}")
     return value

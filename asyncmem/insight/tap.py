@@ -56,10 +56,11 @@ class Tap:
         self._last: NDArray[np.void] | None = None
         self._reserved = 0
         self.core.watch(witness)
+        began = log_time_ns()
         self._reader, held = self.core.open_log(keep)
         self.before = np.concatenate((_segments(house), self._of_pool(held)))
         self.before["pool"] = number
-        self.before["time_ns"] = log_time_ns()
+        self.before["time_ns"] = began
 
     def parts(self) -> Iterator[Part]:
         """Take out what has come since, in parts that hold the pool up for no longer than an allocation may take."""

@@ -197,6 +197,22 @@ async def test_growth_trims_pressure_and_refusals_are_recorded() -> None:
     assert refused.site == Site(__file__, refused.frames[0].line, refused.frames[0].function)
 
 
+def test_memory_that_is_there_when_recording_begins_counts_as_grown() -> None:
+    """So what was reserved at any time can be added up: segments by their addresses, at the beginning."""
+    with AsyncMemoryPool("simulated", limit="64 MiB", segment_size="8 MiB") as pool:
+        held = pool.allocate(20 * MIB)
+        with Recording(pool) as recording:
+            more = pool.allocate(20 * MIB)
+        reserved = pool.stats().reserved_bytes
+        segments = {(one.address, one.nbytes) for one in pool.segments()}
+        held.free()
+        more.free()
+    grown = list(recording.records().of(Kind.GREW))
+    assert grown[0].time == 0
+    assert sum(one.nbytes for one in grown) == reserved
+    assert {(one.address, one.nbytes) for one in grown} == segments
+
+
 def test_levels_say_what_served() -> None:
     """Growth, free memory, the cache of the stream, or another stream's memory."""
     with AsyncMemoryPool("simulated", limit="64 MiB", segment_size="8 MiB", overlap=0) as pool:
@@ -281,6 +297,8 @@ def test_a_recording_is_for_one_block() -> None:
         Recording(frames=0)
     with pytest.raises(InvalidRequest, match="keep"):
         Recording(keep=0)
+    with pytest.raises(InvalidRequest, match="keep"):
+        Recording(keep="many")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="column"):
         recording.records().by("colour")
     with pytest.raises(InvalidRequest, match="tag"), tag(5):  # type: ignore[arg-type]

@@ -112,8 +112,9 @@ cdef class Witness:
         found = self.joined.find(key)
         if found != self.joined.end():
             return deref(found).second
-        cdef uint32_t site = len(self.sites)
+        # Making an object may run others' code, which may come here too: the number is what came of it.
         self.sites.append((place, caller))
+        cdef uint32_t site = len(self.sites) - 1
         self.joined[key] = site
         return site
 
@@ -129,8 +130,8 @@ cdef class Witness:
         Py_XDECREF(code)
         cdef uint32_t place = 0
         if not seen.co_filename.startswith(self.quiet) or seen.co_filename.startswith(self.heard):
-            place = len(self.places)
             self.places.append((seen.co_filename, PyFrame_GetLineNumber(frame), seen.co_qualname))
+            place = len(self.places) - 1
         self.codes.append(seen)
         self.known[key] = place
         return place
@@ -139,10 +140,10 @@ cdef class Witness:
 cdef uint32_t _numbered(dict numbers, list names, object name, Py_ssize_t most) except? 0:
     number = numbers.get(name)
     if number is None:
-        number = len(names)
-        if number >= most:
+        if len(names) >= most:
             return 0
         names.append(str(name))
+        number = len(names) - 1
         numbers[name] = number
     return number
 
