@@ -54,6 +54,7 @@ class OptionArguments(TypedDict, total=False):
     peers: Iterable[object] | str
     stall_after: float | str | None
     track: bool
+    oom_snapshot: str | None
     name: str | None
 
 
@@ -164,6 +165,8 @@ class PoolOptions:
     """Seconds without progress after which waiting requests are reported by `StallWarning`; None for never."""
     track: bool = _option(False, readers.switch)
     """Whether every buffer notes where it was made, for the warning when it is forgotten; costs some microseconds."""
+    oom_snapshot: str | None = _option(None, readers.optional(readers.label))
+    """A file to which the facts of each out-of-memory error are written, the newest over the one before it, as JSON."""
     name: str | None = _option(None, readers.optional(readers.label), fixed=True)
     """The pool's name in messages and statistics; None to have one made up."""
 

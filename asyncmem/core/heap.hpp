@@ -49,6 +49,8 @@ struct Ask {
     bool anywhere = false;  // the other one of arenas 0 and 1 will do as well
     bool door = false;      // a fast door: refused while a gate is closed, unless that is ajar
     bool again = false;     // asked before: the caches learn nothing from it
+    bool caused = false;    // somebody reads the log, and `cause` says for it who asks
+    Cause cause{};          // left as it lies otherwise
 };
 
 // What became of the latest take.
@@ -106,12 +108,6 @@ struct BlockInfo {
 
 struct Range {
     uint64_t address, nbytes;
-};
-
-// A log as it was at one moment.
-struct Logged {
-    std::vector<LogRow> rows;
-    bool cut = false;
 };
 
 // What is reserved and in no use: its stretches between blocks that are.
@@ -241,10 +237,12 @@ public:
     Waste waste() const;
     std::string check() const;  // empty, or the broken invariant in words
 
-    // A log of what is taken and freed from now on, that begins with what is live; false where there is one (log.cpp).
-    bool begin_log();
-    Logged read_log() const;
-    Logged end_log();
+    // A reader of all that is taken and freed from now on, and what is live now; the log ends with the last (log.cpp).
+    uint32_t open_log(uint64_t keep, Log::Rows& held);
+    Log::Part read_log(uint32_t reader, uint64_t most, bool consume);
+    void close_log(uint32_t reader);
+    Log::Rows held() const;  // what is live now, for as long as there is a log
+    void note(LogRow row);   // of what the pool does; nothing where there is no log
 
 private:
     struct Stream {
@@ -387,10 +385,10 @@ private:
     void need_account(int64_t account) const;
 
     // logging (log.cpp); the first three while there is a log
-    void log_take(BlockId block);
+    void log_take(BlockId block, const Ask& ask);
     void log_free(BlockId block, const Entries* extra);
     void log_lease_end(const Segment& range);
-    Logged logged() const;
+    LogRow row_of(const Node& node) const;
 
     // streams, leases and segments (segments.cpp)
     void publish_locked(const Entry& entry);

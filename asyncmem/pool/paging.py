@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from asyncmem.core.logged import Kind
 from asyncmem.core.report import Plan
 from asyncmem.devices.base import Remapped
 from asyncmem.engine.grow import Room
@@ -260,6 +261,8 @@ class PagedSupply(Supply):
             DeviceError: The device failed.
         """
         done, whole = Remapped(0, 0), True
+        started = time.perf_counter()
+        before = self._core.reserved()
         try:
             self._wash()
             change = self._within_means(change)
@@ -276,6 +279,7 @@ class PagedSupply(Supply):
                 if isinstance(done.error, OutOfMemoryError):
                     self.refused = change.fresh
                 self.grows += done.mapped > 0
+                self._tell_change(before, started)
                 self._peak = max(self._peak, self._core.reserved())
                 if change.out():
                     self._moving += self.clock() - change.decided
@@ -284,6 +288,11 @@ class PagedSupply(Supply):
         # What was only not given back is the device's to try again.
         if done.error is not None and done.mapped < len(change.into()):
             raise done.error
+
+    def _tell_change(self, before: int, started: float) -> None:
+        change = self._core.reserved() - before
+        if change:
+            self.tell(Kind.GREW if change > 0 else Kind.TRIMMED, abs(change), started)
 
     def _quiet_stream(self) -> Stream:
         stream = self._retire.streams[self.quiet()]
@@ -367,6 +376,8 @@ class PagedSupply(Supply):
 
     def _reclaim(self, nbytes: int) -> int:
         change, done = Change((), 0.0), Remapped(0, 0)
+        started = time.perf_counter()
+        before = self._core.reserved()
         try:
             self._wash()
             self._retire.settle(self._core.idle_memory()[1])
@@ -382,6 +393,7 @@ class PagedSupply(Supply):
             with self._turn:
                 self.leaving -= nbytes
                 self._pages.let_go(change)
+                self._tell_change(before, started)
                 self.trims += done.unmapped > 0
                 self.refused = None
         if done.error is not None:
