@@ -1,6 +1,6 @@
 # Retire: the rules of stream order, which `asyncmem.engine.retire` explains.
 
-# Of the reserved bytes at most this part waits for a shared fence of one stream.
+# Of the free bytes at most this part waits for a shared fence of one stream.
 cdef enum:
     _PARTS = 8
 
@@ -42,8 +42,8 @@ cdef class Retire(Lanes):
         device: Where the streams run.
         late_fences: Allow recording a fence at the time when another stream takes the memory.
         fence_every: Record one fence for up to so many frees on a stream that is not their home, as long as they are little of
-            the heap. 1 is exact. With more of them a fence covers what the stream was given to do meanwhile, and comes no
-            later than the next `poll`.
+            what is free. 1 is exact. With more of them a fence covers what the stream was given to do meanwhile, and comes
+            no later than the next `poll`.
     """
 
     cdef public bint late_fences
@@ -156,7 +156,7 @@ cdef class Retire(Lanes):
         # whoever takes it all the same gets it behind whatever the stream was given to do meanwhile.
         if self.batch == 1 or not lane.lasting or lane.unfenced + 1 >= self.batch:
             return False
-        if self.c != NULL and _PARTS * (lane.unfenced_bytes + nbytes) > self.c.reserved():
+        if self.c != NULL and _PARTS * (lane.unfenced_bytes + nbytes) > self.c.reserved() - self.c.live():
             return False
         lane.unfenced += 1
         lane.unfenced_bytes += nbytes
