@@ -140,8 +140,8 @@ class PoolOptions:
     fence_every: int = _option(16, readers.fences_shared)
     """How many frees on a stream that is not the buffer's home may share a fence; 1 is exact.
 
-    With more of them a free costs less. At most an eighth of what is free waits for a shared fence; who needs that, too,
-    has it recorded and gets the memory behind what the stream was given to do until then, as with `late_fences`.
+    With more of them a free costs less. At most an eighth of what is free waits for a shared fence; who needs that,
+    too, has it recorded and gets the memory behind what the stream was given to do until then, as with `late_fences`.
     """
     overlap: int | float = _option(0.25, readers.size_or_any_share)
     """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.

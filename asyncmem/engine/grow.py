@@ -7,7 +7,10 @@ was seen: bytes taken per second, times how long the device needs to give more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SMALL, LARGE = 0, 1
 _SMALLEST_SEGMENTS = 2  # the first segment for small requests holds two of the largest of them
@@ -51,6 +54,10 @@ class Growth:
         self._rate = 0.0
         self._duration = 0.0
         self._seen: tuple[float, int] | None = None
+
+    def is_of_one_class(self, sizes: Sequence[int]) -> bool:
+        """Say whether all of these sizes belong in one arena."""
+        return self.arena(min(sizes)) == self.arena(max(sizes))
 
     def arena(self, nbytes: int) -> int:
         """Answer which arena a request of this many bytes grows."""

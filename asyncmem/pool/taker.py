@@ -65,8 +65,10 @@ class Taker:
         found = share.grant(ask, anywhere=False)
         if found is not None or (self._core.lacks_pages and not ask.pressed):
             return found
-        # Memory of the other size class is only for requests that cannot have a segment of their own.
-        anywhere = share.may_wait and (ask.pressed or not self._supply.can_order(ask.pieces))
+        # Memory of the other size class is only for requests that cannot have a segment of their own, and for batches
+        # of both classes, whose own segment is of the larger one.
+        own = self._supply.growth.is_of_one_class(ask.pieces) and self._supply.can_order(ask.pieces)
+        anywhere = share.may_wait and (ask.pressed or not own)
         if anywhere or self.poll():
             found = share.grant(ask, anywhere=anywhere)
             if found is None and self._core.lacks_pages and not ask.pressed:

@@ -200,7 +200,8 @@ def test_huge_requests_do_not_hurt(invoke: Invoke, tmp_path: Path) -> None:
     rows = np.array([(Op.ALLOCATE, 0, 0, 100 << 40, 0)])
     Trace(*rows.T).save(path)
     (one,) = figures(invoke, str(path))
-    assert one["peak_reserved"] == 100 << 40
+    ahead = one["peak_reserved"] - (100 << 40)
+    assert 0 <= ahead <= 64 << 20
 
 
 class TestOnADevice:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Remapped
 from asyncmem.devices.cuda.driver import OUT_OF_MEMORY
-from asyncmem.devices.cuda.virtual import ACCESS_STEP
 from asyncmem.errors import AsyncmemError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
     from asyncmem.devices.base import Span
     from asyncmem.devices.cuda._calls import Context
     from asyncmem.devices.cuda.driver import Driver
+
+ACCESS_STEP: Final = 256 << 20
+"""Bytes whose access is set by one call: other threads felt it when that was for hundreds of pieces."""
 
 
 class PagedMemory:
