@@ -24,4 +24,5 @@ def test_the_examples_are_there() -> None:
         "multi_tensor",
         "pipeline_parallel",
         "share_arrays",
+        "spill",
     ]
