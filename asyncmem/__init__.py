@@ -12,6 +12,7 @@ The layers, lowest first; a file imports only from those before its own:
     pipeline/   channels and stages that share memory, what feeds a device, models trained in stages
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
+    insight/    where memory goes: records, profiles, trackers
     cli/        the command
 
 This file only re-exports.
@@ -40,6 +41,7 @@ from asyncmem.errors import (
 )
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.insight import AllocationTracker, MemoryTracker, profile_memory, set_memory_debug, tag
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
@@ -59,6 +61,7 @@ from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllocationTracker",
     "Array",
     "ArrayBatch",
     "AsyncMemoryPool",
@@ -81,6 +84,7 @@ __all__ = [
     "LeakWarning",
     "Lease",
     "MemoryShare",
+    "MemoryTracker",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
     "OwnerInfo",
@@ -104,5 +108,8 @@ __all__ = [
     "WaiterInfo",
     "asarray",
     "device",
+    "profile_memory",
     "run",
+    "set_memory_debug",
+    "tag",
 ]

@@ -183,7 +183,7 @@ def test_memory_for_one_is_too_little_for_a_plain_loop() -> None:
 
 
 def test_what_a_loop_gave_last_is_its_variables_or_ends_with_the_block() -> None:
-    """A loop over a pass leaves the last batch alive; the end of a block over it frees that, though it is still named."""
+    """A loop over a pass leaves the last batch alive; the end of a block frees it, though it is still named."""
     data = [np.zeros(MIB, np.uint8)] * 3
     with AsyncMemoryPool(TimedDevice(), limit=LIMIT, segment_size=LIMIT) as pool:
         for batch in Prefetcher(pool).wrap(data):
