@@ -132,9 +132,8 @@ def test_a_pool_that_is_too_small_is_refused_with_the_sum() -> None:
 class Square:
     """A stage of real numbers on the host: the square of its input, or its sum at the last stage."""
 
-    def __init__(self, *, last: bool, only: bool) -> None:
+    def __init__(self, *, last: bool) -> None:
         self.last = last
-        self.only = only
 
     async def forward(self, item: Any, context: StepContext) -> Any:
         if isinstance(item, int):
@@ -150,12 +149,12 @@ class Square:
         return {"numbers": answer, "plain": context.micro_batch}
 
     async def backward(self, gradient: Any, saved: tuple[Array], context: StepContext) -> Any:
-        answer = await context.empty(4, "float64", use="working" if self.only else "output")
+        answer = await context.empty(4, "float64", use="output")
         if self.last:
             context.run(np.copyto, np.asarray(answer), 1.0)
         else:
             context.run(slope, np.asarray(saved[0]), np.asarray(gradient[0]), np.asarray(answer))
-        return None if self.only else [answer]
+        return [answer]
 
 
 def fill(numbers: Floats, first: int) -> None:
@@ -173,8 +172,8 @@ def slope(numbers: Floats, gradient: Floats, answer: Floats) -> None:
 
 
 def squares(count: int) -> list[ParallelStage]:
-    made = [Square(last=at == count - 1, only=count == 1) for at in range(count)]
-    return [ParallelStage(one.forward, one.backward, saved=512, output=512, working=512) for one in made]
+    made = [Square(last=at == count - 1) for at in range(count)]
+    return [ParallelStage(one.forward, one.backward, saved=512, output=512) for one in made]
 
 
 @each_schedule

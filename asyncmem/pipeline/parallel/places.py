@@ -43,16 +43,13 @@ class Places:
         """Answer what a step may allocate from, which is the stage's so many-th, counted from 0."""
         results = bool(self._results) and step.forward
         saved = _turn(self._saved, step.micro_batch) if step.forward else self._nothing
-        output = self._results[step.micro_batch] if results else self._answer(number)
+        # The step before has the other place, from which its answer may still be copied.
+        output = self._results[step.micro_batch] if results else _turn(self._answers, number)
         return StepMemory(self._name, {"saved": saved, "output": output, "working": self._working[0]}, results=results)
 
     def landing(self, step: Step) -> Place:
         """Answer where an item lies that comes with a step."""
         return _turn(self._inputs if step.forward else self._gradients, step.micro_batch)
-
-    def _answer(self, number: int) -> Place:
-        """Answer a place for what a step answers: the step before has another, whose answer may still be copied."""
-        return _turn(self._answers, number) if self._answers else self._nothing
 
 
 def _turn(places: list[Place], number: int) -> Place:
