@@ -509,7 +509,7 @@ class Mixed(Layer):
 
 
 @each_schedule
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [9, 12, 24, 38])  # of those for which it was too little when gaps were everybody's
 def test_the_bound_is_room_for_buffers_of_many_sizes(schedule: Kind, seed: int) -> None:
     """No step waits for memory, so none loses time by it, in pools of just so many bytes."""
     random = Random(seed)
