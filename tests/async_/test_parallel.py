@@ -463,6 +463,22 @@ def test_micro_batches_may_be_buffers_that_stay_the_callers(virtually: Run) -> N
     virtually(main)
 
 
+async def as_it_is(item: Any, _: StepContext) -> Any:
+    return item
+
+
+def test_a_micro_batch_stays_the_callers_where_a_step_answers_it(virtually: Run) -> None:
+    """The next stage has a copy, and the buffer itself is not freed."""
+
+    async def main() -> None:
+        first = ParallelStage(as_it_is, nothing, saved=0, output=OUTPUT, name="0")
+        async with parallel(layers(2)) as (_, pools), await pools[0].allocate_async(OUTPUT) as fed:
+            assert await PipelineParallel([first, stages(layers(2))[1]], pools).run([fed] * 3) == [0, 10, 20]
+            assert fed.alive
+
+    virtually(main)
+
+
 @each_schedule
 def test_a_step_may_wait_for_its_work(everywhere: Run, schedule: Kind) -> None:
     """Then the stage is not ahead of its device, and goes on all the same."""
