@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import asyncmem
-from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
+from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext, Use
 
 MICRO_BATCHES = 12
 BLOCKS, ROWS, WIDTH, HIDDEN = 4, 32, 64, 128
@@ -69,18 +69,21 @@ class Part:
     async def forward(self, item: asyncmem.Array | int, context: StepContext) -> asyncmem.Array:
         """Go through the blocks, and save what they need for the way back."""
         if isinstance(item, int):
-            x = await context.empty((ROWS, WIDTH))
+            x = await context.empty((ROWS, WIDTH), use="saved")
             context.run(load, item, np.asarray(x))
         else:
             x = item
         saved = []
         for block in self.blocks:
-            hidden, y = await context.empty((ROWS, HIDDEN)), await context.empty((ROWS, WIDTH))
+            # The last block's outputs are the stage's answer, which the last stage only compares.
+            use: Use = "saved" if block is not self.blocks[-1] else "working" if self.last else "output"
+            hidden = await context.empty((ROWS, HIDDEN), use="saved")
+            y = await context.empty((ROWS, WIDTH), use=use)
             context.run(block.forward, np.asarray(x), np.asarray(hidden), np.asarray(y))
             saved += [x, hidden]
             x = y
         if self.last:
-            gradient, loss = await context.empty((ROWS, WIDTH)), await context.empty(1)
+            gradient, loss = await context.empty((ROWS, WIDTH), use="saved"), await context.empty(1, use="output")
             context.run(compare, context.micro_batch, np.asarray(x), np.asarray(gradient), np.asarray(loss))
             saved.append(gradient)
             x.buffer.free()
@@ -96,7 +99,8 @@ class Part:
         current = given
         for at in reversed(range(len(self.blocks))):
             x, hidden = saved[2 * at : 2 * at + 2]
-            slope, answer = await context.empty((ROWS, HIDDEN)), await context.empty((ROWS, WIDTH))
+            slope = await context.empty((ROWS, HIDDEN))
+            answer = await context.empty((ROWS, WIDTH), use="working" if at else "output")
             arrays = (np.asarray(array) for array in (x, hidden, current, slope, answer))
             context.run(self.blocks[at].backward, *arrays)
             slope.buffer.free()

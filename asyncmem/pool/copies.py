@@ -211,7 +211,8 @@ class Copies:
         followers = {self._precede(one.buffer, on) for one in (source, target)} | {target.buffer.stream}
         kept = self._submit(source, target, on)
         behind = {one for one in followers if one is not None and one != on}
-        return self._started(source.nbytes, on, behind, kept)
+        buffers = tuple(one.buffer for one in (source, target) if one.buffer.stream in behind)
+        return self._started(source.nbytes, on, behind, kept, buffers)
 
     @staticmethod
     def _precede(buffer: Buffer, on: Stream) -> Stream | None:
@@ -250,7 +251,10 @@ class Copies:
 
     # -- their ends ----------------------------------------------------------------------------------------------------
 
-    def _started(self, nbytes: int, on: Stream, followers: AbstractSet[Stream], kept: tuple[object, ...]) -> Copy:
+    def _started(
+        self, nbytes: int, on: Stream, followers: AbstractSet[Stream], kept: tuple[object, ...],
+        buffers: tuple[Buffer, ...] = (),
+    ) -> Copy:  # fmt: skip
         try:
             fence = on.record()
         except DeviceError:
@@ -261,8 +265,13 @@ class Copies:
         copy = Copy(nbytes, fence, kept)
         if kept:
             self._keep(copy, fence)
-        for follower in followers:
-            follower.wait(fence)
+        try:
+            for follower in followers:
+                follower.wait(fence)
+        except DeviceError:
+            # It runs, and a home is not behind it: nobody gets this memory before the copy is seen done.
+            self._keep(Copy(nbytes, fence, tuple(buffer._pin() for buffer in buffers)), fence)
+            raise
         return copy
 
     def _keep(self, copy: Copy, fence: Fence) -> None:

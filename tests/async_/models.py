@@ -29,8 +29,8 @@ class Layer:
         self.live = self.most_live = 0
 
     async def forward(self, item: Any, context: StepContext) -> Buffer | int:
-        saved = await context.allocate(SAVED)
-        answer = None if self.at == self.last else await context.allocate(OUTPUT)
+        saved = await context.allocate(SAVED, use="saved")
+        answer = None if self.at == self.last else await context.allocate(OUTPUT, use="output")
         if self.hook is not None:
             await self.hook(context)
         reads = [item] if self.at else []
@@ -41,7 +41,7 @@ class Layer:
         return context.micro_batch * 10 if answer is None else answer
 
     async def backward(self, gradient: Any, saved: tuple[Buffer, ...], context: StepContext) -> Buffer | None:
-        answer = await context.allocate(OUTPUT) if self.at else None
+        answer = await context.allocate(OUTPUT, use="output") if self.at else None
         if self.hook is not None:
             await self.hook(context)
         reads = [*saved, *([gradient] if gradient else [])]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Literal, cast
 
@@ -14,7 +16,7 @@ import pytest
 from asyncmem import Array, AsyncMemoryPool, Buffer, Host, InvalidRequest, StepError
 from asyncmem.devices import HostStream
 from asyncmem.devices.clock import VirtualClock
-from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
+from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext, Use
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.testing import StepLoop, run_steps
 from asyncmem.testing.conservation import refillable
@@ -103,7 +105,7 @@ def test_a_stage_keeps_what_its_schedule_lets_it_and_holds_no_more_than_its_boun
                 gradients = min(2, live) * OUTPUT if at < 3 else 0
                 assert stage.bound_bytes == needs[at] == live * SAVED + 2 * OUTPUT + inputs + gradients
                 assert live * SAVED <= stage.peak_bytes <= stage.bound_bytes
-                assert pools[at].stats().peak_allocated == stage.peak_bytes
+                assert pools[at].stats().peak_allocated == stage.bound_bytes
                 assert pools[at].stats().allocated_bytes == 0
                 assert not pools[at].flow.budgets
                 pools[at].check()
@@ -135,19 +137,19 @@ class Square:
 
     async def forward(self, item: Any, context: StepContext) -> Any:
         if isinstance(item, int):
-            numbers = await context.empty(4, "float64")
+            numbers = await context.empty(4, "float64", use="saved")
             context.run(fill, np.asarray(numbers), item)
         else:
             numbers = item["numbers"]
         context.save(numbers)
         if self.last:
             return await cast(HostStream, context.stream).run(total, np.asarray(numbers))
-        answer = await context.empty(4, "float64")
+        answer = await context.empty(4, "float64", use="output")
         context.run(np.square, np.asarray(numbers), np.asarray(answer))
         return {"numbers": answer, "plain": context.micro_batch}
 
     async def backward(self, gradient: Any, saved: tuple[Array], context: StepContext) -> Any:
-        answer = await context.empty(4, "float64")
+        answer = await context.empty(4, "float64", use="output")
         if self.last:
             context.run(np.copyto, np.asarray(answer), 1.0)
         else:
@@ -253,10 +255,12 @@ def test_a_stage_gets_no_more_than_it_stated(virtually: Run) -> None:
     async def main() -> None:
         async def more(context: StepContext) -> None:
             if context.micro_batch == 1:
-                context.save(await context.allocate(3 * SAVED))
+                context.save(await context.allocate(3 * SAVED, use="saved"))
 
         async with parallel(layers(2, more)) as (runner, pools):
-            with pytest.raises(StepError, match=r"in the forward of micro-batch 1: .*state more as saved or working"):
+            with pytest.raises(
+                StepError, match=r"in the forward of micro-batch 1: .*has left of what it states as saved"
+            ):
                 await runner.run(range(3))
             assert [pool.stats().allocated_bytes for pool in pools] == [0, 0]
 
@@ -268,14 +272,102 @@ def test_an_answer_that_is_larger_than_stated_is_refused(virtually: Run) -> None
 
     async def main() -> None:
         async def forward(_: object, context: StepContext) -> Buffer:
-            return await context.allocate(2 * OUTPUT)
+            return await context.allocate(2 * OUTPUT, use="output")
 
         model = layers(2)
         large = ParallelStage(forward, model[0].backward, saved=SAVED, output=OUTPUT, name="large")
         async with stepped_pool(64 * MIB) as pool:
-            with pytest.raises(StepError, match=r"'large' failed in the forward .* at most the 1 MiB that were stated"):
+            with pytest.raises(
+                StepError, match=r"'large' failed in the forward .* at most the 1 MiB that 'large' has left"
+            ):
                 await PipelineParallel([large, stages(model)[1]], pool).run(range(3))
             assert pool.stats().allocated_bytes == 0
+
+    virtually(main)
+
+
+async def both(_: Any, context: StepContext, *, saved: Use, answered: Use) -> Any:
+    one, other = await context.allocate(OUTPUT, use=saved), await context.allocate(OUTPUT, use=answered)
+    context.save(one)
+    return other
+
+
+async def tasks_of_its_own(_: Any, context: StepContext) -> Any:
+    buffers: list[Buffer] = []
+
+    async def allocate() -> None:
+        buffers.append(await context.allocate(OUTPUT, use="saved"))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(allocate)
+    context.save(*buffers)
+    return await context.allocate(OUTPUT, use="output")
+
+
+async def more_tasks(item: Any, context: StepContext) -> Any:
+    await tasks_of_its_own(item, context)
+    await context.allocate(1, use="saved")
+
+
+async def in_pieces(_: Any, context: StepContext) -> Any:
+    buffers = [await context.allocate(OUTPUT) for _ in range(4)]
+    for buffer in buffers[::2]:
+        buffer.free()
+    await context.allocate(2 * OUTPUT)
+
+
+async def handing_on(item: Any, context: StepContext) -> Any:
+    return item or await context.allocate(OUTPUT, use="output")
+
+
+async def nothing(*given: Any) -> Any:
+    """A backward without work."""
+    context: StepContext = given[-1]
+    return await context.allocate(OUTPUT, use="output") if context.stage == "1" else None
+
+
+async def run_two(forward: Callable[..., Any]) -> None:
+    """Run two stages of that forward in one pool."""
+    made = [
+        ParallelStage(forward, nothing, saved=4 * OUTPUT, output=OUTPUT, working=4 * OUTPUT, name=name) for name in "01"
+    ]
+    async with stepped_pool(64 * MIB) as pool:
+        try:
+            for result in await PipelineParallel(made, pool).run([None] * 3):
+                result.free()
+        finally:
+            assert pool.stats().allocated_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("forward", "told"),
+    [
+        (partial(both, saved="working", answered="output"), "save.*expected memory allocated as saved"),
+        (partial(both, saved="output", answered="working"), "save.*expected memory allocated as saved"),
+        (partial(both, saved="saved", answered="working"), "answer.*expected memory allocated as output"),
+        (partial(both, saved="result", answered="output"), "use: expected"),
+        (in_pieces, "the 2 MiB of working that '0' has left are in pieces, got 2 MiB"),
+        (handing_on, "'1' failed.*answer.*memory allocated as output, as it is a result"),
+    ],
+)
+def test_memory_is_used_as_it_was_asked_for(virtually: Run, forward: Callable[..., Any], told: str) -> None:
+    """What later steps need is not kept from them, and what no gap has room for is not waited for."""
+
+    async def main() -> None:
+        with pytest.raises(StepError, match=told):
+            await run_two(forward)
+
+    virtually(main)
+
+
+def test_a_step_may_have_tasks_that_allocate(virtually: Run) -> None:
+    """They have one place together."""
+
+    async def main() -> None:
+        with pytest.raises(StepError, match="at most the 0 B that '0' has left of what it states as saved"):
+            await run_two(more_tasks)
+        await run_two(tasks_of_its_own)
 
     virtually(main)
 
@@ -371,6 +463,22 @@ def test_micro_batches_may_be_buffers_that_stay_the_callers(virtually: Run) -> N
     virtually(main)
 
 
+async def as_it_is(item: Any, _: StepContext) -> Any:
+    return item
+
+
+def test_a_micro_batch_stays_the_callers_where_a_step_answers_it(virtually: Run) -> None:
+    """The next stage has a copy, and the buffer itself is not freed."""
+
+    async def main() -> None:
+        first = ParallelStage(as_it_is, nothing, saved=0, output=OUTPUT, name="0")
+        async with parallel(layers(2)) as (_, pools), await pools[0].allocate_async(OUTPUT) as fed:
+            assert await PipelineParallel([first, stages(layers(2))[1]], pools).run([fed] * 3) == [0, 10, 20]
+            assert fed.alive
+
+    virtually(main)
+
+
 @each_schedule
 def test_a_step_may_wait_for_its_work(everywhere: Run, schedule: Kind) -> None:
     """Then the stage is not ahead of its device, and goes on all the same."""
@@ -395,14 +503,14 @@ class Mixed(Layer):
         self.output = output
 
     async def forward(self, item: Any, context: StepContext) -> Any:
-        saved = [await context.allocate(size) for size in self.sizes]
-        answer = None if self.at == self.last else await context.allocate(self.output)
+        saved = [await context.allocate(size, use="saved") for size in self.sizes]
+        answer = None if self.at == self.last else await context.allocate(self.output, use="output")
         stream_of(context).launch(FORWARD, writes=[await context.allocate(self.output // 2)])
         context.save(*saved, *([item] if self.at else []))
         return answer
 
     async def backward(self, gradient: Any, saved: tuple[Buffer, ...], context: StepContext) -> Any:
-        answer = await context.allocate(self.output) if self.at else None
+        answer = await context.allocate(self.output, use="output") if self.at else None
         for size in self.sizes:
             (await context.allocate(min(size, self.output // 2))).free()
         reads = [*saved, *([gradient] if gradient else [])]
@@ -417,9 +525,9 @@ class Mixed(Layer):
 
 
 @each_schedule
-@pytest.mark.parametrize("seed", range(4))
-def test_a_quarter_more_than_the_bound_is_room_for_buffers_of_many_sizes(schedule: Kind, seed: int) -> None:
-    """No step waits for memory until it is too late, and none loses time by it."""
+@pytest.mark.parametrize("seed", [9, 12, 24, 38])  # of those for which it was too little when gaps were everybody's
+def test_the_bound_is_room_for_buffers_of_many_sizes(schedule: Kind, seed: int) -> None:
+    """No step waits for memory, so none loses time by it, in pools of just so many bytes."""
     random = Random(seed)
     output = random.randrange(1, 65) << 16
     sizes = [[random.choice([output, 3 * output, 4 * output, output // 2, 8192]) for _ in range(8)] for _ in range(4)]
@@ -428,7 +536,7 @@ def test_a_quarter_more_than_the_bound_is_room_for_buffers_of_many_sizes(schedul
     async def main() -> None:
         devices, nowhere = machine(4), stepped_pool()
         needs = PipelineParallel([one.stage() for one in model], [nowhere] * 4, schedule=schedule).needs(COUNT)
-        limits = [-(-need * 5 // 4 // (2 * MIB)) * 2 * MIB for need in needs]
+        limits = [-(-need // (2 * MIB)) * 2 * MIB for need in needs]
         async with parallel(model, devices=devices, limits=limits, schedule=schedule) as (runner, _):
             await runner.run(range(COUNT))
             assert math.isclose(runner.report().bubble, 3 / (COUNT + 3), rel_tol=1e-6)

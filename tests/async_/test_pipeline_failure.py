@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from typing import cast
 
 import anyio
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, DeadlockError, DeviceError, StageError
+from asyncmem.devices.simulated_stream import SimulatedStream
 from asyncmem.pipeline import Pipeline, StageShare, stage
 from asyncmem.testing import Kind, Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
@@ -225,6 +227,29 @@ def test_a_stage_that_is_slow_is_waited_for(virtually: Run) -> None:
     async def main() -> None:
         async with stepped_pool(4 * MIB, stall_after=10.0) as pool, Pipeline(load, rest, finish, pool=pool) as pipe:
             assert [one async for one in pipe.map(range(4))] == list(range(4))
+
+    virtually(main)
+
+
+@stage(stream="work")
+async def leave_to_the_device(number: int, pool: StageShare) -> int:
+    """Have the device free the memory, once it is done with it."""
+    buffer = await pool.allocate_async(4 * MIB)
+    stream = cast("SimulatedStream", pool.stream)
+    stream.launch(100.0, writes=[buffer])
+    stream.record().notify(buffer.free)
+    return number
+
+
+def test_a_device_that_still_works_is_waited_for(virtually: Run) -> None:
+    """What it calls when it is done may free memory, so nobody is stuck before it is idle."""
+
+    async def main() -> None:
+        async with stepped_pool(LIMIT, stall_after=10.0) as pool:
+            async with Pipeline(leave_to_the_device, pool=pool) as pipe:
+                assert [one async for one in pipe.map(range(4))] == list(range(4))
+            assert pool.device.now >= 300
+            await pool.device.record_all()
 
     virtually(main)
 

@@ -25,4 +25,5 @@ def test_the_examples_are_there() -> None:
         "pipeline_parallel",
         "see_memory",
         "share_arrays",
+        "spill",
     ]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from asyncmem import Array, AsyncMemoryPool, Buffer
-from asyncmem.pipeline.parallel import ParallelReport, ParallelStage, PipelineParallel, StepContext
+from asyncmem.pipeline.parallel import ParallelReport, ParallelStage, PipelineParallel, StepContext, Use
 
 from .card import Card, Number
 
@@ -79,8 +79,8 @@ class Marked:
 
     async def forward(self, item: Buffer | int, context: StepContext) -> Buffer | None:
         number = context.micro_batch
-        saved = await context.allocate(SIZE)
-        answer = None if self.at == self.last else await context.allocate(SIZE)
+        saved = await context.allocate(SIZE, use="saved")
+        answer = None if self.at == self.last else await context.allocate(SIZE, use="output")
         stream = context.stream.handle
         self.card.enter()
         self.card.hold(stream, self.gate, limit=self.hold_ns)
@@ -96,7 +96,7 @@ class Marked:
         self, gradient: Buffer | None, saved: tuple[Buffer, Buffer | int], context: StepContext
     ) -> Buffer | None:
         number, (own, item) = context.micro_batch, saved
-        answer = await context.allocate(SIZE) if self.at else None
+        answer = await context.allocate(SIZE, use="output") if self.at else None
         stream = context.stream.handle
         self.card.enter()
         self.card.hold(stream, self.gate, limit=2 * self.hold_ns)
@@ -174,7 +174,9 @@ class TorchLayers:
         return self.torch.cuda.stream(self.torch.cuda.ExternalStream(context.stream.handle, self.device))
 
     async def forward(self, item: Array | int, context: StepContext) -> Array:
-        arrays = [await context.empty((ROWS, WIDTH)) for _ in range(len(self.weights) + self.first)]
+        count = len(self.weights) + self.first
+        result: Use = "output" if self.last else "saved"  # saved too, as the backward asks whether it is above zero
+        arrays = [await context.empty((ROWS, WIDTH), use="saved" if at < count - 1 else result) for at in range(count)]
         if isinstance(item, Array):
             arrays.insert(0, item)
         with self.on(context):
@@ -187,7 +189,9 @@ class TorchLayers:
         return arrays[-1]
 
     async def backward(self, gradient: Array | None, saved: tuple[Array, ...], context: StepContext) -> Array:
-        arrays = [await context.empty((ROWS, WIDTH)) for _ in self.weights]
+        arrays = [
+            await context.empty((ROWS, WIDTH), use="working" if at else "output") for at in range(len(self.weights))
+        ]
         with self.on(context):
             seen = [self.torch.from_dlpack(array) for array in saved]
             current = seen[-1] if gradient is None else self.torch.from_dlpack(gradient)

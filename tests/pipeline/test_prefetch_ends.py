@@ -182,6 +182,23 @@ def test_memory_for_one_is_too_little_for_a_plain_loop() -> None:
         all_free(pool)
 
 
+def test_what_a_loop_gave_last_is_its_variables_or_ends_with_the_block() -> None:
+    """A loop over a pass leaves the last batch alive; the end of a block frees it, though it is still named."""
+    data = [np.zeros(MIB, np.uint8)] * 3
+    with AsyncMemoryPool(TimedDevice(), limit=LIMIT, segment_size=LIMIT) as pool:
+        for batch in Prefetcher(pool).wrap(data):
+            assert batch.nbytes == MIB
+        assert pool.stats().allocated_bytes == MIB
+        del batch
+        all_free(pool)
+        with Prefetcher(pool).wrap(data) as batches:
+            for batch in batches:
+                assert batch.nbytes == MIB
+            assert pool.stats().allocated_bytes == MIB
+        assert not batch.buffer.alive
+        all_free(pool)
+
+
 def test_memory_that_does_not_come_in_time_raises_in_its_place() -> None:
     """By the prefetcher's own bound, or because the pool has been closed."""
     pool = AsyncMemoryPool(TimedDevice(), limit=LIMIT, segment_size=LIMIT)

@@ -250,6 +250,34 @@ def test_copy_between_devices_keeps_the_order_of_both(forward: bool) -> None:
 
 
 @pytest.mark.may_block
+def test_copy_that_its_target_cannot_follow_keeps_the_memory_until_it_is_done() -> None:
+    """The failed wait is raised; the buffer is free for its owner, and nobody else gets what is still written."""
+
+    async def main() -> None:
+        first = quick_device()
+        second = quick_device(beside=first)
+        async with (
+            SteppedPool(first, limit=LIMIT, peers=[second]) as one,
+            SteppedPool(second, limit=LIMIT, peers=[first]) as two,
+        ):
+            source, target = await one.allocate_async(MIB), await two.allocate_async(MIB)
+            busy(source)
+            second.fail("wait")
+            with pytest.raises(DeviceError):
+                source.copy_to_device(target)
+            source.free()
+            target.free()
+            assert two.stats().allocated_bytes == MIB
+            first.run_until_idle()
+            again = await two.allocate_async(LIMIT)
+            busy(again)
+            again.free()
+            second.run_until_idle()
+
+    run_steps(main())
+
+
+@pytest.mark.may_block
 def test_peer_without_access_is_noticed() -> None:
     """What `peers=` is for: without it the simulated machine says that the memory is closed."""
 

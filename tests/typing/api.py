@@ -257,13 +257,13 @@ async def record_and_ask(pool: AsyncMemoryPool) -> None:
 async def forward(item: Buffer | int, context: StepContext) -> Buffer:
     assert_type(context.stream, Stream)
     assert_type(context.micro_batch, int)
-    context.save(await context.allocate("64 MiB"), await context.empty((4, 4)), item)
-    return await context.allocate(1 << 20)
+    context.save(await context.allocate("64 MiB", use="saved"), await context.empty((4, 4), use="saved"), item)
+    return await context.allocate(1 << 20, use="output")
 
 
 async def backward(gradient: Buffer | None, saved: tuple[Buffer, Array, Buffer | int], context: StepContext) -> Buffer:
     context.run(saved[0].view, "float32", shape=(4, 4))
-    return gradient or await context.allocate(1 << 20)
+    return gradient or await context.allocate(1 << 20, use="output")
 
 
 async def train(pool: AsyncMemoryPool, other: AsyncMemoryPool) -> None:

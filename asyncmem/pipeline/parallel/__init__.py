@@ -1,5 +1,6 @@
 """Pipeline parallelism: micro-batches go forward and backward through stages on one or several devices."""
 
+from asyncmem.pipeline.parallel.memory import Use
 from asyncmem.pipeline.parallel.report import ParallelReport, ParallelStageReport
 from asyncmem.pipeline.parallel.runner import PipelineParallel
 from asyncmem.pipeline.parallel.schedule import Schedule, Step, gpipe, one_forward_one_backward
@@ -13,6 +14,7 @@ __all__ = [
     "Schedule",
     "Step",
     "StepContext",
+    "Use",
     "gpipe",
     "one_forward_one_backward",
 ]

@@ -72,20 +72,21 @@ def needs_of(stages: Sequence[ParallelStage], names: Sequence[str], schedule: Sc
     A stage's input lies with it from the forward of the stage before until its own backward. The stage before begins
     no further micro-batch until the backward of its oldest, so that many inputs are there at most, and none of them
     is ever waited for. Gradients have two places; the stage behind waits for one only until this one's backward has
-    been queued, and not until it is done.
+    been queued, and not until it is done. The last stage's answers are gradients alone, as its outputs are results;
+    where there is no other stage, they are dropped, and yet have a place.
     """
     last = len(stages) - 1
     found = []
     for at, stage in enumerate(stages):
         live = schedule.live(at)
         before = stages[at - 1].output if at else 0
-        answer = max(stage.output if at < last else 0, before)
+        answer = before if 0 < at == last else max(stage.output, before)
         found.append(
             Needs(
                 names[at],
                 saved=Part(live, stage.saved, "saved"),
                 working=Part(1, stage.working, "working"),
-                answers=Part(LEAVING if last else 0, answer, "answers"),
+                answers=Part(LEAVING, answer, "answers"),
                 results=Part(schedule.micro_batches if at == last else 0, stage.output, "results"),
                 inputs=Part(schedule.live(at - 1) if at else 0, before, "inputs"),
                 gradients=Part(min(LANDING, live) if at < last else 0, stage.output, "gradients"),

@@ -31,9 +31,9 @@ class ParallelStageReport:
     live: int
     """The most micro-batches that the schedule lets it keep."""
     peak_bytes: int
-    """The most bytes that it held."""
+    """The most bytes that were used of what it had, summed over its parts."""
     bound_bytes: int
-    """The most that it may hold, by the schedule and by what it states."""
+    """What it had: all that it may hold, by the schedule and by what it states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

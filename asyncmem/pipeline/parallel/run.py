@@ -116,31 +116,35 @@ class Run:
     async def _forward(self, at: int, seat: Seat, step: Step) -> None:
         parcel = await self._posts[at, step].take() if at else None
         item = self._micro_batches[step.micro_batch] if parcel is None else parcel.item
-        context = StepContext(seat.name, step, seat.streams.compute, seat.memory)
-        taken = () if parcel is None else item  # the micro-batches themselves are the caller's
+        memory = seat.memory(step)
+        context = StepContext(seat.name, step, seat.streams.compute, memory)
+        taken, callers = ((), item) if parcel is None else (item, ())
         answer: object = ()
         try:
             began = self._begin(seat, parcel)
-            for buffer in buffers_in(() if parcel else item):
+            for buffer in buffers_in(callers):
                 buffer.use_on(seat.streams.compute)
             answer = await self._limited(seat.stage.forward(item, context))
+            memory.need_answer(answer, taken)
             await self._pass_on(at, seat, context, answer, parcel, began)
         finally:
             seat.kept[step.micro_batch] = context.saved
-            seat.leave(taken, answer, but=(context.saved, self._results[step.micro_batch]))
+            seat.leave((taken, answer), but=(context.saved, self._results[step.micro_batch], callers))
 
     async def _backward(self, at: int, seat: Seat, step: Step) -> None:
         parcel = await self._posts[at, step].take() if at < self._last else None
         gradient = None if parcel is None else parcel.item
         saved = seat.kept.pop(step.micro_batch)
-        context = StepContext(seat.name, step, seat.streams.compute, seat.memory)
+        memory = seat.memory(step)
+        context = StepContext(seat.name, step, seat.streams.compute, memory)
         answer: object = ()
         try:
             began = self._begin(seat, parcel)
             answer = await self._limited(seat.stage.backward(gradient, saved, context))
+            memory.need_answer(answer, gradient)
             await self._pass_on(at, seat, context, answer, parcel, began)
         finally:
-            seat.leave((gradient, saved, context.saved), answer, but=self._results[step.micro_batch])
+            seat.leave((gradient, saved, context.saved, answer), but=self._results[step.micro_batch])
 
     def _begin(self, seat: Seat, parcel: Parcel | None) -> float:
         if parcel is not None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from asyncmem.core import GRANULE
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.parallel.needs import need_room, needs_of
 from asyncmem.pipeline.parallel.report import measure
 from asyncmem.pipeline.parallel.run import Run
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.pipeline.parallel.seat import Seat, Streams
+from asyncmem.pipeline.share import ranges
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.units import parse_count, parse_duration
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from asyncmem.pipeline.parallel.report import ParallelReport
     from asyncmem.pipeline.parallel.schedule import Schedule
     from asyncmem.pipeline.parallel.stage import ParallelStage
+    from asyncmem.pool import Lease
     from asyncmem.pool.share import Share
 
 
@@ -33,7 +36,7 @@ class PipelineParallel:
     Args:
         stages: The stages in order.
         pools: One pool for all, or one for each stage. Pools of different devices must let each other's streams in
-            (option `peers`). What others hold of them makes the stages wait.
+            (option `peers`). A run begins once as much as it needs is free, in one piece for each stage.
         schedule: "1f1b", or "gpipe" which keeps all micro-batches.
         timeout: The most seconds that a step may take, to be queued and again to be done; None for no bound.
         ahead: How many steps a stage may have queued that its device has not done; None for no bound.
@@ -92,15 +95,14 @@ class PipelineParallel:
         try:
             schedule = self._schedule(len(self._stages), len(items))
             needs = await self._settle(schedule)
-            for at, stage in enumerate(self._stages):
-                seats.append(Seat(stage, needs[at], self._streams[at], self._pools[at]))
+            seats += await self._seats(needs)
             results = await Run(schedule, seats, items, timeout=self._timeout, ahead=self._ahead).main()
             self._report = measure(schedule, seats)
             return results
         finally:
             self._running = False
             for seat in seats:
-                seat.budget.close()
+                seat.close()
 
     def needs(self, micro_batches: int) -> tuple[int, ...]:
         """Answer how many bytes each stage would need for so many micro-batches."""
@@ -114,6 +116,20 @@ class PipelineParallel:
 
     def _needs(self, schedule: Schedule) -> list[Needs]:
         return needs_of(self._stages, self._names, schedule)
+
+    async def _seats(self, needs: Sequence[Needs]) -> list[Seat]:
+        """Wait for all stages' memory, one pool after the other. All runs have one order, so none holds up another."""
+        grounds: dict[int, Lease] = {}
+        try:
+            for pool in sorted(dict.fromkeys(self._pools), key=id):
+                its = [at for at, other in enumerate(self._pools) if other is pool]
+                sizes = [max(needs[at].total, GRANULE) for at in its]
+                grounds |= zip(its, await ranges(pool, sizes, "pipeline parallel"), strict=True)
+        except BaseException:
+            for ground in grounds.values():
+                ground.__exit__(None, None, None)
+            raise
+        return [Seat(stage, needs[at], self._streams[at], grounds[at]) for at, stage in enumerate(self._stages)]
 
     async def _settle(self, schedule: Schedule) -> list[Needs]:
         """Open the pools, see that there is room, and make the streams once."""

@@ -1,26 +1,28 @@
-"""A stage at its place: its streams, its budgets, what it keeps, and how far it has come."""
+"""A stage at its place: its streams, its memory, what it keeps, and how far it has come."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncmem.errors import Described, InvalidRequest
+from asyncmem.errors import Described, DeviceError, InvalidRequest
 from asyncmem.figures import format_size
 from asyncmem.pipeline.parallel.items import buffers, copied, free
-from asyncmem.pipeline.parallel.memory import StepMemory, granules
+from asyncmem.pipeline.parallel.memory import granules
+from asyncmem.pipeline.parallel.places import Places
 from asyncmem.pipeline.parcels import buffers_in
-from asyncmem.pool import Budget
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from asyncmem.core import Buffer
     from asyncmem.devices import Device, Fence, Stream
+    from asyncmem.pipeline.parallel.memory import StepMemory
     from asyncmem.pipeline.parallel.needs import Needs
     from asyncmem.pipeline.parallel.schedule import Step
     from asyncmem.pipeline.parallel.stage import ParallelStage
-    from asyncmem.pool.share import Share
+    from asyncmem.pool import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +134,19 @@ class Seat:
 
     Attributes:
         device: Where it works.
-        budget: All that it may hold: what its steps allocate from `memory`, and what comes from its neighbours.
         kept: What forwards have saved, by micro-batch.
         taken: The steps that have been queued.
         followed: How many of them the device is known to be done with.
     """
 
-    def __init__(self, stage: ParallelStage, needs: Needs, streams: Streams, pool: Share) -> None:
+    def __init__(self, stage: ParallelStage, needs: Needs, streams: Streams, ground: Lease) -> None:
         self.stage = stage
         self.needs = needs
         self.streams = streams
-        self.device = pool.flow.pool.device
-        self.budget = Budget(pool, needs.name, max(needs.total, 1))
-        self.memory = StepMemory(self.budget, needs.name, max(needs.own, 1))
-        self._inputs = Budget(self.budget, f"{needs.name}: inputs", max(needs.inputs.total, 1))
-        self._gradients = Budget(self.budget, f"{needs.name}: gradients", max(needs.gradients.total, 1))
+        self.device = ground.flow.pool.device
+        self._ground = ground
+        self._places = Places(ground, needs)
         self.kept: dict[int, tuple[object, ...]] = {}
-        self._leaving: list[Buffer] = []
         self.taken: list[Taken] = []
         self.followed = 0
 
@@ -157,37 +155,46 @@ class Seat:
         """What errors and reports call the stage."""
         return self.needs.name
 
+    def memory(self, step: Step) -> StepMemory:
+        """Answer what the step that is queued next may allocate from."""
+        return self._places.of(step, len(self.taken))
+
     async def send(self, item: object, step: Step, ended: Fence, to: Seat) -> Parcel:
         """Start copying what a step answered to a neighbour's memory, which is waited for if need be."""
         out, landing = self.streams.way(step).out, to.streams.way(step).landing
         out.wait(ended)
-        budget = to._inputs if step.forward else to._gradients
         _need_no_more(item, (self if step.forward else to).stage.output)
-
-        def allocate(nbytes: int) -> Awaitable[Buffer]:
-            return budget.allocate_async(nbytes, stream=landing)
-
-        landed = await copied(item, allocate, out)
+        place = to._places.landing(step)
+        await place.clear(landing)
+        landed = await copied(item, partial(place.allocate, stream=landing), out)
         fence = out.record()
         return Parcel(landed, Moment(ended, self.device), fence, Moment(fence, self.device))
 
-    def leave(self, used: object, answer: object, *, but: object) -> None:
-        """Free what a step has used, and the answer before its own, except for what is in `but`.
+    def leave(self, used: object, *, but: object) -> None:
+        """Free what a step has used or answered, except for what is in `but`.
 
-        An answer stays for a step: the next one could get its memory only behind the copy of it.
+        Fences say here and now what that is behind: those of the pool may come later, and would be behind later steps.
         """
-        before, self._leaving = self._leaving, buffers(answer, but=but)
-        free(buffers(used, but=(but, self._leaving)))
-        free(before)
+        free(buffers(used, but=but))
+        flow = self._ground.flow
+        for stream in (self.streams.compute, self.streams.forward.out, self.streams.backward.out):
+            with suppress(DeviceError):  # whoever works there is told
+                flow.retire.fence(flow.core.register_stream(stream))
 
     def free_all(self) -> None:
         """Free what it keeps."""
-        self.leave(list(self.kept.values()), (), but=())
+        self.leave(list(self.kept.values()), but=())
         self.kept.clear()
 
     def peak(self) -> int:
-        """Answer the most bytes that it held at once."""
-        return self.budget.stats().peak_allocated
+        """Answer the most bytes that its places held, in sum."""
+        return sum(place.peak for place in self._places.all)
+
+    def close(self) -> None:
+        """Give its memory back; results go on as memory of the pool."""
+        for place in self._places.all:
+            place.close()
+        self._ground.__exit__(None, None, None)
 
 
 def _need_no_more(item: object, stated: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Array, Buffer
     from asyncmem.devices import Stream
-    from asyncmem.pipeline.parallel.memory import StepMemory
+    from asyncmem.pipeline.parallel.memory import StepMemory, Use
     from asyncmem.pipeline.parallel.schedule import Step
     from asyncmem.units import Size
 
@@ -56,21 +56,35 @@ class StepContext:
         """The number of the micro-batch, counted from 0."""
         return self.step.micro_batch
 
-    async def allocate(self, size: Size, *, tag: str | None = None) -> Buffer:
+    async def allocate(self, size: Size, *, use: Use = "working", tag: str | None = None) -> Buffer:
         """Wait for memory at home on the step's stream; see `AsyncMemoryPool.allocate_async`.
 
-        Raises:
-            InvalidRequest: It is more than the stage has left of what it stated.
-        """
-        return await self._memory.take(parse_size(size), self.stream, tag)
+        Args:
+            size: Bytes.
+            use: Which size that the stage states it is a part of: "saved" for what a forward saves, answered or not;
+                "output" for what a step answers; "working" for what it frees.
+            tag: A label for reports.
 
-    async def empty(self, shape: int | Sequence[int], dtype: object = "float32", *, tag: str | None = None) -> Array:
+        Raises:
+            InvalidRequest: It is more than the stage has left of what it stated for that use, or what is left is in
+                pieces, because of what the step has freed before.
+        """
+        return await self._memory.take(parse_size(size), use, self.stream, tag)
+
+    async def empty(
+        self, shape: int | Sequence[int], dtype: object = "float32", *, use: Use = "working", tag: str | None = None
+    ) -> Array:
         """Wait for a typed array in the same way; see `AsyncMemoryPool.empty`."""
         dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        return (await self.allocate(math.prod(dims) * dtype_size(dtype), tag=tag)).view(dtype, dims)
+        return (await self.allocate(math.prod(dims) * dtype_size(dtype), use=use, tag=tag)).view(dtype, dims)
 
     def save(self, *values: object) -> None:
-        """Keep values from a forward until the end of its backward, which gets them; called again, others instead."""
+        """Keep values from a forward until the end of its backward, which gets them; called again, others instead.
+
+        Raises:
+            InvalidRequest: One of them has memory that the step allocated for another use.
+        """
+        self._memory.need_saved(values)
         self.saved = values
 
     def run(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -112,7 +126,8 @@ class ParallelStage:
         backward: ``async def backward(gradient, saved, context)``. `saved` is the tuple of what the forward saved. The
             first stage's answer is dropped.
         saved: The most bytes that a micro-batch's forward allocates and leaves for its backward. Its item is not
-            counted: it is kept too where it was saved.
+            counted: it is kept too where it was saved. An answer that is saved as well is counted here, and not as
+            output; except for the last stage's, which are results.
         output: The bytes of what the forward answers, which is also what its gradient has.
         working: The most bytes that a step needs besides, until it has been queued.
         name: What errors and reports call it; "stage 0" and so on without it.
