@@ -12,6 +12,7 @@ The layers, lowest first; a file imports only from those before its own:
     pipeline/   channels and stages that share memory, what feeds a device, models trained in stages
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
+    planning/   what a model will need, from its figures, before it runs
     cli/        the command
 
 This file only re-exports.

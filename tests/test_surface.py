@@ -22,6 +22,7 @@ PACKAGES = (
     "asyncmem.devices",
     "asyncmem.pipeline",
     "asyncmem.pipeline.parallel",
+    "asyncmem.planning",
     "asyncmem.replay",
     "asyncmem.testing",
 )

@@ -9,6 +9,7 @@ import pytest
 
 import asyncmem
 import asyncmem.pipeline
+from asyncmem import planning
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
@@ -156,6 +157,16 @@ def test_everything_of_pipeline_parallelism_is_listed() -> None:
         kind = getattr(parallel, found[0])
         there = {*dir(kind), *getattr(kind, "__annotations__", {})}
         assert there.issuperset(parts)
+
+
+def test_everything_of_planning_is_listed() -> None:
+    """The table has all that the package exports; the parts that it names of each class, and all fields, are there."""
+    listed = {names(cells[0])[0]: set(names(cells[1])) for cells in rows("Planning")}
+    assert sorted(listed) == sorted(planning.__all__)
+    for kind in (planning.InferenceMemoryEstimate, planning.TrainingMemoryEstimate, planning.MemoryEstimate):
+        assert listed[kind.__name__] <= {*dir(kind), *(one.name for one in fields(kind))}
+    for kind in (planning.InferenceMemoryEstimate, planning.TrainingMemoryEstimate):
+        assert listed[kind.__name__] >= {one.name for one in fields(kind)}
 
 
 def test_every_command_is_listed_with_its_options() -> None:
