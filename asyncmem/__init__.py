@@ -2,7 +2,7 @@
 
 The layers, lowest first; a file imports only from those before its own:
 
-    units figures errors facts options environment readers stats   words: sizes, errors, options, figures
+    units figures errors facts needs options environment readers stats   words: sizes, errors, options, figures
     core/       placement and caches, compiled: integers in, integers out; and the buffers that users hold
     devices/    what owns memory and streams: the host, the simulated device, CUDA
     engine/     decisions: who is next, how much to grow, which fence covers what, who is stuck
@@ -30,6 +30,7 @@ from asyncmem.errors import (
     DeviceError,
     InvalidRequest,
     LeakWarning,
+    NoDeviceHasRoom,
     OutOfMemoryError,
     PoolClosed,
     PoolTimeout,
@@ -40,7 +41,7 @@ from asyncmem.errors import (
     TooManyRequests,
 )
 from asyncmem.exchange import asarray
-from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
@@ -82,6 +83,7 @@ __all__ = [
     "LeakWarning",
     "Lease",
     "MemoryShare",
+    "NoDeviceHasRoom",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
     "OwnerInfo",
@@ -95,6 +97,7 @@ __all__ = [
     "RequestCancelled",
     "RuntimeDevice",
     "SegmentInfo",
+    "Shortfall",
     "Simulated",
     "Spillable",
     "StageError",

@@ -1,4 +1,4 @@
-"""The facts behind two errors that have many: what is known when memory runs out, and who waits for whom."""
+"""The facts behind errors that have many: what is known when memory runs out, who waits for whom, who has no room."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +68,26 @@ class OutOfMemoryFacts:
             yield "held by " + ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in self.holders)
         if self.rungs:
             yield "tried " + ", ".join(f"{rung} {format_count(times, 'time')}" for rung, times in self.rungs.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why one device will not do. Sizes are bytes."""
+
+    device: str
+    """Its name."""
+    room: int = 0
+    """What a pool could have there."""
+    lacking: int = 0
+    """What is missing."""
+    reason: str | None = None
+    """Why it cannot be used at all, or None where it merely has too little."""
+
+    def describe(self) -> str:
+        """Say it in a few words."""
+        if self.reason is not None:
+            return f"{self.device} cannot be used: {self.reason}"
+        return f"{self.device} has room for {format_size(self.room)} and lacks {format_size(self.lacking)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,7 @@ def test_everything_of_planning_is_listed() -> None:
 
 def test_every_command_is_listed_with_its_options() -> None:
     """The table of commands has all of them, each with its own options and no other."""
-    listed = {cells[0].split()[1].rstrip("`"): set(re.findall(r"--\w+", cells[1])) for cells in rows("Command line")}
+    listed = {cells[0].split()[1].rstrip("`"): set(re.findall(r"--[\w-]+", cells[1])) for cells in rows("Command line")}
     there = {name: {word for option in one.params for word in option.opts} for name, one in commands.commands.items()}
     assert listed == {name: {word for word in words if word.startswith("--")} for name, words in there.items()}
 
