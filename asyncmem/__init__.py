@@ -46,6 +46,8 @@ from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
     AsyncMemoryPool,
+    BucketPool,
+    BucketStats,
     Budget,
     Copy,
     GraphMemory,
@@ -69,6 +71,8 @@ __all__ = [
     "BackendUnavailable",
     "BadTrace",
     "Batch",
+    "BucketPool",
+    "BucketStats",
     "Budget",
     "Buffer",
     "BufferReleased",

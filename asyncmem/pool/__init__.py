@@ -7,6 +7,7 @@ it wakes, are compiled: `Turn` and `Desk` in the core.
 """
 
 from asyncmem.pool.arrays import ArrayBatch
+from asyncmem.pool.buckets import BucketPool, BucketStats
 from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
@@ -20,6 +21,8 @@ from asyncmem.pool.spillable import Spillable
 __all__ = [
     "ArrayBatch",
     "AsyncMemoryPool",
+    "BucketPool",
+    "BucketStats",
     "Budget",
     "Copy",
     "GraphMemory",

@@ -159,6 +159,21 @@ def test_everything_of_pipeline_parallelism_is_listed() -> None:
         assert there.issuperset(parts)
 
 
+def test_everything_of_buckets_is_listed() -> None:
+    """The table has what a bucket pool is called by, and every figure that it tells."""
+    listed = {name for cells in rows("Buckets") for name in (*names(cells[0]), *names(cells[1]))}
+    figures = {one.name for one in fields(asyncmem.BucketStats)}
+    assert listed >= figures | {"hit_rate", "pressure", "limit"}
+    assert {name for name in listed - figures if name in dir(asyncmem.BucketPool)} >= {
+        "try_get",
+        "return_buffer",
+        "record_allocation",
+        "shrink",
+        "clear",
+        "stats",
+    }
+
+
 def test_everything_of_planning_is_listed() -> None:
     """The table has all that the package exports; the parts that it names of each class, and all fields, are there."""
     listed = {names(cells[0])[0]: set(names(cells[1])) for cells in rows("Planning")}
