@@ -68,11 +68,12 @@ class InferenceMemoryEstimate(MemoryEstimate):
         attention = ((wide(model.query_width), 3), (wide(model.kv_width), 2))
         # The output is computed for the last token of each sequence, and sampled from in float32.
         output = ((bytes_of(self.batch * model.vocab, self.computed + 4), 1),)
-        # What came into the layer, and its norm, are alive beside each of them.
+        # What came into the layer, and the norm of what comes into its part, are alive beside each of them.
         return ((wide(model.hidden), 2), *larger(attention, tuple(self._feed_forward(wide)), output))
 
     def _feed_forward(self, wide: Callable[[int], int]) -> Iterator[tuple[int, int]]:
         model = self.model
+        yield wide(model.hidden), 1  # what attention has added to; its caller still holds what came into the layer
         # The gate, what is gated, and their product; without a gate, before and behind the activation.
         steps = 3 if model.gated else 2
         if model.experts == 1:

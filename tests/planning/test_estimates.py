@@ -71,8 +71,8 @@ def test_a_rolling_cache_keeps_the_window() -> None:
 def test_activations_are_those_of_the_widest_step() -> None:
     """A long prompt computes the feed-forward part, one token the output; chunks bound the prompt."""
     prompt, tokens = serving(), 8192
-    assert prompt.activations == tokens * 2 * (2 * 4096 + 3 * 14336)
-    assert serving(chunk=512).activations == 512 * 2 * (2 * 4096 + 3 * 14336)
+    assert prompt.activations == tokens * 2 * (3 * 4096 + 3 * 14336)
+    assert serving(chunk=512).activations == 512 * 2 * (3 * 4096 + 3 * 14336)
     assert serving(chunk=1, batch=4).activations == 4 * 2 * 2 * 4096 + 4 * 128256 * (2 + 4)
     assert serving(chunk=100_000).activations == prompt.activations
 
