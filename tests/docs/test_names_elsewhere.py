@@ -33,22 +33,8 @@ HERE = {
 }
 """Names that the page may use for what is here; a word of prose in code is none."""
 PROSE = {
-    "RuntimeError",
-    "True",
-    "OPTION",
-    "buffer",
-    "with",
-    "as",
-    "recorder",
-    "size",
-    "count",
-    "estimate",
-    "auto",
-    "need",
-    "host",
-    "best_fit",
-    "cuda",
-    "advise",
+    *("RuntimeError", "True", "OPTION", "buffer", "with", "as", "recorder", "size", "count"),
+    *("estimate", "auto", "need", "host", "best_fit", "cuda", "advise"),
 }
 
 
