@@ -13,6 +13,7 @@ The layers, lowest first; a file imports only from those before its own:
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
     planning/   what a model will need, from its figures, before it runs
+    insight/    where memory goes: records, profiles, trackers
     cli/        the command
 
 This file only re-exports.
@@ -42,6 +43,7 @@ from asyncmem.errors import (
 )
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
+from asyncmem.insight import AllocationTracker, MemoryTracker, profile_memory, set_memory_debug, tag
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
@@ -63,6 +65,7 @@ from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllocationTracker",
     "Array",
     "ArrayBatch",
     "AsyncMemoryPool",
@@ -87,6 +90,7 @@ __all__ = [
     "LeakWarning",
     "Lease",
     "MemoryShare",
+    "MemoryTracker",
     "NoDeviceHasRoom",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
@@ -112,5 +116,8 @@ __all__ = [
     "WaiterInfo",
     "asarray",
     "device",
+    "profile_memory",
     "run",
+    "set_memory_debug",
+    "tag",
 ]

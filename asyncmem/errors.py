@@ -77,6 +77,8 @@ class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
         self.waiting = facts.waiting
         self.waiting_bytes = facts.waiting_bytes
         self.holders = facts.holders
+        self.sites = facts.sites
+        self.cause = facts.cause
         self.advice = facts.advice
         start = "CUDA OOM: CUDA out of memory" if facts.device_kind == "cuda" else "out of memory"
         super().__init__(f"{start} on {facts.device}: {facts.describe()}")
@@ -229,7 +231,7 @@ class BackendUnavailable(AsyncmemError, RuntimeError):
         super().__init__(f"device {device!r} is not available{tail}" + (f". {install}" if install else ""))
 
 
-class NoDeviceHasRoom(AsyncmemError, MemoryError):
+class NoDeviceHasRoom(AsyncmemError, RuntimeError, MemoryError):
     """No device here has room for what is needed. Nothing was reserved, and nothing is left open."""
 
     __module__ = "asyncmem"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from asyncmem.figures import format_count, format_duration, format_size
 
@@ -37,6 +38,11 @@ class OutOfMemoryFacts:
     """What they ask for together."""
     holders: tuple[tuple[str, int], ...] = ()
     """The tags that hold most, with their bytes, largest first."""
+    sites: tuple[tuple[str, int], ...] = ()
+    """The lines ("file:line") that hold most, with their bytes, largest first; while somebody records the pool."""
+    cause: str = ""
+    """Why there is no such memory, where that is known: "size" (more than there may ever be), "limit" (others hold too
+    much below that), "fragmentation" (so much is free, in pieces) or "device" (which has no more to give)."""
     rungs: Mapping[str, int] = field(default_factory=dict)
     """What the pool has tried before giving up, so far: how often it went up each rung of the ladder, by name."""
     advice: tuple[str, ...] = ()
@@ -49,7 +55,8 @@ class OutOfMemoryFacts:
 
     def describe(self) -> str:
         """Say the facts in one sentence, and what to try in a second."""
-        clauses = [f"asked for {format_size(self.asked)}", *self._amounts(), *self._demand()]
+        cause = f" ({_CAUSES[self.cause]})" if self.cause else ""
+        clauses = [f"asked for {format_size(self.asked)}{cause}", *self._amounts(), *self._demand()]
         advice = f". Try: {'; '.join(self.advice)}" if self.advice else ""
         return "; ".join(clauses) + advice
 
@@ -66,8 +73,18 @@ class OutOfMemoryFacts:
             yield f"{format_count(self.waiting, 'request')} waiting for {format_size(self.waiting_bytes)}"
         if self.holders:
             yield "held by " + ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in self.holders)
+        if self.sites:
+            yield "made at " + ", ".join(f"{site} {format_size(nbytes)}" for site, nbytes in self.sites)
         if self.rungs:
             yield "tried " + ", ".join(f"{rung} {format_count(times, 'time')}" for rung, times in self.rungs.items())
+
+
+_CAUSES: Final = {
+    "size": "more than there may ever be",
+    "limit": "too much is held below the limit",
+    "fragmentation": "so much is free, but in pieces",
+    "device": "the device has no more to give",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

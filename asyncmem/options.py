@@ -56,6 +56,7 @@ class OptionArguments(TypedDict, total=False):
     peers: Iterable[object] | str
     stall_after: float | str | None
     track: bool
+    oom_snapshot: str | None
     name: str | None
 
 
@@ -84,7 +85,7 @@ class PoolOptions:
     """How memory is obtained: "auto", "direct" (each request from the driver, no pooling) or a kind of the device.
 
     "paged", on devices that have pages, reserves little: memory comes page by page, and moves to where it is lacking.
-    It is never chosen by "auto", has not been measured on a GPU yet, and needs a device without a memory checker.
+    It is never chosen by "auto", because growth costs more on a GPU, and needs a device without a memory checker.
     """
     pregrow: int = _option(0, readers.size)
     """Bytes to reserve when the pool opens, and to keep ready."""
@@ -171,6 +172,8 @@ class PoolOptions:
     """Seconds without progress after which waiting requests are reported by `StallWarning`; None for never."""
     track: bool = _option(False, readers.switch)
     """Whether every buffer notes where it was made, for the warning when it is forgotten; costs some microseconds."""
+    oom_snapshot: str | None = _option(None, readers.optional(readers.label))
+    """A file to which the facts of each out-of-memory error are written, the newest over the one before it, as JSON."""
     name: str | None = _option(None, readers.optional(readers.label), fixed=True)
     """The pool's name in messages and statistics; None to have one made up."""
 

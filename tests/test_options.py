@@ -57,6 +57,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "peers": ("cuda:1; cuda:2", ("cuda:1", "cuda:2")),
     "stall_after": ("none", None),
     "track": ("TRUE", True),
+    "oom_snapshot": ("oom.json", "oom.json"),
     "name": ("decode", "decode"),
 }
 

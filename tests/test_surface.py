@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1] / "asyncmem"
 PACKAGES = (
     "asyncmem",
     "asyncmem.devices",
+    "asyncmem.insight",
     "asyncmem.pipeline",
     "asyncmem.pipeline.parallel",
     "asyncmem.planning",

@@ -6,7 +6,6 @@
 Allocator, and plain waits: Turn, Line, Desk."""
 
 cimport cython
-from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
@@ -16,20 +15,25 @@ from cpython.object cimport PyObject
 from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
+from cython.operator cimport dereference as deref
 from libcpp.string cimport string
+from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
 
+import asyncio
 import os
+import sys
+import threading
 from asyncio import InvalidStateError
 from collections import deque
 from time import monotonic, sleep
 from types import GenericAlias
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapLog, HeapReport, Move, Plan, ReplaySample, ReplayTally,
+    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, LogPart as Part, Move, Plan, ReplaySample, ReplayTally,
     ReplayWaste, RetireCounts, SegmentCounts,
 )
-from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest
+from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest, PoolTimeout, RequestCancelled
 
 include "binding/heap_api.pxi"
 include "binding/doors.pxi"
@@ -39,10 +43,12 @@ MAX_SIZE = max_size
 NO_LIMIT = no_limit
 STREAK_LIMIT = 1000
 FLAG_WAITING, FLAG_LIVE, FLAG_FREE = 1, 2, 4
+cdef int _WAITED = 6  # of `asyncmem.core.logged.Kind`
 REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE, REASON_PAGES = 0, 1, 2, 3, 4
 
 include "binding/heap.pxi"
 include "binding/turn.pxi"
+include "binding/witness.pxi"
 include "binding/core.pxi"
 include "binding/lanes.pxi"
 include "binding/retire.pxi"

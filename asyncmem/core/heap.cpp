@@ -155,7 +155,7 @@ HIT_PATH void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
     outcome.address = nodes_[block].address;
     ledger_.grant(ask.account, bytes(nodes_[block]), ask.nbytes, outcome.level);
     if (outcome.passing) ledger_.pass(bytes(nodes_[block]));
-    if (log_) [[unlikely]] log_take(block);
+    if (log_) [[unlikely]] log_take(block, ask);
     raise_marks(outcome);
 }
 
@@ -216,6 +216,7 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
     outcome.level = 3;
     if (!owed.empty()) ++total_.foreign;
     grant(block, ask, outcome);
+    if (log_ && !owed.empty() && nodes_[block].arena < 2) log_->foreign(block);
     return block;
 }
 
@@ -256,7 +257,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
     ledger_.grant(ask.account, 0, 0, 2, hits[1]);
     ledger_.grant(ask.account, 0, 0, 3, hits[2]);
     if (outcome.passing) ledger_.pass(total);
-    for (size_t i = 0; log_ && i < count; ++i) log_take(granted[i].block);
+    for (size_t i = 0; log_ && i < count; ++i) log_take(granted[i].block, ask);
     raise_marks(outcome);
     return true;
 }
@@ -369,7 +370,7 @@ uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
     if (recorded) publish_locked(use);
     Node& node = nodes_[block];
     bool inside = node.arena >= 2;
-    if (log_) [[unlikely]] log_->freed(block, bytes(node) - node.slack, use.stream);
+    if (log_) [[unlikely]] log_->freed(block, use.stream);
     ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
     node.epoch = streams_[node.stream]->epochs.open;
     if (use.stream != node.stream && use.epoch > streams_[use.stream]->epochs.done) {

@@ -210,21 +210,15 @@ class HeapReport(NamedTuple):
     """Every account with its id."""
 
 
-class HeapLog(NamedTuple):
-    """What a heap took and freed, in its order: packed columns with a row each, in the machine's byte order."""
+class LogPart(NamedTuple):
+    """A part of what a heap took and freed, in its order."""
 
-    what: bytearray
-    """0 a take, 1 a free, 2 a take that was undone and counts as never made; 8 bits each."""
-    stream: bytearray
-    """The home of a take, and who used last what is freed; 16 bits each."""
-    number: bytearray
-    """Counts the takes from 0, and says of an end whose it is; 32 bits each."""
-    nbytes: bytearray
-    """Bytes as they were asked for; 64 bits each."""
-    time_us: bytearray
-    """Microseconds since the log was begun; 64 bits each."""
+    rows: bytes
+    """One after the other, laid out as `asyncmem.core.logged.LOG_ROW` says."""
+    lost: int
+    """Rows that went before they were read, so far."""
     cut: bool
-    """Whether memory ran out, or numbers did, and later rows are missing."""
+    """Whether memory ran out, and later rows are missing."""
 
 
 class RetireCounts(NamedTuple):

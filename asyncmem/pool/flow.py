@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asyncmem.core import FLAG_FREE, FLAG_LIVE, Desk
+from asyncmem.core import FLAG_FREE, FLAG_LIVE, Desk, Kind
 from asyncmem.devices import Stream
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import (
@@ -30,6 +30,7 @@ from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
+from asyncmem.pool.postmortem import Postmortem
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
@@ -288,6 +289,15 @@ class Flow(Desk):
         """Say all that is known, for the error."""
         return out_of_memory_facts(self, waiting)
 
+    def out_of_memory(self, waiting: Waiting) -> OutOfMemoryError:
+        """Make the error of a request that cannot be served, and leave what was asked to be left behind of it."""
+        facts = self.facts(waiting)
+        if self.core.logged:
+            self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)
+        if self.options.oom_snapshot is not None:
+            self.submit(Postmortem(self, waiting, facts, self.options.oom_snapshot).save)
+        return OutOfMemoryError(facts)
+
     def waiters(self) -> Iterable[Waiting]:
         """Go through everybody who waits, in budgets too."""
         yield from self.queue
@@ -450,7 +460,7 @@ class Flow(Desk):
 
     def _queue_up(self, waiting: Waiting, share: Share) -> None:
         if not share.may_wait:
-            waiting.finish(None, OutOfMemoryError(self.facts(waiting)))
+            waiting.finish(None, self.out_of_memory(waiting))
             return
         most = self.options.max_waiting
         standing = sum(1 for _ in self.waiters()) if most is not None else 0

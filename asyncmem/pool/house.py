@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from asyncmem.core import GRANULE, Core
 from asyncmem.engine.retire import Retire
@@ -16,6 +17,7 @@ from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies
 from asyncmem.pool.flow import Flow
+from asyncmem.pool.held import held_by_site
 from asyncmem.pool.idle import IdleWatch
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.paging import PagedSupply
@@ -23,7 +25,6 @@ from asyncmem.pool.supply import Supply
 from asyncmem.pool.worker import TICK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Protocol
 
     from asyncmem.core import Turn
@@ -70,6 +71,8 @@ class House:
         _houses.add(self)
         self.core.open = not self.flow.notes_all(options)
         self.flow.observe()
+        for told in tuple(arrivals):
+            told(self)
         self.worker.start()
 
     def _make_supply(self, turn: Turn) -> Supply:
@@ -170,6 +173,15 @@ def _forked() -> None:
         )
 
 
+arrivals: Final[list[Callable[[House], None]]] = []
+"""Told of each pool that opens, before anything is allocated in it: for those above who watch all pools."""
+
+
+def open_houses() -> list[House]:
+    """Answer the machinery of all pools of this process that have memory, or may get some."""
+    return [house for house in _houses if not house.released and not house.core.forked]
+
+
 _starting = threading.Lock()
 _houses: weakref.WeakSet[House] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_forked)
@@ -206,9 +218,11 @@ def warn_of_leaks(house: House) -> None:
     if held <= 0:
         return
     tags = ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in core.tag_bytes().items())
+    sites = ", ".join(f"{format_size(nbytes)} at {site}" for site, nbytes in held_by_site(core, 5))
     alarm(
         f"pool {house.flow.pool.name!r} was closed while buffers of {format_size(held)} were held"
         + (f" ({tags})" if tags else "")
+        + (f", made {sites}" if sites else "")
         + "; they stay valid until they are freed",
         LeakWarning,
         level=4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from asyncmem.errors import BufferReleased, InvalidRequest, OutOfMemoryError
+from asyncmem.errors import BufferReleased, InvalidRequest
 from asyncmem.pool.graph import graph_of
 from asyncmem.pool.holdings import current_owner
 from asyncmem.pool.home import running_home
@@ -75,7 +75,7 @@ class Lease(Share):
 
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that is longer than the range, or None."""
-        return OutOfMemoryError(self.flow.facts(waiting)) if waiting.total > self.largest_hole() else None
+        return self.flow.out_of_memory(waiting) if waiting.total > self.largest_hole() else None
 
     def largest_hole(self) -> int:
         """Answer the largest request that would be granted now, in bytes."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Batch, Buffer
     from asyncmem.devices import Device
+    from asyncmem.insight import Profile
     from asyncmem.options import OptionArguments
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.pressure import PressureChanges
@@ -106,6 +107,18 @@ class AsyncMemoryPool(Hooks):
     def flow(self) -> Flow:
         """The way of requests."""
         return self._flow or self.house.flow
+
+    @property
+    def serving(self) -> House:
+        """The same as `house`, of a pool that is not closed.
+
+        Raises:
+            PoolClosed: It is.
+        """
+        house = self.house
+        if house.flow.refusing is not None:
+            raise house.flow.refusing
+        return house
 
     def _open(self) -> House:
         with self._making:
@@ -421,6 +434,16 @@ class AsyncMemoryPool(Hooks):
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Answer the segments that the pool has from its device."""
         return self.flow.upkeep.segments()
+
+    def performance_context(self, *, frames: int = 1) -> Profile:
+        """Look at what a block does with the memory, as `asyncmem.profile_memory` of this pool does.
+
+        Args:
+            frames: How many lines of the call are kept of each request.
+        """
+        from asyncmem.insight import profile_memory
+
+        return profile_memory(self, frames=frames)
 
     def pressure_changes(self) -> PressureChanges:
         """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""

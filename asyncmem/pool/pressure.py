@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Self
 
+from asyncmem.core import Kind
 from asyncmem.pool.home import Parked, running_home
 from asyncmem.stats import Pressure
 
@@ -35,6 +36,8 @@ class PressureWatch:
             level = self._now()
             if level is not self.level:
                 self.level = level
+                if self._core.logged:
+                    self._core.note(Kind.PRESSURE, level, self._core.live())
                 for listener in self._listeners:
                     listener.put(level)
                 self._flow.squeeze.feel(level)

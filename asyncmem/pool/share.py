@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
 from asyncmem.engine.admit import Queue
-from asyncmem.errors import InvalidRequest, OutOfMemoryError, PoolClosed
+from asyncmem.errors import InvalidRequest, PoolClosed
 from asyncmem.pool.arrays import ALIGN, Layout
 from asyncmem.pool.graph import is_captured
 from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
@@ -83,7 +83,7 @@ class Share(Allocator):
 
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that can never be granted, or None."""
-        return OutOfMemoryError(self.flow.facts(waiting)) if waiting.total > self.capacity() else None
+        return self.flow.out_of_memory(waiting) if waiting.total > self.capacity() else None
 
     def grant(self, ask: Waiting, *, anywhere: bool) -> Buffer | Batch | None:
         """Take what needs no other stream's memory (with the turn held)."""
@@ -159,6 +159,7 @@ class Share(Allocator):
         if self._core.observed:
             waiting.site = call_site() if flow.options.track else None
             waiting.holder = named_owner.get()
+        self._core.see(waiting)
         return waiting
 
     # -- what users call -------------------------------------------------------------------------------------------

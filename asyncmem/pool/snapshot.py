@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_count, format_duration, format_share, format_size
+from asyncmem.pool.held import held_by_site, held_by_tag
 from asyncmem.pool.holdings import label
 from asyncmem.stats import PoolStats, Pressure, WaiterInfo
 
@@ -120,7 +121,7 @@ def out_of_memory_facts(flow: Flow, waiting: Waiting) -> OutOfMemoryFacts:
     """Answer all that is known at the moment when a request is about to be refused."""
     core, share = flow.core, waiting.share
     counts = core.counts()
-    holders = sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP]
+    holders = held_by_tag(core, _TOP) or sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP]
     rungs = {rung: count for rung, count in flow.tally.rungs.items() if count}
     reserved, live = counts.reserved, counts.live
     if not share.may_wait:  # a lease has a range of its own
@@ -131,8 +132,18 @@ def out_of_memory_facts(flow: Flow, waiting: Waiting) -> OutOfMemoryFacts:
         largest_hole=largest_hole(core) if share.may_wait else core.largest(share._arena),
         pending_fence_bytes=core.pending(), waiting=len(flow.queue), waiting_bytes=flow.queue.bytes,
         device_free=flow.supply.memory.free,
-        holders=tuple(holders), rungs=rungs, advice=tuple(_advice(flow, waiting, counts.reserved - counts.live)),
+        holders=tuple(holders), sites=tuple(held_by_site(core, _TOP)), rungs=rungs, cause=_cause(flow, waiting),
+        advice=tuple(_advice(flow, waiting, counts.reserved - counts.live)),
     )  # fmt: skip
+
+
+def _cause(flow: Flow, waiting: Waiting) -> str:
+    core = flow.core
+    if waiting.total > waiting.share.capacity():
+        return "size"
+    if not waiting.share.may_wait or core.reserved() - core.live() >= waiting.total:
+        return "fragmentation"
+    return "limit" if core.live() + waiting.total > flow.supply.limit else "device"
 
 
 def _advice(flow: Flow, waiting: Waiting, free: int) -> list[str]:

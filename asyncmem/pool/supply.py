@@ -12,6 +12,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncmem.core import Kind
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
 from asyncmem.errors import DeviceError, OutOfMemoryError
@@ -202,7 +203,9 @@ class Supply:
         return max(need - (most - self._core.live()), 1)
 
     def _slack(self) -> int:
-        most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)
+        most = self.overlap
+        if isinstance(most, float):
+            most = max(int(most * self._core.account(0).peak), self._core.overlap_least if most else 0)
         return most - self._free()
 
     def _free(self) -> int:
@@ -245,6 +248,12 @@ class Supply:
             self._arrived(segment, order)
             self.growth.observe(time.perf_counter(), self._core.live(), time.perf_counter() - started)
             self.grows += 1
+            self.tell(Kind.GREW, segment.nbytes, started, segment.address)
+
+    def tell(self, kind: Kind, nbytes: int, started: float, address: int = 0) -> None:
+        """Have it recorded that memory came or went, where that is recorded; `started` is by `time.perf_counter`."""
+        if self._core.logged:
+            self._core.note(kind, 0, nbytes, address, time.perf_counter() - started)
 
     def quiet(self) -> int:
         """Answer the index of a stream that is given no work, whose segments are ready for everybody once they come."""
@@ -376,6 +385,7 @@ class Supply:
             returns, self.stranded = [*self.stranded, *returns], []
         while returns:
             one = returns[-1]
+            started = time.perf_counter()
             try:
                 self._retire.settle(one.entries)
                 if self._device.checker is not None:
@@ -391,4 +401,5 @@ class Supply:
                 self.leaving -= one.segment.nbytes
                 self.refused = None
                 self.trims += 1
+                self.tell(Kind.TRIMMED, one.segment.nbytes, started, one.segment.address)
         return given

@@ -34,11 +34,15 @@ class Taker:
 
         Where `may_grow`, None may also mean: not without making a stream wait, and growth is allowed to avoid that.
         """
-        capture = waiting.capture
-        if capture is not None:
-            found = capture.graph.take(waiting, capture.home)
-        else:
-            found = self._find(waiting.share, waiting, may_grow=may_grow)
+        self._core.blame(waiting)
+        try:
+            capture = waiting.capture
+            if capture is not None:
+                found = capture.graph.take(waiting, capture.home)
+            else:
+                found = self._find(waiting.share, waiting, may_grow=may_grow)
+        finally:
+            self._core.blame(None)
         noted = waiting.site is not None or waiting.holder is not None
         if found is not None and (noted or self._supply.direct or self._checker is not None):
             for buffer in found if isinstance(found, Batch) else [found]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, Self, final
 
 import numpy as np
 
+from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.errors import InvalidRequest
 from asyncmem.replay.columns import Op
 from asyncmem.replay.trace import Trace
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
     from os import PathLike
     from types import TracebackType
 
-    from asyncmem.core import Core, HeapLog
+    from asyncmem.core import Core, LogPart
     from asyncmem.pool import AsyncMemoryPool
 
-_FREED: Final = 1
-_UNDONE: Final = 2
 _CUT: Final = "The recording ends early: there was no memory for more of it."
 
 
@@ -30,9 +29,9 @@ def record(pool: AsyncMemoryPool) -> Recorder:
     that a fallback placed on the host, are left out. What is live when recording begins is allocated at time 0. Times
     are the machine's, whatever clock the device has.
 
-    A pool that is not recorded pays a branch for it. One that is takes some tens of nanoseconds and 24 bytes more for
+    A pool that is not recorded pays a branch for it. One that is takes some tens of nanoseconds and 56 bytes more for
     each allocation and each free, until recording ends. Where there is no memory for that, the program goes on, and
-    the trace ends there and says so in its note.
+    the trace ends there and says so in its note. Several may record a pool at once.
 
     Args:
         pool: What to record; the block opens it if it is not open yet.
@@ -47,7 +46,9 @@ class Recorder:
     def __init__(self, pool: AsyncMemoryPool) -> None:
         self._pool = pool
         self._core: Core | None = None
-        self._log: HeapLog | None = None
+        self._reader = self._began = 0
+        self._held = b""  # what was live at the beginning
+        self._log: LogPart | None = None
 
     def __repr__(self) -> str:
         state = "over" if self._log is not None else "going on" if self._core is not None else "not begun"
@@ -57,16 +58,17 @@ class Recorder:
         """Begin.
 
         Raises:
-            InvalidRequest: The pool is recorded already, or this recorder has been used.
+            InvalidRequest: This recorder has been used.
             PoolClosed: The pool is closed.
         """
         flow = self._pool.flow
         if flow.refusing is not None:
             raise flow.refusing
-        core = flow.core
-        if self._core is not None or not core.begin_log():
-            raise InvalidRequest("record()", self._pool, "a pool that is not recorded already, and a new recorder")
-        self._core = core
+        if self._core is not None:
+            raise InvalidRequest("record()", self, "a new recorder")
+        self._core = flow.core
+        self._began = log_time_ns()
+        self._reader, self._held = self._core.open_log()
         return self
 
     def __exit__(
@@ -74,7 +76,8 @@ class Recorder:
     ) -> None:
         """End; what was recorded is kept."""
         assert self._core is not None
-        self._log = self._core.end_log()
+        self._log = self._core.read_log(self._reader)
+        self._core.close_log(self._reader)
 
     async def __aenter__(self) -> Self:
         """Open the pool without blocking the loop, and begin as ``with`` does."""
@@ -95,9 +98,9 @@ class Recorder:
         """
         if self._core is None:
             raise InvalidRequest("trace()", self, 'a recorder that has begun: "with record(pool) as recorder"')
-        log = self._core.read_log() if self._log is None else self._log
+        log = self._core.read_log(self._reader) if self._log is None else self._log
         number = self._pool.device.name.partition(":")[2]
-        return _trace_of(log, name=self._pool.name, device=int(number or 0))
+        return _trace_of(self._held, log, self._began, name=self._pool.name, device=int(number or 0))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write `trace` to a file, which `asyncmem replay` reads; what was there is replaced.
@@ -109,18 +112,19 @@ class Recorder:
         self.trace().save(path)
 
 
-def _trace_of(log: HeapLog, *, name: str, device: int) -> Trace:
-    what = np.frombuffer(log.what, np.uint8)
-    number = np.frombuffer(log.number, np.int32)
-    kept = np.ones(int(number.max(initial=-1)) + 1, np.bool_)
-    kept[number[what == _UNDONE]] = False
-    rows = kept[number]
+def _trace_of(held: bytes, log: LogPart, began: int, *, name: str, device: int) -> Trace:
+    before, rows = np.frombuffer(held, LOG_ROW).copy(), np.frombuffer(log.rows, LOG_ROW)
+    before["time_ns"] = began
+    rows = np.concatenate((before, rows[rows["kind"] <= Kind.UNDONE]))
+    undone = rows["number"][rows["kind"] == Kind.UNDONE]
+    rows = rows[~np.isin(rows["number"], undone)]
+    _, numbers = np.unique(rows["number"], return_inverse=True)
     return Trace(
-        np.where(what[rows] == _FREED, Op.FREE, Op.ALLOCATE),
-        np.frombuffer(log.stream, np.uint16)[rows],
-        (np.cumsum(kept) - 1)[number[rows]],
-        np.frombuffer(log.nbytes, np.int64)[rows],
-        np.frombuffer(log.time_us, np.int64)[rows],
+        np.where(rows["kind"] == Kind.FREED, Op.FREE, Op.ALLOCATE),
+        rows["stream"],
+        numbers.astype(np.int32),
+        rows["nbytes"].astype(np.int64),
+        (rows["time_ns"] - began) // 1000,
         name=name,
         device=device,
         note=_CUT if log.cut else "",

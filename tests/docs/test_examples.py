@@ -23,5 +23,6 @@ def test_the_examples_are_there() -> None:
         "kv_cache_serving",
         "multi_tensor",
         "pipeline_parallel",
+        "see_memory",
         "share_arrays",
     ]

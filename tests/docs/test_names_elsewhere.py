@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import asyncmem
-from asyncmem import devices, pipeline, planning, replay
+from asyncmem import devices, insight, pipeline, planning, replay
 from asyncmem.options import OPTIONS, PoolOptions
 from asyncmem.stats import DERIVED
 
@@ -15,10 +15,11 @@ HERE = {
     *OPTIONS,
     *DERIVED,
     *(one.name for one in fields(asyncmem.PoolStats)),
-    *(name for module in (asyncmem, devices, pipeline, planning, replay) for name in module.__all__),
+    *(name for module in (asyncmem, devices, insight, pipeline, planning, replay) for name in module.__all__),
     *(
         name
         for kind in (
+            asyncmem.AllocationTracker,
             asyncmem.AsyncMemoryPool,
             asyncmem.BucketPool,
             asyncmem.Buffer,
@@ -29,7 +30,7 @@ HERE = {
         for name in dir(kind)
     ),
     *("ASYNCMEM_", "ASYNCMEM_CONF", "max_pooled_per_bucket", "ahead", "workers", "pinned", "tag"),
-    *("asyncmem", "devices", "pipeline", "planning", "replay", "pool", "options", "direct"),
+    *("asyncmem", "devices", "pipeline", "insight", "planning", "replay", "seconds", "pool", "options", "direct"),
 }
 """Names that the page may use for what is here; a word of prose in code is none."""
 PROSE = {

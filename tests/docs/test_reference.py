@@ -9,7 +9,7 @@ import pytest
 
 import asyncmem
 import asyncmem.pipeline
-from asyncmem import planning
+from asyncmem import insight, planning
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
@@ -21,6 +21,8 @@ from asyncmem.stats import DERIVED, PoolStats
 
 # Short floats, and the names that the page's ranges of numpy's own end with.
 ELEMENTS = [*SHORT_FLOATS, "bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "complex128"]
+
+RECORDS = {"rows", "names"}  # attributes that only an object has
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
@@ -182,6 +184,16 @@ def test_everything_of_planning_is_listed() -> None:
         assert listed[kind.__name__] <= {*dir(kind), *(one.name for one in fields(kind))}
     for kind in (planning.InferenceMemoryEstimate, planning.TrainingMemoryEstimate):
         assert listed[kind.__name__] >= {one.name for one in fields(kind)}
+
+
+def test_everything_of_insight_is_listed() -> None:
+    """The table has all that the package exports, and the parts that it names of each are there."""
+    listed = [(names(cells[0]), names(cells[1])) for cells in rows("Where memory goes")]
+    exported = set(insight.__all__)
+    assert exported <= {name for pair in listed for found in pair for name in found}
+    for found, parts in listed:
+        there = {name for one in [*found, *parts] if one in exported for name in dir(getattr(insight, one))}
+        assert there.issuperset(name for name in parts if name not in exported and name not in RECORDS)
 
 
 def test_every_command_is_listed_with_its_options() -> None:

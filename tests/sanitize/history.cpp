@@ -35,7 +35,7 @@ public:
     Actor(Heap& heap, unsigned seed) : heap_(heap), draw_(seed) {}
 
     void step() {
-        switch (below(18)) {
+        switch (below(19)) {
             case 0: return take_foreign();
             case 1: return take_many();
             case 2: return finish_epoch();
@@ -44,12 +44,14 @@ public:
             case 5: return free_some();
             case 6: return grow();
             case 7: return give_back();
+            case 8: return read_log();
             default: return below(2) ? take() : free_one();
         }
     }
 
     void free_all() {
         while (!live_.empty()) free_one();
+        if (reader_) heap_.close_log(reader_);
     }
 
 private:
@@ -57,6 +59,25 @@ private:
     Ask ask() {
         uint64_t sizes[] = {512, 4096, 4096, 4096, 65536, 1 << 20, 1 + below(1 << 21)};
         return {.nbytes = sizes[below(7)], .stream = static_cast<uint32_t>(below(streams)), .anywhere = below(2) == 0};
+    }
+
+    // Read along what all threads do; readers come and go, and some leave more unread than is kept for them.
+    void read_log() {
+        if (!reader_) {
+            Log::Rows held;
+            reader_ = heap_.open_log(below(2) ? 1000 : UINT64_MAX, held);
+            time_ = 0;
+            return;
+        }
+        Log::Part part = heap_.read_log(reader_, below(3000), true);
+        for (const LogRow& row : part.rows) {
+            demand(row.time_ns >= time_, "rows are in the order of their times");
+            demand(row.number != LogRow::nobody && row.nbytes > 0, "a row is whole");
+            time_ = row.time_ns;
+        }
+        if (below(16)) return;
+        heap_.close_log(reader_);
+        reader_ = 0;
     }
 
     void take() {
@@ -166,6 +187,8 @@ private:
     Heap& heap_;
     std::mt19937 draw_;
     std::vector<BlockId> live_;
+    uint32_t reader_ = 0;
+    int64_t time_ = 0;  // of the row read last
 };
 
 void wrong_arguments_change_nothing(Heap& heap, const std::vector<uint32_t>& spaces) {

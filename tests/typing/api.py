@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 import asyncmem
 from asyncmem import (
+    AllocationTracker,
     Array,
     AsyncMemoryPool,
     Batch,
@@ -27,6 +28,7 @@ from asyncmem import (
     StepError,
 )
 from asyncmem.devices import Device, DeviceInfo, Fence, Simulated, Stream, devices, select_device_for
+from asyncmem.insight import Kind, Recording, Site, analyze_allocation_patterns
 from asyncmem.pipeline import (
     AsyncBatches,
     Batches,
@@ -286,6 +288,26 @@ async def train(pool: AsyncMemoryPool, other: AsyncMemoryPool) -> None:
         assert_type(error.micro_batch, int)
     assert_type(model.report(), ParallelReport)
     assert_type(one_forward_one_backward(4, 8).bubble([1.0] * 4, [2.0] * 4), float)
+
+
+async def look(pool: AsyncMemoryPool) -> None:
+    with asyncmem.tag("attention"):
+        async with asyncmem.profile_memory(pool) as profile, AllocationTracker(pool, warn=False) as tracker:
+            (await pool.allocate_async("1 MiB")).free()
+    assert_type(profile.peak_memory(), int)
+    assert_type(profile.stats, PoolStats)
+    assert_type(profile.memory_summary(), str)
+    for one in tracker.find_old(60):
+        assert_type(one.site, Site | None)
+    with Recording(pool, file="run.amem", frames=4) as recording:
+        pass
+    records = recording.records()
+    assert_type(records[0].kind, Kind)
+    assert_type(records.by("tag")[0].nbytes, int)
+    assert_type(records.live(), tuple[NDArray[np.int64], NDArray[np.int64]])
+    assert_type(analyze_allocation_patterns(records).warmup, tuple[tuple[int, int], ...])
+    with pool.performance_context() as context:
+        assert_type(context.records().peak().time, float)
 
 
 async def fail(pool: AsyncMemoryPool) -> None:

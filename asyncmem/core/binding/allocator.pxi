@@ -127,7 +127,11 @@ cdef inline PyObject* _counted(object answer) noexcept:
 cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) except -1:
     # Whether a fast door may serve this at all; fills in all but the size.
     cdef int index = 0
-    if door.core is None or not door.core.fast or door.core.born != _generation:
+    cdef bint fast
+    if door.core is None or door.core.born != _generation:
+        return False
+    fast = door.core.fast
+    if not fast and (door.core.seen_by is None or not door.core._open or door.core._observed):
         return False
     if tag is not None and type(tag) is not str:
         return False
@@ -141,6 +145,9 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
     ask.anywhere = False
     ask.door = True
     ask.again = False
+    ask.caused = not fast
+    if not fast:
+        door.core.seen_by.see(&ask.cause, tag)
     return True
 
 

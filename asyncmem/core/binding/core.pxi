@@ -22,6 +22,9 @@ cdef class Tag:
 cdef class Desk
 
 
+cdef class Waiter
+
+
 cdef class Retire
 
 
@@ -42,9 +45,12 @@ cdef class Core(Heap):
     cdef uint32_t last_index, other_index
     cdef unsigned int born
     cdef bint _open, _observed
-    cdef bint fast  # open and not observed
+    cdef bint fast  # open, not observed, and without a witness
+    cdef Witness seen_by  # who notes who asks, while somebody wants to know
+    cdef int witnesses  # how many do
     cdef int64_t overlap_bytes
     cdef double overlap_share
+    cdef public int64_t overlap_least  # what `overlap` is at least, where it is a share and not none
     cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
     cdef public int streak
     cdef readonly bint lacks_pages  # whether the latest grant missed for want of memory at its addresses (with the turn held)
@@ -71,7 +77,7 @@ cdef class Core(Heap):
     @open.setter
     def open(self, bint value):
         self._open = value
-        self.fast = value and not self._observed
+        self.set_fast()
 
     @property
     def observed(self):
@@ -81,7 +87,58 @@ cdef class Core(Heap):
     @observed.setter
     def observed(self, bint value):
         self._observed = value
-        self.fast = self._open and not value
+        self.set_fast()
+
+    cdef void set_fast(self) noexcept:
+        self.fast = self._open and not self._observed and self.seen_by is None
+
+    @property
+    def witness(self):
+        """Who notes who asks for memory, or None; `watch` sets it."""
+        return self.seen_by
+
+    def watch(self, Witness witness not None):
+        """Have who asks for memory noted in the log from now on, until as many `unwatch` follow. One witness at a time."""
+        if self.seen_by is not None and self.seen_by is not witness:
+            raise ValueError("there is another witness")
+        self.seen_by = witness
+        self.witnesses += 1
+        self.set_fast()
+
+    def unwatch(self):
+        """End one `watch`."""
+        self.witnesses -= 1
+        if self.witnesses == 0:
+            self.seen_by = None
+        self.set_fast()
+
+    def see(self, Waiter waiter not None):
+        """Note who makes a request; nothing where there is no witness."""
+        if self.seen_by is not None:
+            self.seen_by.see(&waiter.cause, waiter.tag)
+            waiter.caused = True
+
+    def blame(self, Waiter waiter):
+        """Say for which request memory is taken from now on, None for no one (with the turn held)."""
+        if waiter is None or not waiter.caused:
+            self.blamed = NULL
+        else:
+            waiter.cause.missed = waiter.queue is not None
+            waiter.cause.span_ns = <int64_t>(1e9 * <double>waiter.age)
+            self.blamed = &waiter.cause
+
+    def note(self, what, level=0, nbytes=0, address=0, seconds=0.0, stream=0, Waiter waiter=None):
+        """Log what the pool has done; nothing where there is no log."""
+        cdef LogRow row
+        row.what, row.level = <LogWhat><int>what, level
+        row.nbytes, row.address = _whole(nbytes, "nbytes"), _whole(address, "address")
+        row.span_ns, row.stream = <int64_t>(1e9 * <double>seconds), stream
+        if waiter is None or not waiter.caused:
+            row.thread = thread_number()
+        else:
+            row.site, row.task, row.tag, row.thread = (
+                waiter.cause.site, waiter.cause.task, waiter.cause.tag, waiter.cause.thread)
+        self.c.note(row)
 
     @property
     def overlap(self):

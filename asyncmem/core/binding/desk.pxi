@@ -126,6 +126,9 @@ cdef class Desk:
             waiter = asyncmem_new(self.kinds[0])
             waiter.keeper, waiter.share, waiter.home, waiter.since = self, self.pool, self._home, self.now()
             waiter.nbytes, waiter.total, waiter.stream, waiter.tag = nbytes, total, ask.stream, tag
+            waiter.caused = ask.caused
+            if ask.caused:
+                waiter.cause = ask.cause
             self.count_passed()
             self.queue.put(waiter)
             self.tally.waits += 1
@@ -217,6 +220,15 @@ cdef class Desk:
         finally:
             self.turn.leave()
 
+    cdef void note_wait(self, Waiter waiter, object error) noexcept:
+        # Of a request that leaves the queue: how long it stood there, and what became of it.
+        cdef int end = 0 if error is None else 1
+        if isinstance(error, PoolTimeout):
+            end = 2
+        elif error is not None and not isinstance(error, RequestCancelled):
+            end = 3
+        self.core.note(_WAITED, end, waiter.nbytes, 0, waiter.age, waiter.stream, waiter)
+
     cdef Waiter wake_first(self, Waiter head):
         # Leave it to the turn to wake who was served, before those whom the pump serves next.
         self._owed.append(head.wake)
@@ -264,9 +276,17 @@ cdef class Desk:
         if (head.share is not self.pool or head.batch or head.nbytes <= 0
                 or head.tag is not None and type(head.tag) is not str
                 or core.retire is not None and not core.retire.lane(head.stream).lasting):
-            return head.share.grant(head, anywhere=anywhere)
+            core.blame(head)
+            try:
+                return head.share.grant(head, anywhere=anywhere)
+            finally:
+                core.blamed = NULL
         ask.nbytes, ask.stream, ask.account, ask.arena = head.nbytes, head.stream, 0, -1
-        ask.anywhere, ask.door, ask.again = anywhere, False, core.paged
+        ask.anywhere, ask.door, ask.again, ask.caused = anywhere, False, core.paged, head.caused
+        if head.caused:
+            core.blame(head)
+            ask.cause = head.cause
+            core.blamed = NULL
         block = core.c.take(ask, core.last)
         if not block:
             return None

@@ -83,6 +83,8 @@ cdef class Heap:
     cdef CHeap* c
     cdef Outcome last
     cdef bint paged  # whether it has had a space
+    cdef int readers  # of its log
+    cdef const Cause* blamed  # who what is taken now is for (with the turn held), NULL for nobody that is known
 
     def __cinit__(self, *arguments, **options):
         cdef Tuning tuning = Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20)
@@ -160,12 +162,14 @@ cdef class Heap:
         """Take a space out that has no memory mapped."""
         self.c.remove_space(_index(segment, "segment"))
 
-    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True):
+    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True, parts=16):
         """Answer a Plan for a request that missed, or the entries that make it possible once they are done.
 
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
         is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
+
+        Handles are pages or, in a large request, at most a `parts`-th of it: few are quicker mapped, many fit more places.
 
         The addresses may be such as other streams have used, where `foreign`; behind fences not recorded yet, where `late`.
 
@@ -174,7 +178,7 @@ cdef class Heap:
         """
         cdef CPlan plan = self.c.plan(
             self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"),
-            _foreign(foreign, late))
+            _foreign(foreign, late), _whole(parts, "parts"))
         return _plan_out(plan) if plan.found else _entries_out(plan.waits)
 
     def has_addresses(self, nbytes, stream, arena=-1, foreign=True, late=True):
@@ -256,6 +260,9 @@ cdef class Heap:
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         ask.anywhere = anywhere
         ask.door = ask.again = False
+        ask.caused = self.blamed != NULL
+        if ask.caused:
+            ask.cause = self.blamed[0]
         return ask
 
     def put_back(self, block, entries):
@@ -418,17 +425,38 @@ cdef class Heap:
         accounts = tuple([(used[i], self.account(used[i])) for i in range(used.size())])
         return HeapReport(self.counts(), tuple(self.segments()), accounts)
 
-    def begin_log(self):
-        """Log all that is taken and freed from now on, after what is live now; False where that is done already."""
-        return self.c.begin_log()
+    @property
+    def logged(self):
+        """Whether somebody reads what is taken and freed, so that the rest is worth a `note`."""
+        return self.readers > 0
 
-    def read_log(self):
-        """Answer what has been logged so far; nothing where there is no log. Copies it, under the lock."""
-        return _logged_out(self.c.read_log())
+    def open_log(self, keep=NO_LIMIT):
+        """Log all that is taken and freed from now on, for a reader more.
 
-    def end_log(self):
-        """Stop logging and answer the log."""
-        return _logged_out(self.c.end_log())
+        Args:
+            keep: Of what the reader leaves unread, so many of the newest rows are kept.
+
+        Returns:
+            The reader's number, and the rows (as `LOG_ROW` says) of what is live now.
+        """
+        cdef vector[LogRow] held
+        cdef uint32_t reader = self.c.open_log(_whole(keep, "keep"), held)
+        self.readers += 1
+        return reader, _rows_out(held)
+
+    def read_log(self, reader, most=NO_LIMIT, consume=False):
+        """Answer a `LogPart`: the oldest rows that a reader has not consumed, at most so many. Copies them, under the lock."""
+        cdef LogPart part = self.c.read_log(_index(reader, "reader"), _whole(most, "most"), consume)
+        return Part(_rows_out(part.rows), part.lost, part.cut)
+
+    def close_log(self, reader):
+        """End a reader; the log ends with the last. Once for each."""
+        self.c.close_log(_index(reader, "reader"))
+        self.readers -= 1
+
+    def held(self):
+        """Answer the rows of what is live now; none where there is no log."""
+        return _rows_out(self.c.held())
 
     def check(self):
         """Walk every structure and raise HeapCorrupted naming the first invariant that does not hold."""
@@ -437,19 +465,8 @@ cdef class Heap:
             raise HeapCorrupted((<bytes>wrong).decode())
 
 
-cdef object _logged_out(const Logged& log):
-    cdef size_t i, count = log.rows.size()
-    cdef bytearray what = bytearray(count), stream = bytearray(2 * count), number = bytearray(4 * count)
-    cdef bytearray nbytes = bytearray(8 * count), time_us = bytearray(8 * count)
-    cdef uint8_t* ops = <uint8_t*>PyByteArray_AS_STRING(what)
-    cdef uint16_t* streams = <uint16_t*>PyByteArray_AS_STRING(stream)
-    cdef int32_t* numbers = <int32_t*>PyByteArray_AS_STRING(number)
-    cdef int64_t* sizes = <int64_t*>PyByteArray_AS_STRING(nbytes)
-    cdef int64_t* times = <int64_t*>PyByteArray_AS_STRING(time_us)
-    for i in range(count):
-        ops[i], streams[i], numbers[i] = log.rows[i].what, log.rows[i].stream, log.rows[i].number
-        sizes[i], times[i] = <int64_t>log.rows[i].nbytes, log.rows[i].time_us
-    return HeapLog(what, stream, number, nbytes, time_us, log.cut)
+cdef bytes _rows_out(const vector[LogRow]& rows):
+    return (<const char*>rows.data())[:rows.size() * sizeof(LogRow)] if rows.size() else b""
 
 
 cdef dict _STATE_NAMES = {<int>State.Live: "live", <int>State.Free: "free", <int>State.Cached: "cached", <int>State.Leased: "leased", <int>State.Bare: "bare", <int>State.Lifted: "lifted", <int>State.Filling: "filling"}

@@ -25,6 +25,31 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         bint best_fit
         uint64_t stream_cache_blocks, stream_cache_bytes, shared_cache_blocks, shared_cache_bytes
 
+    cdef struct Cause:
+        int64_t span_ns
+        uint32_t site, task
+        uint16_t tag, thread
+        bint missed
+
+    ctypedef int LogWhat "asyncmem::LogRow::What"
+
+    cdef cppclass LogRow:
+        LogRow()
+        uint64_t nbytes, address
+        int64_t span_ns
+        uint32_t site, task
+        uint16_t tag, thread, stream
+        LogWhat what
+        uint8_t level
+
+    cdef cppclass LogPart "asyncmem::Log::Part":
+        vector[LogRow] rows
+        uint64_t lost
+        bint cut
+
+    uint16_t thread_number()
+    int64_t log_now "asyncmem::Log::now"()
+
     cdef struct Ask:
         uint64_t nbytes
         uint32_t stream
@@ -33,6 +58,8 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         bint anywhere
         bint door
         bint again
+        bint caused
+        Cause cause
 
     cdef struct Outcome:
         uint8_t level
@@ -97,17 +124,6 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t arena, stream, account
         vector[Entry] entries
 
-    cdef struct LogRow:
-        int64_t time_us
-        uint64_t nbytes
-        int32_t number
-        uint16_t stream
-        uint8_t what
-
-    cdef cppclass Logged:
-        vector[LogRow] rows
-        bint cut
-
     cdef cppclass CHeap "asyncmem::Heap":
         CHeap(uint64_t granule, const Tuning& tuning) except +
         void set_guarded(bint guarded)
@@ -127,7 +143,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         vector[CHandleInfo] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign, uint64_t parts) except +
         bint has_addresses(const Ask& ask, Foreign foreign) except +
         CPlan reclaim(uint64_t nbytes) except +
         Idle idle_memory() except +
@@ -172,6 +188,8 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         Counts counts() except +
         vector[CBlockInfo] blocks() except +
         string check() except +
-        bint begin_log() except +
-        Logged read_log() except +
-        Logged end_log() except +
+        uint32_t open_log(uint64_t keep, vector[LogRow]& held) except +
+        LogPart read_log(uint32_t reader, uint64_t most, bint consume) except +
+        void close_log(uint32_t reader)
+        vector[LogRow] held() except +
+        void note(LogRow row)

@@ -27,6 +27,8 @@ cdef class Waiter:
     cdef public bint batch, done, collected, asked_again, provided, pressed
     cdef public object timeout, inline, _sizes
     cdef PyObject* nap  # the compiled sleeper, which takes itself out before it dies
+    cdef Cause cause  # who asks,
+    cdef bint caused  # where that was noted
 
     def __cinit__(self):
         self.priority = 0
@@ -46,6 +48,8 @@ cdef class Waiter:
         self.rouse()
 
     cdef inline void settle(self, object result, object error) noexcept:
+        if self.caused and self.seq and not self.done:  # it stood in a queue
+            (<Desk>self.keeper).note_wait(self, error)
         self.done = True
         self.owner = None
         self.result = result

@@ -340,7 +340,9 @@ cdef class Retire(Lanes):
         cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
         ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
-        ask.anywhere, ask.door, ask.again = anywhere, False, False
+        ask.anywhere, ask.door, ask.again, ask.caused = anywhere, False, False, False
+        if self.core is not None and self.core.blamed != NULL:
+            ask.caused, ask.cause = True, self.core.blamed[0]
         block = self.take_ordered(ask, owed, outcome, &flags)
         if self.core is not None:
             self.core.lacks_pages = not block and outcome.reason == Reason.NoPages
@@ -422,6 +424,8 @@ cdef class Retire(Lanes):
         # Addresses count, not pages: what is decided must not depend on which of them were taken back.
         cdef uint64_t free = self.c.spread() - whole.live
         cdef double most = self.core.overlap_bytes + self.core.overlap_share * <double>whole.peak
+        if self.core.overlap_share > 0:
+            most = max(most, <double>self.core.overlap_least)
         if ask.arena >= 2 or most == 0 or free > most:
             return False
         return self.c.reserved() + ask.nbytes <= whole.limit

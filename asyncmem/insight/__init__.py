@@ -1,0 +1,45 @@
+"""Where memory goes: records of what pools do, what is live and since when, and what to make of it.
+
+`recording` has pools noted down, into a ring or a file (`spool`, `amem`); `records` is what is read, `names` what its
+numbers stand for. `profile`, `tracker` and `allocations` look at a block of a program, `analysis` at its habits, and
+`debug` has all of it going in the background.
+"""
+
+from asyncmem.core import Kind, Level
+from asyncmem.insight.allocations import AllocationTracker, LiveBuffer
+from asyncmem.insight.analysis import AllocationPatterns, SizePattern, analyze_allocation_patterns
+from asyncmem.insight.debug import memory_debug, set_memory_debug
+from asyncmem.insight.dump import dump_allocation_trace
+from asyncmem.insight.groups import Group
+from asyncmem.insight.names import PoolName, Site
+from asyncmem.insight.profile import Profile, profile_memory
+from asyncmem.insight.reading import read
+from asyncmem.insight.recording import Recording
+from asyncmem.insight.records import Peak, Record, Records
+from asyncmem.insight.tracker import MemoryTracker
+from asyncmem.pool.tagging import tag
+
+__all__ = [
+    "AllocationPatterns",
+    "AllocationTracker",
+    "Group",
+    "Kind",
+    "Level",
+    "LiveBuffer",
+    "MemoryTracker",
+    "Peak",
+    "PoolName",
+    "Profile",
+    "Record",
+    "Recording",
+    "Records",
+    "Site",
+    "SizePattern",
+    "analyze_allocation_patterns",
+    "dump_allocation_trace",
+    "memory_debug",
+    "profile_memory",
+    "read",
+    "set_memory_debug",
+    "tag",
+]

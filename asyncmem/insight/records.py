@@ -1,0 +1,184 @@
+"""`Records`: what happened in pools, in its order: columns for those who compute, a `Record` for those who read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+import numpy as np
+
+from asyncmem.core import Kind, Level
+from asyncmem.figures import format_count, format_duration
+from asyncmem.insight.groups import Group, grouped
+from asyncmem.insight.order import identity_of
+from asyncmem.stats import Pressure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from asyncmem.insight.names import Names, Site
+
+_WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
+
+
+class Record(NamedTuple):
+    """One thing that happened."""
+
+    kind: Kind
+    """What it was."""
+    time: float
+    """Seconds since recording began."""
+    nbytes: int
+    """Bytes asked for, freed, waited for, refused, had from the device or given back; of pressure, those live."""
+    address: int
+    """Where on the device; 0 where that is no one place."""
+    stream: int
+    """Number of the stream in its pool: the home of what is allocated, who used last what is freed."""
+    duration: float
+    """Seconds that it took: of an allocation from asking to granting, 0 where it was served at once; of a free none."""
+    lifetime: float
+    """Of a free: for how many seconds the buffer was held."""
+    number: int
+    """Which allocation it is about, in the order of its pool; -1 for none."""
+    level: Level | None
+    """What served an allocation; None for all else and for what was there before."""
+    outcome: str
+    """How a wait ended, or the level of pressure; else empty."""
+    tag: str | None
+    """Of the allocation, likewise of a free what it was allocated under,"""
+    task: str | None
+    """the name of the task that asked,"""
+    frames: tuple[Site, ...]
+    """and the lines that led to the request, innermost first: as many as are recorded."""
+    thread: str | None
+    """The thread that asked, or that freed."""
+    pool: str
+    """Name of the pool."""
+
+    @property
+    def site(self) -> Site | None:
+        """The line that made the request, None where that is not known."""
+        return self.frames[0] if self.frames else None
+
+
+class Peak(NamedTuple):
+    """When the most was live."""
+
+    nbytes: int
+    """How much, as it was asked for."""
+    time: float
+    """Seconds since recording began."""
+
+
+@final
+class Records:
+    """What happened, oldest first: a sequence of `Record`.
+
+    What was live before the first of them comes before it, as `Kind.HELD`, also where the ring has lost when it was
+    allocated. So bytes that are live at any time can be added up from the records alone.
+
+    Attributes:
+        rows: The same as columns, of one structured array that cannot be written to. Times are nanoseconds by `began`.
+        names: What the numbers in them stand for.
+        began: The time of the first by the machine's steady clock, in nanoseconds,
+        wall: and by the calendar, in seconds since 1970.
+        lost: Records that were dropped before these because the ring was full.
+        note: What is missing besides, in sentences; empty for nothing.
+    """
+
+    def __init__(
+        self, rows: NDArray[np.void], names: Names, *, began: int, wall: float, lost: int = 0, note: str = ""
+    ) -> None:
+        self.rows = rows
+        self.rows.flags.writeable = False
+        self.names = names
+        self.began = began
+        self.wall = wall
+        self.lost = lost
+        self.note = note
+
+    def __repr__(self) -> str:
+        lost = f", {self.lost:,} lost before them" if self.lost else ""
+        return (
+            f"<asyncmem.insight.Records: {format_count(len(self), 'record')} in {format_duration(self.duration)}{lost}>"
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self._record(row) for row in self.rows.tolist())
+
+    def __getitem__(self, index: int) -> Record:
+        return self._record(self.rows[index].item())
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the beginning to the last of them."""
+        return (int(self.rows["time_ns"][-1]) - self.began) / 1e9 if len(self) else 0.0
+
+    def of(self, *kinds: Kind) -> Records:
+        """Answer those of some kinds."""
+        return self._some(self.rows[np.isin(self.rows["kind"], kinds)])
+
+    def in_pool(self, name: str) -> Records:
+        """Answer those of the pools of that name."""
+        wanted = [number for number, pool in enumerate(self.names.pools) if pool.name == name]
+        return self._some(self.rows[np.isin(self.rows["pool"], wanted)])
+
+    def live(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Answer what is live after each allocation and free: times in nanoseconds since `began`, and bytes."""
+        rows = self.rows[self.rows["kind"] <= Kind.HELD]
+        change = rows["nbytes"].astype(np.int64)
+        change[rows["kind"] == Kind.FREED] *= -1
+        return rows["time_ns"] - self.began, np.cumsum(change)
+
+    def peak(self) -> Peak:
+        """Answer when the most was live; at the beginning where nothing ever was."""
+        times, live = self.live()
+        if not len(live):
+            return Peak(0, 0.0)
+        at = int(np.argmax(live))
+        return Peak(int(live[at]), int(times[at]) / 1e9)
+
+    def live_at(self, time: float | None = None) -> Records:
+        """Answer the allocations that are live at a time, in seconds since the beginning; at the end without one."""
+        rows = self.rows
+        if time is not None:
+            rows = rows[rows["time_ns"] <= self.began + round(time * 1e9)]
+        taken = rows[(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
+        ended = rows[rows["kind"] == Kind.FREED]
+        return self._some(taken[~np.isin(identity_of(taken), identity_of(ended))])
+
+    def by(self, column: str) -> tuple[Group, ...]:
+        """Add the records up by what they have in common, largest first.
+
+        Args:
+            column: "tag", "site", "task", "thread", "pool", or "nbytes" for the size.
+        """
+        return grouped(self.rows, self.names, column)
+
+    def _some(self, rows: NDArray[np.void]) -> Records:
+        return Records(rows, self.names, began=self.began, wall=self.wall, lost=self.lost, note=self.note)
+
+    def _record(self, row: tuple[int, ...]) -> Record:
+        time, nbytes, address, span, number, site, task, tag, thread, stream, kind, level, pool = row
+        of, names = Kind(kind), self.names
+        freed = of in {Kind.FREED, Kind.UNDONE}
+        return Record(
+            kind=of, time=(time - self.began) / 1e9, nbytes=nbytes, address=address, stream=stream,
+            duration=0.0 if freed else span / 1e9, lifetime=span / 1e9 if freed else 0.0,
+            number=number if number != _NOBODY else -1, level=Level(level) if of is Kind.ALLOCATED else None,
+            outcome=_outcome(of, level), tag=names.tag(tag), task=names.task(task), frames=names.frames(site),
+            thread=names.thread(thread), pool=names.pools[pool].name,
+        )  # fmt: skip
+
+
+_NOBODY: Final = (1 << 64) - 1
+
+
+def _outcome(kind: Kind, level: int) -> str:
+    if kind is Kind.WAITED:
+        return _WAIT_ENDS[level]
+    return Pressure(level).name if kind is Kind.PRESSURE else ""

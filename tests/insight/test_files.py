@@ -1,0 +1,219 @@
+"""Files of records hold what was recorded, also when the process died, and say what is missing."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from asyncmem import AsyncMemoryPool, BadTrace, tag
+from asyncmem.insight import Kind, Recording, Records, read
+from asyncmem.insight.amem import MAGIC, VERSION, Heading, pack
+
+from .support import Program, need_consistent
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "run.amem"
+
+
+def same(one: Records, other: Records) -> bool:
+    return [str(record) for record in one] == [str(record) for record in other]
+
+
+@pytest.mark.may_block
+@pytest.mark.asyncio
+async def test_a_file_has_what_a_ring_has(file: Path) -> None:
+    """Two recordings of the same program, one in memory and one in a file, tell the same."""
+    async with AsyncMemoryPool("simulated", name="mine", limit="256 MiB") as pool:
+        program = Program(pool, 11)
+        await program.run(50)
+        async with Recording(pool, frames=3, file=file) as written, Recording(pool, frames=3) as kept:
+            with tag("block"):
+                await program.run(600)
+            soon = written.records()
+        program.live.clear()
+    records, others = read(file), kept.records()
+    need_consistent(records)
+    assert soon.note == "The recording was not ended: its process died, or it goes on."
+    assert len(soon.of(Kind.ALLOCATED)) == len(records.of(Kind.ALLOCATED))
+    assert not records.note
+    assert records.lost == 0
+    kinds = Kind.ALLOCATED, Kind.FREED, Kind.WAITED, Kind.PRESSURE
+    first, second = records.of(*kinds), others.of(*kinds)
+    assert [(one.kind, one.nbytes, one.frames, one.tag, one.lifetime) for one in first] == [
+        (one.kind, one.nbytes, one.frames, one.tag, one.lifetime) for one in second
+    ]
+    assert records.names.pools == others.names.pools
+    assert same(written.records(), records)
+
+
+def recorded(file: Path) -> list[int]:
+    """Write some files' worth of blocks, and answer the bytes of each buffer."""
+    with AsyncMemoryPool("simulated") as pool, Recording(pool, file=file) as recording:
+        for nbytes in range(1, 40):
+            pool.allocate(nbytes).free()
+            recording.records()  # which has what there is written, as a block of its own
+    return list(range(1, 40))
+
+
+def test_a_torn_file_is_read_up_to_the_last_whole_block(file: Path, tmp_path: Path) -> None:
+    """Wherever it is cut, what was whole before is there, and nothing else; the note says that something is missing."""
+    sizes = recorded(file)
+    whole = file.read_bytes()
+    torn = tmp_path / "torn.amem"
+    lengths = []
+    for cut in np.linspace(len(whole) // 3, len(whole) - 1, 60).astype(int).tolist():
+        torn.write_bytes(whole[:cut])
+        records = read(torn)
+        found = [one.nbytes for one in records.of(Kind.ALLOCATED)]
+        assert found == sizes[: len(found)]
+        assert "its process died" in records.note
+        need_consistent(records)
+        lengths.append(len(found))
+    assert lengths == sorted(lengths)
+    assert 0 < lengths[0] < lengths[-1] == 39
+
+
+def test_a_damaged_block_ends_the_reading(file: Path) -> None:
+    """What comes behind a block whose checksum is wrong is not believed."""
+    recorded(file)
+    content = bytearray(file.read_bytes())
+    content[-len(content) // 4] ^= 0x55
+    file.write_bytes(content)
+    records = read(file)
+    assert 0 < len(records.of(Kind.ALLOCATED)) < 39
+    assert "ends in the middle" in records.note
+
+
+KILLED = """
+import os, signal, sys, time
+from asyncmem import AsyncMemoryPool
+from asyncmem.insight import Recording
+
+pool = AsyncMemoryPool("simulated").__enter__()
+recording = Recording(pool, file=sys.argv[1]).__enter__()
+held = [pool.allocate(1000 + i) for i in range(500)]
+while len(recording.records()) < 500:
+    time.sleep(0.01)
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
+def test_a_killed_process_leaves_a_file_that_can_be_read(file: Path) -> None:
+    """All that was written is there, with its lines, and what was live is live at the end."""
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(file)], stdout=subprocess.PIPE, env=os.environ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        process.kill()
+    records = read(file)
+    assert [one.nbytes for one in records.live_at()] == [1000 + i for i in range(500)]
+    assert records[-1].site is not None
+    assert "its process died" in records.note
+
+
+def test_a_script_that_forgets_to_end_its_recording_has_a_whole_file(file: Path) -> None:
+    """The end of the process is the end of the recording."""
+    code = KILLED.partition("print")[0]
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(file)], check=True)
+    assert not read(file).note
+
+
+def test_what_is_no_such_file_is_refused(file: Path) -> None:
+    """Other files, empty ones, and files of versions to come; each error names the file."""
+    for content in (b"", b"something else entirely", MAGIC):
+        file.write_bytes(content)
+        with pytest.raises(BadTrace, match=r"run\.amem"):
+            read(file)
+    heading = Heading(version=VERSION + 1, began=0, wall=0.0, frames=1, program=[], process=1, python="", asyncmem="")
+    file.write_bytes(MAGIC + pack(heading))
+    with pytest.raises(BadTrace, match=f"version {VERSION + 1}"):
+        read(file)
+
+
+def test_what_later_versions_add_is_passed_over(file: Path) -> None:
+    """A block of an unknown kind takes nothing from the rest."""
+    recorded(file)
+    payload = msgspec.msgpack.encode({"type": "weather", "rain": True})
+    block = len(payload).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little") + payload
+    with file.open("ab") as more:
+        more.write(block)
+    records = read(file)
+    assert len(records.of(Kind.ALLOCATED)) == 39
+    assert "newer asyncmem" in records.note
+
+
+def test_a_file_that_exists_is_not_written_over_unless_asked(file: Path) -> None:
+    """The error comes before anything is recorded, and the file is as it was."""
+    file.write_bytes(b"precious")
+    with AsyncMemoryPool("simulated") as pool:
+        with pytest.raises(FileExistsError), Recording(pool, file=file):
+            pass
+        assert file.read_bytes() == b"precious"
+        assert not pool.house.core.logged
+        with Recording(pool, file=file, force=True):
+            pool.allocate(5).free()
+    assert len(read(file).of(Kind.FREED)) == 1
+
+
+def test_without_msgspec_the_error_names_the_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings need nothing; files say what to install."""
+    monkeypatch.setattr("asyncmem.insight.needs.find_spec", lambda _: None)
+    with AsyncMemoryPool("simulated") as pool:
+        with pytest.raises(ModuleNotFoundError, match=r"asyncmem\[insight\]"), Recording(pool, file=file):
+            pass
+        with Recording(pool) as recording:
+            pool.allocate(5).free()
+    assert len(recording.records().of(Kind.FREED)) == 1
+    with pytest.raises(ModuleNotFoundError, match=r"asyncmem\[insight\]"):
+        read(file)
+
+
+def test_what_the_writer_was_too_slow_for_is_counted_and_what_is_live_is_not_lost(file: Path) -> None:
+    """Records are dropped rather than a program be held up; what is live at the end is in the file all the same."""
+    with AsyncMemoryPool("simulated") as pool:
+        recording = Recording(pool, file=file, keep=10).__enter__()
+        assert recording._spool is not None
+        with recording._spool._writing:  # the disk takes its time
+            held = [pool.allocate(nbytes) for nbytes in range(1, 101)]
+            for _ in range(50):
+                held.pop(0).free()
+        recording.__exit__(None, None, None)
+        records = recording.records()
+        assert records.lost >= 140
+        assert sorted(one.nbytes for one in records.live_at()) == list(range(51, 101))
+        need_consistent(records)
+        held.clear()
+
+
+@pytest.mark.asyncio
+async def test_a_file_is_opened_and_ended_off_the_loop(file: Path) -> None:
+    """The loop's thread does not block on it."""
+    async with AsyncMemoryPool("simulated") as pool, Recording(pool, file=file) as recording:
+        (await pool.allocate_async(100)).free()
+    records = await asyncio.to_thread(recording.records)
+    assert len(records.of(Kind.FREED)) == 1
+
+
+def test_an_error_of_the_disk_is_raised_at_the_end(file: Path) -> None:
+    """The program goes on without the file, and hears of it where recording ends."""
+    with AsyncMemoryPool("simulated") as pool:
+        recording = Recording(pool, file=file).__enter__()
+        assert recording._spool is not None
+        os.truncate(file, 0)
+        read_only = os.open(file, os.O_RDONLY)
+        os.dup2(read_only, recording._spool._file.fileno())  # as if the disk had gone
+        os.close(read_only)
+        pool.allocate(100).free()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            recording.__exit__(None, None, None)
+        assert not pool.house.core.logged

@@ -1,0 +1,93 @@
+"""Out of memory explained: why, who holds it and from where, in the error and in a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from asyncmem import AsyncMemoryPool, LeakWarning, OutOfMemoryError, tag
+from asyncmem.insight import Recording
+
+from .support import MIB
+
+
+def test_a_recorded_pool_names_tags_and_lines() -> None:
+    """Also tags of blocks, which a pool that nobody records does not see."""
+    with AsyncMemoryPool("simulated", limit="8 MiB") as pool:
+        with Recording(pool), tag("attention"):
+            held = pool.allocate(6 * MIB)
+            with pytest.raises(OutOfMemoryError) as found:
+                pool.allocate(4 * MIB)
+        error = found.value
+        assert error.holders == (("attention", 6 * MIB),)
+        ((site, nbytes),) = error.sites
+        assert (site.rpartition(":")[0], nbytes) == (__file__, 6 * MIB)
+        assert f"made at {__file__}:" in str(error)
+        with pytest.raises(OutOfMemoryError) as found:
+            pool.allocate(4 * MIB)
+        assert found.value.sites == ()
+        held.free()
+
+
+def test_the_cause_is_named() -> None:
+    """The size, the limit, or pieces."""
+    with AsyncMemoryPool("simulated", limit="8 MiB", segment_size="8 MiB") as pool:
+        with pytest.raises(OutOfMemoryError, match="more than there may ever be") as found:
+            pool.allocate(9 * MIB)
+        assert found.value.cause == "size"
+        held = [pool.allocate(MIB) for _ in range(8)]
+        with pytest.raises(OutOfMemoryError, match="held below the limit") as found:
+            pool.allocate(2 * MIB)
+        assert found.value.cause == "limit"
+        del held[::2]
+        with pytest.raises(OutOfMemoryError, match="in pieces") as found:
+            pool.allocate(2 * MIB)
+        assert found.value.cause == "fragmentation"
+        held.clear()
+
+
+def test_a_snapshot_is_written_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the facts, who waits, the largest tags and lines, and the segments; the newest replaces the one before."""
+    path = tmp_path / "oom.json"
+    monkeypatch.setenv("ASYNCMEM_OOM_SNAPSHOT", str(path))
+    with AsyncMemoryPool("simulated", limit="8 MiB", name="mine") as pool:
+        with Recording(pool):
+            held = pool.allocate(6 * MIB, tag="weights")
+            for nbytes in (3 * MIB, 4 * MIB):
+                with pytest.raises(OutOfMemoryError):
+                    pool.allocate(nbytes)
+            pool.house.run(lambda: None).block(60)  # the worker writes
+        held.free()
+    found = json.loads(path.read_text())
+    assert found["pool"] == "mine"
+    assert found["facts"]["asked"] == 4 * MIB
+    assert found["facts"]["cause"] == "limit"
+    assert found["tags"] == [["weights", 6 * MIB]]
+    assert found["sites"][0][0].startswith(f"{__file__}:")
+    assert sum(one["nbytes"] for one in found["segments"]) == 8 * MIB
+    assert found["waiters"] == []
+    assert [one.name for one in tmp_path.iterdir()] == ["oom.json"]
+
+
+def test_a_snapshot_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
+    """The error is the same, and so is the pool."""
+    with AsyncMemoryPool("simulated", limit="8 MiB", oom_snapshot=str(tmp_path / "no" / "oom.json")) as pool:
+        flow = pool.flow
+        jobs = []
+        flow.submit = jobs.append
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(9 * MIB)
+        with pytest.warns(RuntimeWarning, match="could not be written"):
+            jobs[0]()
+        pool.allocate(MIB).free()
+        flow.submit = pool.house.worker.submit
+
+
+def test_a_pool_closed_under_its_buffers_names_the_lines_while_it_is_recorded() -> None:
+    """So a leak is found without another run."""
+    with Recording():
+        pool = AsyncMemoryPool("simulated").__enter__()
+        held = pool.allocate(MIB)
+        with pytest.warns(LeakWarning, match=r"made 1 MiB at .*test_out_of_memory\.py:\d+"):
+            pool.close()
+        held.free()
