@@ -21,6 +21,7 @@ cdef extern from *:
     """
     int bucket_of(int64_t size)
     PyObject *item_of(PyObject *list, Py_ssize_t at)
+    long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
 
 cdef enum:
@@ -29,16 +30,14 @@ cdef enum:
 cdef int64_t MOST = MAX_SIZE
 
 
-cdef int64_t read(object size) except -1:
+cdef inline int64_t read(object size) except -1:
+    cdef int overflow = 0
     cdef int64_t found
     if PyLong_CheckExact(size):
-        try:
-            found = size
-        except OverflowError:
-            found = -1
+        found = PyLong_AsLongLongAndOverflow(size, &overflow)
         if 0 <= found <= MOST:
             return found
-    return parse_size(size)
+    return parse_size(size)  # text, other integers, and errors
 
 
 cdef class Buckets:

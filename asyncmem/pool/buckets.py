@@ -84,6 +84,8 @@ class BucketPool(Buckets[T], Generic[T]):
         InvalidRequest: One of them cannot be right.
     """
 
+    __slots__ = ("__weakref__",)  # without a dict its methods are found faster
+
     def __new__(cls, *, max_pooled_per_bucket: int = 8, limit: Size | None = None) -> BucketPool[T]:
         count = parse_count(max_pooled_per_bucket, what="max_pooled_per_bucket")
         if count > _MOST_BUFFERS:
