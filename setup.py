@@ -35,6 +35,12 @@ dlpack = Extension(
     extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s"],
 )
+buckets = Extension(
+    "asyncmem.core._buckets",
+    [f"{CORE}/_buckets.pyx"],
+    extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
+    extra_link_args=["-s"],
+)
 CUDA = "asyncmem/devices/cuda"
 cuda = Extension(
     "asyncmem.devices.cuda._calls",
@@ -61,6 +67,6 @@ cuda = Extension(
 )
 
 # The driver is found at run time, so the module can be built anywhere where it could ever be.
-modules = [core, dlpack, cuda] if platform.system() == "Linux" else [core, dlpack]
+modules = [core, dlpack, buckets, cuda] if platform.system() == "Linux" else [core, dlpack, buckets]
 
 setup(ext_modules=cythonize(modules, language_level=3))

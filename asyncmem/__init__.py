@@ -2,7 +2,7 @@
 
 The layers, lowest first; a file imports only from those before its own:
 
-    units figures errors facts options environment readers stats   words: sizes, errors, options, figures
+    units figures errors facts needs options environment readers stats   words: sizes, errors, options, figures
     core/       placement and caches, compiled: integers in, integers out; and the buffers that users hold
     devices/    what owns memory and streams: the host, the simulated device, CUDA
     engine/     decisions: who is next, how much to grow, which fence covers what, who is stuck
@@ -12,6 +12,7 @@ The layers, lowest first; a file imports only from those before its own:
     pipeline/   channels and stages that share memory, what feeds a device, models trained in stages
     testing/    what tests of asynchronous memory need; public
     replay/     recordings of what programs allocate, and what a pool would reserve for them
+    planning/   what a model will need, from its figures, before it runs
     insight/    where memory goes: records, profiles, trackers
     cli/        the command
 
@@ -30,6 +31,7 @@ from asyncmem.errors import (
     DeviceError,
     InvalidRequest,
     LeakWarning,
+    NoDeviceHasRoom,
     OutOfMemoryError,
     PoolClosed,
     PoolTimeout,
@@ -40,12 +42,14 @@ from asyncmem.errors import (
     TooManyRequests,
 )
 from asyncmem.exchange import asarray
-from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 from asyncmem.insight import AllocationTracker, MemoryTracker, profile_memory, set_memory_debug, tag
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
     AsyncMemoryPool,
+    BucketPool,
+    BucketStats,
     Budget,
     Copy,
     GraphMemory,
@@ -70,6 +74,8 @@ __all__ = [
     "BackendUnavailable",
     "BadTrace",
     "Batch",
+    "BucketPool",
+    "BucketStats",
     "Budget",
     "Buffer",
     "BufferReleased",
@@ -85,6 +91,7 @@ __all__ = [
     "Lease",
     "MemoryShare",
     "MemoryTracker",
+    "NoDeviceHasRoom",
     "OutOfMemoryError",
     "OutOfMemoryFacts",
     "OwnerInfo",
@@ -98,6 +105,7 @@ __all__ = [
     "RequestCancelled",
     "RuntimeDevice",
     "SegmentInfo",
+    "Shortfall",
     "Simulated",
     "Spillable",
     "StageError",

@@ -6,7 +6,7 @@ After any of these the pool is usable or closed, never in between, and nothing t
 import reprlib
 from collections.abc import Callable, Sequence
 
-from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, owner_table
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall, owner_table
 from asyncmem.figures import format_count, format_duration, format_size
 
 
@@ -229,6 +229,19 @@ class BackendUnavailable(AsyncmemError, RuntimeError):
         self.install = install
         tail = f" (tried {'; '.join(self.tried)})" if self.tried else ""
         super().__init__(f"device {device!r} is not available{tail}" + (f". {install}" if install else ""))
+
+
+class NoDeviceHasRoom(AsyncmemError, RuntimeError, MemoryError):
+    """No device here has room for what is needed. Nothing was reserved, and nothing is left open."""
+
+    __module__ = "asyncmem"
+
+    def __init__(self, need: int, shortfalls: Sequence[Shortfall]) -> None:
+        """Take the bytes that are needed, and what each device lacks."""
+        self.need = need
+        self.shortfalls = tuple(shortfalls)
+        each = "; ".join(one.describe() for one in self.shortfalls)
+        super().__init__(f"no device has room for {format_size(need)}: {each}")
 
 
 class BufferReleased(AsyncmemError, RuntimeError):

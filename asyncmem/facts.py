@@ -1,4 +1,4 @@
-"""The facts behind two errors that have many: what is known when memory runs out, and who waits for whom."""
+"""The facts behind errors that have many: what is known when memory runs out, who waits for whom, who has no room."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +85,26 @@ _CAUSES: Final = {
     "fragmentation": "so much is free, but in pieces",
     "device": "the device has no more to give",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Why one device will not do. Sizes are bytes."""
+
+    device: str
+    """Its name."""
+    room: int = 0
+    """What a pool could have there."""
+    lacking: int = 0
+    """What is missing."""
+    reason: str | None = None
+    """Why it cannot be used at all, or None where it merely has too little."""
+
+    def describe(self) -> str:
+        """Say it in a few words."""
+        if self.reason is not None:
+            return f"{self.device} cannot be used: {self.reason}"
+        return f"{self.device} has room for {format_size(self.room)} and lacks {format_size(self.lacking)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

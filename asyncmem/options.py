@@ -9,6 +9,7 @@ from typing import Final, Self, TypedDict, TypeVar, Unpack
 from asyncmem import readers
 from asyncmem.environment import CONF, read_environment, unknown_option
 from asyncmem.errors import InvalidRequest
+from asyncmem.needs import Need
 from asyncmem.readers import OnOutOfMemory, Peers, Reader, Warmup
 from asyncmem.units import Share, Size
 
@@ -27,6 +28,7 @@ class OptionArguments(TypedDict, total=False):
     segment_size: Size
     segments: str
     pregrow: Size
+    need: Need
     warmup: Iterable[tuple[Size, int]] | str
     small_limit: Size
     strategy: str
@@ -87,6 +89,11 @@ class PoolOptions:
     """
     pregrow: int = _option(0, readers.size)
     """Bytes to reserve when the pool opens, and to keep ready."""
+    need: int = _option(0, readers.need, fixed=True)
+    """Bytes that the device must have room for, also given as an estimate; they are reserved when the pool opens.
+
+    The device "auto" is then the one with room; where none has it, opening raises `NoDeviceHasRoom`.
+    """
     warmup: Warmup = _option((), readers.warmup, fixed=True)
     """Pairs of size and count to have ready when the pool opens."""
     small_limit: int = _option(1 << 20, readers.positive_size)
@@ -255,6 +262,21 @@ class PoolOptions:
         """Answer the limit in bytes, for a device that has so many; without a limit it is `fraction` of them."""
         limit = self.fraction if self.limit is None else self.limit
         return int(limit * total_memory) if isinstance(limit, float) else limit
+
+    @property
+    def ready(self) -> int:
+        """Bytes to reserve when the pool opens: what `pregrow` or `need` say, whichever is more."""
+        return max(self.pregrow, self.need)
+
+    def spared(self, kind: str) -> int:
+        """Answer the bytes to leave free for others on a device of that kind."""
+        # A limit in bytes has been thought about; else something is left for others, where memory is not the host's.
+        chosen = self.limit is not None and self.origin("min_free") == DEFAULT
+        return 0 if chosen or kind == "host" else self.min_free
+
+    def room(self, kind: str, *, free: int, total: int) -> int:
+        """Answer the bytes that a pool may have of a device of that kind, with so many free."""
+        return max(min(self.ceiling(total), free - self.spared(kind)), 0)
 
     def __repr__(self) -> str:
         """Show what differs from the defaults."""

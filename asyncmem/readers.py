@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.needs import Need, bytes_needed
 from asyncmem.units import Share, Size, parse_count, parse_duration, parse_share, parse_size
 
 Reader: TypeAlias = Callable[[object, str], object]
@@ -65,6 +66,11 @@ def positive_size(value: object, what: str) -> int:
     if nbytes == 0:
         raise InvalidRequest(what, value, "more than 0 bytes")
     return nbytes
+
+
+def need(value: object, what: str) -> int:
+    """Read bytes, or take the total of an estimate."""
+    return bytes_needed(cast("Need", value), what)
 
 
 def share(value: object, what: str) -> float:

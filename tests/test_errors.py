@@ -17,6 +17,7 @@ from asyncmem.errors import (
     DeviceError,
     InvalidRequest,
     LeakWarning,
+    NoDeviceHasRoom,
     OutOfMemoryError,
     PoolClosed,
     PoolTimeout,
@@ -26,7 +27,7 @@ from asyncmem.errors import (
     StepError,
     TooManyRequests,
 )
-from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 
 MIB = 1 << 20
 
@@ -66,6 +67,10 @@ ALL = [
     BadTrace("a second free of allocation 5", "one", file="train.npz", row=17, hint="cut off?"),
     StageError("decode", 17, "ValueError: no such file"),
     StepError("block 2", 5, forward=False, reason="ValueError: no"),
+    NoDeviceHasRoom(
+        48 * MIB,
+        [Shortfall(device="cuda:0", room=32 * MIB, lacking=16 * MIB), Shortfall(device="cuda", reason="no GPU")],
+    ),
 ]
 
 
@@ -77,6 +82,7 @@ ALL = [
         (OutOfMemoryError, MemoryError),
         (OutOfMemoryError, RuntimeError),
         (PoolTimeout, TimeoutError),
+        (NoDeviceHasRoom, MemoryError),
         (LeakWarning, AsyncmemWarning),
         (StallWarning, AsyncmemWarning),
         (AsyncmemWarning, RuntimeWarning),
@@ -168,6 +174,10 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         (ALL[10], "trace 'train.npz', row 17: expected one, got a second free of allocation 5 (cut off?)"),
         (ALL[11], "stage 'decode' failed at item 17: ValueError: no such file"),
         (BadTrace("no rows", "some"), "trace: expected some, got no rows"),
+        (
+            ALL[13],
+            "no device has room for 48 MiB: cuda:0 has room for 32 MiB and lacks 16 MiB; cuda cannot be used: no GPU",
+        ),
         (ALL[12], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",

@@ -23,6 +23,7 @@ LAYERS = {
     "errors": 0,
     "readers": 0,
     "environment": 0,
+    "needs": 0,
     "options": 0,
     "stats": 0,
     "records": 0,

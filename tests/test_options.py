@@ -29,6 +29,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "segment_size": ("128 MiB", 128 * MIB),
     "segments": ("direct", "direct"),
     "pregrow": ("1GiB", GIB),
+    "need": ("1GiB", GIB),
     "warmup": ("4KiB*100; 1MiB*10", ((4096, 100), (MIB, 10))),
     "small_limit": ("2MiB", 2 * MIB),
     "strategy": ("good_fit", "good_fit"),

@@ -23,6 +23,7 @@ PACKAGES = (
     "asyncmem.insight",
     "asyncmem.pipeline",
     "asyncmem.pipeline.parallel",
+    "asyncmem.planning",
     "asyncmem.replay",
     "asyncmem.testing",
 )

@@ -8,6 +8,7 @@ import click
 from asyncmem.cli.bench import bench
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
+from asyncmem.cli.estimate import estimate
 from asyncmem.cli.replay import replay
 from asyncmem.errors import AsyncmemError, InvalidRequest
 
@@ -66,6 +67,7 @@ commands.add_command(doctor)
 commands.add_command(demo)
 commands.add_command(bench)
 commands.add_command(replay)
+commands.add_command(estimate)
 
 
 def app() -> int:

@@ -57,6 +57,7 @@ def bench(
     churn      random sizes, 1000 live               against object() in the same loop
     batch      allocate_batch of 100, per buffer     against object() and drop
     large      1 MiB to 1 GiB, one and four live     against hits of 1 MiB in the same loop
+    buckets    BucketPool.try_get, return_buffer     against object() and drop
     handover   a free wakes a waiter, 1 and 10,000   against an asyncio.Queue hand-over
     stall      growing under 1 ms driver calls       p99 of the loop's holds against 100 µs
     pipeline   an item through three stages          against asyncio.Queue; the pace of 4, 10 and 4 ms
@@ -65,7 +66,7 @@ def bench(
     Each side is timed several times, in turn; the ratio is between the fastest of each, and the medians stand beside
     it. What the figures do not say: they are of one process on one machine, with the garbage collector off and
     everything warm, on the host or the simulated device. A ratio moves by some 5 % from run to run, more where others
-    use the machine; loop overhead of about 3 ns is in both sides of the first five rows. They say nothing about a GPU.
+    use the machine; loop overhead of about 3 ns is in both sides of the first six rows. They say nothing about a GPU.
 
     With --device or --peers (then on cuda:0) it is the pool on that device instead, and with --peers other libraries'
     allocators beside it at the same work, each family in a process of its own, one after another; under five minutes

@@ -3,6 +3,7 @@
 from asyncmem.devices.auto import device
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
 from asyncmem.devices.calls import Call
+from asyncmem.devices.choosing import DeviceInfo, devices, select_device_for
 from asyncmem.devices.cuda import Cuda, CudaFence, CudaPinned, CudaStream
 from asyncmem.devices.host import Host, HostStream
 from asyncmem.devices.latencies import Latencies
@@ -19,6 +20,7 @@ __all__ = [
     "CudaPinned",
     "CudaStream",
     "Device",
+    "DeviceInfo",
     "Fence",
     "Host",
     "HostStream",
@@ -33,4 +35,6 @@ __all__ = [
     "StreamOrderError",
     "Work",
     "device",
+    "devices",
+    "select_device_for",
 ]

@@ -3,10 +3,11 @@
 `pool` is what users hold, with its `share`s (budgets and leases) and `request`s. `flow` knows the order in which a
 request is served; `taker`, `ladder` and `supply` are its steps, from cheap to dear; `worker` is the thread, `home` the
 event loop, and `blocking` serves callers that cannot await. The lock, and the plain way from a free to the waiter that
-it wakes, are compiled: `Turn` and `Desk` in the core.
+it wakes, are compiled: `Turn` and `Desk` in the core. `buckets` stands apart: it keeps what others have made.
 """
 
 from asyncmem.pool.arrays import ArrayBatch
+from asyncmem.pool.buckets import BucketPool, BucketStats
 from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
@@ -20,6 +21,8 @@ from asyncmem.pool.spillable import Spillable
 __all__ = [
     "ArrayBatch",
     "AsyncMemoryPool",
+    "BucketPool",
+    "BucketStats",
     "Budget",
     "Copy",
     "GraphMemory",

@@ -79,9 +79,7 @@ class House:
         kind = PagedSupply if self.options.segments == "paged" else Supply
         supply = kind(self.core, self.device, self.retire, turn, self.options)
         supply.limit = self.ceiling(self.options)
-        # A limit in bytes has been thought about; else something is left for others, where memory is not the host's.
-        chosen = self.options.limit is not None and self.options.origin("min_free") == "default"
-        supply.min_free = 0 if chosen or self.device.kind == "host" else self.options.min_free
+        supply.min_free = self.options.spared(self.device.kind)
         return supply
 
     def ceiling(self, options: PoolOptions) -> int:

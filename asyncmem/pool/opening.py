@@ -10,8 +10,9 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final, cast
 
-from asyncmem.devices import Device, device
-from asyncmem.errors import InvalidRequest
+from asyncmem.devices import Device, device, select_device_for
+from asyncmem.errors import InvalidRequest, NoDeviceHasRoom
+from asyncmem.facts import Shortfall
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
@@ -31,16 +32,19 @@ class Ground:
 
         Raises:
             InvalidRequest: There is no such device, or it has no such segments or peers; nothing is left of the try.
+            NoDeviceHasRoom: None has what `need` says, or not the one that was named.
             BackendUnavailable: One of them cannot be used here.
             DeviceError: Its driver fails.
         """
         self._made: list[Device] = []  # by us, so closed by us
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self.device = self._find(spec)
+            self.device = self._find(select_device_for(options.need, options=options) if _open(spec, options) else spec)
             _check_segments(self.device, options.segments)
             if isinstance(options.limit, int):
                 self.device.suggest_capacity(options.limit)
+            if options.need:
+                _check_room(self.device, options)
             if options.peers:
                 peers = dict.fromkeys(cast("tuple[Device | str, ...]", options.peers))
                 self.device.grant_access([self._find(peer) for peer in peers])
@@ -58,6 +62,17 @@ class Ground:
         return found
 
 
+def _open(spec: Device | str, options: PoolOptions) -> bool:
+    return spec == "auto" and options.need > 0
+
+
+def _check_room(device: Device, options: PoolOptions) -> None:
+    memory = device.memory()
+    room = options.room(device.kind, free=memory.free, total=device.capacity)
+    if room < options.need:
+        raise NoDeviceHasRoom(options.need, [Shortfall(device=device.name, room=room, lacking=options.need - room)])
+
+
 def _check_segments(device: Device, kind: str) -> None:
     known = ("auto", "direct", *device.segment_kinds, *(("paged",) if device.page else ()))
     if kind not in known:
@@ -70,6 +85,8 @@ def _check_segments(device: Device, kind: str) -> None:
 
 def may_block(spec: Device | str, options: PoolOptions) -> bool:
     """Say whether the making of a ground may ask a driver."""
+    if options.need:
+        return True  # how much is free is asked
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
     return any(str(one).partition(":")[0] not in _QUICK for one in (asked, *_named(options)))
 

@@ -183,11 +183,12 @@ class AsyncMemoryPool(Hooks):
         first time in a process.
 
         Args:
-            wait: Also wait until what `pregrow` and `warmup` ask for is there.
+            wait: Also wait until what `pregrow`, `need` and `warmup` ask for is there.
 
         Raises:
             PoolClosed: It has been closed: make another.
             BackendUnavailable: The device cannot be used here.
+            NoDeviceHasRoom: No device has what the option `need` says.
 
         Cancelled: the pool is as it was, not open, unless another task opens it too.
         """
@@ -200,7 +201,7 @@ class AsyncMemoryPool(Hooks):
             await self.wait()
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Wait until what `pregrow` and `warmup` ask for is there, at most `timeout` seconds.
+        """Wait until what `pregrow`, `need` and `warmup` ask for is there, at most `timeout` seconds.
 
         Raises:
             TimeoutError: It is not there yet. It goes on.

@@ -91,7 +91,7 @@ class Supply:
         self.growth = Growth(options.segment_size, options.small_limit, device.granularity, exact=self.direct)
         self._kind = options.segments
         self.zero = options.zero_segments
-        self.pregrow = options.pregrow
+        self.pregrow = options.ready
         self.min_free = 0
         self.overlap = core.overlap = options.overlap
         self._quiet: int | None = None
@@ -114,7 +114,7 @@ class Supply:
         """Go on with other options (with the turn held)."""
         self.limit = limit
         self.zero = options.zero_segments
-        self.pregrow = options.pregrow
+        self.pregrow = options.ready
         self.overlap = self._core.overlap = options.overlap
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit

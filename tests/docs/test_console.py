@@ -28,14 +28,14 @@ def shown() -> list[Shown]:
         for session in SESSION.finditer(path.read_text(encoding="utf-8")):
             command, _, output = session["text"].replace("\\\n", " ").partition("\n")
             # What a device took is another time's, and so is what a machine is.
-            if command.startswith("$ asyncmem replay") and "--device" not in command:
+            if re.match(r"\$ asyncmem (replay (?!.*--device)|estimate .*--room)", command):
                 found.append(Shown(path.name, command.removeprefix("$ asyncmem "), output))
     return found
 
 
 @pytest.mark.parametrize("one", shown(), ids=lambda one: f"{one.page}: {one.command}")
-def test_replays_print_what_pages_show(one: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the letter: a replay on the model is the same every time."""
+def test_commands_print_what_pages_show(one: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the letter: a replay on the model and an estimate are the same every time."""
     monkeypatch.chdir(ROOT)
     result = CliRunner().invoke(commands, shlex.split(one.command))
     assert result.exit_code == 0

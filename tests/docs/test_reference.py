@@ -9,7 +9,7 @@ import pytest
 
 import asyncmem
 import asyncmem.pipeline
-from asyncmem import insight
+from asyncmem import insight, planning
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
@@ -161,6 +161,31 @@ def test_everything_of_pipeline_parallelism_is_listed() -> None:
         assert there.issuperset(parts)
 
 
+def test_everything_of_buckets_is_listed() -> None:
+    """The table has what a bucket pool is called by, and every figure that it tells."""
+    listed = {name for cells in rows("Buckets") for name in (*names(cells[0]), *names(cells[1]))}
+    figures = {one.name for one in fields(asyncmem.BucketStats)}
+    assert listed >= figures | {"hit_rate", "pressure", "limit"}
+    assert {name for name in listed - figures if name in dir(asyncmem.BucketPool)} >= {
+        "try_get",
+        "return_buffer",
+        "record_allocation",
+        "shrink",
+        "clear",
+        "stats",
+    }
+
+
+def test_everything_of_planning_is_listed() -> None:
+    """The table has all that the package exports; the parts that it names of each class, and all fields, are there."""
+    listed = {names(cells[0])[0]: set(names(cells[1])) for cells in rows("Planning")}
+    assert sorted(listed) == sorted(planning.__all__)
+    for kind in (planning.InferenceMemoryEstimate, planning.TrainingMemoryEstimate, planning.MemoryEstimate):
+        assert listed[kind.__name__] <= {*dir(kind), *(one.name for one in fields(kind))}
+    for kind in (planning.InferenceMemoryEstimate, planning.TrainingMemoryEstimate):
+        assert listed[kind.__name__] >= {one.name for one in fields(kind)}
+
+
 def test_everything_of_insight_is_listed() -> None:
     """The table has all that the package exports, and the parts that it names of each are there."""
     listed = [(names(cells[0]), names(cells[1])) for cells in rows("Where memory goes")]
@@ -173,7 +198,7 @@ def test_everything_of_insight_is_listed() -> None:
 
 def test_every_command_is_listed_with_its_options() -> None:
     """The table of commands has all of them, each with its own options and no other."""
-    listed = {cells[0].split()[1].rstrip("`"): set(re.findall(r"--\w+", cells[1])) for cells in rows("Command line")}
+    listed = {cells[0].split()[1].rstrip("`"): set(re.findall(r"--[\w-]+", cells[1])) for cells in rows("Command line")}
     there = {name: {word for option in one.params for word in option.opts} for name, one in commands.commands.items()}
     assert listed == {name: {word for word in words if word.startswith("--")} for name, words in there.items()}
 

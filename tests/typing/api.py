@@ -12,6 +12,8 @@ from asyncmem import (
     Array,
     AsyncMemoryPool,
     Batch,
+    BucketPool,
+    BucketStats,
     Buffer,
     Copy,
     GraphMemory,
@@ -25,7 +27,7 @@ from asyncmem import (
     Spillable,
     StepError,
 )
-from asyncmem.devices import Device, Fence, Simulated, Stream
+from asyncmem.devices import Device, DeviceInfo, Fence, Simulated, Stream, devices, select_device_for
 from asyncmem.insight import Kind, Recording, Site, analyze_allocation_patterns
 from asyncmem.pipeline import (
     AsyncBatches,
@@ -46,6 +48,16 @@ from asyncmem.pipeline.parallel import (
     PipelineParallel,
     StepContext,
     one_forward_one_backward,
+)
+from asyncmem.planning import (
+    InferenceMemoryEstimate,
+    ModelShape,
+    TrainingMemoryEstimate,
+    estimate_inference_memory,
+    estimate_training_memory,
+    read_model,
+    transformer_warmup,
+    warmup_from,
 )
 from asyncmem.replay import LiveReplay, Model, Recorder, Replay, Suggestion, Trace, advise, record, replay_on
 
@@ -319,3 +331,27 @@ def run() -> None:
     assert_type(runtime.memory_allocated(), int)
     assert_type(runtime.memory_summary(), str)
     runtime.empty_cache()
+
+
+def plan() -> None:
+    model = read_model("config.json")
+    assert_type(model, ModelShape)
+    serving = InferenceMemoryEstimate(model=model, seq_len=8192, batch=4, kv_bytes=1)
+    assert_type(serving.at(batch=8), InferenceMemoryEstimate)
+    assert_type(serving.total, int)
+    training = estimate_training_memory(4096, 14336, 32, 32000, 32, 8, 4096, "bf16", optimizer="adamw_8bit")
+    assert_type(training, TrainingMemoryEstimate)
+    assert_type(warmup_from(training), list[tuple[int, int]])
+    assert_type(select_device_for(serving, prefer=("cuda:1", "host")), str)
+    assert_type(devices(), tuple[DeviceInfo, ...])
+    few = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 2)
+    AsyncMemoryPool("auto", need=few)
+    AsyncMemoryPool("cuda:0", need="30 GiB", warmup=transformer_warmup(4, 2048, 4096))
+
+
+def keep_buffers() -> None:
+    buffers: BucketPool[bytearray] = BucketPool(max_pooled_per_bucket=4, limit="1 GiB")
+    assert_type(buffers.try_get("64 KiB"), bytearray | None)
+    assert_type(buffers.return_buffer(bytearray(8), 8), bool)
+    assert_type(buffers.stats(), BucketStats)
+    assert_type(buffers.pressure, Pressure)

@@ -6,7 +6,7 @@ Every file has `QUESTION`, `BOUND` (the most its ratio may be) and `measure(effo
 from collections.abc import Callable
 from typing import Final
 
-from asyncmem.cli.benchmarks import await_hit, batch, churn, handover, hit, large, pipeline, scale, stall
+from asyncmem.cli.benchmarks import await_hit, batch, buckets, churn, handover, hit, large, pipeline, scale, stall
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.result import Row
 
@@ -16,6 +16,7 @@ ROWS: Final[dict[str, Callable[[Effort], Row]]] = {
     "churn": churn.measure,
     "batch": batch.measure,
     "large": large.measure,
+    "buckets": buckets.measure,
     "handover": handover.measure,
     "stall": stall.measure,
     "pipeline": pipeline.measure,

@@ -88,6 +88,22 @@ def start(device: str) -> None:
         raise error_of("cuInit", code, device)
 
 
+def count_devices() -> int:
+    """Start the driver, and answer how many devices it shows (blocks).
+
+    Raises:
+        BackendUnavailable: There is no driver, or one that is too old, or no GPU for it.
+        DeviceError: The driver fails.
+    """
+    from asyncmem.devices.cuda import _calls
+
+    start("cuda")
+    count = _calls.device_count()
+    if count < 0:
+        raise error_of("cuDeviceGetCount", -count, "cuda")
+    return count
+
+
 def check_index(device: str, index: int) -> None:
     """See that the started driver has a device of that number.
 

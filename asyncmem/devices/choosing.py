@@ -1,0 +1,125 @@
+"""What devices there are, how much room they have, and which of them is the one for a program."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from asyncmem.devices.cuda import Cuda
+from asyncmem.devices.cuda.driver import count_devices
+from asyncmem.devices.host import Host
+from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, NoDeviceHasRoom
+from asyncmem.facts import Shortfall
+from asyncmem.needs import Need, bytes_needed
+from asyncmem.options import PoolOptions
+
+_KINDS: Final = ("cuda", "host")
+"""The kinds of devices with memory of their own, in the order of `devices()`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device of this machine, as it was when it was asked. Sizes are bytes."""
+
+    name: str
+    """What `device` and a pool take: "cuda:0"; the kind alone where there is no such device at all."""
+    total: int | None = None
+    """What it has, or None where that is not known."""
+    free: int | None = None
+    """What nobody uses, or None where that is not known."""
+    reason: str | None = None
+    """Why it cannot be used, or None where it can."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a pool can be opened on it here."""
+        return self.reason is None
+
+    @property
+    def kind(self) -> str:
+        """The part of the name before its number."""
+        return self.name.partition(":")[0]
+
+    def room(self, options: PoolOptions | None = None) -> int:
+        """Answer the bytes that a pool with these options may have of it now; 0 where it cannot be used."""
+        if self.reason is not None or self.free is None or self.total is None:
+            return 0
+        return (options or PoolOptions()).room(self.kind, free=self.free, total=self.total)
+
+
+def devices() -> tuple[DeviceInfo, ...]:
+    """List the GPUs, and the host behind them (**blocks**: each GPU is opened, asked and closed).
+
+    What cannot be used is listed with the reason. The simulated device has no memory of its own and is not listed.
+    """
+    memory = Host().memory()
+    return (*_gpus(), DeviceInfo(name="host", total=memory.total, free=memory.free))
+
+
+def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), options: PoolOptions | None = None) -> str:
+    """Answer the name of a device with room for so much (**blocks**, as `devices` does).
+
+    Room is what a pool may have: less than `fraction` of the device, and what is free but for `min_free`. A GPU comes
+    before the host, and among GPUs the one with most room.
+
+    Args:
+        need: A size, or an estimate, whose total is meant.
+        prefer: Names or kinds that come before all others, the first the soonest: "host", ("cuda:1", "cuda").
+        options: Those of the pool that is to be opened there.
+
+    Raises:
+        NoDeviceHasRoom: None has it; it lists what each lacks, and why one cannot be used.
+        InvalidRequest: The need is no size, or what is preferred no device.
+    """
+    nbytes = bytes_needed(need)
+    wishes = (prefer,) if isinstance(prefer, str) else tuple(prefer)
+    for wish in wishes:
+        _check(wish)
+    listed = devices()
+    rooms = {one.name: one.room(options) for one in listed}
+    fitting = [one for one in listed if one.usable and rooms[one.name] >= nbytes]
+    if not fitting:
+        raise NoDeviceHasRoom(nbytes, [_shortfall(one, rooms[one.name], nbytes) for one in listed])
+    return min(fitting, key=lambda one: (_rank(one, wishes), _KINDS.index(one.kind), -rooms[one.name])).name
+
+
+def _gpus() -> Iterator[DeviceInfo]:
+    try:
+        count = count_devices()
+    except (BackendUnavailable, DeviceError) as error:
+        yield DeviceInfo(name="cuda", reason=_words(error))
+        return
+    if not count:
+        yield DeviceInfo(name="cuda", reason="the driver shows no GPU")
+    for index in range(count):
+        yield _gpu(index)
+
+
+def _gpu(index: int) -> DeviceInfo:
+    name = f"cuda:{index}"
+    try:
+        device = Cuda(index)
+        try:
+            memory = device.memory()
+        finally:
+            device.close()
+    except (BackendUnavailable, DeviceError) as error:
+        return DeviceInfo(name=name, reason=_words(error))
+    return DeviceInfo(name=name, total=device.capacity, free=memory.free)
+
+
+def _words(error: BackendUnavailable | DeviceError) -> str:
+    return ", ".join(error.tried) if isinstance(error, BackendUnavailable) else str(error)
+
+
+def _shortfall(one: DeviceInfo, room: int, need: int) -> Shortfall:
+    return Shortfall(device=one.name, room=room, lacking=max(need - room, 0), reason=one.reason)
+
+
+def _rank(one: DeviceInfo, wishes: Sequence[str]) -> int:
+    return next((place for place, wish in enumerate(wishes) if wish in (one.name, one.kind)), len(wishes))
+
+
+def _check(wish: str) -> None:
+    kind, _, number = str(wish).partition(":")
+    if kind not in _KINDS or (number and not (kind == "cuda" and number.isdecimal())):
+        raise InvalidRequest("prefer", wish, "names or kinds of devices: 'host', 'cuda' or 'cuda:N'")

@@ -1,0 +1,163 @@
+"""What estimates of inference and of training share: bytes, words, and how much more would fit."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_count, format_size
+from asyncmem.planning.buffers import Buffers, total_of
+from asyncmem.planning.model import ModelShape
+from asyncmem.planning.widths import COMPUTED, bytes_of, width
+from asyncmem.units import Size, parse_size
+
+_MOST = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate(ABC):
+    """The memory that a model takes at its peak, in bytes.
+
+    It knows the tensors, and not what surrounds them: the context of a GPU (about 0.5 GiB), the workspaces of its
+    libraries, and what an allocator reserves beyond what is asked.
+
+    Raises:
+        InvalidRequest: A figure is out of its range.
+    """
+
+    model: ModelShape
+    """Whose memory it is."""
+    seq_len: int
+    """Tokens of each sequence."""
+    batch: int = 1
+    """Sequences at once."""
+    bytes_per_value: float = 2
+    """Bytes of each weight."""
+
+    def __post_init__(self) -> None:
+        """Check the figures."""
+        whole_number("batch", self.batch)
+        whole_number("seq_len", self.seq_len)
+        width(self.bytes_per_value)
+        if self.model.positions and self.seq_len > self.model.positions:
+            raise InvalidRequest("seq_len", self.seq_len, f"at most the model's {self.model.positions} positions")
+
+    @abstractmethod
+    def parts(self) -> dict[str, int]:
+        """Answer the parts by their names, in bytes."""
+
+    @abstractmethod
+    def at_peak(self) -> Buffers:
+        """Answer what is alive at the peak: pairs of a size and how many there are."""
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        return total_of(self.at_peak())
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the parameters."""
+        return total_of(self.weight_buffers())
+
+    def weight_buffers(self) -> Buffers:
+        """Answer the tensors of parameters."""
+        return self.each_parameter(self.bytes_per_value)
+
+    def each_parameter(self, bytes_each: float) -> Buffers:
+        """Answer tensors of the parameters' shapes, with so many bytes a value."""
+        return tuple((bytes_of(one.values, bytes_each), one.copies) for one in self.model.tensors())
+
+    @property
+    def computed(self) -> float:
+        """Bytes of each value that is computed: those of the weights, but at least two."""
+        return max(self.bytes_per_value, COMPUTED)
+
+    def gb(self, part: str = "total") -> float:
+        """Answer the total, or a part by its name, in GB (10**9 bytes)."""
+        return self._bytes(part) / 1e9
+
+    def gib(self, part: str = "total") -> float:
+        """Answer the total, or a part by its name, in GiB (2**30 bytes)."""
+        return self._bytes(part) / (1 << 30)
+
+    def mib(self, part: str = "total") -> float:
+        """Answer the total, or a part by its name, in MiB (2**20 bytes)."""
+        return self._bytes(part) / (1 << 20)
+
+    def _bytes(self, part: str) -> int:
+        known = {**self.parts(), "total": self.total}
+        if part not in known:
+            raise InvalidRequest("part", part, f"one of {', '.join(known)}")
+        return known[part]
+
+    def at(self, *, seq_len: int | None = None, batch: int | None = None) -> Self:
+        """Answer the estimate for another length, or another number of sequences."""
+        return replace(
+            self,
+            seq_len=self.seq_len if seq_len is None else seq_len,
+            batch=self.batch if batch is None else batch,
+        )
+
+    def left(self, room: Size) -> int:
+        """Answer the bytes that would be left of `room`; below zero, how many are lacking."""
+        return parse_size(room, what="room") - self.total
+
+    def largest_batch(self, room: Size) -> int:
+        """Answer how many sequences of this length fit into `room`; 0 where not one does."""
+        nbytes = parse_size(room, what="room")
+        return _most(lambda batch: self.at(batch=batch).total <= nbytes, _MOST)
+
+    def largest_seq_len(self, room: Size) -> int:
+        """Answer how many tokens each sequence may have in `room`, with this batch; 0 where not one fits."""
+        nbytes = parse_size(room, what="room")
+        return _most(lambda length: self.at(seq_len=length).total <= nbytes, self.model.positions or _MOST)
+
+    def as_dict(self) -> dict[str, object]:
+        """Answer everything, ready for JSON: what was assumed, the parts and the total in bytes."""
+        return {
+            "family": self.model.family,
+            "parameters": self.model.parameters,
+            "seq_len": self.seq_len,
+            "batch": self.batch,
+            "bytes_per_value": self.bytes_per_value,
+            **self.parts(),
+            "total": self.total,
+        }
+
+    def summary(self) -> str:
+        """Answer all of it as text for one screen."""
+        rows = [*self.parts().items(), ("total at the peak", self.total)]
+        wide = max(len(name) for name, _ in rows)
+        lines = [f"  {name.replace('_', ' '):{wide}}  {format_size(nbytes):>10}" for name, nbytes in rows]
+        return "\n".join([self._title(), *lines])
+
+    def _title(self) -> str:
+        name = self.model.family or "a transformer"
+        return (
+            f"{name}: {format_count(self.model.parameters, 'parameter')} of {self.bytes_per_value:g} B, "
+            f"{format_count(self.batch, 'sequence')} of {format_count(self.seq_len, 'token')}"
+        )
+
+
+def whole_number(name: str, value: object) -> None:
+    """Check a count.
+
+    Raises:
+        InvalidRequest: It is no whole number above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
+        raise InvalidRequest(name, value, "a whole number above 0")
+
+
+def _most(fits: Callable[[int], bool], most: int) -> int:
+    """Find the largest number that fits, where each below one that fits does so too."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,213 @@
+"""What a model takes while it trains: parameters, what belongs to each, and what the way back needs of the way there.
+
+Not all of it is alive at once: gradients come as activations go. So the peak is that of two moments, when the way back
+begins and when it ends.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.planning.buffers import Buffers, larger, times, total_of
+from asyncmem.planning.estimate import MemoryEstimate
+from asyncmem.planning.model import ModelShape
+from asyncmem.planning.optimizers import OPTIMIZERS, Optimizer
+from asyncmem.planning.widths import bytes_of, width
+
+_FULL = 4
+"""Bytes of a value in float32, in which losses are computed and masters kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingMemoryEstimate(MemoryEstimate):
+    """The memory of a training step over `batch` sequences of `seq_len` tokens, from the second step on.
+
+    Attention is assumed to keep no table of scores, as flash attention does, and dropout to be off.
+    """
+
+    optimizer: str = "adamw"
+    """Its name, one of `OPTIMIZERS`."""
+    checkpointing: bool = False
+    """Whether each layer keeps only its input, and is computed once more on the way back."""
+    master_weights: bool = False
+    """Whether there is a copy of the weights in float32 that the optimizer updates."""
+    fused: bool = False
+    """Whether the optimizer's step is one kernel, which needs no memory of its own."""
+    accumulate: bool = False
+    """Whether gradients of the batch before are still there when a way back begins."""
+
+    def __post_init__(self) -> None:
+        """Check the figures."""
+        super().__post_init__()
+        if self.optimizer not in OPTIMIZERS:
+            raise InvalidRequest("optimizer", self.optimizer, f"one of {', '.join(OPTIMIZERS)}")
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of the gradients, when all of them are there."""
+        return total_of(self.weight_buffers())
+
+    @property
+    def optimizer_states(self) -> int:
+        """Bytes of what the optimizer keeps, the copy of the weights included."""
+        return total_of(self._states())
+
+    @property
+    def activations(self) -> int:
+        """Bytes of what the way there leaves behind, and of the first step back; the most there are of them."""
+        return total_of(self._at_the_turn())
+
+    def parts(self) -> dict[str, int]:
+        """Answer the most that there is of each part, in bytes; gradients and activations not at the same time."""
+        return {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer_states": self.optimizer_states,
+            "activations": self.activations,
+        }
+
+    def at_peak(self) -> Buffers:
+        """Answer what is alive in the moment that needs most: pairs of a size and how many there are."""
+        gradients = self.weight_buffers()
+        turn = (*self._at_the_turn(), *(gradients if self.accumulate else ()))
+        end = (*gradients, *larger(self._step(), (*self._layer(), *self._way_back())))
+        return (*self.weight_buffers(), *self._states(), *larger(turn, end))
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def _updated(self) -> float:
+        return _FULL if self.master_weights else self.bytes_per_value
+
+    def _states(self) -> Buffers:
+        bytes_each = self._updated if self._optimizer.state_bytes is None else self._optimizer.state_bytes
+        states = times(self._optimizer.states, self.each_parameter(bytes_each))
+        return (*states, *(self.each_parameter(_FULL) if self.master_weights else ()))
+
+    def _step(self) -> Buffers:
+        return times(0 if self.fused else self._optimizer.temporaries, self.each_parameter(self._updated))
+
+    def _at_the_turn(self) -> Buffers:
+        model, wide = self.model, self._wide
+        kept = ((wide(model.hidden), model.layers),) if self.checkpointing else times(model.layers, self._layer())
+        again = (*self._layer(), *self._way_back()) if self.checkpointing else self._way_back()
+        return (*kept, (wide(model.hidden), 2), *larger(self._loss(), again))
+
+    def _layer(self) -> Buffers:
+        """Answer what one layer keeps for its way back."""
+        model, wide = self.model, self._wide
+        # The first two norms keep what came in and what they answer; more of them, what came in.
+        norms = 2 * min(model.norms, 2) + max(model.norms - 2, 0)
+        heads = 2 if model.head_norms else 1
+        return (
+            (wide(model.hidden), norms),
+            (wide(model.query_width), heads + 1),  # queries, and what attention answers
+            (wide(model.kv_width), heads + 1),  # keys and values
+            *self._feed_forward(),
+        )
+
+    def _feed_forward(self) -> Buffers:
+        model, wide = self.model, self._wide
+        # The gate before and behind its activation, what is gated, and the product; or before and behind alone.
+        steps = 4 if model.gated else 2
+        if model.experts == 1:
+            return ((wide(model.intermediate), steps),)
+        return (
+            (wide(model.intermediate * model.experts_per_token), steps),
+            (wide(model.hidden * model.experts_per_token), 2),  # sorted by expert, and what the experts answer
+            (wide(model.shared_intermediate), steps),
+        )
+
+    def _way_back(self) -> Buffers:
+        """Answer the gradients inside the widest step of a layer."""
+        model, steps = self.model, 3 if self.model.gated else 2
+        inner = model.intermediate * model.experts_per_token + model.shared_intermediate
+        return ((self._wide(inner), steps), (self._wide(model.hidden), 2))
+
+    def _loss(self) -> Buffers:
+        """Answer what turns the output into a loss: the output, and in float32 its log-softmax and two gradients."""
+        values = self.batch * self.seq_len * self.model.vocab
+        return ((bytes_of(values, self.computed), 1), (bytes_of(values, _FULL), 3))
+
+    @property
+    def _wide(self) -> Callable[[int], int]:
+        tokens = self.batch * self.seq_len
+        return lambda values: bytes_of(tokens * values, self.computed)
+
+
+def estimate_training_memory(
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    vocab: int,
+    heads: int,
+    kv_heads: int,
+    seq_len: int,
+    bytes_per_value: float | str = 2,
+    *,
+    batch: int = 1,
+    optimizer: str = "adamw",
+    checkpointing: bool = False,
+    master_weights: bool = False,
+    fused: bool = False,
+    accumulate: bool = False,
+    tie_embeddings: bool | None = None,
+    experts: int = 1,
+    experts_per_token: int | None = None,
+    head_dim: int | None = None,
+    gated: bool = True,
+) -> TrainingMemoryEstimate:
+    """Estimate what training takes, from a few figures of a Llama-like model.
+
+    `TrainingMemoryEstimate(model=read_model("config.json"), seq_len=...)` does so for a model's own file.
+
+    Args:
+        hidden: Width of the residual stream.
+        intermediate: Width inside the feed-forward part; of one expert where there are several.
+        layers: Decoder layers.
+        vocab: Size of the vocabulary.
+        heads: Attention heads.
+        kv_heads: Heads of keys and values.
+        seq_len: Tokens of each sequence.
+        bytes_per_value: Bytes of each weight and gradient, or a type's name: "bf16".
+        batch: Sequences at once.
+        optimizer: One of `OPTIMIZERS`.
+        checkpointing: Whether each layer keeps only its input, and is computed once more on the way back.
+        master_weights: Whether there is a copy of the weights in float32 that the optimizer updates.
+        fused: Whether the optimizer's step is one kernel.
+        accumulate: Whether gradients of the batch before are still there when a way back begins.
+        tie_embeddings: Whether the output uses the embedding's weights; None: it does not, as in a Llama.
+        experts: Experts in each layer.
+        experts_per_token: Experts that each token goes to; None: two, where there are several.
+        head_dim: Width of a head; None: hidden / heads.
+        gated: Whether the feed-forward part has a gate.
+
+    Raises:
+        InvalidRequest: A figure is out of its range, or there is no such optimizer.
+    """
+    model = ModelShape(
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        vocab=vocab,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim or 0,
+        tie_embeddings=bool(tie_embeddings),
+        gated=gated,
+        experts=experts,
+        experts_per_token=min(experts, 2) if experts_per_token is None else experts_per_token,
+    )
+    return TrainingMemoryEstimate(
+        model=model,
+        seq_len=seq_len,
+        batch=batch,
+        bytes_per_value=width(bytes_per_value),
+        optimizer=optimizer,
+        checkpointing=checkpointing,
+        master_weights=master_weights,
+        fused=fused,
+        accumulate=accumulate,
+    )

@@ -1,0 +1,1 @@
+"""Estimates of what models need."""
