@@ -8,11 +8,10 @@ import click
 from asyncmem.cli.bench import bench
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
+from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.replay import replay
+from asyncmem.cli.run import run
 from asyncmem.errors import AsyncmemError, InvalidRequest
-
-INTERRUPTED = 130
-"""The exit code of a process ended by Ctrl-C, by the shells' convention: 128 and the signal's number."""
 
 
 class Refusal(click.ClickException):
@@ -66,6 +65,7 @@ commands.add_command(doctor)
 commands.add_command(demo)
 commands.add_command(bench)
 commands.add_command(replay)
+commands.add_command(run)
 
 
 def app() -> int:
