@@ -10,6 +10,7 @@ from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.replay import replay
+from asyncmem.cli.reports import REPORTS
 from asyncmem.cli.run import run
 from asyncmem.errors import AsyncmemError, InvalidRequest
 
@@ -61,11 +62,8 @@ def commands() -> None:
     """Await GPU memory the way you await a socket."""
 
 
-commands.add_command(doctor)
-commands.add_command(demo)
-commands.add_command(bench)
-commands.add_command(replay)
-commands.add_command(run)
+for command in (doctor, demo, bench, replay, run, *REPORTS):
+    commands.add_command(command)
 
 
 def app() -> int:

@@ -13,7 +13,7 @@ from asyncmem.cli.program import INTERRUPTED, NoProgram, Program
 from asyncmem.insight import Recording
 
 _KEEP = 1 << 20
-"""Records of a pool that may wait for the thread that writes them: a loop that leaves it no turn makes so many a second."""
+"""Records of a pool that may wait for the thread that writes them: a busy loop makes so many in a second."""
 
 
 class _RunCommand(click.Command):
