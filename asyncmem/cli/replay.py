@@ -75,7 +75,7 @@ def _read_factor(text: str) -> float:
     "--lag", callback=read_duration, default="0s", show_default=True, metavar="TIME", help="How late the GPU is."
 )
 @click.option("--patience", metavar="2%|TIME", help="How long growth may wait for work that is under way.")
-@click.option("--pace", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Scales the recorded times.")
+@click.option("--pace", type=click.FloatRange(min=0), metavar="FACTOR", help="Scales the recorded times.")
 @click.option("--costs", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Costs of driver calls.")
 @click.option("--fit", "fitting", is_flag=True, help="Also find the smallest limit that completes.")
 @click.option("--advise", "advising", is_flag=True, help="Say which options would have helped, each with its effect.")
@@ -89,7 +89,7 @@ def replay(
     limit: Limit | None,
     lag: float,
     patience: str | None,
-    pace: float,
+    pace: float | None,
     costs: str | None,
     fitting: bool,
     advising: bool,
@@ -114,7 +114,8 @@ def replay(
     are options of a pool: small_limit, strategy, segment_size, and those of the caches.
 
     With --device the program goes through a pool of that device instead, and --lag keeps that busy for so long behind
-    its recorded times: by kernels that spin, or by sleep on the host. All options of a pool may be settings then.
+    its recorded times: by kernels that spin, or by sleep on the host. With neither --lag nor --pace it goes as fast as
+    it can there. All options of a pool may be settings then.
 
     With --advise the options are tried that could help the program as it is under --policy, stream_ordered unless that
     says otherwise, and lines of Python are printed that make a pool with those that do.
@@ -122,10 +123,10 @@ def replay(
     Exits with 1 where a replay does not complete under its limit.
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
     traces = [(file, read(file, recorded)) for file in files]
-    model = Model(lag=lag, pace=pace, costs=read_costs(costs) if costs else H200)
+    model = Model(lag=lag, pace=1.0 if pace is None else pace, costs=read_costs(costs) if costs else H200)
     if device is not None:
         _refuse("--device", patience=patience, costs=costs, fit=fitting, advise=advising, plot=plot)
-        completed = _on_device(device, traces, policies or ("auto",), model, limit, as_json=as_json)
+        completed = _on_device(device, traces, policies or ("auto",), lag, pace, limit, as_json=as_json)
     elif advising:
         _refuse("--advise", limit=limit, patience=patience, fit=fitting, plot=plot)
         completed = _advise(traces, policies, model, as_json=as_json)
@@ -137,10 +138,17 @@ def replay(
 
 
 def _on_device(
-    device: str, traces: Traces, policies: tuple[str, ...], model: Model, limit: Limit | None, *, as_json: bool
+    device: str,
+    traces: Traces,
+    policies: tuple[str, ...],
+    lag: float,
+    pace: float | None,
+    limit: Limit | None,
+    *,
+    as_json: bool,
 ) -> bool:
     entries = [
-        live.replayed(device, file, trace, policy, limit=_of(limit, trace), lag=model.lag, pace=model.pace)
+        live.replayed(device, file, trace, policy, limit=_of(limit, trace), lag=lag, pace=pace)
         for file, trace in traces
         for policy in policies
     ]

@@ -62,6 +62,7 @@ class Heap:
         most: int = ...,
         foreign: bool = True,
         late: bool = True,
+        parts: int = 16,
     ) -> Plan | tuple[tuple[int, int], ...]: ...
     def has_addresses(
         self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True
@@ -138,6 +139,7 @@ class Core(Heap):
     streak: int
     watch_captures: bool
     overlap: int | float
+    overlap_least: int
     def __init__(
         self, device: Device, pool: object = None, /, *, granule: int = 512, **options: Unpack[HeapOptions]
     ) -> None: ...

@@ -10,7 +10,7 @@ std::string at(uint64_t address, const char* what) { return std::string(what) + 
 }  // namespace
 
 std::string Heap::check() const {
-    Settled settled(*this);
+    Noted noted(*this);
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         if (!segments_[s].used) continue;
         if (std::string wrong = check_segment(s); !wrong.empty()) return wrong;

@@ -19,11 +19,13 @@
 #include "lock.hpp"
 #include "log.hpp"
 #include "node.hpp"
+#include "notes.hpp"
 #include "space.hpp"
 
 namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
+constexpr uint64_t usual_parts = 16;  // of a request: a handle is no larger than one of them
 
 enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
 // Whose memory a plan may choose: what the stream may use at once, what it may behind recorded fences, or any.
@@ -74,6 +76,7 @@ struct Segment {
     BlockId container = 0;  // a lease's range: the leased block it lies in
     uint32_t arena = 0;
     uint32_t space = 0;     // 1 + index of its Space, 0 for an ordinary one
+    uint64_t page = 0;      // a space's
     bool used = false;
 };
 
@@ -180,8 +183,9 @@ public:
     void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
     std::vector<HandleInfo> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
-    // `most` more where too little can be; and which idle memory to give back, the oldest first.
-    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign = Foreign::Any);
+    // `most` more where too little can be, in handles of at most a `parts`-th of it; and which idle memory to give back,
+    // the oldest first.
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign = Foreign::Any, uint64_t parts = usual_parts);
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Foreign foreign = Foreign::Any);
     Plan reclaim(uint64_t nbytes);
@@ -289,6 +293,12 @@ private:
         std::lock_guard<Lock> guard_;
     };
 
+    // The same for all that looks at the uses of handles, or at their queue: it finds them noted.
+    class Noted : Settled {
+    public:
+        explicit Noted(const Heap& heap) : Settled(heap) { const_cast<Heap&>(heap).catch_up(); }
+    };
+
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
     uint64_t rounded(uint64_t nbytes) const {
         uint64_t mask = (uint64_t{1} << shift_) - 1;
@@ -392,7 +402,16 @@ private:
     BlockId cut(BlockId block, uint64_t granules);
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
+    // Where a block lies, and what it waits for, if that is one stream or none.
+    Note note_of(const Node& node) const {
+        uint64_t inside = segments_[node.segment].page - 1;
+        uint64_t from = node.address & ~inside, to = (node.address + bytes(node) + inside) & ~inside;
+        return {from, to - from, node.segment, {node.stream, node.epoch}};
+    }
     void stamp(const Node& node);
+    void stamp_now(const Note& note);
+    void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);
+    void catch_up();
     void file_hole(BlockId block, bool free);
     bool belong(const Node& a, const Node& b) const;
     BlockId reunite(BlockId block);
@@ -433,6 +452,7 @@ private:
     std::vector<uint32_t> free_segments_;
     std::vector<std::unique_ptr<Space>> spaces_;
     Handles handles_;
+    Notes notes_;  // what was freed on them, and is not noted there yet
     Ledger ledger_;
     BinTable<10> shared_;
     // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would

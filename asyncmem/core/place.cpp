@@ -248,7 +248,10 @@ void Heap::absorb(BlockId low, BlockId high) {
         // Memory that lies below both may be idle from now on.
         uint64_t border = nodes_[high].address;
         HandleId id = spaces_[space - 1]->handle(border);
-        if (id && handles_[id].address < border) handles_.queue(id);
+        if (id && handles_[id].address < border && !handles_[id].queued) {
+            catch_up();  // it comes behind those that were freed before
+            handles_.queue(id);
+        }
     }
     unite(low, high);
     ++total_.merges;
@@ -297,7 +300,7 @@ BlockId Heap::join(BlockId block) {
 void Heap::settle(BlockId block) {
     Node& node = nodes_[block];
     purge(node);
-    if (segments_[node.segment].space) stamp(node);
+    if (segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
     node.state = State::Pending;
     node.bare = 0;
     Arena& arena = arenas_[node.arena];

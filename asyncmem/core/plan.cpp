@@ -12,7 +12,6 @@ namespace asyncmem {
 
 namespace {
 constexpr uint32_t patience = 32;  // handles in a row that are not ready, after which none is expected to be
-constexpr uint64_t parts = 32;     // of a request: a handle is no larger than one of them
 }  // namespace
 
 // The choice of handles for one plan. Nothing is changed but the queue, out of which those are taken that are in use.
@@ -165,11 +164,12 @@ bool Heap::has_addresses(const Ask& ask, Foreign foreign) {
     return find_addresses(ask, arena, granules, foreign);
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
-    Settled settled(*this);
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign, uint64_t parts) {
+    Noted noted(*this);
     Plan plan;
     need_stream(ask.stream);
     if (ask.nbytes - 1 >= max_size) throw std::invalid_argument("size must be from 1 to 2**47 bytes");
+    if (!parts) throw std::invalid_argument("parts must be at least 1");
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
     if (!known_arena(arena)) throw std::invalid_argument("unknown arena");
@@ -237,7 +237,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) {
 }
 
 Plan Heap::reclaim(uint64_t nbytes) {
-    Settled settled(*this);
+    Noted noted(*this);
     Plan plan;
     Picking picking(*this, {0, 0}, 0);
     std::vector<HandleId> chosen;

@@ -19,6 +19,7 @@ constexpr uint64_t beats_cached = 5;  // for so many of them blocks stay in cach
 constexpr uint64_t merge_ratio = 32;  // live blocks for each free, up to which all are looked at for neighbours to join
 constexpr uint64_t addresses = max_size;
 constexpr double price = 1.0 / 32;    // see worth_waiting_for
+constexpr uint64_t stocked = 256, most_stocked = 64 << 20, stock_parts = 4, far_off = 8;  // see stock
 constexpr int most_tries = 8;     // growth for one request: what joins behind it may be the better place
 constexpr uint64_t unbounded = uint64_t{1} << 60;
 constexpr double never = std::numeric_limits<double>::infinity();
@@ -198,16 +199,28 @@ private:
 
     bool grow_pages(const Ask& ask) {
         if (setup_.limit != no_limit) return grow_below_limit(ask);
-        uint64_t reserved = heap_.reserved();
-        uint64_t room = setup_.take_back ? peak_ - reserved : unbounded;
+        uint64_t room = setup_.take_back ? peak_ - heap_.reserved() : unbounded;
         bool patient = setup_.take_back && allowance() > 0;
         Plan plan = heap_.plan(ask, room, patient ? 0 : unbounded);
         if (!plan.found && patient) {
             wait_until(worth_waiting_for(plan.later));
             plan = heap_.plan(ask, room, unbounded);
         }
-        if (plan.found) carry_out(plan);
+        if (plan.found) carry_out(plan, stock(ask, plan));
         return plan.found;
+    }
+
+    // What is mapped ahead of need with new memory: a little, where next to all is live and the limit is far off.
+    Plan stock(const Ask& ask, const Plan& plan) {
+        uint64_t fresh = 0;
+        for (const Range& range : plan.fresh) fresh += range.nbytes;
+        uint64_t reserved = heap_.reserved() + fresh, used = heap_.live() + ask.nbytes;
+        uint64_t wanted = std::min(reserved / stocked, most_stocked) / setup_.page * setup_.page + used;
+        if (!fresh || wanted <= reserved) return {};
+        Ask more{.nbytes = (wanted - reserved + setup_.page - 1) / setup_.page * setup_.page, .stream = ask.stream, .arena = 1};
+        if (setup_.limit - std::min(setup_.limit, reserved) < reserved / far_off) return {};
+        Plan found = heap_.plan(more, more.nbytes, 0, Foreign::Never, stock_parts);
+        return found.found ? found : Plan{};
     }
 
     // Waits for what is enough and done the soonest.
@@ -215,7 +228,7 @@ private:
         for (;;) {
             uint64_t reserved = heap_.reserved();
             Plan plan = heap_.plan(ask, setup_.limit > reserved ? setup_.limit - reserved : 0, 0);
-            if (plan.found) carry_out(plan);
+            if (plan.found) carry_out(plan, stock(ask, plan));
             if (plan.found || plan.waits.empty() || !setup_.take_back) return plan.found;
             wait_until(timeline_.end(plan.waits));
         }
@@ -247,7 +260,7 @@ private:
         return until;
     }
 
-    void carry_out(const Plan& plan) {
+    void carry_out(const Plan& plan, const Plan& stock) {
         std::vector<Range> filled;
         for (const Move& move : plan.moves) {
             heap_.set_bare(move.segment, move.address, move.nbytes);
@@ -263,6 +276,12 @@ private:
             pay(Call::Create, range.nbytes);
             filled.push_back(range);
         }
+        map(plan, std::move(filled));
+        for (const Range& range : stock.fresh) pay(Call::Create, range.nbytes);
+        if (stock.nbytes) map(stock, stock.fresh);
+    }
+
+    void map(const Plan& plan, std::vector<Range> filled) {
         std::sort(filled.begin(), filled.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
         uint64_t begin = 0, end = 0;
         for (const Range& range : filled) {

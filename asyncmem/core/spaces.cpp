@@ -25,7 +25,7 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     if (nbytes / page > UINT32_MAX) refuse("a space has at most 2**32 - 1 pages");
     spaces_.push_back(std::make_unique<Space>(address, page));
     Segment range{.address = address, .nbytes = nbytes, .arena = arena,
-                  .space = static_cast<uint32_t>(spaces_.size()), .used = true};
+                  .space = static_cast<uint32_t>(spaces_.size()), .page = page, .used = true};
     uint32_t id = add_range(range, 0, 0);
     BlockId block = spaces_.back()->end = segments_[id].first;
     index_remove(block);
@@ -45,7 +45,7 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
 }
 
 void Heap::remove_space(uint32_t segment) {
-    Settled settled(*this);
+    Noted noted(*this);
     Space& space = space_of(segment);
     if (segments_[segment].mapped || !space.held.empty()) refuse("the space has memory mapped");
     for (BlockId block = segments_[segment].first, next; block; block = next) {
@@ -84,23 +84,45 @@ Entries Heap::uses(HandleId id) const {
     return undone;
 }
 
-// Note what a freed block still waits for at each handle that it lay on.
+// Note what a freed block still waits for at each handle that it lay on: in a while, if one stream used it.
 void Heap::stamp(const Node& node) {
-    auto note = [this](const Entry& use) {
-        uint64_t& latest = streams_[use.stream]->stamped;
-        latest = std::max(latest, use.epoch);
+    auto latest = [this](const Entry& use) {
+        uint64_t& stamped = streams_[use.stream]->stamped;
+        stamped = std::max(stamped, use.epoch);
     };
     if (node.more) {
-        for (const Entry& use : entry_pool_[node.more]) note(use);
-    } else {
-        note({node.stream, node.epoch});
+        catch_up();
+        for (const Entry& use : entry_pool_[node.more]) latest(use);
+        stamp_now(node.segment, node.address, bytes(node), entry_pool_[node.more]);
+        return;
     }
+    latest({node.stream, node.epoch});
+    Note note = note_of(node);
+    if (notes_.renew(note)) return;
+    if (notes_.full()) stamp_now(notes_.take_oldest());
+    notes_.add(note);
+}
+
+void Heap::stamp_now(const Note& note) {
     Handles::Touch touch(handles_);
-    spaces_[segments_[node.segment].space - 1]->each(node.address, bytes(node), handles_, [&](HandleId id) {
+    spaces_[segments_[note.segment].space - 1]->each(note.address, note.nbytes, handles_, [&](HandleId id) {
         touch(id);
-        if (!node.more && (!node.epoch || handles_.use(id, {node.stream, node.epoch}))) return;
-        handles_.set_uses(id, joined(uses(id), raw_entries(node)));
+        if (!note.use.epoch || handles_.use(id, note.use)) return;
+        handles_.set_uses(id, joined(uses(id), {note.use}));
     });
+}
+
+void Heap::stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all) {
+    Handles::Touch touch(handles_);
+    spaces_[segments_[segment].space - 1]->each(address, nbytes, handles_, [&](HandleId id) {
+        touch(id);
+        handles_.set_uses(id, joined(uses(id), all));
+    });
+}
+
+// Note at the handles all that was freed on them so far.
+void Heap::catch_up() {
+    while (!notes_.empty()) stamp_now(notes_.take_oldest());
 }
 
 // File a free block that has a whole page in it, or take it out of the file.
@@ -167,7 +189,7 @@ void Heap::set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) {
 }
 
 void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
-    Settled settled(*this);
+    Noted noted(*this);
     Space& space = space_of(segment);
     HandleId id = space.handle(address);
     const Handle& handle = handles_[id];
@@ -182,7 +204,7 @@ void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
 }
 
 void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
-    Settled settled(*this);
+    Noted noted(*this);
     Space& space = space_of(segment);
     auto found = space.held.find(address);
     BlockId first = found == space.held.end() ? 0 : found->second;
@@ -235,7 +257,7 @@ BlockId Heap::reunite(BlockId block) {
 }
 
 std::vector<HandleInfo> Heap::handles() const {
-    std::lock_guard lock(lock_);
+    Noted noted(*this);
     std::vector<HandleInfo> all;
     for (HandleId id = 1; id < handles_.all().size(); ++id)
         if (const Handle& handle = handles_[id]; handle.nbytes)
@@ -244,7 +266,7 @@ std::vector<HandleInfo> Heap::handles() const {
 }
 
 Idle Heap::idle_memory() const {
-    Settled settled(*this);
+    Noted noted(*this);
     Idle all;
     for (HandleId id = 1; id < handles_.all().size(); ++id) {
         const Handle& handle = handles_[id];

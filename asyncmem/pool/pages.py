@@ -27,21 +27,32 @@ class Change:
     Attributes:
         plans: One for each place that gets memory, or gives some back.
         decided: When, in seconds of the supply's clock.
+        stock: What is mapped beside it, ahead of need, or None. Whoever waits can do without.
     """
 
     plans: Sequence[Plan]
     decided: float
+    stock: Plan | None = None
 
     @property
     def fresh(self) -> int:
         """Bytes that the device is to give."""
-        return sum(nbytes for plan in self.plans for _, nbytes in plan.fresh)
+        return sum(nbytes for plan in self.all() for _, nbytes in plan.fresh)
 
     @property
     def more(self) -> int:
         """Bytes that the device is to give beyond those that it gets back before."""
         back = sum(move.nbytes for plan in self.plans for move in plan.moves if not move.to)
         return max(0, self.fresh - back)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of it that nobody waits for."""
+        return sum(nbytes for _, nbytes in self.stock.fresh) if self.stock else 0
+
+    def all(self) -> list[Plan]:
+        """Answer all plans, what is ahead of need last."""
+        return [*self.plans, self.stock] if self.stock else [*self.plans]
 
     def out(self) -> list[tuple[int, Span]]:
         """Answer what is unmapped, each with its space."""
@@ -50,7 +61,7 @@ class Change:
     def into(self) -> list[tuple[int, Span]]:
         """Answer what is mapped: what has only moved comes first, so that it gets what was unmapped."""
         moved = [(plan.segment, (one.to, one.nbytes)) for plan in self.plans for one in plan.moves if one.to]
-        return moved + [(plan.segment, span) for plan in self.plans for span in plan.fresh]
+        return moved + [(plan.segment, span) for plan in self.all() for span in plan.fresh]
 
 
 class Pages:
@@ -94,17 +105,22 @@ class Pages:
 
     def carry_out(self, change: Change) -> Remapped:
         """Unmap and map (blocks), and tell the heap how far that came; the change is still to be let go of."""
-        done = self._device.remap([span for _, span in change.out()], [span for _, span in change.into()])
+        out, into = change.out(), change.into()
+        need = len(into) - len(change.stock.fresh if change.stock else ())
+        done = self._device.remap([span for _, span in out], [span for _, span in into[:need]])
+        if done.error is None and need < len(into):
+            ahead = self._device.remap([], [span for _, span in into[need:]])
+            done = Remapped(done.unmapped, need + ahead.mapped)  # nobody fails for what nobody waits for
         with self._turn:
-            for space, (address, nbytes) in change.out()[: done.unmapped]:
+            for space, (address, nbytes) in out[: done.unmapped]:
                 self._core.set_bare(space, address, nbytes)
-            for space, (address, nbytes) in change.into()[: done.mapped]:
+            for space, (address, nbytes) in into[: done.mapped]:
                 self._core.set_mapped(space, address, nbytes)
         return done
 
     def let_go(self, change: Change) -> None:
         """Let the heap have it all again, joined with what it was cut from (with the turn held)."""
-        for plan in change.plans:
+        for plan in change.all():
             for move in plan.moves:
                 self._core.let_go(move.segment, move.address, move.nbytes)
             if plan.nbytes:
@@ -116,7 +132,7 @@ class Pages:
         Raises:
             DeviceError: Whether they are filled cannot be known: the change is held back until `wash` has seen it.
         """
-        fresh = {span for plan in change.plans for span in plan.fresh}
+        fresh = {span for plan in change.all() for span in plan.fresh}
         new = [span for _, span in change.into()[:mapped] if span in fresh]
         if not new:
             return

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 _SPREAD: Final = 4  # a range's size by the device's: addresses are spread more than memory
 _DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all that somebody waits for them
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
+_STOCK: Final = 256  # one part in so many of what is reserved is mapped ahead of need, where all the rest is live
+_STOCK_PARTS: Final = 4  # in handles of a quarter: it comes with what somebody waits for
+_APART: Final = 8  # pages that streams may have free beside each other in the smallest pool, as a segment holds them
+_FAR_OFF: Final = 8  # as long as one part in so many of it may still be added
 _LEAST: Final = 1e-4  # seconds; what is left of the patience is not worth a wait below that
 _REST: Final = 0.25  # seconds after which what is above a lowered limit is offered to a device again that has failed
 
@@ -67,6 +72,7 @@ class PagedSupply(Supply):
         self._moving = 0.0
         self.waited = 0.0
         self._rest_until = -math.inf
+        core.overlap_least = _APART * device.page
         self._pages = Pages(
             core, device, turn, _SPREAD * max(device.capacity, device.page) // device.page * device.page
         )
@@ -131,7 +137,21 @@ class PagedSupply(Supply):
         if not isinstance(found, Change):
             self.fence_frees()  # there is a limit in the way, so that what is done counts
             found = self._plan_for(waiting)
+        elif found.fresh:
+            found = self._stocked(found, waiting)
         return self._errand_of(found)
+
+    def _stocked(self, change: Change, waiting: Waiting) -> Change:
+        # Where next to all is live, new memory is asked for again soon. Where some is free, it is what serves then.
+        page = self._device.page
+        reserved = self._core.reserved() + self.coming + change.fresh
+        spare = reserved - self._core.live() - waiting.total
+        missing = min(reserved // _STOCK, self.growth.segment_size) // page * page - spare
+        if missing <= 0 or self._left() - change.fresh < reserved // _FAR_OFF:
+            return change
+        nbytes = -(-missing // page) * page
+        stock = self._core.plan(nbytes, waiting.stream, 1, nbytes, 0, False, self._late, _STOCK_PARTS)
+        return replace(change, stock=stock) if isinstance(stock, Plan) else change
 
     def wait_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait for those uses of idle memory after which there is enough; None where there are none."""
@@ -155,7 +175,7 @@ class PagedSupply(Supply):
         return None
 
     def growth_ahead(self) -> Errand | None:
-        """Decide on memory that nobody waits for: what `pregrow` names. Pages are not kept ahead of need."""
+        """Decide on memory that nobody waits for: what `pregrow` names. The rest comes with what somebody waits for."""
         missing = self.pregrow - self._core.reserved() - self.coming
         if missing <= 0:
             return None
@@ -245,6 +265,7 @@ class PagedSupply(Supply):
         before = self._core.reserved()
         try:
             self._wash()
+            change = self._within_means(change)
             self._need_spare(change.more)
             stream = self._quiet_stream() if self.zero else None
             done = self._pages.carry_out(change)
@@ -282,16 +303,26 @@ class PagedSupply(Supply):
         if self._pages.held_back:
             self._pages.wash(self._quiet_stream())
 
-    def _need_spare(self, more: int) -> None:
-        if more == 0:
-            return
+    def _within_means(self, change: Change) -> Change:
+        """Leave out what is ahead of need where the device has too little for it."""
+        if change.more == 0:
+            return change
         self.memory = memory = self._device.memory()
+        if change.stock is None or memory.free - self.min_free >= change.more:
+            return change
+        with self._turn:
+            self.coming -= change.ahead
+            self._pages.let_go(Change((), 0.0, change.stock))
+        return replace(change, stock=None)
+
+    def _need_spare(self, more: int) -> None:
         # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
-        if memory.free - self.min_free < more:
-            with self._turn:
-                self.refused = more
-            facts = OutOfMemoryFacts(asked=more, device=self._device.name, device_free=memory.free)
-            raise OutOfMemoryError(facts)
+        if more == 0 or self.memory.free - self.min_free >= more:
+            return
+        with self._turn:
+            self.refused = more
+        facts = OutOfMemoryFacts(asked=more, device=self._device.name, device_free=self.memory.free)
+        raise OutOfMemoryError(facts)
 
     def _wait(self, uses: Sequence[Entry], timeout: float | None) -> None:
         self._retire.settle(uses, timeout)

@@ -203,7 +203,9 @@ class Supply:
         return max(need - (most - self._core.live()), 1)
 
     def _slack(self) -> int:
-        most = self.overlap if isinstance(self.overlap, int) else int(self.overlap * self._core.account(0).peak)
+        most = self.overlap
+        if isinstance(most, float):
+            most = max(int(most * self._core.account(0).peak), self._core.overlap_least if most else 0)
         return most - self._free()
 
     def _free(self) -> int:

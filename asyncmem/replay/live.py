@@ -41,29 +41,31 @@ _LOOKS: Final = 32
 """How often it is looked, in twice the lag, whether memory that lacks has come free."""
 
 
-def replay_on(pool: AsyncMemoryPool, trace: Trace, *, lag: float = 0.0, pace: float = 1.0) -> LiveReplay:
+def replay_on(pool: AsyncMemoryPool, trace: Trace, *, lag: float = 0.0, pace: float | None = None) -> LiveReplay:
     """Replay a program through a pool: answer what it reserved, and what that cost (blocks).
 
-    Each stream of the trace is a new stream of the device; number 0 is the default stream. Without `lag` the streams
-    have nothing to do, and the program goes as fast as it can. With it, the program keeps its recorded times, and the
-    streams are kept busy: kernels that spin, or sleep on the host, end so much later than the program gives them.
-    Memory that lacks then is waited for, up to twice the lag. A pool's worker goes by real time: on a virtual clock,
-    which is ahead of that, it sees later than it would that memory is ready.
+    Each stream of the trace is a new stream of the device; number 0 is the default stream. With neither `lag` nor
+    `pace` the streams have nothing to do, and the program goes as fast as it can. With one of them it keeps its
+    recorded times. With `lag` the streams are kept busy: kernels that spin, or sleep on the host, end so much later
+    than the program gives them. Memory that lacks then is waited for, up to twice the lag. A pool's worker goes by real
+    time: on a virtual clock, which is ahead of that, it sees later than it would that memory is ready, and for a
+    program that does the work of minutes in a second it looks too seldom.
 
     Args:
         pool: A pool that nothing else uses, and that nothing has used: its peaks are answered. Not closed here.
         trace: What the program did.
         lag: How late the device is, in seconds.
-        pace: What the recorded times are multiplied by.
+        pace: What the recorded times are multiplied by; None for 1 with a lag, and for no times to keep without.
 
     Raises:
         InvalidRequest: A number is negative or not finite, or the device cannot be kept busy.
     """
-    for name, value in (("lag", lag), ("pace", pace)):
+    for name, value in (("lag", lag), ("pace", 1.0 if pace is None else pace)):
         if not 0 <= value < math.inf:
             raise InvalidRequest(name, value, "a number from 0")
     with ExitStack() as stack:
-        busy = stack.enter_context(closing(busy_for(pool.device))) if lag else None
+        busy = stack.enter_context(closing(busy_for(pool.device))) if lag or pace else None
+        pace = 1.0 if pace is None else pace
         program = _Program(pool, trace, lag)
         stack.callback(program.end)
         if busy is None:
@@ -100,7 +102,8 @@ class _Program:
         take = partial(self._take_late, busy)
         for first, end, when in _beats(times):
             busy.until(began + when + self._waited)
-            self._keep_late(busy)
+            if self._lag:
+                self._keep_late(busy)
             self._go(first, end, take)
             if self._failed is not None:
                 return

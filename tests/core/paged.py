@@ -47,11 +47,12 @@ class PagedPair(Pair):
                 assert behind.issuperset(range(start // PAGE * PAGE, start + nbytes, PAGE))
 
     def plan(
-        self, nbytes: int, stream: int, arena: int, room: int, most: int, whose: tuple[bool, bool] = (True, True)
-    ) -> Plan | None:
+        self, nbytes: int, stream: int, arena: int, room: int, most: int,
+        whose: tuple[bool, bool] = (True, True), parts: int = 16,
+    ) -> Plan | None:  # fmt: skip
         """Ask both for a plan; what it names is done with."""
         self.both(lambda heap: heap.has_addresses(nbytes, stream, arena, *whose))
-        answer = self.both(lambda heap: heap.plan(nbytes, stream, arena, room, most, *whose))
+        answer = self.both(lambda heap: heap.plan(nbytes, stream, arena, room, most, *whose, parts))
         return self._lifted(answer) if isinstance(answer, Plan) else None
 
     def reclaim(self, nbytes: int) -> Plan | None:
@@ -155,7 +156,8 @@ def _free(pair: PagedPair, draw: random.Random) -> None:
 def _plan(pair: PagedPair, draw: random.Random) -> None:
     room, most = (draw.choice((0, PAGE, 4 * PAGE, LOTS)) for _ in range(2))
     whose = draw.random() < 0.7, draw.random() < 0.7
-    plan = pair.plan(_size(draw), draw.randrange(pair.streams), draw.choice((-1, -1, 0, 1)), room, most, whose)
+    parts = draw.choice((1, 4, 16))
+    plan = pair.plan(_size(draw), draw.randrange(pair.streams), draw.choice((-1, -1, 0, 1)), room, most, whose, parts)
     _start(pair, plan, draw)
 
 

@@ -152,16 +152,25 @@ def test_a_request_gets_exactly_the_pages_that_it_lies_on(heap: Heap) -> None:
 
 
 def test_handles_grow_with_the_request(heap: Heap) -> None:
-    """A large request gets few handles, none of them above a thirty-second of it; each goes as a whole."""
-    heap.free(grown(heap, 64 * PAGE))
+    """A large request gets few handles, none of them above a sixteenth of it; each goes as a whole."""
+    heap.free(grown(heap, 32 * PAGE))
     assert {one.nbytes for one in heap.handles()} == {2 * PAGE}
-    assert len(heap.handles()) == 32
+    assert len(heap.handles()) == 16
     finish(heap, 0)
     assert heap.reclaim(1) is not None
     with pytest.raises(ValueError, match="as a whole"):
         heap.set_bare(0, BASE, PAGE)
     heap.set_bare(0, BASE, 2 * PAGE)
     heap.check()
+
+
+def test_a_plan_may_be_told_how_large_handles_are(heap: Heap) -> None:
+    """Of a request cut in four, none is above a quarter."""
+    plan = heap.plan(16 * PAGE, 0, room=LOTS, parts=4)
+    assert isinstance(plan, Plan)
+    assert [nbytes for _, nbytes in plan.fresh] == [4 * PAGE] * 4
+    with pytest.raises(ValueError, match="parts"):
+        heap.plan(PAGE, 0, parts=0)
 
 
 def test_room_is_for_all_gaps_together(heap: Heap) -> None:
@@ -196,20 +205,51 @@ def test_what_has_been_idle_longest_is_moved_first(heap: Heap) -> None:
     heap.check()
 
 
+def test_memory_freed_again_has_been_idle_since_then(heap: Heap) -> None:
+    """What is taken and freed once more is the last to be moved, though it was the first to be freed."""
+    first, second, _ = (grown(heap, PAGE) for _ in range(3))
+    addresses = [heap.address(first), heap.address(second)]
+    heap.free(first)
+    heap.free(second)
+    again = heap.take(PAGE, 0)
+    assert heap.address(again) == addresses[0]
+    heap.free(again)
+    finish(heap, 0)
+    plan = heap.reclaim(2 * PAGE)
+    assert plan is not None
+    assert [move.address for move in plan.moves] == addresses[::-1]
+
+
+def test_memory_let_go_comes_behind_what_was_freed_meanwhile(heap: Heap) -> None:
+    """What a plan has held and left alone has not been idle for longer than what was freed before it was let go."""
+    first, _, second, _ = (grown(heap, PAGE) for _ in range(4))
+    addresses = [heap.address(first), heap.address(second)]
+    heap.free(first)
+    finish(heap, 0)
+    held = heap.reclaim(PAGE)
+    assert held is not None
+    heap.free(second)
+    heap.let_go(held.moves[0].segment, held.moves[0].address, held.moves[0].nbytes)
+    finish(heap, 0)
+    plan = heap.reclaim(2 * PAGE)
+    assert plan is not None
+    assert [move.address for move in plan.moves] == addresses[::-1]
+
+
 def test_memory_too_large_for_a_gap_is_released_for_new() -> None:
     """A handle that fits nowhere makes room by its going, so the whole is not more than before."""
     heap = Heap()
     heap.add_space(BASE, 1024 * PAGE, 1, PAGE)
-    first, _, second, _ = (grown(heap, pages * PAGE) for pages in (128, 1, 64, 1))
+    first, _, second, _ = (grown(heap, pages * PAGE) for pages in (64, 1, 32, 1))
     heap.free_many([first, second])
     finish(heap, 0)
-    plan = planned(heap, 129 * PAGE, room=0)
-    assert [move.nbytes // PAGE for move in plan.moves] == [4] * 32 + [2]
+    plan = planned(heap, 65 * PAGE, room=0)
+    assert [move.nbytes // PAGE for move in plan.moves] == [4] * 16 + [2]
     assert plan.moves[-1].to == 0
     assert [nbytes for _, nbytes in plan.fresh] == [PAGE]
     carry_out(heap, plan)
-    assert heap.reserved() == (128 + 64 + 2 - 1) * PAGE
-    assert heap.counts().peak_reserved == (128 + 64 + 2) * PAGE
+    assert heap.reserved() == (64 + 32 + 2 - 1) * PAGE
+    assert heap.counts().peak_reserved == (64 + 32 + 2) * PAGE
     heap.check()
 
 

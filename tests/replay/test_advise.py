@@ -49,8 +49,9 @@ def test_what_is_measured_is_what_a_replay_measures(advice: Advice) -> None:
     assert patience.after.peak_reserved == replay(trace, policy, LATE).peak_reserved
 
 
-def test_limits_are_tried_and_their_waits_bounded(advice: Advice) -> None:
+def test_limits_are_tried_and_their_waits_bounded() -> None:
     """The smallest at all, and the smallest whose waits are short: both were tried, and the second is advised."""
+    advice = advise(read(TRACES / "stream_prefetch.npz"), model=Model(lag=0.05))
     smallest, within = named(advice, "limit")
     assert smallest.after.completed
     assert smallest.after.wait_seconds > 0.02 * smallest.after.duration

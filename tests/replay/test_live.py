@@ -15,7 +15,7 @@ SIZES = (700, 40_000, 300_000, 3 * MIB)
 
 
 def played(
-    trace: Trace, policy: str = "stream_ordered", *, lag: float = 0, pace: float = 1, **options: int
+    trace: Trace, policy: str = "stream_ordered", *, lag: float = 0, pace: float | None = None, **options: int
 ) -> LiveReplay:
     """Replay on a simulated device."""
     with AsyncMemoryPool("simulated", options=pool_options(policy), **options) as pool:  # type: ignore[arg-type]
@@ -75,12 +75,21 @@ def test_memory_that_is_in_use_is_waited_for(lag: float) -> None:
     assert 0.9 * lag < one.wait_seconds < 1.1 * lag
 
 
+@pytest.mark.parametrize("lag", [0, 0.001])
 @pytest.mark.parametrize("pace", [0.1, 1, 3])
-def test_time_is_kept(pace: float) -> None:
+def test_time_is_kept(pace: float, lag: float) -> None:
     """The program takes the time that was recorded, or a multiple."""
     with AsyncMemoryPool(device := Simulated()) as pool:
-        replay_on(pool, Program().take("a", 1).at(100 * MS).free("a").trace(), lag=0.001, pace=pace)
-        assert 0.1 * pace <= device.now < 0.1 * pace + 0.01
+        replay_on(pool, Program().take("a", 1).at(100 * MS).free("a").trace(), lag=lag, pace=pace)
+        assert abs(device.now - 0.1 * pace) < 0.01
+
+
+def test_no_time_is_kept_where_nothing_asks_for_it() -> None:
+    """With neither a lag nor a pace the program goes as fast as it can."""
+    with AsyncMemoryPool(device := Simulated()) as pool:
+        one = replay_on(pool, Program().take("a", 1).at(100 * MS).free("a").trace())
+        assert device.now < 0.05
+        assert one.duration == 0.1
 
 
 @pytest.mark.parametrize("lag", [0, 0.001])

@@ -30,7 +30,7 @@ class LiveEntry:
 
 
 def replayed(
-    device: str, file: str, trace: Trace, policy: str, *, limit: int | None, lag: float, pace: float
+    device: str, file: str, trace: Trace, policy: str, *, limit: int | None, lag: float, pace: float | None
 ) -> LiveEntry:
     """Replay a program in a pool of its own."""
     options = pool_options(policy)

@@ -50,6 +50,7 @@ cdef class Core(Heap):
     cdef int witnesses  # how many do
     cdef int64_t overlap_bytes
     cdef double overlap_share
+    cdef public int64_t overlap_least  # what `overlap` is at least, where it is a share and not none
     cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
     cdef public int streak
     cdef readonly bint lacks_pages  # whether the latest grant missed for want of memory at its addresses (with the turn held)

@@ -143,7 +143,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         vector[CHandleInfo] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign) except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign, uint64_t parts) except +
         bint has_addresses(const Ask& ask, Foreign foreign) except +
         CPlan reclaim(uint64_t nbytes) except +
         Idle idle_memory() except +

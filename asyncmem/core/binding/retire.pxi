@@ -424,6 +424,8 @@ cdef class Retire(Lanes):
         # Addresses count, not pages: what is decided must not depend on which of them were taken back.
         cdef uint64_t free = self.c.spread() - whole.live
         cdef double most = self.core.overlap_bytes + self.core.overlap_share * <double>whole.peak
+        if self.core.overlap_share > 0:
+            most = max(most, <double>self.core.overlap_least)
         if ask.arena >= 2 or most == 0 or free > most:
             return False
         return self.c.reserved() + ask.nbytes <= whole.limit

@@ -11,8 +11,6 @@ from asyncmem.core.report import Move, Plan
 
 UNREADY: Final = 32
 """Handles in a row that are not ready, after which none is expected to be."""
-PARTS: Final = 32
-"""Of a request: a handle is no larger than one of them."""
 EVERYTHING: Final = 2**63 - 1
 Reaches: TypeAlias = tuple[tuple[str, int], ...]
 
@@ -71,12 +69,14 @@ class Plans(Spaces):
 
     def plan(
         self, nbytes: int, stream: int, arena: int = -1, room: int = 0, most: int = EVERYTHING,
-        foreign: bool = True, late: bool = True,
+        foreign: bool = True, late: bool = True, parts: int = 16,
     ) -> Plan | tuple[tuple[int, int], ...]:  # fmt: skip
         """Answer a Plan for a request, or the entries that make it possible once they are done."""
         self.need_stream(stream)
         if not 0 < nbytes <= MAX_SIZE:
             raise ValueError("size must be from 1 to 2**47 bytes")
+        if parts < 1:
+            raise ValueError("parts must be at least 1")
         size = self.rounded(nbytes)
         arena = self.natural_arena(size) if arena < 0 else arena
         if arena not in self.arenas:
@@ -94,7 +94,7 @@ class Plans(Spaces):
             return Plan(block.segment, block.address, 0, (), ())
         window = self.window(segment, block.address, size)
         picking = Picking(self, segment, window)
-        chosen, fresh, beyond = self.fill(picking, segment, window, size, room)
+        chosen, fresh, beyond = self.fill(picking, segment, window, size // parts, room)
         if beyond > most:
             return listed(picking.waits(beyond - most))
         moves = tuple(Move(handle.segment, handle.address, handle.nbytes, to) for handle, to in chosen)
@@ -164,11 +164,11 @@ class Plans(Spaces):
         return range(address, address + size if last in space.handles else last + space.page)
 
     def fill(
-        self, picking: Picking, segment: int, window: range, size: int, room: int
+        self, picking: Picking, segment: int, window: range, part: int, room: int
     ) -> tuple[list[tuple[Handle, int]], list[tuple[int, int]], int]:
         """Fill each gap: which handles are moved and where to, what is new, how much of that is beyond the room."""
         page = self.spaces[segment].page
-        largest = max(page, _power_of_two(size // PARTS))
+        largest = max(page, _power_of_two(part))
         chosen: list[tuple[Handle, int]] = []
         fresh: list[tuple[int, int]] = []
         beyond = 0
@@ -183,9 +183,9 @@ class Plans(Spaces):
             beyond += max(0, nbytes - room)
             room = max(0, room - nbytes)
             while nbytes:
-                part = min(largest, _power_of_two(nbytes))
-                fresh.append((address, part))
-                address, nbytes = address + part, nbytes - part  # noqa: PLW2901 -- the gap shrinks
+                size = min(largest, _power_of_two(nbytes))
+                fresh.append((address, size))
+                address, nbytes = address + size, nbytes - size  # noqa: PLW2901 -- the gap shrinks
         return chosen, fresh, beyond
 
     def gaps(self, segment: int, window: range) -> Iterator[tuple[int, int]]:

@@ -4,6 +4,7 @@ The program's own work is left out, and all its streams are one, so that everybo
 an allocator that has no memory of the device; what it gets on the way is in the time.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,18 +20,20 @@ from asyncmem.cli.benchmarks.peers.way import FLOOR, Plan, Way
 from asyncmem.replay import Trace, read
 
 QUESTION: Final = "a recorded program's allocations and frees, one after another from no memory at all; per operation"
-RUNS: Final = 5
+RUNS: Final = 3
 WARM_UP: Final = 1
+REST_SECONDS: Final = 0.2
+"""How long a card is left alone before each run: it still clears what the run before gave back, and who asks waits."""
 
 
 def measure(peer: Peer, effort: Effort, where: Where) -> Iterator[Measured]:
     """Time each recording's steps, in turn with asyncmem's pool and the floor; asyncmem's own also over pages."""
     for file in where.traces:
         trace, name = read(file), Path(file).stem
-        yield _measure(peer, effort, trace, name)
+        yield _measure(peer, effort, trace, where, name)
         if isinstance(peer, Ours) and peer.device.kind != "host":
             with peer.tuned(segments="paged"):
-                yield _measure(peer, effort, trace, f"{name}, paged")
+                yield _measure(peer, effort, trace, where, f"{name}, paged")
 
 
 def plan_of(trace: Trace) -> Plan:
@@ -47,7 +50,7 @@ def plan_of(trace: Trace) -> Plan:
     return plan + [(slot, 0, nbytes) for slot, nbytes in sizes.items()]
 
 
-def _measure(peer: Peer, effort: Effort, trace: Trace, case: str) -> Measured:
+def _measure(peer: Peer, effort: Effort, trace: Trace, where: Where, case: str) -> Measured:
     plan = plan_of(trace)
     peers = [peer] if peer.beside is None else [peer, peer.beside]
     times: list[list[float]] = [[] for _ in peers]
@@ -56,6 +59,7 @@ def _measure(peer: Peer, effort: Effort, trace: Trace, case: str) -> Measured:
     with collector_off():
         for run in range(WARM_UP + max(2, round(RUNS * effort.share))):
             for one, taken in zip(peers, times, strict=True):
+                time.sleep(REST_SECONDS * effort.share if where.device.startswith("cuda") else 0)
                 with one.opened() as way:
                     taken.append(_through(way, plan, trace.allocations))
                     if one is peer:
