@@ -246,3 +246,26 @@ def test_a_million_records_are_read_in_seconds_and_little_memory(tmp_path: Path)
     assert "still live     1.45 KiB in 1 buffer" in lines
     code, kib, seconds = last.split()
     assert (code, float(seconds) < 6, int(kib) < 1 << 20) == ("0", True, True), last
+
+
+@pytest.mark.parametrize("to", ["perfetto", "csv", "json"])
+def test_an_export_goes_to_a_file_of_its_own(invoke: Invoke, leaky: str, tmp_path: Path, to: str) -> None:
+    """Beside the recording or where it is told to; what exists is kept unless that is said."""
+    copy = tmp_path / "copy.amem"
+    copy.write_bytes(Path(leaky).read_bytes())
+    assert invoke("export", str(copy), "--to", to).exit_code == 0
+    (made,) = set(tmp_path.iterdir()) - {copy}
+    assert made.name.startswith("copy.")
+    content = made.read_bytes()
+    made.write_bytes(b"precious")
+    refused = invoke("export", str(copy), "--to", to)
+    assert refused.exit_code == 2
+    assert "--force" in refused.output
+    assert made.read_bytes() == b"precious"
+    assert invoke("export", str(copy), "--to", to, "--force").exit_code == 0
+    assert made.read_bytes() == content
+    other = tmp_path / "other"
+    assert invoke("export", str(copy), "--to", to, "-o", str(other)).exit_code == 0
+    assert other.read_bytes() == content
+    assert invoke("export", str(copy), "--to", "nothing").exit_code == 2
+    assert invoke("export", str(copy), "--to", to, "-o", str(tmp_path)).exit_code != 0
