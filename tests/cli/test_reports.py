@@ -201,6 +201,24 @@ def test_a_person_is_told_what_to_install(invoke: Invoke, leaky: str, monkeypatc
     assert "pip install 'asyncmem[insight]'" in result.output
 
 
+def test_what_was_lost_is_said(invoke: Invoke, tmp_path: Path) -> None:
+    """How many records, and what that means for the figures."""
+    path = tmp_path / "lossy.amem"
+    rows = np.zeros(3, LOG_ROW)
+    rows["number"] = range(3)
+    heading = Heading(version=VERSION, began=0, wall=0.0, frames=1, program=[], process=1, python="", asyncmem="")
+    blocks: list[Block] = [
+        heading,
+        Pool(number=0, name="busy", device="none", limit=1),
+        Rows(pool=0, count=3, columns=pack_rows(rows), lost=4000),
+        End(time=1),
+    ]
+    path.write_bytes(MAGIC + b"".join(pack(block) for block in blocks))
+    result = invoke("leaks", str(path))
+    assert "4,000 records came too fast to be written: what they freed looks as if it were live." in result.stderr
+    assert figures(invoke, "leaks", str(path))["lost"] == 4000
+
+
 def write_a_million(path: Path) -> None:
     """Write a file of a million records: 500,000 buffers, each held until 500 others came, and one for ever."""
     count = 500_000

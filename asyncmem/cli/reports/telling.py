@@ -17,6 +17,8 @@ from asyncmem.insight import Records, read
 WIDE = 240
 """Columns for output that goes to a file or another program: nothing is cut there."""
 
+_LOST = "what they freed looks as if it were live."
+
 Figures = TypeVar("Figures")
 
 file_argument = click.argument("file", metavar="FILE.amem", type=click.Path(exists=True, dir_okay=False))
@@ -49,7 +51,7 @@ def load(file: str) -> Records:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.FileError(file, error.strerror) from error
-    lost = f"{format_count(records.lost, 'record')} came too fast to be written." if records.lost else ""
+    lost = f"{format_count(records.lost, 'record')} came too fast to be written: {_LOST}" if records.lost else ""
     for sentence in filter(None, (records.note, lost)):
         click.echo(f"{file}: {sentence}", err=True)
     return records
