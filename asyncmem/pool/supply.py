@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     Errand = Callable[[], None]
 
 
+_LATELY = 10_000
+"""Allocations that an emptying of the caches has to last for."""
+_LITTLE = 1.125
+"""What may be reserved, in terms of the most that was live, so that they need not be emptied again."""
+
+
 class Order(NamedTuple):
     """Growth that has been decided and counts against the limit.
 
@@ -89,6 +95,7 @@ class Supply:
         self.min_free = 0
         self.overlap = core.overlap = options.overlap
         self._quiet: int | None = None
+        self._flushed = -_LATELY  # how many allocations there had been when caches were emptied for the last time
         self._making = threading.Lock()
         self.limit = 0
         self.coming = 0
@@ -179,8 +186,22 @@ class Supply:
         return self.overlap > 0 and self._slack() >= 0 and self.can_order(waiting.pieces)
 
     def should_flush(self, waiting: Waiting) -> bool:
-        """Say whether to empty caches before growing: enough is free."""
-        return self.may_hold(waiting.total)
+        """Say whether to empty caches before growing: enough is free.
+
+        A program that comes out a little short in each of its rounds would do so every time, and is better off with a
+        little more memory: where caches were emptied only lately, growth comes first while it adds little.
+        """
+        if not self.may_hold(waiting.total):
+            return False
+        now = self._core.counts().allocations
+        lately = now - self._flushed < _LATELY
+        if lately and self._is_little(waiting.total) and self.can_order(waiting.pieces):
+            return False
+        self._flushed = now
+        return True
+
+    def _is_little(self, nbytes: int) -> bool:
+        return self._core.reserved() + self.coming + nbytes <= _LITTLE * self._core.account(0).peak
 
     def should_tidy(self, waiting: Waiting, *, first: bool = False) -> bool:
         """Say whether to make the most of what is free before growing: there is enough, and more than `overlap`.
