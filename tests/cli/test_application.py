@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import asyncmem.cli
-from asyncmem.cli.app import INTERRUPTED, Commands
+from asyncmem.cli.app import Commands
+from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.reports import REPORTS
 from asyncmem.errors import InvalidRequest, PoolClosed
 
