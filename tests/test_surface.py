@@ -21,6 +21,7 @@ PACKAGES = (
     "asyncmem",
     "asyncmem.devices",
     "asyncmem.insight",
+    "asyncmem.insight.reports",
     "asyncmem.pipeline",
     "asyncmem.pipeline.parallel",
     "asyncmem.planning",

@@ -9,11 +9,11 @@ from asyncmem.cli.bench import bench
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.estimate import estimate
+from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.replay import replay
+from asyncmem.cli.reports import REPORTS
+from asyncmem.cli.run import run
 from asyncmem.errors import AsyncmemError, InvalidRequest
-
-INTERRUPTED = 130
-"""The exit code of a process ended by Ctrl-C, by the shells' convention: 128 and the signal's number."""
 
 
 class Refusal(click.ClickException):
@@ -63,11 +63,8 @@ def commands() -> None:
     """Await GPU memory the way you await a socket."""
 
 
-commands.add_command(doctor)
-commands.add_command(demo)
-commands.add_command(bench)
-commands.add_command(replay)
-commands.add_command(estimate)
+for command in (doctor, demo, bench, replay, estimate, run, *REPORTS):
+    commands.add_command(command)
 
 
 def app() -> int:

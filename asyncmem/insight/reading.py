@@ -88,7 +88,7 @@ class _Found:
                 self._add(block)
 
     def _learn(self, names: NewNames) -> None:
-        self._places += (Site(*place) for place in names.places)
+        self._places += (None if _is_start(place) else Site(*place) for place in names.places)
         self._sites += names.sites
         self._tasks += names.tasks
         self._tags += names.tags
@@ -116,3 +116,9 @@ class _Found:
         rows = in_order(np.concatenate(self._held), np.concatenate(self._rows), began)
         note = " ".join(sentence for sentence, true in self.missing.items() if true)
         return Records(rows, names, began=began, wall=self._heading.wall, lost=lost, note=note)
+
+
+def _is_start(place: tuple[str, int, str]) -> bool:
+    """Whether this is where ``asyncmem run`` runs a program: who called that is not the program's."""
+    file, _, function = place
+    return function == "Program.run" and Path(file).parts[-3:] == ("asyncmem", "cli", "program.py")

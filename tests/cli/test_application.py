@@ -12,7 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import asyncmem.cli
-from asyncmem.cli.app import INTERRUPTED, Commands
+from asyncmem.cli.app import Commands
+from asyncmem.cli.program import INTERRUPTED
+from asyncmem.cli.reports import REPORTS
 from asyncmem.errors import InvalidRequest, PoolClosed
 
 Invoke = Callable[..., Result]
@@ -22,7 +24,7 @@ def test_help_lists_every_command(invoke: Invoke) -> None:
     """`asyncmem --help` names the commands, each with the first sentence of its docstring."""
     result = invoke("--help")
     assert result.exit_code == 0
-    for name in ("doctor", "demo", "bench", "replay"):
+    for name in ("doctor", "demo", "bench", "replay", "run", *(report.name for report in REPORTS)):
         assert f"\n  {name} " in result.output
 
 

@@ -15,6 +15,7 @@ from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.core.elements import SHORT_FLOATS, element_type
 from asyncmem.figures import format_duration, format_share, format_size
+from asyncmem.insight import reports
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
 from asyncmem.pipeline import parallel
 from asyncmem.stats import DERIVED, PoolStats
@@ -194,6 +195,14 @@ def test_everything_of_insight_is_listed() -> None:
     for found, parts in listed:
         there = {name for one in [*found, *parts] if one in exported for name in dir(getattr(insight, one))}
         assert there.issuperset(name for name in parts if name not in exported and name not in RECORDS)
+
+
+def test_every_report_is_listed() -> None:
+    """Each function of the reports has a row, with the figures that it answers."""
+    listed = [(names(cells[0])[0], names(cells[1])) for cells in rows("Reports")]
+    functions = {name for name in reports.__all__ if name.islower()}
+    assert {name for name, _ in listed} == functions
+    assert {name for _, answered in listed for name in answered} == set(reports.__all__) - functions
 
 
 def test_every_command_is_listed_with_its_options() -> None:

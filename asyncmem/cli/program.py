@@ -1,0 +1,117 @@
+"""A Python program that runs in this process as the interpreter would run it."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Final
+
+INTERRUPTED: Final = 130
+"""The status of a program that Ctrl-C has ended, by the shells' convention: 128 and the signal's number."""
+
+
+class NoProgram(Exception):
+    """There is no such program; the text says what is missing."""
+
+
+class Program:
+    """A script, or a module as ``python -m`` runs it: its arguments, import path and main module are its own.
+
+    Args:
+        name: The script's file, or the module's name.
+        is_module: Which of them it is.
+
+    Raises:
+        NoProgram: There is none of that name.
+    """
+
+    def __init__(self, name: str, *, is_module: bool) -> None:
+        self._main = ModuleType("__main__")
+        vars(self._main)["__builtins__"] = builtins
+        self._load: Callable[[], CodeType]
+        self._name = self._prepare_module(name) if is_module else self._prepare_script(name)
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run it, and answer its exit status; what it raises is shown as the interpreter does.
+
+        Recorded lines end here: `asyncmem.insight.reading` knows this function by its name.
+        """
+        sys.argv = [self._name, *arguments]
+        sys.modules["__main__"] = self._main  # and stays it, for what goes on behind the program's end
+        try:
+            exec(self._load(), vars(self._main))  # noqa: S102 -- that is what it is for
+        except SystemExit as end:
+            return _status(end.code)
+        except KeyboardInterrupt as error:
+            _show(error)
+            return INTERRUPTED
+        except BaseException as error:  # noqa: BLE001 -- the program's last words, whatever they are
+            _show(error)
+            return 1
+        return 0
+
+    def _prepare_script(self, name: str) -> str:
+        path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 -- as the interpreter names it: "./" is kept
+        if not Path(path).is_file():
+            raise NoProgram(f"{name!r} is no file")
+        _lead_imports_with(str(Path(path).resolve().parent))
+        loader = SourceFileLoader("__main__", path)
+        self._main.__file__ = path
+        self._main.__loader__ = loader
+        self._load = lambda: loader.source_to_code(loader.get_data(path), path)
+        return name
+
+    def _prepare_module(self, name: str) -> str:
+        _lead_imports_with(str(Path.cwd()))
+        spec = _spec(name)
+        if spec.submodule_search_locations is not None:
+            spec = _spec(f"{name}.__main__")
+        loader, path = spec.loader, spec.origin
+        if not isinstance(loader, SourceFileLoader) or path is None:
+            raise NoProgram(f"module {name!r} has no source that could be run")
+        self._main.__file__ = path
+        self._main.__loader__ = loader
+        self._main.__spec__ = spec
+        self._main.__package__ = spec.parent
+        self._load = lambda: loader.source_to_code(loader.get_data(path), path)
+        return path
+
+
+def _spec(name: str) -> ModuleSpec:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise NoProgram(f"module {name!r} was not found: {error}") from error
+    if spec is None:
+        raise NoProgram(f"there is no module {name!r}")
+    return spec
+
+
+def _lead_imports_with(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
+
+
+def _status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+_OURS: Final = (__file__, "<frozen importlib._bootstrap_external>", "<frozen importlib._bootstrap>")

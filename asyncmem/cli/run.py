@@ -1,0 +1,115 @@
+"""`asyncmem run`: a program with all its pools recorded into a file."""
+
+import atexit
+import os
+import signal
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import click
+
+from asyncmem.cli.program import INTERRUPTED, NoProgram, Program
+from asyncmem.insight import Recording
+
+_KEEP = 1 << 20
+"""Records of a pool that may wait for the thread that writes them: a busy loop makes so many in a second."""
+
+
+class _RunCommand(click.Command):
+    """Takes the file's option behind the program too: `asyncmem run train.py --epochs 3 -o run.amem`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        behind = _ours_behind(ctx.params.get("arguments", ()))
+        if not behind:
+            return rest
+        ctx.params.clear()
+        return super().parse_args(ctx, [*given[-behind:], *given[:-behind]])
+
+
+def _ours_behind(arguments: tuple[str, ...]) -> int:
+    """Answer how many of a program's arguments are not meant for it."""
+    for at, (option, value) in enumerate(pairwise(arguments)):
+        if option in {"-o", "--output"} and value.endswith(".amem"):
+            return len(arguments) - at
+    return 0
+
+
+@click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False})
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
+@click.option("-o", "--output", metavar="FILE.amem", help="Where the records go: PROGRAM's name and .amem without it.")
+@click.option("--force", is_flag=True, help="Write over a file that exists.")
+@click.option(
+    "--frames", type=click.IntRange(1, 128), default=8, show_default=True, help="Lines kept of each call that asks."
+)
+@click.argument("program")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@click.pass_context
+def run(
+    context: click.Context,
+    program: str,
+    arguments: tuple[str, ...],
+    output: str | None,
+    frames: int,
+    *,
+    is_module: bool,
+    force: bool,
+) -> None:
+    """Run a Python program, and record what its pools do into a file.
+
+    PROGRAM and its ARGUMENTS are as behind `python`, and so are its output and its exit status. Every pool of the
+    process is recorded until it ends; processes that it starts are not. Options stand before PROGRAM; those from
+    `-o FILE.amem` on may stand at the end as well.
+
+    The file can be read while the program runs, and after a crash: `asyncmem summary FILE.amem` is a beginning.
+    """
+    path = Path(output or f"{program if is_module else Path(program).stem}.amem")
+    try:
+        found = Program(program, is_module=is_module)
+        recording = Recording(file=path, frames=frames, force=force, keep=_KEEP)
+        recording.__enter__()
+    except (NoProgram, ModuleNotFoundError) as error:
+        raise click.ClickException(str(error)) from error
+    except FileExistsError as error:
+        hint = f"{path} exists: --force writes over it, -o names another"
+        raise click.BadParameter(hint, param_hint="-o") from error
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror) from error
+    ending = _Ending(recording, path)
+    # At exit, because other threads may go on for longer than the program's own last line.
+    atexit.register(ending)
+    ending.status = found.run(arguments)
+    context.exit(ending.status)
+
+
+class _Ending:
+    """Ends the recording when the process ends."""
+
+    def __init__(self, recording: Recording, path: Path) -> None:
+        self.status = 0
+        self._recording = recording
+        self._path = path
+        self._process = os.getpid()
+
+    def __call__(self) -> None:
+        if os.getpid() != self._process:  # a fork that ends on its own
+            return
+        try:
+            self._recording.__exit__(None, None, None)
+        except OSError as error:
+            sys.stderr.write(f"asyncmem: {self._path} is not whole: {error.strerror}\n")
+        else:
+            sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem summary {self._path}\n")
+        if self.status == INTERRUPTED and os.name == "posix":
+            _die_by_interruption()
+
+
+def _die_by_interruption() -> None:
+    # As the interpreter does, so that a shell's loop around the program ends too.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
