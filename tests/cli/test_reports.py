@@ -47,7 +47,8 @@ def leaky(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tidy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A program that frees what it allocates, on a pool by pages."""
     path = tmp_path_factory.mktemp("tidy") / "tidy.amem"
-    with Recording(file=path), AsyncMemoryPool("simulated", segments="paged") as pool:
+    # Of this pool alone: others of this process are those of other tests.
+    with AsyncMemoryPool("simulated", segments="paged") as pool, Recording(pool, file=path):
         pool.allocate(1000).free()
     return str(path)
 
@@ -249,7 +250,9 @@ from asyncmem.cli import main
 sys.argv = ["asyncmem", "summary", sys.argv[1]]
 code = main()
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(code, used.ru_maxrss, used.ru_utime + used.ru_stime)
+# Not ru_maxrss, which begins with that of the process that started this one.
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(code, peak, used.ru_utime + used.ru_stime)
 """
 
 

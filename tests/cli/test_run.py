@@ -103,7 +103,8 @@ def test_a_module_runs_as_with_m(tmp_path: Path) -> None:
     # The folder of the tests stays the current one, which finds asyncmem; so the package is found by its path.
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+        # An empty part would be the current folder, which may have a source tree without its compiled parts.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])),
     }
     command = [sys.executable, "-m", "asyncmem", "run", "-o", str(file), "-m", "parcel", "a"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)

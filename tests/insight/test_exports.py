@@ -24,8 +24,11 @@ def records() -> Records:
     """Several tasks that wait at once, another pool, a refusal, and a trim."""
 
     async def work() -> Records:
-        async with AsyncMemoryPool("simulated", name="narrow", limit="64 MiB") as pool, Recording() as recording:
-            async with AsyncMemoryPool("simulated", name="wide") as other:
+        async with (
+            AsyncMemoryPool("simulated", name="narrow", limit="64 MiB") as pool,
+            AsyncMemoryPool("simulated", name="wide") as other,
+        ):
+            with Recording(pool, other) as recording:  # of these alone: others of this process are other tests'
                 held = []
                 for nbytes in range(1000, 100_000, 777):
                     held.append(await other.allocate_async(nbytes))
@@ -156,7 +159,7 @@ def test_json_has_all_of_each_record(records: Records) -> None:
 @pytest.mark.parametrize("to", FORMATS)
 def test_nothing_can_be_written(to: str) -> None:
     """An empty recording is a valid file."""
-    with Recording() as recording:
+    with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
         pass
     text = written(recording.records(), to)
     assert text.count("\n") == 1 if to == "csv" else json.loads(text)

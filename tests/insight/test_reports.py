@@ -252,7 +252,7 @@ def test_a_leak_among_many_is_named() -> None:
 
 def test_nothing_has_reports() -> None:
     """An empty recording is one, and so is a pool that did nothing."""
-    with Recording() as recording:
+    with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
         pass
     for name in reports.__all__:
         if name.islower():
