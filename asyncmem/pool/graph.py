@@ -229,7 +229,7 @@ class Captures:
         if not kept:
             return
         retire, core = self._flow.retire, self._flow.core
-        entries = retire.entries_for([retire.everywhere()])
+        entries = retire.entries_for([retire.everywhere()], sum(kept.values()))
         while kept:
             block, _ = kept.popitem()
             core.free(block, entries)

@@ -181,6 +181,19 @@ def test_nobody_asks_streams_that_are_never_captured() -> None:
             assert pool._core.watch_captures is asked
 
 
+def test_much_released_memory_has_its_fence_at_once(device: Simulated) -> None:
+    """Frees of little memory share one; a graph's counts with all its bytes, of which most of the pool's are here."""
+    stream = device.create_stream()
+    with AsyncMemoryPool(device, limit="8 MiB", segment_size="8 MiB") as pool:
+        with pool.graph() as memory:
+            stream.begin_capture()
+            pool.allocate("6 MiB", stream=stream).free()
+            stream.end_capture()
+        before = len(device.calls_of("record_all"))
+        memory.release()
+        assert len(device.calls_of("record_all")) == before + 1
+
+
 def test_blocks_are_entered_once_and_released_after_their_end(device: Simulated) -> None:
     """Anything else is a wrong call."""
     pool = AsyncMemoryPool(device, limit=LIMIT)
