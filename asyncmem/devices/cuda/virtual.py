@@ -4,9 +4,9 @@ A segment is made of the largest powers of two up to 2 GiB. To get a GiB and to 
 driver 580 (`tests/gpu/probe.cu`), 0.12 + 0.37 ms as one handle, 0.21 + 0.52 ms as four of 256 MiB, 0.6 + 0.85 ms as 16
 of 64 MiB, and 18 + 15 ms as 512 of 2 MiB. The device's own work is held up by the handle, too: taking back 256 MiB
 every few milliseconds made a training step beside it 2.5 % longer in handles of 64 MiB, and 1.6 % in one of 256 MiB;
-2 GiB made it 2.3 % longer in those of 256 MiB, and 1.8 % in one. The longest call, the release of 2 GiB, takes about
-0.7 ms. No call held up other threads' launches by more than 40 us, whatever the size, except setting the access of 512
-handles at once: 230 us.
+2 GiB made it 2.3 % longer in those of 256 MiB, and 1.8 % in one. The longest call is a release, up to 0.6 ms for
+a GiB; for two it was not timed alone. No call held up other threads' launches by more than 40 us, up to a GiB,
+except setting the access of 512 handles at once: 230 us.
 
 The calls of a segment are made in one go without the interpreter's lock (`mapping.hpp`). One by one in Python, each
 had the lock change hands twice, which other threads felt more than the calls themselves.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 
 LARGEST: Final = 2048 * MIB
-"""Bytes of the largest handle, so that the longest call, a release, takes less than a millisecond."""
+"""Bytes of the largest handle: the longest call, its release, may take about a millisecond."""
 ACCESS_STEP: Final = 2048 * MIB
 """Bytes whose access is set by one call: few handles, of which 512 at once were felt by other threads."""
 
