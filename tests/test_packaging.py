@@ -55,6 +55,7 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     metadata = installed.metadata
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
     assert "asyncmem" in {one.name for one in installed.entry_points if one.group == "console_scripts"}
+    assert [one.value for one in installed.entry_points if one.group == "pytest11"] == ["pytest_asyncmem"]
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
     assert metadata.get_all("Provides-Extra") == ["cli", "insight"]

@@ -1,0 +1,108 @@
+"""`Watch`: what a test does with the memory of all pools, and what there is to say against it."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Final, Self, final
+
+import numpy as np
+
+from asyncmem.core import Kind
+from asyncmem.figures import format_count, format_size
+from asyncmem.insight.groups import grouped
+from asyncmem.insight.order import ROW, identity_of
+from asyncmem.insight.recording import Recording
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from asyncmem.insight.tap import Tap
+
+_KEEP: Final = 1 << 21
+_SHOWN: Final = 10
+
+
+@final
+class Watch:
+    """Watches what is allocated while it is entered by ``with``. What was there before does not count.
+
+    Args:
+        limit: The most bytes that may be live at once; None for any.
+        leaks: Whether all must be freed by the end.
+    """
+
+    def __init__(self, *, limit: int | None, leaks: bool) -> None:
+        self._limit = limit
+        self._leaks = leaks
+        # What is live at the end is known without records.
+        self._recording = Recording(keep=1 if limit is None else _KEEP)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._recording.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End; buffers that nobody can reach any more are freed before."""
+        if self._leaks:
+            gc.collect()
+        self._recording.__exit__(kind, error, trace)
+
+    def complaint(self) -> str:
+        """Answer what is wrong, with the lines that did it; empty for nothing."""
+        found = (self._over_limit() if self._limit is not None else "", self._left() if self._leaks else "")
+        return "\n".join(filter(None, found))
+
+    def _over_limit(self) -> str:
+        assert self._limit is not None
+        records = self._recording.records()
+        nbytes, rows = _most_live(records.rows)
+        if nbytes > self._limit:
+            head = f"{format_size(nbytes)} were live at once where {format_size(self._limit)} are allowed:"
+            return self._told("asyncmem_limit", head, rows)
+        if records.lost:
+            return f"asyncmem_limit: the first {records.lost:,} records are not known, because only {_KEEP:,} are kept"
+        return ""
+
+    def _left(self) -> str:
+        rows = np.concatenate([np.empty(0, ROW), *map(_left_in, self._recording._taps)])
+        if not len(rows):
+            return ""
+        nbytes = format_size(int(rows["nbytes"].sum()))
+        head = f"{format_count(len(rows), 'buffer')} of {nbytes} still live after the test that allocated them:"
+        return self._told("asyncmem_no_leaks", head, rows)
+
+    def _told(self, mark: str, head: str, rows: NDArray[np.void]) -> str:
+        sites = grouped(rows, self._recording.records().names, "site")
+        lines = [f"{mark}: {head}"]
+        lines += [
+            f"  {format_size(one.nbytes)} in {format_count(one.allocations, 'buffer')} at {one.name}"
+            for one in sites[:_SHOWN]
+        ]
+        if len(sites) > _SHOWN:
+            lines.append(f"  and at {len(sites) - _SHOWN:,} more lines")
+        return "\n".join(lines)
+
+
+def _most_live(rows: NDArray[np.void]) -> tuple[int, NDArray[np.void]]:
+    """Answer the most bytes that allocations of these rows had live at once, and the rows of those allocations."""
+    born = rows["kind"] == Kind.ALLOCATED
+    rows = rows[born | ((rows["kind"] == Kind.FREED) & np.isin(identity_of(rows), identity_of(rows[born])))]
+    change = rows["nbytes"].astype(np.int64)
+    change[rows["kind"] == Kind.FREED] *= -1
+    live = np.cumsum(change)
+    if not len(live):
+        return 0, rows
+    rows, most = rows[: int(np.argmax(live)) + 1], int(live.max())
+    born = rows["kind"] == Kind.ALLOCATED
+    return most, rows[born & ~np.isin(identity_of(rows), identity_of(rows[~born]))]
+
+
+def _left_in(tap: Tap) -> NDArray[np.void]:
+    before = tap.before[tap.before["kind"] == Kind.HELD]["number"]
+    rows = tap.held()
+    return rows[rows["number"] > before.max()] if len(before) else rows
