@@ -269,7 +269,7 @@ def test_a_million_records_are_read_in_seconds_and_little_memory(tmp_path: Path)
     assert (code, float(seconds) < 6, int(kib) < 1 << 20) == ("0", True, True), last
 
 
-@pytest.mark.parametrize("to", ["perfetto", "csv", "json"])
+@pytest.mark.parametrize("to", ["torch", "perfetto", "csv", "json"])
 def test_an_export_goes_to_a_file_of_its_own(invoke: Invoke, leaky: str, tmp_path: Path, to: str) -> None:
     """Beside the recording or where it is told to; what exists is kept unless that is said."""
     copy = tmp_path / "copy.amem"

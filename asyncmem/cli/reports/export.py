@@ -17,6 +17,7 @@ def export(file: str, to: str, output: str | None, *, force: bool) -> None:
     """Write a recording in a format that others read.
 
     \b
+      torch      a snapshot of PyTorch's memory, for its viewer (pytorch.org/memory_viz)
       perfetto   Chrome's JSON for ui.perfetto.dev: counters of what is live and
                  reserved, with waits, growth and trims below them
       csv        one record a line, below a line of names
@@ -26,7 +27,7 @@ def export(file: str, to: str, output: str | None, *, force: bool) -> None:
     path = Path(output) if output else Path(file).with_suffix(end)
     records = load(file)
     try:
-        with path.open("w" if force else "x", encoding="utf-8", newline="") as out:
+        with path.open("wb" if force else "xb") as out:
             write(records, out)
     except FileExistsError as error:
         message = f"{path} exists: --force writes over it, -o names another"
