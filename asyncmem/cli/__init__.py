@@ -1,4 +1,4 @@
-"""The `asyncmem` command, one file a command: `doctor`, `demo`, `bench`, `replay`, `run`, and those in `reports`.
+"""The `asyncmem` command, one file a command: `doctor`, `demo`, `bench`, `replay`, `run`, `top`, and the `reports`.
 
 It needs click and rich, which the extra `cli` installs. Nothing else in asyncmem imports from here.
 """

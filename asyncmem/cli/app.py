@@ -13,6 +13,7 @@ from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.replay import replay
 from asyncmem.cli.reports import REPORTS
 from asyncmem.cli.run import run
+from asyncmem.cli.top import top
 from asyncmem.errors import AsyncmemError, InvalidRequest
 
 
@@ -63,7 +64,7 @@ def commands() -> None:
     """Await GPU memory the way you await a socket."""
 
 
-for command in (doctor, demo, bench, replay, estimate, run, *REPORTS):
+for command in (doctor, demo, bench, replay, estimate, run, top, *REPORTS):
     commands.add_command(command)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from asyncmem.cli.program import INTERRUPTED, NoProgram, Program
-from asyncmem.insight import Recording
+from asyncmem.insight import Recording, serve_live
 
 _KEEP = 1 << 20
 """Records of a pool that may wait for the thread that writes them: a busy loop makes so many in a second."""
@@ -45,6 +45,7 @@ def _ours_behind(arguments: tuple[str, ...]) -> int:
 @click.option(
     "--frames", type=click.IntRange(1, 128), default=8, show_default=True, help="Lines kept of each call that asks."
 )
+@click.option("--live", is_flag=True, help="Show its pools to `asyncmem top` meanwhile.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 @click.pass_context
@@ -57,6 +58,7 @@ def run(
     *,
     is_module: bool,
     force: bool,
+    live: bool,
 ) -> None:
     """Run a Python program, and record what its pools do into a file.
 
@@ -71,6 +73,8 @@ def run(
         found = Program(program, is_module=is_module)
         recording = Recording(file=path, frames=frames, force=force, keep=_KEEP)
         recording.__enter__()
+        if live:
+            _serve()
     except (NoProgram, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error
     except FileExistsError as error:
@@ -83,6 +87,15 @@ def run(
     atexit.register(ending)
     ending.status = found.run(arguments)
     context.exit(ending.status)
+
+
+def _serve() -> None:
+    try:
+        serve_live()
+    except OSError as error:
+        click.echo(f"asyncmem: nobody can look on: {error}", err=True)
+    else:
+        click.echo(f"asyncmem: to look on: asyncmem top {os.getpid()}", err=True)
 
 
 class _Ending:

@@ -2,7 +2,8 @@
 
 `recording` has pools noted down, into a ring or a file (`spool`, `amem`); `records` is what is read, `names` what its
 numbers stand for. `profile`, `tracker` and `allocations` look at a block of a program, `analysis` at its habits, and
-`debug` has all of it going in the background. `reports` has the figures that the commands print.
+`debug` has all of it going in the background. `live` shows other programs what goes on now. `reports` has the figures
+that the commands print.
 """
 
 from asyncmem.core import Kind, Level
@@ -11,6 +12,7 @@ from asyncmem.insight.analysis import AllocationPatterns, SizePattern, analyze_a
 from asyncmem.insight.debug import memory_debug, set_memory_debug
 from asyncmem.insight.dump import dump_allocation_trace
 from asyncmem.insight.groups import Group
+from asyncmem.insight.live import LiveServer, serve_live
 from asyncmem.insight.names import PoolName, Site
 from asyncmem.insight.profile import Profile, profile_memory
 from asyncmem.insight.reading import read
@@ -26,6 +28,7 @@ __all__ = [
     "Kind",
     "Level",
     "LiveBuffer",
+    "LiveServer",
     "MemoryTracker",
     "Peak",
     "PoolName",
@@ -40,6 +43,7 @@ __all__ = [
     "memory_debug",
     "profile_memory",
     "read",
+    "serve_live",
     "set_memory_debug",
     "tag",
 ]

@@ -68,7 +68,7 @@ class House:
         self._due = time.monotonic() + TICK  # when the pool is to be looked after next
         self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
-        _houses.add(self)
+        _houses[id(self)] = self
         self.core.open = not self.flow.notes_all(options)
         self.flow.observe()
         for told in tuple(arrivals):
@@ -165,7 +165,7 @@ class House:
 
 def _forked() -> None:
     # The child has neither the worker nor whoever held the lock; its copy of the pool only says so.
-    for house in _houses:
+    for house in _all_houses():
         flow = house.flow
         flow.turn.renew()
         flow.closed = flow.refusing = PoolClosed(
@@ -179,11 +179,16 @@ arrivals: Final[list[Callable[[House], None]]] = []
 
 def open_houses() -> list[House]:
     """Answer the machinery of all pools of this process that have memory, or may get some."""
-    return [house for house in _houses if not house.released and not house.core.forked]
+    return [house for house in _all_houses() if not house.released and not house.core.forked]
+
+
+def _all_houses() -> list[House]:
+    # In one step, because pools open in other threads meanwhile.
+    return [house for known in _houses.valuerefs() if (house := known()) is not None]
 
 
 _starting = threading.Lock()
-_houses: weakref.WeakSet[House] = weakref.WeakSet()
+_houses: weakref.WeakValueDictionary[int, House] = weakref.WeakValueDictionary()
 os.register_at_fork(after_in_child=_forked)
 
 

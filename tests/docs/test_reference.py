@@ -23,7 +23,7 @@ from asyncmem.stats import DERIVED, PoolStats
 # Short floats, and the names that the page's ranges of numpy's own end with.
 ELEMENTS = [*SHORT_FLOATS, "bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "complex128"]
 
-RECORDS = {"rows", "names"}  # attributes that only an object has
+RECORDS = {"rows", "names", "path"}  # attributes that only an object has
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")

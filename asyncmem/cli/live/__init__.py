@@ -1,0 +1,1 @@
+"""What `asyncmem top` shows, and how it is kept on a terminal."""

@@ -1,0 +1,108 @@
+"""What a process says about its pools: plain data, taken without holding them up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypedDict
+
+from asyncmem.pool.held import held_by_site, held_by_tag
+from asyncmem.pool.holdings import label
+from asyncmem.pool.house import open_houses
+
+if TYPE_CHECKING:
+    from asyncmem.pool.house import House
+    from asyncmem.stats import Figure
+
+FORMAT: Final = 1
+"""Of what is said; readers refuse another."""
+
+_SHOWN: Final = 10
+_MANY: Final = 10_000
+"""Of more buffers it is not told who holds them: to go through them would hold the pool up for milliseconds."""
+
+
+class WaiterLook(TypedDict):
+    """A request in the queue."""
+
+    owner: str
+    nbytes: int
+    age: float
+    """Seconds since it was made."""
+    tag: str | None
+
+
+class Holder(TypedDict):
+    """What a tag or a line holds."""
+
+    name: str
+    nbytes: int
+
+
+class PoolLook(TypedDict):
+    """A pool that has memory."""
+
+    closed: bool
+    """Whether it is closed, and only goes on for the buffers that are held."""
+    stats: dict[str, Figure]
+    """`PoolStats`, by names."""
+    budgets: list[dict[str, Figure]]
+    """Likewise of its budgets."""
+    waiters: list[WaiterLook]
+    """Who has waited longest."""
+    tags: list[Holder]
+    """Which tags hold most, as far as that is recorded."""
+    sites: list[Holder]
+    """Which lines do, likewise."""
+
+
+class ProcessLook(TypedDict):
+    """A process."""
+
+    format: int
+    process: int
+    program: list[str]
+    """Its arguments."""
+    asyncmem: str
+    """Version."""
+    time: float
+    """When this was, in seconds since 1970."""
+    pools: list[PoolLook]
+
+
+def look() -> ProcessLook:
+    """Look at all pools of this process, by their names. No lock is held for longer than an allocation may take."""
+    from asyncmem import __version__
+
+    houses = sorted(open_houses(), key=lambda house: house.flow.pool.name)
+    return {
+        "format": FORMAT,
+        "process": os.getpid(),
+        "program": list(sys.argv),
+        "asyncmem": __version__,
+        "time": time.time(),
+        "pools": [_look_at(house) for house in houses],
+    }
+
+
+def _look_at(house: House) -> PoolLook:
+    flow, core = house.flow, house.core
+    stats = flow.pool.stats()
+    few = stats.active_buffers <= _MANY
+    return {
+        "closed": flow.closed is not None,
+        "stats": stats.as_dict(),
+        "budgets": [budget.stats().as_dict() for budget in flow.budgets[:_SHOWN]],
+        "waiters": [
+            {"owner": label(one.owner), "nbytes": one.nbytes, "age": one.age, "tag": one.tag}
+            for one in islice(flow.waiters(), _SHOWN)
+        ],
+        "tags": _holders(held_by_tag(core, _SHOWN) if few else []),
+        "sites": _holders(held_by_site(core, _SHOWN) if few else []),
+    }
+
+
+def _holders(held: list[tuple[str, int]]) -> list[Holder]:
+    return [{"name": name, "nbytes": nbytes} for name, nbytes in held]

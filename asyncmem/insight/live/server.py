@@ -1,0 +1,163 @@
+"""`serve_live`: a thread that tells programs of the same user what this process's pools are doing."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import socket
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final, Self, final
+
+from asyncmem.insight.live.look import look
+from asyncmem.insight.live.place import connect, is_same_user, make_place, path_of, sockets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+_PATIENCE: Final = 1.0
+"""Seconds in which a client must have taken its answer."""
+
+_starting = threading.Lock()
+_server: LiveServer | None = None
+
+
+def serve_live() -> LiveServer:
+    """Show this process's pools to `asyncmem top`, until the server is closed or the process ends.
+
+    A thread answers through a socket that only processes of the same user can open. It tells who asks what
+    `pool.stats()` does, who waits, and, while pools are recorded, who holds what; it takes no orders. Nobody who asks
+    can hold up a pool or a loop. Where this process serves already, that server is answered.
+
+    Raises:
+        OSError: There are no Unix sockets here, or there is no folder for one.
+    """
+    global _server  # noqa: PLW0603 -- one a process
+    with _starting:
+        if _server is None or not _server.alive:
+            _server = LiveServer()
+        return _server
+
+
+@final
+class LiveServer:
+    """Answers those who look at this process. Made by `serve_live`; closed by `close()`, or by leaving its block.
+
+    Attributes:
+        path: Where the socket is.
+    """
+
+    def __init__(self) -> None:
+        if not hasattr(socket, "AF_UNIX"):
+            raise OSError("a process shows its pools through a Unix socket, which there is not on this system")
+        _sweep()
+        self._process = os.getpid()
+        self.path = make_place(path_of(self._process))
+        self._listener = _listen(self.path)
+        self._waker, self._woken = socket.socketpair()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="asyncmem live", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.insight.LiveServer at {self.path}: {'serving' if self.alive else 'closed'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it serves: not after it was closed, and not in a process that was forked from this one."""
+        return os.getpid() == self._process and not self._closed.is_set()
+
+    def close(self) -> None:
+        """End it, and remove the socket; once is enough."""
+        if not self.alive:
+            return
+        self._closed.set()
+        self.path.unlink(missing_ok=True)
+        self._waker.close()
+        self._thread.join()
+        atexit.unregister(self.close)
+
+    def _work(self) -> None:
+        with self._listener, self._woken, selectors.DefaultSelector() as ready:
+            ready.register(self._listener, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while ready.select() and not self._closed.is_set():
+                try:
+                    connection, _ = self._listener.accept()
+                except BlockingIOError:
+                    continue  # who wanted to ask has gone
+                except OSError:
+                    self._closed.wait(_PATIENCE)  # the process has too many files open, which may pass
+                    continue
+                with connection:
+                    _answer(connection)
+
+    def _forked(self) -> None:
+        # The thread is the parent's alone; a listener kept here would let clients wait for an answer after its end.
+        self._listener.close()
+        self._waker.close()
+        self._woken.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    # It gets its name once it listens: a socket that refuses is known to be left over.
+    early = path.with_name(f"{path.name}~")
+    with ExitStack() as unless_listening:
+        listener = unless_listening.enter_context(socket.socket(socket.AF_UNIX))
+        listener.setblocking(False)
+        early.unlink(missing_ok=True)
+        listener.bind(str(early))
+        early.chmod(0o600)
+        listener.listen()
+        early.replace(path)
+        unless_listening.pop_all()
+    return listener
+
+
+def _answer(connection: socket.socket) -> None:
+    try:
+        connection.settimeout(_PATIENCE)
+        if is_same_user(connection):
+            connection.sendall(_said().encode())
+    except OSError:
+        pass  # whoever does not take an answer gets none
+
+
+def _said() -> str:
+    try:
+        return json.dumps(look())
+    except Exception as error:  # noqa: BLE001 -- a defect, which is not to end the thread
+        return json.dumps({"error": repr(error)})
+
+
+def _sweep() -> None:
+    """Remove what processes have left that could not do it themselves."""
+    for process, path in sockets():
+        if process != os.getpid():
+            try:
+                connect(path, _PATIENCE).close()
+            except OSError:
+                continue
+
+
+def _forked() -> None:
+    global _starting  # noqa: PLW0603 -- whoever held it is not in this process
+    _starting = threading.Lock()
+    if _server is not None:
+        _server._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
