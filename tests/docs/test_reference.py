@@ -16,6 +16,7 @@ from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.core.elements import SHORT_FLOATS, element_type
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import reports
+from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
 from asyncmem.pipeline import parallel
 from asyncmem.stats import DERIVED, PoolStats
@@ -195,6 +196,15 @@ def test_everything_of_insight_is_listed() -> None:
     for found, parts in listed:
         there = {name for one in [*found, *parts] if one in exported for name in dir(getattr(insight, one))}
         assert there.issuperset(name for name in parts if name not in exported and name not in RECORDS)
+
+
+def test_every_metric_is_listed() -> None:
+    """The table of metrics has what the collector answers, by the names that Prometheus sees."""
+    listed = [name for cells in rows("Prometheus") for name in names(cells[1]) if name not in {"level", "rung"}]
+    answered = list(PoolCollector().collect())
+    assert sorted(listed) == sorted(
+        one.name.removeprefix("asyncmem_pool_") + "_total" * (one.type == "counter") for one in answered
+    )
 
 
 def test_every_report_is_listed() -> None:

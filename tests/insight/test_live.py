@@ -188,6 +188,15 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(
         serve_live()
 
 
+def test_another_users_folder_is_not_entered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it lies where one's own would, and is closed to others."""
+    folder.mkdir(mode=0o700)
+    assert place.is_ours(folder)
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert not place.is_ours(folder)
+
+
 def test_a_path_that_no_socket_can_have_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next folder is."""
     long = folder / ("long" * 30)
