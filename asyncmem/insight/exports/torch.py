@@ -78,7 +78,8 @@ class Telling:
                 case Kind.GREW | Kind.TRIMMED:
                     self._move(ground, place, came=kind == Kind.GREW, early=early)
                 case Kind.ALLOCATED | Kind.HELD:
-                    ground.take(place, self._what(pool, stream, site, tag), before=kind == Kind.HELD)
+                    before = early and kind == Kind.HELD
+                    ground.take(place, self._what(pool, stream, site, tag), before=before)
                 case Kind.FREED:
                     ground.free(place)
                 case Kind.OUT_OF_MEMORY:
