@@ -28,7 +28,7 @@ from asyncmem import (
     StepError,
 )
 from asyncmem.devices import Device, DeviceInfo, Fence, Simulated, Stream, devices, select_device_for
-from asyncmem.insight import Kind, Recording, Site, analyze_allocation_patterns
+from asyncmem.insight import Kind, LiveServer, Recording, Site, analyze_allocation_patterns, serve_live
 from asyncmem.pipeline import (
     AsyncBatches,
     Batches,
@@ -308,6 +308,9 @@ async def look(pool: AsyncMemoryPool) -> None:
     assert_type(analyze_allocation_patterns(records).warmup, tuple[tuple[int, int], ...])
     with pool.performance_context() as context:
         assert_type(context.records().peak().time, float)
+    with serve_live() as server:
+        assert_type(server, LiveServer)
+        assert_type(server.alive, bool)
 
 
 async def fail(pool: AsyncMemoryPool) -> None:
