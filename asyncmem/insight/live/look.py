@@ -73,7 +73,7 @@ class ProcessLook(TypedDict):
 
 
 def look() -> ProcessLook:
-    """Look at all pools of this process, by their names. No lock is held for longer than an allocation may take."""
+    """Look at all pools of this process, by their names. None is held up for longer than about a millisecond."""
     from asyncmem import __version__
 
     houses = sorted(open_houses(), key=lambda house: house.flow.pool.name)
