@@ -55,7 +55,7 @@ ALLOWED = {
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda.driver": {"cuda"},
     "devices.cuda.waits": {"trio"},  # as in `devices.awaiting`
-    "devices.opencl": {"pyopencl"},
+    **{f"devices.opencl.{part}": {"pyopencl"} for part in ("device", "driver", "fence", "place", "segments", "stream")},
 }
 
 # What users find below though it lies above; it is imported when they ask for it.

@@ -7,6 +7,7 @@ from asyncmem.devices.choosing import DeviceInfo, devices, select_device_for
 from asyncmem.devices.cuda import Cuda, CudaFence, CudaPinned, CudaStream
 from asyncmem.devices.host import Host, HostStream
 from asyncmem.devices.latencies import Latencies
+from asyncmem.devices.opencl import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
 from asyncmem.devices.order import StreamOrderError
 from asyncmem.devices.simulated import Simulated
 from asyncmem.devices.simulated_graph import SimulatedGraph
@@ -26,6 +27,10 @@ __all__ = [
     "HostStream",
     "Latencies",
     "MemoryInfo",
+    "OpenCL",
+    "OpenCLFence",
+    "OpenCLPinned",
+    "OpenCLStream",
     "Segment",
     "Simulated",
     "SimulatedFence",

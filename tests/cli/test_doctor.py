@@ -9,6 +9,7 @@ import pytest
 from click.testing import Result
 
 from asyncmem.cli import nvidia
+from asyncmem.cli.probing import PROBE_SECONDS
 from asyncmem.options import OPTIONS
 
 Invoke = Callable[..., Result]
@@ -85,7 +86,7 @@ def test_a_driver_that_hangs_is_survived(monkeypatch: pytest.MonkeyPatch) -> Non
     """A driver that does not answer costs a bounded time."""
 
     def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("python", nvidia.PROBE_SECONDS)
+        raise subprocess.TimeoutExpired("python", PROBE_SECONDS)
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert "did not answer" in str(nvidia.look_for_driver()["reason"])
