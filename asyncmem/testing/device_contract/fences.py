@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from asyncmem.devices import Device, Fence
-from asyncmem.testing.device_contract.rig import SOON, Rig, Rigged
+from asyncmem.testing.device_contract.rig import MOMENT, SOON, Rig, Rigged
 
 
 class FencesContract(Rigged):
@@ -27,9 +27,9 @@ class FencesContract(Rigged):
         stream = rig.device.create_stream()
         rig.occupy(stream)
         fence = stream.record()
-        assert not fence.done()
+        assert not fence.block(MOMENT)
         rig.release()
-        assert fence.block()
+        assert fence.block(SOON)
         assert fence.done()
         assert fence.done()
 
@@ -40,13 +40,13 @@ class FencesContract(Rigged):
         rig.occupy(stream)
         behind = stream.record()
         assert fence.block(SOON)
-        assert not behind.done()
+        assert not behind.block(MOMENT)
 
     def test_blocking_gives_up_after_its_timeout(self, rig: Rig) -> None:
         """False means that the time has passed and the fence is not reached."""
         stream = rig.device.create_stream()
         rig.occupy(stream)
-        assert not stream.record().block(0.001)
+        assert not stream.record().block(MOMENT)
 
     def test_a_waiting_stream_is_behind_the_fence(self, rig: Rig) -> None:
         """Work behind a wait is done only after the fence; other streams do not mind."""
@@ -55,9 +55,9 @@ class FencesContract(Rigged):
         b.wait(a.record())
         behind = b.record()
         assert other.record().block(SOON)
-        assert not behind.done()
+        assert not behind.block(MOMENT)
         rig.release()
-        assert behind.block()
+        assert behind.block(SOON)
 
     def test_a_wait_for_ones_own_fence_is_no_obstacle(self, rig: Rig) -> None:
         """A stream is behind its own work anyway."""
@@ -65,7 +65,7 @@ class FencesContract(Rigged):
         rig.occupy(stream)
         stream.wait(stream.record())
         rig.release()
-        assert stream.record().block()
+        assert stream.record().block(SOON)
 
     def test_record_all_covers_every_stream(self, rig: Rig) -> None:
         """The context-wide fence waits for streams that nobody named, forgotten ones too."""
@@ -73,9 +73,10 @@ class FencesContract(Rigged):
         rig.occupy(busy)
         del busy
         everything = rig.device.record_all()
-        assert not everything.done()
+        assert rig.device.default_stream.record().block(SOON)
+        assert not everything.block(MOMENT)
         rig.release()
-        assert everything.block()
+        assert everything.block(SOON)
         assert everything.done()
 
 
@@ -105,7 +106,7 @@ class NoticesContract(Rigged):
         assert calls.empty()
         rig.release()
         assert sorted(calls.get(timeout=SOON) for _ in range(3)) == ["first", "second", "third"]
-        assert rig.device.default_stream.record().block()
+        assert rig.device.default_stream.record().block(SOON)
         assert calls.empty()
 
     def test_forgetting_drops_the_callback_and_what_it_holds(self, rig: Rig, busy_fence: Fence) -> None:
@@ -142,7 +143,7 @@ class NoticesContract(Rigged):
         rig.release()
         assert kept.wait(SOON)
         assert isinstance(shown.get(timeout=SOON), ZeroDivisionError)
-        assert rig.device.default_stream.record().block()
+        assert rig.device.default_stream.record().block(SOON)
 
     def test_forgetting_what_is_not_there_is_fine(self, device: Device) -> None:
         """Forgetting after the call, or twice, does nothing."""

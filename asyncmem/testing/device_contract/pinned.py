@@ -4,7 +4,7 @@ import numpy as np
 
 from asyncmem.devices import Device
 from asyncmem.devices.pages import bytes_at
-from asyncmem.testing.device_contract.rig import MIB, Rigged
+from asyncmem.testing.device_contract.rig import MIB, SOON, Rigged
 
 
 class PinnedContract(Rigged):
@@ -28,7 +28,7 @@ class PinnedContract(Rigged):
         view[:256] = np.arange(256)
         device.copy_in(there.address, view[:256].data, stream)
         device.copy_out(view[256:].data, there.address, stream)
-        assert stream.record().block()
+        assert stream.record().block(SOON)
         assert list(view[256:]) == list(range(256))
         pinned.free_segment(here)
         device.free_segment(there)
@@ -40,7 +40,7 @@ class PinnedContract(Rigged):
         pinned.fill(segment.address, 8, 7, stream)
         pinned.copy(segment.address + 8, segment.address, 8, stream)
         stream.wait(pinned.record_all())
-        assert device.record_all().block()
+        assert device.record_all().block(SOON)
         assert set(bytes_at(segment.address, 16)) == {7}
         pinned.free_segment(segment)
 

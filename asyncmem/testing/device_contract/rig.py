@@ -8,7 +8,8 @@ import pytest
 from asyncmem.devices import Device, Stream
 
 MIB = 1 << 20
-SOON = 10.0  # seconds, for what needs nothing else to happen
+SOON = 30.0  # seconds, for what needs nothing else to happen
+MOMENT = 0.02  # seconds in which what would happen by itself happens, on most machines
 
 
 @dataclass(frozen=True)
