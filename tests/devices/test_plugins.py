@@ -70,7 +70,7 @@ def test_their_names_are_among_those_there_are(install: Install) -> None:
     """An unknown name is answered with all that are known."""
     install(other="otherdevices:Other")
     with pytest.raises(InvalidRequest, match="'opencl:N', 'other'"):
-        device("ohter")
+        device("others")
     with pytest.raises(InvalidRequest, match="'other'"):
         device("other:x")
 

@@ -16,24 +16,9 @@ more after ``pytest.register_assert_rewrite("asyncmem.testing.device_contract")`
 alone: nothing else of asyncmem imports it.
 """
 
-from asyncmem.testing.device_contract.fences import AwaitingContract, FencesContract, NoticesContract
-from asyncmem.testing.device_contract.memory import ClockContract, CopiesContract, SegmentsContract
+from asyncmem.testing.device_contract.contract import DeviceContract
 from asyncmem.testing.device_contract.pages import PagesContract
 from asyncmem.testing.device_contract.pinned import PinnedContract
 from asyncmem.testing.device_contract.rig import Rig
-from asyncmem.testing.device_contract.streams import ClosingContract, StreamsContract
 
 __all__ = ["DeviceContract", "PagesContract", "PinnedContract", "Rig"]
-
-
-class DeviceContract(
-    ClockContract,
-    SegmentsContract,
-    CopiesContract,
-    FencesContract,
-    NoticesContract,
-    AwaitingContract,
-    StreamsContract,
-    ClosingContract,
-):
-    """What every device promises. The class that takes it over has a fixture `rig`."""
