@@ -3,7 +3,7 @@
 import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, InvalidRequest, NoDeviceHasRoom, PoolOptions
-from asyncmem.devices import DeviceInfo, Host, Simulated, choosing, devices, select_device_for
+from asyncmem.devices import DeviceInfo, Host, OpenCL, Simulated, choosing, devices, select_device_for
 from asyncmem.planning import estimate_inference_memory
 from tests.cuda.fake import MIB, FakeDriver
 from tests.cuda.leftovers import check_nothing_left
@@ -126,6 +126,22 @@ def test_a_gpu_by_opencl_comes_after_one_by_cuda(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(choosing, "devices", lambda: (cuda, other, host, processor))
     found = [select_device_for(f"{size} GiB") for size in (4, 12, 24, 48)]
     assert found == ["cuda:0", "opencl:0", "host", "opencl:1"]
+
+
+@pytest.mark.fake_only
+def test_a_card_that_cuda_lists_is_not_listed_twice(
+    two: FakeDriver, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory would be counted twice; where CUDA cannot use it, OpenCL may."""
+
+    class Card:
+        vendor_id = 0x10DE
+        type = opencl.driver.cl.device_type.GPU
+
+    monkeypatch.setattr(choosing, "find_devices", lambda _: [Card()])
+    assert [one.name for one in devices()] == ["cuda:0", "cuda:1", "host"]
+    two.devices(0)
+    assert [one.name for one in devices()] == ["cuda", "opencl:0", "host"]
 
 
 @pytest.mark.usefixtures("opencl")

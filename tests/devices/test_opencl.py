@@ -13,6 +13,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.devices import Host, OpenCL, OpenCLFence, device
+from asyncmem.devices.opencl.driver import find_devices
 from asyncmem.devices.opencl.ledger import Ledger
 from asyncmem.devices.opencl.watcher import Watcher
 
@@ -205,6 +206,15 @@ class TestMemory:
             opencl.allocate_segment(8 * MIB)
         opencl.free_segment(opencl.allocate_segment(7 * MIB))
 
+    def test_that_the_driver_refuses_is_out_of_memory(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where it does, after all; and nothing is counted then."""
+        ledger = Ledger(1 << 60, on_host=False)
+        monkeypatch.setattr(opencl._segments, "_ledger", ledger)
+        monkeypatch.setattr(opencl.place, "most", 1 << 60)
+        with pytest.raises(OutOfMemoryError):
+            opencl.allocate_segment(1 << 46)
+        assert ledger.free() == 1 << 60
+
     def test_that_a_forgotten_device_gave_out_stays(self) -> None:
         """Buffers may outlive whoever made them."""
         device = OpenCL()
@@ -295,6 +305,20 @@ class TestErrors:
         assert done.stdout.startswith("BackendUnavailable")
         assert "asyncmem[pocl]" in done.stdout
 
+    def test_do_not_depend_on_the_order_of_the_drivers(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Processors are the last devices, so that the first is the best."""
+
+        class Graphics:
+            type = opencl.driver.cl.device_type.GPU
+
+        class Platform:
+            def __init__(self, *found: object) -> None:
+                self.get_devices = lambda: list(found)
+
+        processor, graphics = opencl.place.device, Graphics()
+        monkeypatch.setattr(opencl.driver.cl, "get_platforms", lambda: [Platform(processor), Platform(graphics)])
+        assert find_devices("opencl") == [graphics, processor]
+
     def test_say_that_a_device_has_no_shared_memory(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
         """Those of OpenCL 1 have not."""
         from asyncmem.devices.opencl import driver
@@ -332,6 +356,20 @@ class TestThreads:
         gc.collect()
         thread.join(10)
         assert not thread.is_alive()
+
+    def test_that_close_a_device_wait_for_its_work(self) -> None:
+        """Also for work that nobody waits for."""
+        opencl = OpenCL()
+        cl = opencl.driver.cl
+        gate = cl.UserEvent(opencl.context)
+        cl.enqueue_barrier(opencl.default_stream.queue, wait_for=[gate])
+        closing = threading.Thread(target=opencl.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        closing.join(10)
+        assert not closing.is_alive()
 
     @pytest.mark.usefixtures("opencl")
     def test_do_not_hold_up_the_end_of_the_program(self) -> None:
