@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
-from asyncmem.devices import Host, OpenCL, OpenCLFence, device
+from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
 from asyncmem.devices.opencl.driver import find_devices
 from asyncmem.devices.opencl.ledger import Ledger
 from asyncmem.devices.opencl.watcher import Watcher
@@ -254,6 +254,33 @@ class TestMemory:
         assert not opencl.copy_holds_up(locked)
         assert not opencl.copy_holds_up(memoryview(b""))
         pinned.free_segment(segment)
+
+    @pytest.mark.asyncio
+    async def test_of_the_host_is_copied_by_a_thread_of_the_pool_where_that_may_take_long(
+        self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a GPU; what is pinned needs none."""
+        monkeypatch.setattr(opencl, "is_processor", False)
+        callers: list[int] = []
+        copy_in = opencl.copy_in
+
+        def noted(address: int, source: memoryview, stream: Stream) -> None:
+            callers.append(threading.get_ident())
+            copy_in(address, source, stream)
+
+        monkeypatch.setattr(opencl, "copy_in", noted)
+        async with AsyncMemoryPool(opencl, limit="8 MiB") as pool, pool.allocate_async(1000) as buffer:
+            back = np.zeros(1000, np.uint8)
+            await buffer.copy_from(np.full(1000, 3, np.uint8))
+            await buffer.copy_to(back)
+            assert set(back) == {3}
+            async with pool.pinned.allocate_async(1000) as staging:
+                np.asarray(staging)[:] = 4
+                await buffer.copy_from(staging)
+            await buffer.copy_to(back)
+            assert set(back) == {4}
+        here = threading.get_ident()
+        assert [caller == here for caller in callers] == [False, True]
 
 
 class TestErrors:
