@@ -18,6 +18,13 @@ class TestContract(DeviceContract):
         with pytest.raises(InvalidRequest):
             device.stream_of(handle)
 
+    @pytest.mark.parametrize("rig", ["host", "virtual", "wall", "cuda"], indirect=True)
+    def test_a_fence_of_an_idle_stream_is_reached_at_once(self, device: Device) -> None:
+        """OpenCL alone takes a moment: what is queued goes by way of the driver's thread."""
+        fence = device.create_stream().record()
+        assert fence.done()
+        assert device.record_all().done()
+
 
 def test_each_promise_has_a_name_of_its_own() -> None:
     """Otherwise one section of the contract would hide a promise of another."""
