@@ -98,9 +98,8 @@ class OpenCLStreams:
     def record_all(self) -> OpenCLFence:
         """Return a fence behind everything in all queues so far, those of streams that are gone too."""
         with self._lock:
-            queues = list(self._queues.values())
-            self._leaving = [fence for fence in self._leaving if not fence.over()]
-            leaving = list(self._leaving)
+            self._forget_who_is_gone()
+            leaving, queues = list(self._leaving), list(self._queues.values())
         each = [*leaving, *(self.record(queue) for queue in queues)]
         return self.record(self._meeting, behind=[fence.event for fence in each])
 
@@ -127,7 +126,13 @@ class OpenCLStreams:
         """Remember what a stream that is gone has left in its queue."""
         with self._lock:
             queue = self._queues[handle]
-            self._leaving = [fence for fence in self._leaving if not fence.over()]
+            self._forget_who_is_gone()
             with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
                 self._leaving.append(self.record(queue))
             del self._queues[handle]
+
+    def _forget_who_is_gone(self) -> None:
+        for fence in list(self._leaving):
+            # Asking may run a finalizer, which comes here too.
+            if fence.over() and fence in self._leaving:
+                self._leaving.remove(fence)

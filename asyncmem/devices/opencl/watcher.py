@@ -96,5 +96,8 @@ class Watcher:
     def _take_those_that_are_over(self) -> list[Callable[[], None]]:
         with self._changed:
             over = [wait for wait in list(self._waits) if wait.fence.over()]
-            self._waits = [wait for wait in self._waits if wait not in over]
+            # Asking may have run a finalizer, which has dropped one of them.
+            over = [wait for wait in over if wait in self._waits]
+            for wait in over:
+                self._waits.remove(wait)
             return [wait.callback for wait in over]
