@@ -162,6 +162,13 @@ def test_foreign_packages_stay_out(module: str) -> None:
     assert outside(module) <= FOREIGN | ALLOWED.get(module, set())
 
 
+def test_pytest_is_for_the_contract_alone() -> None:
+    """Those who write devices have it; nobody else needs it."""
+    users = {module for module in modules() if "pytest" in outside(module)}
+    assert users
+    assert all(module.startswith("testing.device_contract.") for module in users)
+
+
 def test_exceptions_are_needed() -> None:
     """An exception whose reason is gone goes too; those of devices yet to come wait for them."""
     for module, allowed in ALLOWED.items():
