@@ -398,6 +398,19 @@ class TestThreads:
         closing.join(10)
         assert not closing.is_alive()
 
+    def test_of_a_lost_device_end_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Closing it is not refused: there is nothing left to wait for."""
+        before, opencl, told = set(threading.enumerate()), OpenCL(), threading.Event()
+        opencl.record_all().notify(told.set)
+        assert told.wait(10)
+
+        def lost(*_: object, **__: object) -> None:
+            raise DeviceError("clEnqueueMarker", code=-36, code_name="CL_INVALID_COMMAND_QUEUE")
+
+        monkeypatch.setattr(opencl.streams, "record", lost)
+        opencl.close()
+        assert set(threading.enumerate()) <= before
+
     @pytest.mark.usefixtures("opencl")
     def test_do_not_hold_up_the_end_of_the_program(self) -> None:
         """Even while somebody waits for work that never ends."""

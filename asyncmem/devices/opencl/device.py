@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -15,7 +16,7 @@ from asyncmem.devices.opencl.segments import Segments
 from asyncmem.devices.opencl.stream import OpenCLStream, OpenCLStreams
 from asyncmem.devices.opencl.watcher import Watcher
 from asyncmem.devices.pages import PAGE, bytes_at, bytes_of
-from asyncmem.errors import InvalidRequest
+from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,7 +209,8 @@ class OpenCL(Device):
     def close(self) -> None:
         """Wait for all work, then end the thread (blocks); twice is fine. Segments stay as they are."""
         if not self._closed:
-            self.record_all().block()
+            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
+                self.record_all().block()
             self._closed = True
         self._watcher.stop()
         self._watcher.join()

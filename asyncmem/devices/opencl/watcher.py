@@ -47,13 +47,15 @@ class Watcher:
         # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
+        self._serving = False
         self._stopped = False
 
     def add(self, fence: Awaited, callback: Callable[[], None]) -> None:
         """Call back once the fence is over."""
         with self._changed:
             self._waits.append(_Wait(fence, callback, time.perf_counter()))
-            if self._thread is None:
+            if not self._serving:
+                self._serving = True
                 self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
@@ -86,7 +88,7 @@ class Watcher:
         with self._changed:
             while not self._waits:
                 if self._stopped:
-                    self._thread = None
+                    self._serving = False  # who comes now needs another thread; this one can still be joined
                     return False
                 self._changed.wait()
             youngest = self._waits[-1].since
