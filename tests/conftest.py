@@ -15,10 +15,12 @@ from blockbuster import BlockBuster, BlockBusterFunction
 from hypothesis import settings
 
 from asyncmem import AsyncMemoryPool, LeakWarning
+from asyncmem.devices import OpenCL
 from asyncmem.devices.base import Device, Fence
 
 from .cuda.fake import FakeDriver
 from .cuda.fake.session import load
+from .processor import open_processor
 
 if TYPE_CHECKING:
     from .gpu.card import Card
@@ -121,6 +123,14 @@ def the_card() -> Iterator["Card"]:
     card = Card()
     yield card
     card.close()
+
+
+@pytest.fixture
+def opencl() -> Iterator[OpenCL]:
+    """The processor as a device of OpenCL; tests are skipped where there is none for it."""
+    device = open_processor()
+    yield device
+    device.close()
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ ALLOWED = {
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda.driver": {"cuda"},
     "devices.cuda.waits": {"trio"},  # as in `devices.awaiting`
-    "devices.opencl": {"pyopencl"},
+    **{f"devices.opencl.{part}": {"pyopencl"} for part in ("device", "driver", "fence", "place", "segments", "stream")},
 }
 
 # What users find below though it lies above; it is imported when they ask for it.
@@ -160,6 +160,13 @@ def test_decisions_do_not_import_each_other(module: str) -> None:
 def test_foreign_packages_stay_out(module: str) -> None:
     """Below the tools, a file imports numpy and anyio at most; a device also its own package."""
     assert outside(module) <= FOREIGN | ALLOWED.get(module, set())
+
+
+def test_pytest_is_for_the_contract_alone() -> None:
+    """Those who write devices have it; nobody else needs it."""
+    users = {module for module in modules() if "pytest" in outside(module)}
+    assert users
+    assert all(module.startswith("testing.device_contract.") for module in users)
 
 
 def test_exceptions_are_needed() -> None:

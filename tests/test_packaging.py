@@ -58,7 +58,7 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert [one.value for one in installed.entry_points if one.group == "pytest11"] == ["pytest_asyncmem"]
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
-    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "prometheus"]
+    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "opencl", "pocl", "prometheus"]
 
 
 def test_continuous_integration_runs_the_commands_of_the_readme() -> None:

@@ -27,6 +27,7 @@ PACKAGES = (
     "asyncmem.planning",
     "asyncmem.replay",
     "asyncmem.testing",
+    "asyncmem.testing.device_contract",
 )
 FILES = sorted(path for kind in ("*.py", "*.pyx") for path in ROOT.rglob(kind))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from asyncmem.cli.machine import Machine, look_around
 from asyncmem.cli.nvidia import Card, Findings, look_for_driver
+from asyncmem.cli.opencl import look_for_devices
 from asyncmem.devices import Host
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_duration, format_share, format_size
@@ -86,6 +87,22 @@ def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
         yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
     for index, card in enumerate(nvidia["cards"]):
         yield _gpu(f"cuda:{index}", card)
+    yield from _opencl()
+
+
+def _opencl() -> Iterator[DeviceLine]:
+    findings = look_for_devices()
+    if not findings["devices"]:
+        yield DeviceLine(name="opencl", available=False, detail=findings["reason"] or "")
+    for one in findings["devices"]:
+        what, total, free = one["what"], one["total_bytes"], one["free_bytes"]
+        if free is None:
+            state = f"{format_size(total)}; not usable: {one['reason']}"
+        else:
+            state = f"{format_size(free)} of {format_size(total)} free"
+        yield DeviceLine(
+            name=one["name"], available=free is not None, detail=f"{what}, {state}", total_bytes=total, free_bytes=free
+        )
 
 
 def _gpu(name: str, card: Card) -> DeviceLine:

@@ -1,21 +1,14 @@
-"""Looks for an NVIDIA driver. Run as a process of its own, because a broken driver can end or hang whoever asks it.
-
-`python -m asyncmem.cli.nvidia` prints one line of JSON.
-"""
+"""Looks for an NVIDIA driver. Run as a process of its own: `python -m asyncmem.cli.nvidia` prints one line of JSON."""
 
 import importlib
 import json
-import subprocess
 import sys
 from types import ModuleType
 from typing import Any, TypedDict
 
+from asyncmem.cli.probing import ask
 from asyncmem.devices import Cuda
 from asyncmem.errors import AsyncmemError, BackendUnavailable, DeviceError
-
-PROBE_SECONDS = 60.0
-"""How long a driver may take to answer. The first call after boot can take several seconds, each context one."""
-
 
 _DRIVER = "cuda.bindings.driver"
 _CAPABILITY = "COMPUTE_CAPABILITY"
@@ -59,17 +52,10 @@ class Findings(TypedDict):
 
 def look_for_driver() -> Findings:
     """Ask in a child process, and answer in words whatever becomes of it."""
-    command = [sys.executable, "-m", "asyncmem.cli.nvidia"]
-    try:
-        child = subprocess.run(  # noqa: S603 - our own interpreter with our own module
-            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return nothing(f"the driver did not answer within {PROBE_SECONDS:g} s")
-    if child.returncode != 0:
-        last = child.stderr.strip().splitlines()[-1:] or [f"exit status {child.returncode}"]
-        return nothing(f"the process that asked the driver ended early: {last[0]}")
-    findings: Findings = json.loads(child.stdout)
+    answer, reason = ask("asyncmem.cli.nvidia")
+    if answer is None:
+        return nothing(reason or "it said nothing")
+    findings: Findings = answer
     return findings
 
 

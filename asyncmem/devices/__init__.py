@@ -6,11 +6,14 @@ from asyncmem.devices.calls import Call
 from asyncmem.devices.choosing import DeviceInfo, devices, select_device_for
 from asyncmem.devices.cuda import Cuda, CudaFence, CudaPinned, CudaStream
 from asyncmem.devices.host import Host, HostStream
+from asyncmem.devices.joined import Joined
 from asyncmem.devices.latencies import Latencies
+from asyncmem.devices.opencl import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
 from asyncmem.devices.order import StreamOrderError
 from asyncmem.devices.simulated import Simulated
 from asyncmem.devices.simulated_graph import SimulatedGraph
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
+from asyncmem.devices.streams import StreamBook
 from asyncmem.devices.work import Work
 
 __all__ = [
@@ -24,14 +27,20 @@ __all__ = [
     "Fence",
     "Host",
     "HostStream",
+    "Joined",
     "Latencies",
     "MemoryInfo",
+    "OpenCL",
+    "OpenCLFence",
+    "OpenCLPinned",
+    "OpenCLStream",
     "Segment",
     "Simulated",
     "SimulatedFence",
     "SimulatedGraph",
     "SimulatedStream",
     "Stream",
+    "StreamBook",
     "StreamOrderError",
     "Work",
     "device",

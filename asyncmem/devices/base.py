@@ -85,7 +85,10 @@ class Stream(ABC):
 
     @abstractmethod
     def record(self) -> Fence:
-        """Return a fence behind everything submitted here so far. It may cover more, never less."""
+        """Return a fence behind everything submitted here so far. It may cover more, never less.
+
+        Where nothing is left to do it is reached at once, or as soon as the driver has looked at it.
+        """
 
     @abstractmethod
     def wait(self, fence: Fence) -> None:
@@ -107,7 +110,7 @@ class Stream(ABC):
 class Device(ABC):
     """Something that owns memory and streams."""
 
-    kind: str  # "host", "simulated", "cuda"
+    kind: str  # "host", "simulated", "cuda", "opencl"
     name: str  # the kind, with an index where there may be several: "cuda:0"
     segment_kinds: tuple[str, ...]  # the first is what "auto" means; "direct" is always there
     granularity: int  # a segment's size is rounded up to a multiple of this

@@ -1,19 +1,26 @@
 """What devices there are, how much room they have, and which of them is the one for a program."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Final
 
+from asyncmem.devices.base import Device
 from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.cuda.driver import count_devices
 from asyncmem.devices.host import Host
+from asyncmem.devices.opencl import OpenCL
+from asyncmem.devices.opencl.driver import find_devices, is_processor
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, NoDeviceHasRoom
 from asyncmem.facts import Shortfall
 from asyncmem.needs import Need, bytes_needed
 from asyncmem.options import PoolOptions
 
-_KINDS: Final = ("cuda", "host")
-"""The kinds of devices with memory of their own, in the order of `devices()`."""
+_KINDS: Final = ("cuda", "opencl", "host")
+"""The kinds of devices with memory of their own; a processor by OpenCL comes last nevertheless."""
+
+_NVIDIA: Final = 0x10DE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +35,8 @@ class DeviceInfo:
     """What nobody uses, or None where that is not known."""
     reason: str | None = None
     """Why it cannot be used, or None where it can."""
+    is_processor: bool = False
+    """Whether it is this machine's own processor, with the host's memory."""
 
     @property
     def usable(self) -> bool:
@@ -47,19 +56,29 @@ class DeviceInfo:
 
 
 def devices() -> tuple[DeviceInfo, ...]:
-    """List the GPUs, and the host behind them (**blocks**: each GPU is opened, asked and closed).
+    """List the GPUs, the host, and last what else OpenCL has (**blocks**: each is opened, asked and closed).
 
-    What cannot be used is listed with the reason. The simulated device has no memory of its own and is not listed.
+    What cannot be used is listed with the reason, but OpenCL only where pyopencl is installed. An NVIDIA GPU that CUDA
+    can use is not listed a second time. The simulated device has no memory of its own, and those of other distributions
+    are loaded only by their names: neither is listed.
     """
     memory = Host().memory()
-    return (*_gpus(), DeviceInfo(name="host", total=memory.total, free=memory.free))
+    host = DeviceInfo(name="host", total=memory.total, free=memory.free, is_processor=True)
+    cards = tuple(_cards())
+    others = tuple(_opencl_devices(nvidia=not any(card.usable for card in cards)))
+    return (
+        *cards,
+        *(one for one in others if not one.is_processor),
+        host,
+        *(one for one in others if one.is_processor),
+    )
 
 
 def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), options: PoolOptions | None = None) -> str:
     """Answer the name of a device with room for so much (**blocks**, as `devices` does).
 
     Room is what a pool may have: less than `fraction` of the device, and what is free but for `min_free`. A GPU comes
-    before the host, and among GPUs the one with most room.
+    before the host, by CUDA before OpenCL, and among those of a kind the one with most room.
 
     Args:
         need: A size, or an estimate, whose total is meant.
@@ -79,10 +98,28 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
     fitting = [one for one in listed if one.usable and rooms[one.name] >= nbytes]
     if not fitting:
         raise NoDeviceHasRoom(nbytes, [_shortfall(one, rooms[one.name], nbytes) for one in listed])
-    return min(fitting, key=lambda one: (_rank(one, wishes), _KINDS.index(one.kind), -rooms[one.name])).name
+    return min(fitting, key=lambda one: (_rank(one, wishes), *_place(one), -rooms[one.name])).name
 
 
-def _gpus() -> Iterator[DeviceInfo]:
+def _place(one: DeviceInfo) -> tuple[bool, bool, int]:
+    """Order GPUs before the host, and that before what uses its processor in a roundabout way."""
+    return one.is_processor, one.is_processor and one.kind != "host", _KINDS.index(one.kind)
+
+
+def _opencl_devices(*, nvidia: bool) -> Iterator[DeviceInfo]:
+    if find_spec("pyopencl") is None:
+        return
+    try:
+        found = find_devices("opencl")
+    except (BackendUnavailable, DeviceError) as error:
+        yield DeviceInfo(name="opencl", reason=_words(error))
+        return
+    for index, one in enumerate(found):
+        if nvidia or one.vendor_id != _NVIDIA:
+            yield _open(f"opencl:{index}", partial(OpenCL, index), is_processor=is_processor(one))
+
+
+def _cards() -> Iterator[DeviceInfo]:
     try:
         count = count_devices()
     except (BackendUnavailable, DeviceError) as error:
@@ -91,20 +128,19 @@ def _gpus() -> Iterator[DeviceInfo]:
     if not count:
         yield DeviceInfo(name="cuda", reason="the driver shows no GPU")
     for index in range(count):
-        yield _gpu(index)
+        yield _open(f"cuda:{index}", partial(Cuda, index))
 
 
-def _gpu(index: int) -> DeviceInfo:
-    name = f"cuda:{index}"
+def _open(name: str, make: Callable[[], Device], *, is_processor: bool = False) -> DeviceInfo:
     try:
-        device = Cuda(index)
+        device = make()
         try:
             memory = device.memory()
         finally:
             device.close()
     except (BackendUnavailable, DeviceError) as error:
-        return DeviceInfo(name=name, reason=_words(error))
-    return DeviceInfo(name=name, total=device.capacity, free=memory.free)
+        return DeviceInfo(name=name, reason=_words(error), is_processor=is_processor)
+    return DeviceInfo(name=name, total=device.capacity, free=memory.free, is_processor=is_processor)
 
 
 def _words(error: BackendUnavailable | DeviceError) -> str:
@@ -121,5 +157,7 @@ def _rank(one: DeviceInfo, wishes: Sequence[str]) -> int:
 
 def _check(wish: str) -> None:
     kind, _, number = str(wish).partition(":")
-    if kind not in _KINDS or (number and not (kind == "cuda" and number.isdecimal())):
-        raise InvalidRequest("prefer", wish, "names or kinds of devices: 'host', 'cuda' or 'cuda:N'")
+    if kind not in _KINDS or (number and (kind == "host" or not number.isdecimal())):
+        raise InvalidRequest(
+            "prefer", wish, "names or kinds of devices: 'host', 'cuda', 'opencl', 'cuda:N' or 'opencl:N'"
+        )

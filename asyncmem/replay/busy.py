@@ -6,11 +6,12 @@ from ctypes import c_uint64
 from importlib import import_module
 from typing import Any, Final
 
-from asyncmem.devices import Device, Host, Simulated, Stream
+from asyncmem.devices import Device, Host, OpenCL, OpenCLStream, Simulated, Stream
 from asyncmem.devices.clock import VirtualClock
 from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.cuda.driver import error_of
 from asyncmem.devices.host import HostStream
+from asyncmem.devices.lane import Lane
 from asyncmem.devices.simulated_stream import SimulatedStream
 from asyncmem.errors import InvalidRequest
 
@@ -117,6 +118,35 @@ class CudaBusy(Busy):
         return values[0] if values else None
 
 
+class OpenCLBusy(Busy):
+    """Holds a queue at a gate, which a thread opens once the work before it is done and the time has passed."""
+
+    def __init__(self, device: OpenCL) -> None:
+        self._device = device
+        self._lanes: dict[Stream, Lane] = {}
+
+    def give(self, stream: Stream, seconds: float) -> None:
+        """Put work of that length behind all that the stream has to do."""
+        assert isinstance(stream, OpenCLStream)
+        driver, before = self._device.driver, stream.record()
+        gate = driver.call(driver.cl.UserEvent, self._device.context)
+        driver.call(driver.cl.enqueue_barrier, stream.queue, wait_for=[gate])
+
+        def open_gate() -> None:
+            before.block()
+            time.sleep(seconds)
+            driver.call(gate.set_status, driver.cl.command_execution_status.COMPLETE)
+
+        lane = self._lanes.setdefault(stream, Lane(f"asyncmem {self._device.name} {stream.name} busy"))
+        lane.submit(open_gate)
+
+    def close(self) -> None:
+        """Wait for the threads (blocks)."""
+        for lane in self._lanes.values():
+            lane.stop()
+            lane.join()
+
+
 def busy_for(device: Device) -> Busy:
     """Answer what keeps that device busy.
 
@@ -130,4 +160,6 @@ def busy_for(device: Device) -> Busy:
             return HostBusy()
         case Cuda():
             return CudaBusy(device)
-    raise InvalidRequest("lag", device, "a device that can be kept busy: host, simulated or cuda")
+        case OpenCL():
+            return OpenCLBusy(device)
+    raise InvalidRequest("lag", device, "a device that can be kept busy: host, simulated, cuda or opencl")

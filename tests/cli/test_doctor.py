@@ -9,6 +9,9 @@ import pytest
 from click.testing import Result
 
 from asyncmem.cli import nvidia
+from asyncmem.cli import opencl as opencl_probe
+from asyncmem.cli.probing import PROBE_SECONDS
+from asyncmem.errors import BackendUnavailable
 from asyncmem.options import OPTIONS
 
 Invoke = Callable[..., Result]
@@ -85,7 +88,33 @@ def test_a_driver_that_hangs_is_survived(monkeypatch: pytest.MonkeyPatch) -> Non
     """A driver that does not answer costs a bounded time."""
 
     def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("python", nvidia.PROBE_SECONDS)
+        raise subprocess.TimeoutExpired("python", PROBE_SECONDS)
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert "did not answer" in str(nvidia.look_for_driver()["reason"])
+
+
+@pytest.mark.usefixtures("opencl")
+def test_devices_of_opencl_are_listed_with_their_room(invoke: Invoke) -> None:
+    """Each is opened; processors are devices, too."""
+    found = {one["name"]: one for one in json.loads(invoke("doctor", "--json").stdout)["devices"]}
+    assert found["opencl:0"]["available"] is True
+    assert 0 < found["opencl:0"]["free_bytes"] <= found["opencl:0"]["total_bytes"]
+
+
+@pytest.mark.usefixtures("opencl")
+def test_a_device_of_opencl_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do."""
+
+    def refuse(index: int) -> None:
+        raise BackendUnavailable(f"opencl:{index}", tried=("no shared memory",), install="Use another")
+
+    monkeypatch.setattr(opencl_probe, "OpenCL", refuse)
+    (one, *_) = opencl_probe.probe()["devices"]
+    assert (one["name"], one["free_bytes"], one["reason"]) == ("opencl:0", None, "no shared memory. Use another")
+
+
+def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is started then."""
+    monkeypatch.setattr(opencl_probe, "find_spec", lambda _: None)
+    assert "asyncmem[opencl]" in str(opencl_probe.look_for_devices()["reason"])

@@ -79,7 +79,7 @@ def test_each_device_says_whether_it_has_room(invoke: Invoke, config: str, fake:
     fake.devices(2, 4096 * MIB)
     fake.others(3500 * MIB, 1)
     told = json.loads(invoke("estimate", config, "--seq", "512", "--json").stdout)
-    first, second, host = told["devices"]
+    first, second, host, *_ = told["devices"]
     assert (first["name"], first["fits"]) == ("cuda:0", True)
     assert (second["name"], second["fits"]) == ("cuda:1", False)
     assert second["left"] == second["room"] - told["total"] < 0

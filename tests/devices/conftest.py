@@ -2,13 +2,26 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncmem.devices import Cuda, CudaStream, Device, Host, HostStream, Simulated, SimulatedStream, Stream
+from asyncmem.devices import (
+    Cuda,
+    CudaStream,
+    Device,
+    Host,
+    HostStream,
+    OpenCLStream,
+    Simulated,
+    SimulatedStream,
+    Stream,
+)
 from tests.cuda.fake import FakeDriver
+from tests.processor import open_processor
+
+pytest.register_assert_rewrite("asyncmem.testing.device_contract")
+from asyncmem.testing.device_contract import Rig  # noqa: E402  # not before its assertions are rewritten
 
 if TYPE_CHECKING:
     from tests.gpu.card import Card
@@ -17,18 +30,9 @@ if TYPE_CHECKING:
 WALL_WORK = 0.4
 
 
-@dataclass(frozen=True)
-class Rig:
-    """A device under test; `occupy` keeps a stream busy until `release`, or for a moment where time is the wall's."""
-
-    device: Device
-    occupy: Callable[[Stream], None]
-    release: Callable[[], None]
-
-
-@pytest.fixture(params=["host", "virtual", "wall", "cuda"])
+@pytest.fixture(params=["host", "virtual", "wall", "cuda", "opencl"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    make: dict[str, Callable[[], Rig]] = {"host": _host, "virtual": _virtual, "wall": _wall}
+    make: dict[str, Callable[[], Rig]] = {"host": _host, "virtual": _virtual, "wall": _wall, "opencl": _opencl}
     card: Card | None = None
     if request.param == "cuda":
         driver: FakeDriver | None = request.getfixturevalue("driver")
@@ -86,6 +90,22 @@ def _wall() -> Rig:
         stream.launch(WALL_WORK)
 
     return Rig(Simulated(backing=True, clock="wall"), occupy, lambda: None)
+
+
+def _opencl() -> Rig:
+    device = open_processor()
+    cl = device.driver.cl
+    gate = cl.UserEvent(device.context)
+
+    def occupy(stream: Stream) -> None:
+        assert isinstance(stream, OpenCLStream)
+        cl.enqueue_barrier(stream.queue, wait_for=[gate])
+
+    def release() -> None:
+        if gate.command_execution_status != cl.command_execution_status.COMPLETE:
+            gate.set_status(cl.command_execution_status.COMPLETE)
+
+    return Rig(device, occupy, release)
 
 
 def _fake_card(driver: FakeDriver) -> Rig:

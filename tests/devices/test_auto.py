@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncmem.devices import Host, Simulated, device
+from asyncmem.devices import Host, Simulated, auto, device
 from asyncmem.errors import BackendUnavailable, InvalidRequest
 from tests.cuda.fake import FakeDriver
 
@@ -22,6 +22,17 @@ def test_auto_is_the_host_where_there_is_no_gpu(fake: FakeDriver) -> None:
     made = device("auto")
     assert type(made) is Host
     assert made.name == "host"
+
+
+@pytest.mark.fake_only
+@pytest.mark.usefixtures("opencl")
+def test_auto_is_a_gpu_by_opencl_where_cuda_has_none(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is no processor; this machine's is taken for one."""
+    fake.devices(0)
+    monkeypatch.setattr(auto, "is_processor", lambda _: False)
+    made = device("auto")
+    assert made.name == "opencl:0"
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -58,7 +69,7 @@ def test_cuda_says_what_was_tried_and_what_to_use() -> None:
     assert "'host'" in caught.value.install
 
 
-@pytest.mark.parametrize("source", ["", "gpu", "cuda:x", "simulated:-1", "host:1", 7, None])
+@pytest.mark.parametrize("source", ["", "gpu", ":1", "cuda:x", "opencl:-1", "simulated:-1", "host:1", 7, None])
 def test_other_names_are_refused(source: object) -> None:
     """The error lists the names there are."""
     with pytest.raises(InvalidRequest, match="host"):

@@ -2,23 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import Protocol
 
 import pytest
 import trio
 import trio.testing
 
-from asyncmem.devices import Device, Stream
+from asyncmem.devices import Stream
 from asyncmem.devices.awaiting import wait_until_done
 from asyncmem.errors import InvalidRequest
-
-
-class Rig(Protocol):
-    device: Device
-
-    def occupy(self, stream: Stream, /) -> None: ...
-
-    def release(self) -> None: ...
+from asyncmem.testing.device_contract import Rig
 
 
 class ManualFence:
@@ -56,12 +48,13 @@ async def test_asyncio_waits_until_the_fence_is_reached(rig: Rig) -> None:
     """The task sleeps while the stream is busy, wakes from whichever thread, and other tasks run meanwhile."""
     stream = rig.device.create_stream()
     rig.occupy(stream)
+    fence = stream.record()
     waiting = asyncio.ensure_future(asyncio.wait_for(_synchronize(stream), 10))
     await asyncio.sleep(0)
     assert not waiting.done()
     rig.release()
     await waiting
-    assert stream.record().done()
+    assert fence.done()
 
 
 @pytest.mark.anyio
@@ -69,12 +62,13 @@ async def test_trio_waits_until_the_fence_is_reached(rig: Rig) -> None:
     """The same on trio."""
     stream = rig.device.create_stream()
     rig.occupy(stream)
+    fence = stream.record()
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_synchronize, stream)
             await trio.testing.wait_all_tasks_blocked()
             rig.release()
-    assert stream.record().done()
+    assert fence.done()
 
 
 async def _synchronize(stream: Stream) -> None:

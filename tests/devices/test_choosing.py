@@ -2,8 +2,8 @@
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, NoDeviceHasRoom, PoolOptions
-from asyncmem.devices import DeviceInfo, Host, Simulated, devices, select_device_for
+from asyncmem import AsyncMemoryPool, BackendUnavailable, InvalidRequest, NoDeviceHasRoom, PoolOptions
+from asyncmem.devices import DeviceInfo, Host, OpenCL, Simulated, choosing, devices, select_device_for
 from asyncmem.planning import estimate_inference_memory
 from tests.cuda.fake import MIB, FakeDriver
 from tests.cuda.leftovers import check_nothing_left
@@ -22,8 +22,8 @@ def two(fake: FakeDriver) -> FakeDriver:
 
 
 def test_the_host_is_always_there() -> None:
-    """Last, with what it has."""
-    host = devices()[-1]
+    """With what it has."""
+    host = next(one for one in devices() if one.kind == "host")
     assert (host.name, host.kind, host.usable) == ("host", "host", True)
     assert host.total == Host().capacity
     assert host.free is not None
@@ -34,7 +34,7 @@ def test_the_host_is_always_there() -> None:
 def test_gpus_are_listed_with_what_is_free(two: FakeDriver) -> None:
     """Each is asked for itself, and nothing of it stays open."""
     before = two.live()
-    first, second, _ = devices()
+    first, second, *_ = devices()
     assert (first.name, second.name) == ("cuda:0", "cuda:1")
     assert first.total == second.total == 4096 * MIB
     assert (second.free or 0) - (first.free or 0) == 2048 * MIB
@@ -45,7 +45,7 @@ def test_gpus_are_listed_with_what_is_free(two: FakeDriver) -> None:
 def test_no_gpu_is_a_line_with_a_reason(fake: FakeDriver) -> None:
     """And no error."""
     fake.devices(0)
-    gpu, _ = devices()
+    gpu, *_ = devices()
     assert (gpu.name, gpu.usable, gpu.room()) == ("cuda", False, 0)
     assert "no GPU" in (gpu.reason or "")
 
@@ -54,7 +54,7 @@ def test_no_gpu_is_a_line_with_a_reason(fake: FakeDriver) -> None:
 def test_a_gpu_that_fails_is_listed_with_its_error(two: FakeDriver) -> None:
     """The other one is still asked."""
     two.fail("cuDevicePrimaryCtxRetain", nth=1, code=46)
-    first, second, _ = devices()
+    first, second, *_ = devices()
     assert not first.usable
     assert "cuDevicePrimaryCtxRetain" in (first.reason or "")
     assert second.usable
@@ -92,7 +92,7 @@ def test_where_nothing_has_room_each_says_what_it_lacks() -> None:
     error = refused.value
     assert isinstance(error, MemoryError)
     assert error.need == 100 << 40
-    assert [one.device for one in error.shortfalls] == ["cuda:0", "cuda:1", "host"]
+    assert [one.device for one in error.shortfalls][:3] == ["cuda:0", "cuda:1", "host"]
     assert all(one.room + one.lacking == error.need for one in error.shortfalls)
     for one in error.shortfalls:
         assert one.describe() in str(error)
@@ -106,7 +106,59 @@ def test_a_device_that_cannot_be_used_says_why_it_was_not_chosen(fake: FakeDrive
         select_device_for("100 TiB")
 
 
-@pytest.mark.parametrize("wish", ["cuba", "cuda:x", "host:1", "simulated"])
+@pytest.mark.usefixtures("opencl")
+def test_a_processor_by_opencl_comes_after_the_host() -> None:
+    """It has no other memory; whoever wants it says so."""
+    *_, host, processor = devices()
+    assert (host.name, processor.name, processor.is_processor) == ("host", "opencl:0", True)
+    assert select_device_for(1) != "opencl:0"
+    assert select_device_for(1, prefer="opencl") == "opencl:0"
+    assert select_device_for(1, prefer=("opencl:0", "host")) == "opencl:0"
+
+
+def test_a_gpu_by_opencl_comes_after_one_by_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And before the host, however much room that has."""
+    room = {"total": 64 << 30}
+    cuda = DeviceInfo(name="cuda:0", free=8 << 30, **room)
+    other = DeviceInfo(name="opencl:0", free=16 << 30, **room)
+    host = DeviceInfo(name="host", free=32 << 30, is_processor=True, **room)
+    processor = DeviceInfo(name="opencl:1", free=64 << 30, is_processor=True, **room)
+    monkeypatch.setattr(choosing, "devices", lambda: (cuda, other, host, processor))
+    found = [select_device_for(f"{size} GiB") for size in (4, 12, 24, 48)]
+    assert found == ["cuda:0", "opencl:0", "host", "opencl:1"]
+
+
+@pytest.mark.fake_only
+def test_a_card_that_cuda_lists_is_not_listed_twice(
+    two: FakeDriver, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory would be counted twice; where CUDA cannot use it, OpenCL may."""
+
+    class Card:
+        vendor_id = 0x10DE
+        type = opencl.driver.cl.device_type.GPU
+
+    monkeypatch.setattr(choosing, "find_devices", lambda _: [Card()])
+    assert [one.name for one in devices()] == ["cuda:0", "cuda:1", "host"]
+    two.devices(0)
+    assert [one.name for one in devices()] == ["cuda", "opencl:0", "host"]
+
+
+@pytest.mark.usefixtures("opencl")
+def test_opencl_without_a_driver_is_a_line_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where its package is installed; else nobody has asked for it."""
+
+    def none(device: str) -> None:
+        raise BackendUnavailable(device, tried=("the loader",))
+
+    monkeypatch.setattr(choosing, "find_devices", none)
+    line = next(one for one in devices() if one.kind == "opencl")
+    assert (line.name, line.usable, line.reason) == ("opencl", False, "the loader")
+    monkeypatch.setattr(choosing, "find_spec", lambda _: None)
+    assert all(one.kind != "opencl" for one in devices())
+
+
+@pytest.mark.parametrize("wish", ["cuba", "cuda:x", "opencl:x", "host:1", "simulated"])
 def test_a_preference_that_is_no_device_is_refused(wish: str) -> None:
     """The simulated one has no memory of its own."""
     with pytest.raises(InvalidRequest, match="prefer"):

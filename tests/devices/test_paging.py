@@ -2,8 +2,10 @@
 
 import pytest
 
-from asyncmem.devices import Device, Fence, Host, Simulated, StreamOrderError
-from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.devices import Fence, Host, Simulated, StreamOrderError
+from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.testing.device_contract import PagesContract
+from asyncmem.testing.device_contract.pages import Range
 
 MIB = 1 << 20
 
@@ -11,146 +13,9 @@ MIB = 1 << 20
 PAGED = pytest.mark.parametrize("rig", ["virtual", "wall", "cuda"], indirect=True)
 
 
-class Range:
-    """A reserved range of a device, by pages."""
-
-    def __init__(self, device: Device, pages: int = 64) -> None:
-        self.device, self.page = device, device.page
-        self.nbytes = pages * device.page
-        self.address = device.reserve(self.nbytes)
-
-    def at(self, page: int, pages: int = 1) -> tuple[int, int]:
-        return self.address + page * self.page, pages * self.page
-
-    def map(self, *spans: tuple[int, int]) -> None:
-        done = self.device.remap([], spans)
-        assert (done.mapped, done.error) == (len(spans), None)
-
-    def unmap(self, *spans: tuple[int, int]) -> None:
-        done = self.device.remap(spans, [])
-        assert (done.unmapped, done.error) == (len(spans), None)
-
-    def end(self) -> None:
-        self.device.unreserve(self.address, self.nbytes)
-
-
-def read(device: Device, address: int) -> int:
-    back = bytearray(1)
-    device.copy_out(memoryview(back), address, device.default_stream)
-    device.default_stream.synchronize_blocking()
-    return back[0]
-
-
 @PAGED
-class TestContract:
-    def test_addresses_are_whole_pages_and_hold_no_memory(self, device: Device) -> None:
-        """A range may be larger than the device, because it is nothing but addresses."""
-        free = device.memory().free
-        large = 4 * device.capacity // device.page * device.page
-        address = device.reserve(large)
-        assert address % device.page == 0
-        assert device.memory().free == free
-        device.unreserve(address, large)
-
-    def test_ranges_do_not_overlap(self, device: Device) -> None:
-        """Two ranges have no byte in common, and one that went back may come again."""
-        first, second = Range(device), Range(device)
-        low, high = sorted((first, second), key=lambda one: one.address)
-        assert low.address + low.nbytes <= high.address
-        first.end()
-        second.end()
-
-    def test_mapped_memory_is_used_as_any_other(self, device: Device) -> None:
-        """Also across the border of two pieces that were mapped one behind the other."""
-        space = Range(device)
-        space.map(space.at(3, 2), space.at(5))
-        border = space.at(5)[0]
-        device.fill(border - 8, 16, 7, device.default_stream)
-        assert [read(device, at) for at in (border - 1, border, border + 7)] == [7, 7, 7]
-        space.unmap(space.at(3, 2), space.at(5))
-        space.end()
-
-    def test_memory_moves_without_more_of_it(self, device: Device) -> None:
-        """What is unmapped serves a span of its size; meanwhile and afterwards there is as much memory as before.
-
-        Others may use the same card: what moving takes is taken each time. No size comes twice, so that nothing which
-        might be kept of one time would do for another.
-        """
-        space = Range(device)
-        taken = []
-        for small, large in ((1, 4), (2, 5), (3, 6)):
-            space.map(space.at(0, large), space.at(8, small))
-            free = device.memory().free
-            done = device.remap([space.at(0, large), space.at(8, small)], [space.at(20, small), space.at(30, large)])
-            taken.append(free - device.memory().free)
-            assert (done.unmapped, done.mapped, done.error) == (2, 2, None)
-            device.fill(*space.at(30, large), 5, device.default_stream)
-            assert read(device, space.at(29 + large)[0]) == 5
-            space.unmap(space.at(20, small), space.at(30, large))
-        assert 0 in taken
-        space.end()
-
-    def test_what_serves_no_span_goes_back(self, device: Device) -> None:
-        """Memory of another size is of no use to a span: it is released, and new memory comes."""
-        space = Range(device)
-        free = device.memory().free
-        space.map(space.at(0, 4))
-        done = device.remap([space.at(0, 4)], [space.at(0, 2)])
-        assert (done.unmapped, done.mapped, done.error) == (1, 1, None)
-        assert free - device.memory().free == 2 * space.page
-        space.unmap(space.at(0, 2))
-        assert device.memory().free == free
-        space.end()
-
-    def test_too_much_leaves_what_was_there_before(self, device: Device) -> None:
-        """The spans before the one that there is no memory for stay, and are told."""
-        pages = device.memory().free // device.page
-        space = Range(device, 2 * pages)
-        done = device.remap([], [space.at(0, 2), space.at(4, pages)])
-        assert (done.unmapped, done.mapped) == (0, 1)
-        assert isinstance(done.error, OutOfMemoryError)
-        device.fill(*space.at(0, 2), 3, device.default_stream)
-        assert read(device, space.at(1)[0]) == 3
-        space.unmap(space.at(0, 2))
-        space.end()
-
-    @pytest.mark.parametrize("span", [(64, 1), (63, 2), (-1, 1), (3, 0)])
-    def test_refuses_to_map_outside_of_a_range(self, device: Device, span: tuple[int, int]) -> None:
-        """A span is whole pages of one range."""
-        space = Range(device)
-        with pytest.raises(InvalidRequest, match="reserved range"):
-            device.remap([], [space.at(*span)])
-        space.end()
-
-    def test_refuses_a_range_that_is_not_whole_pages_or_not_reserved(self, device: Device) -> None:
-        """Nothing is done then."""
-        with pytest.raises(InvalidRequest, match="whole pages"):
-            device.reserve(device.page + 1)
-        space = Range(device)
-        with pytest.raises(InvalidRequest, match="range"):
-            device.unreserve(space.address, space.page)
-        space.end()
-        with pytest.raises(InvalidRequest, match="range"):
-            space.end()
-
-    def test_a_range_with_memory_does_not_go_back(self, device: Device) -> None:
-        """It can still be used then, and goes back once it is bare."""
-        space = Range(device)
-        space.map(space.at(1))
-        with pytest.raises(InvalidRequest, match="nothing is mapped"):
-            space.end()
-        device.fill(space.at(1)[0], 1, 9, device.default_stream)
-        assert read(device, space.at(1)[0]) == 9
-        space.unmap(space.at(1))
-        space.end()
-
-    def test_what_is_mapped_outlives_the_closing_of_the_device(self, device: Device) -> None:
-        """As segments do: it can be unmapped afterwards, and nothing else can be mapped by a driver that is left."""
-        space = Range(device)
-        space.map(space.at(1))
-        device.close()
-        space.unmap(space.at(1))
-        space.end()
+class TestContract(PagesContract):
+    pass
 
 
 class TestWithoutPages:

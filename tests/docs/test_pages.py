@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.processor import open_processor
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python(?P<needs> opencl|)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`(test_\w+)`")
 TEST = re.compile(r"^ *(?:async )?def (?P<name>test_\w+)", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#]+)(#[^)]*)?\)")
@@ -21,6 +23,7 @@ class Block(NamedTuple):
     page: Path
     line: int
     code: str
+    needs: str
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -31,7 +34,7 @@ def blocks() -> Iterator[Block]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for found in BLOCK.finditer(text):
-            yield Block(page, text.count("\n", 0, found.start("code")) + 1, found["code"])
+            yield Block(page, text.count("\n", 0, found.start("code")) + 1, found["code"], found["needs"].strip())
 
 
 # A program may block its loop only where it makes the pool's worker a part of that loop.
@@ -44,6 +47,8 @@ PROGRAMS = [
 @pytest.mark.parametrize("block", PROGRAMS)
 def test_a_program_on_a_page_runs(block: Block) -> None:
     """Every Python block of README and docs is a program of its own that ends without an error."""
+    if block.needs == "opencl":
+        open_processor().close()
     # Empty lines before it let a traceback name the page's own line.
     program = compile("\n" * (block.line - 1) + block.code, block.page, "exec", dont_inherit=True)
     exec(program, {"__name__": "__main__"})

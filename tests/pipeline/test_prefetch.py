@@ -15,6 +15,7 @@ from asyncmem import Array, AsyncMemoryPool, Host, InvalidRequest
 from asyncmem.devices import Device, SimulatedStream, Stream
 from asyncmem.pipeline import Prefetcher
 from tests.async_.loops import LOOPS, Run
+from tests.processor import open_processor
 
 from .feeds import LIMIT, MIB, TimedDevice, all_free, feeding_threads, read, soon
 
@@ -28,9 +29,11 @@ def everywhere(request: pytest.FixtureRequest) -> Run:
     return run
 
 
-@pytest.fixture(params=["host", "simulated", "page-locked"])
+@pytest.fixture(params=["host", "simulated", "page-locked", "opencl"])
 def device(request: pytest.FixtureRequest) -> Device:
     """A device with real memory; one copies by itself only what is page-locked."""
+    if request.param == "opencl":
+        return open_processor()
     return Host() if request.param == "host" else TimedDevice(0.001, locked=request.param == "page-locked")
 
 

@@ -18,6 +18,7 @@ from asyncmem.devices import Device, Host, Simulated, SimulatedStream, StreamOrd
 from asyncmem.testing import Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.tsweep import sweep_on_trio
+from tests.processor import open_processor
 
 from .support import MIB, SteppedPool, quick_device
 
@@ -30,10 +31,12 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["host", "simulated"])
+@pytest.fixture(params=["host", "simulated", "opencl"])
 def device(request: pytest.FixtureRequest) -> Device:
     """A device with real memory."""
-    return Host() if request.param == "host" else quick_device(backing=True)
+    make = {"host": Host, "simulated": lambda: quick_device(backing=True), "opencl": open_processor}
+    made: Device = make[request.param]()
+    return made
 
 
 @pytest.mark.anyio

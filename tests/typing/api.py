@@ -27,7 +27,18 @@ from asyncmem import (
     Spillable,
     StepError,
 )
-from asyncmem.devices import Device, DeviceInfo, Fence, Simulated, Stream, devices, select_device_for
+from asyncmem.devices import (
+    Device,
+    DeviceInfo,
+    Fence,
+    OpenCL,
+    OpenCLFence,
+    OpenCLStream,
+    Simulated,
+    Stream,
+    devices,
+    select_device_for,
+)
 from asyncmem.insight import Kind, LiveServer, Recording, Site, analyze_allocation_patterns, serve_live
 from asyncmem.pipeline import (
     AsyncBatches,
@@ -350,6 +361,15 @@ def plan() -> None:
     few = estimate_inference_memory(4096, 14336, 32, 32000, 32, 8, 4096, 2)
     AsyncMemoryPool("auto", need=few)
     AsyncMemoryPool("cuda:0", need="30 GiB", warmup=transformer_warmup(4, 2048, 4096))
+
+
+def use_opencl(device: OpenCL, array: Array) -> None:
+    stream = device.create_stream()
+    assert_type(stream, OpenCLStream)
+    assert_type(stream.record(), OpenCLFence)
+    assert_type(device.record_all(), OpenCLFence)
+    for part in (array, array.buffer):
+        device.pointer(part)
 
 
 def keep_buffers() -> None:

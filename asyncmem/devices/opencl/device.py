@@ -1,0 +1,241 @@
+"""One device of OpenCL: shared virtual memory as segments, queues as streams, events as fences."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.opencl.driver import Driver
+from asyncmem.devices.opencl.pinned import OpenCLPinned
+from asyncmem.devices.opencl.place import find_place
+from asyncmem.devices.opencl.segments import Segments
+from asyncmem.devices.opencl.stream import OpenCLStream, OpenCLStreams
+from asyncmem.devices.opencl.watcher import Watcher
+from asyncmem.devices.pages import PAGE, bytes_at, bytes_of
+from asyncmem.errors import DeviceError, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyopencl as cl
+
+    from asyncmem.devices.opencl.fence import OpenCLFence
+
+KINDS: Final = ("svm", "direct")
+
+
+class Addressed(Protocol):
+    """A buffer, or an array over one."""
+
+    @property
+    def address(self) -> int:
+        """Where its first byte is."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
+
+
+class OpenCL(Device):
+    """A device of OpenCL 2.0 or later that has shared virtual memory, through pyopencl.
+
+    Any number of these may exist for one device; they share its context, and what they have of its memory is counted
+    together: no driver counts it, and some, such as PoCL, give out more than there is. What other processes have is
+    not known, except where the memory is the host's. A forked child may not use the device.
+
+    Attributes:
+        context: For programs and queues of your own: `pyopencl.Context`.
+        is_processor: Whether it is the host's own processor, with the host's memory.
+    """
+
+    kind = "opencl"
+    segment_kinds = KINDS
+    granularity = PAGE
+    host_readable = False
+
+    def __init__(self, index: int = 0) -> None:
+        """Start the drivers and make the context (blocks, for up to a second where nobody has done so before).
+
+        Args:
+            index: Which of the devices of all drivers; processors are the last of them.
+
+        Raises:
+            InvalidRequest: `index` is negative.
+            BackendUnavailable: There is no pyopencl, no driver, no such device, or it lacks shared virtual memory.
+            DeviceError: The driver fails.
+        """
+        if index < 0:
+            raise InvalidRequest("index", index, "a device number from 0")
+        self.index = index
+        self.name = f"{self.kind}:{index}"
+        self.dlpack_device = (4, index)  # kDLOpenCL
+        self.driver = Driver(self.name)
+        self.place = find_place(self.driver, index)
+        self.context: cl.Context = self.place.context
+        self.is_processor = self.place.on_host
+        self.capacity = self.place.ledger.total
+        self._segments = Segments(self.name, self.driver, self.place, KINDS)
+        self._closed = False
+        self._pinned: weakref.ref[OpenCLPinned] | None = None
+        self._watcher = Watcher(f"asyncmem {self.name} fences")
+        # A device that is forgotten without being closed leaves no thread either.
+        weakref.finalize(self, self._watcher.stop).atexit = False
+        self.streams = OpenCLStreams(self, self.driver, self.place, self._watcher)
+        self.default_stream: OpenCLStream = self.streams.create("default", default=True)
+
+    def __repr__(self) -> str:
+        return f"<OpenCL {self.name}: {'closed' if self._closed else self.place.device.name.strip()}>"
+
+    @property
+    def driver_calls(self) -> int:
+        """How many calls of the driver this object has made."""
+        return self.driver.calls
+
+    def memory(self) -> MemoryInfo:
+        """Answer what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
+        return MemoryInfo(free=self.place.ledger.free(), total=self.capacity)
+
+    def suggest_capacity(self, nbytes: int) -> None:
+        """Ignore it: the device has a size of its own."""
+
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get shared virtual memory (blocks), usable by every stream at once."""
+        self.check_open()
+        self.stream_of(stream)
+        return self._segments.take(nbytes, kind)
+
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back to the driver (blocks)."""
+        self._segments.give_back(segment)
+
+    def pointer(self, part: Addressed) -> cl.SVM[np.ndarray]:
+        """Return a buffer, or an array over one, as an argument for kernels; it keeps nothing alive.
+
+        Kernels take it for a `__global` pointer. For libraries that know buffers alone, its `as_buffer(context)` makes
+        a `pyopencl.Buffer` of it.
+        """
+        return self._range(part.address, part.nbytes)
+
+    def create_stream(self, name: str | None = None) -> OpenCLStream:
+        """Make a stream with a queue of its own."""
+        self.check_open()
+        return self.streams.create(name)
+
+    def stream_of(self, source: object) -> OpenCLStream:
+        """Return the stream meant by `source`.
+
+        Args:
+            source: None for the default stream, a stream of this device, its handle, an object with `__cuda_stream__`,
+                or a `pyopencl.CommandQueue` in the device's `context` that runs its commands in order. The queue is
+                kept with its stream.
+
+        Raises:
+            InvalidRequest: It is something else, or of another device or context.
+        """
+        return self.streams.find(source)
+
+    def record_all(self) -> OpenCLFence:
+        """Return a fence behind everything submitted to every stream of this object, also to those that are gone.
+
+        Queues that it was not shown are not covered.
+        """
+        return self.streams.record_all()
+
+    def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
+        """Set bytes to `value` (0 to 255) in the order of `stream`."""
+        if nbytes:
+            cl, queue = self.driver.cl, self._queue_of(stream)
+            self.driver.call(cl.enqueue_svm_memfill, queue, self._range(address, nbytes), np.array([value], np.uint8))
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy in the order of `stream`."""
+        if nbytes:
+            self._move(target, source, nbytes, stream)
+
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Copy host bytes to the device in the order of `stream`; `copy_holds_up` tells whether it **blocks**."""
+        origin = bytes_of(source)
+        if origin.size:
+            self._move(address, int(origin.ctypes.data), origin.size, stream)
+
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Copy to host bytes in the order of `stream`; `copy_holds_up` tells whether it **blocks**."""
+        goal = bytes_of(target, writable=True)
+        if goal.size:
+            self._move(int(goal.ctypes.data), address, goal.size, stream)
+
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:  # noqa: ARG002  # both ways alike
+        """Tell whether a copy may **block**: not on a processor, nor for memory of `pinned`."""
+        data = bytes_of(host)
+        pinned = self._pinned() if self._pinned is not None else None
+        ours = pinned is not None and pinned.holds(int(data.ctypes.data), data.size)
+        return bool(data.size) and not (self.is_processor or ours)
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Copy from another object for the same device, or from its page-locked memory.
+
+        Raises:
+            InvalidRequest: It is another device.
+        """
+        self.check_peers("source_device", [source_device])
+        self.copy(target, source, nbytes, stream)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Do nothing for other objects of the same device: they share the context.
+
+        Raises:
+            InvalidRequest: One of `peers` is another device.
+        """
+        self.check_peers("peers", peers)
+
+    def pinned(self) -> Device:
+        """Return host memory that the device reads and writes directly, with the streams of this device.
+
+        Raises:
+            InvalidRequest: The device has no such memory (fine-grained buffers).
+        """
+        if not self.place.has_pinned:
+            return super().pinned()
+        found = self._pinned() if self._pinned is not None else None
+        if found is None:
+            found = OpenCLPinned(self)
+            self._pinned = weakref.ref(found)
+        return found
+
+    def close(self) -> None:
+        """Wait for all work, then end the thread (blocks); twice is fine. Segments stay as they are."""
+        if not self._closed:
+            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
+                self.record_all().block()
+            self._closed = True
+        self._watcher.stop()
+        self._watcher.join()
+
+    def check_open(self) -> None:
+        """Refuse what needs an open device."""
+        if self._closed:
+            raise InvalidRequest("device", self, "a device that is open")
+
+    def check_peers(self, what: str, peers: Sequence[Device]) -> None:
+        """Refuse devices whose addresses mean nothing here."""
+        for peer in peers:
+            own = peer.owner if isinstance(peer, OpenCLPinned) else peer
+            if not isinstance(own, OpenCL) or own.place is not self.place:
+                raise InvalidRequest(what, peer, f"another object for {self.name!r}: its memory is its own")
+
+    def _move(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        queue = self._queue_of(stream)
+        to, from_ = self._range(target, nbytes), self._range(source, nbytes)
+        self.driver.call(self.driver.cl.enqueue_copy, queue, to, from_, byte_count=nbytes, is_blocking=False)
+
+    def _range(self, address: int, nbytes: int) -> cl.SVM[np.ndarray]:
+        found: cl.SVM[np.ndarray] = self.driver.cl.SVM(bytes_at(address, nbytes))
+        return found
+
+    def _queue_of(self, stream: Stream) -> cl.CommandQueue:
+        self.check_open()
+        return self.stream_of(stream).queue

@@ -1,0 +1,425 @@
+"""What is special about OpenCL: other people's queues and kernels, memory that nobody else counts, errors by name."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
+from asyncmem.devices.opencl.driver import find_devices
+from asyncmem.devices.opencl.ledger import Ledger
+from asyncmem.devices.opencl.watcher import Watcher
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+
+MIB = 1 << 20
+
+SOURCE = """
+__kernel void twice(__global int *x) { x[get_global_id(0)] *= 2; }
+
+__kernel void turn(__global uint *x, uint rounds) {
+    uint value = x[0];
+    for (uint i = 0; i < rounds; i++) value = value * 1664525u + 1013904223u ^ value >> 7;
+    x[0] = value;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def built() -> "dict[object, cl.Program]":
+    return {}
+
+
+@pytest.fixture
+def program(opencl: OpenCL, built: "dict[object, cl.Program]") -> "cl.Program":
+    """All devices of a process share a context, so the kernels are compiled once."""
+    if opencl.context not in built:
+        built[opencl.context] = opencl.driver.cl.Program(opencl.context, SOURCE).build()
+    return built[opencl.context]
+
+
+@pytest.fixture
+def other(opencl: OpenCL) -> Iterator[OpenCL]:
+    """A second object for the same device."""
+    device = OpenCL(opencl.index)
+    yield device
+    device.close()
+
+
+class TestKernels:
+    @pytest.mark.asyncio
+    async def test_work_on_buffers_of_a_pool(self, opencl: OpenCL, program: "cl.Program") -> None:
+        """In the order of the buffer's stream, beside the pool's own copies."""
+        twice = opencl.driver.cl.Kernel(program, "twice")
+        async with AsyncMemoryPool(opencl, limit="8 MiB") as pool:
+            stream = opencl.create_stream()
+            source, back = np.arange(1000, dtype=np.int32), np.zeros(1000, np.int32)
+            with await pool.allocate_async(source.nbytes, stream=stream) as buffer:
+                await buffer.copy_from(source)
+                twice(stream.queue, source.shape, None, opencl.pointer(buffer))
+                await buffer.copy_to(back)
+            assert (back == 2 * source).all()
+
+    @pytest.mark.asyncio
+    async def test_work_on_arrays_and_through_buffers_of_opencl(self, opencl: OpenCL, program: "cl.Program") -> None:
+        """An array begins within its buffer; libraries that know no addresses get a `pyopencl.Buffer`."""
+        twice = opencl.driver.cl.Kernel(program, "twice")
+        async with AsyncMemoryPool(opencl, limit="8 MiB") as pool:
+            with await pool.empty_batch([(64,), (64,)], "int32") as batch:
+                queue = opencl.default_stream.queue
+                opencl.fill(batch.buffer.address, batch.buffer.nbytes, 1, opencl.default_stream)
+                pointer = opencl.pointer(batch[1])
+                twice(queue, (64,), None, pointer)
+                twice(queue, (64,), None, pointer.as_buffer(opencl.context))
+                back = np.zeros(batch.buffer.nbytes // 4, np.int32)
+                await batch.buffer.copy_to(back)
+                begin = (batch[1].address - batch.buffer.address) // 4
+                assert set(back[begin : begin + 64]) == {4 * 0x01010101}
+                assert set(back[:begin]) == {0x01010101}
+
+    @pytest.mark.asyncio
+    async def test_leave_the_loop_alone_while_a_copy_is_awaited(self, opencl: OpenCL, program: "cl.Program") -> None:
+        """The copy behind a kernel is submitted while that runs, and others have their turns until it is done."""
+        cl, queue = opencl.driver.cl, opencl.default_stream.queue
+        turn = cl.Kernel(program, "turn")
+        async with AsyncMemoryPool(opencl, limit="8 MiB") as pool:
+            back = np.zeros(1024, np.uint8)
+            with await pool.allocate_async(back.nbytes) as buffer:
+
+                async def count_turns() -> int:
+                    """Let others run while a copy waits for a gate and then for 50 ms of work."""
+                    gate, turns = cl.UserEvent(opencl.context), 0
+                    opencl.fill(buffer.address, buffer.nbytes, 1, opencl.default_stream)
+                    cl.enqueue_barrier(queue, wait_for=[gate])
+                    turn(queue, (1,), None, opencl.pointer(buffer), np.uint32(20_000_000))
+                    behind = opencl.default_stream.record()
+                    copy = asyncio.ensure_future(_awaited(buffer.copy_to(back)))
+                    await asyncio.sleep(0.001)
+                    assert not copy.done()
+                    gate.set_status(cl.command_execution_status.COMPLETE)
+                    while not behind.done():
+                        turns += 1
+                        await asyncio.sleep(0.001)
+                    await copy
+                    assert set(back[4:]) == {1}
+                    return turns
+
+                # A machine that is busy may give this process no turn within 50 ms; one that waits has never any.
+                assert any([await count_turns() >= 3 for _ in range(5)])
+
+
+async def _awaited(copy: object) -> None:
+    await copy  # type: ignore[misc]  # any awaitable
+
+
+class TestQueues:
+    def test_of_other_code_are_streams(self, opencl: OpenCL) -> None:
+        """The same one for each time that the queue is named, and only for as long as it is used."""
+        queue = opencl.driver.cl.CommandQueue(opencl.context)
+        stream = opencl.stream_of(queue)
+        assert opencl.stream_of(queue) is stream
+        assert opencl.stream_of(stream.handle) is stream
+        assert stream.queue == queue
+
+    def test_of_other_code_are_waited_for_as_a_whole(self, opencl: OpenCL) -> None:
+        """A fence of the stream is behind commands that the device never saw."""
+        cl = opencl.driver.cl
+        queue, gate = cl.CommandQueue(opencl.context), cl.UserEvent(opencl.context)
+        stream = opencl.stream_of(queue)
+        cl.enqueue_barrier(queue, wait_for=[gate])
+        fence, everything = stream.record(), opencl.record_all()
+        assert not fence.block(0.01)
+        assert not everything.done()
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        assert fence.block(10)
+        assert everything.block(10)
+
+    def test_without_order_are_refused(self, opencl: OpenCL) -> None:
+        """Nothing is behind anything in them."""
+        cl = opencl.driver.cl
+        chaos = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        with pytest.raises(InvalidRequest, match="in order"):
+            opencl.stream_of(cl.CommandQueue(opencl.context, properties=chaos))
+
+    def test_of_another_context_are_refused(self, opencl: OpenCL) -> None:
+        """Addresses mean nothing there."""
+        cl = opencl.driver.cl
+        with pytest.raises(InvalidRequest, match="context"):
+            opencl.stream_of(cl.CommandQueue(cl.Context([opencl.place.device])))
+
+    def test_wait_for_fences_of_another_object_for_the_device(self, opencl: OpenCL, other: OpenCL) -> None:
+        """Not for those of another kind of device."""
+        cl = opencl.driver.cl
+        gate, stream = cl.UserEvent(opencl.context), other.create_stream()
+        cl.enqueue_barrier(stream.queue, wait_for=[gate])
+        opencl.default_stream.wait(stream.record())
+        behind = opencl.default_stream.record()
+        assert not behind.block(0.01)
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        assert behind.block(10)
+        with pytest.raises(InvalidRequest, match="fence"):
+            opencl.default_stream.wait(Host().default_stream.record())
+
+
+class TestMemory:
+    def test_is_counted_here(self) -> None:
+        """More than there is, is refused, whoever has the rest; what went back can be had again."""
+        ledger = Ledger(100 * MIB, on_host=False)
+        assert ledger.take(60 * MIB, "opencl:0") == 40 * MIB
+        with pytest.raises(OutOfMemoryError) as refused:
+            ledger.take(41 * MIB, "opencl:0")
+        assert (refused.value.asked, refused.value.facts.device_free) == (41 * MIB, 40 * MIB)
+        ledger.give_back(60 * MIB)
+        assert ledger.take(100 * MIB, "opencl:0") == 0
+
+    def test_of_the_host_is_no_more_than_is_free_there(self) -> None:
+        """Others use it, too."""
+        assert Ledger(1 << 60, on_host=True).free() <= Host().capacity
+
+    def test_is_counted_together_for_one_device(
+        self, opencl: OpenCL, other: OpenCL, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """PoCL would give it out twice."""
+        for one in (opencl, other):
+            assert one.place is opencl.place
+            monkeypatch.setattr(one._segments, "_ledger", opencl.place.ledger)
+        monkeypatch.setattr(opencl.place.ledger, "total", opencl.place.ledger._taken + 64 * MIB)
+        segment = opencl.allocate_segment(40 * MIB)
+        with pytest.raises(OutOfMemoryError):
+            other.allocate_segment(40 * MIB)
+        assert other.memory().free < 24 * MIB
+        opencl.free_segment(segment)
+        other.free_segment(other.allocate_segment(40 * MIB))
+
+    def test_in_one_piece_is_what_the_driver_gives_out(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error says how much that is."""
+        monkeypatch.setattr(opencl.place, "most", 8 * MIB)
+        with pytest.raises(OutOfMemoryError, match="at most 8 MiB in one piece"):
+            opencl.allocate_segment(8 * MIB)
+        opencl.free_segment(opencl.allocate_segment(7 * MIB))
+
+    def test_that_the_driver_refuses_is_out_of_memory(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where it does, after all; and nothing is counted then."""
+        ledger = Ledger(1 << 60, on_host=False)
+        monkeypatch.setattr(opencl._segments, "_ledger", ledger)
+        monkeypatch.setattr(opencl.place, "most", 1 << 60)
+        with pytest.raises(OutOfMemoryError):
+            opencl.allocate_segment(1 << 46)
+        assert ledger.free() == 1 << 60
+
+    def test_that_a_forgotten_device_gave_out_stays(self) -> None:
+        """Buffers may outlive whoever made them."""
+        device = OpenCL()
+        address, context = device.allocate_segment(MIB).address, device.context
+        device.close()
+        del device
+        gc.collect()
+        other = OpenCL()
+        assert other.context is context
+        other.fill(address, MIB, 5, other.default_stream)
+        back = bytearray(2)
+        other.copy_out(memoryview(back), address + MIB - 2, other.default_stream)
+        other.default_stream.synchronize_blocking()
+        assert back == b"\5\5"
+        other.close()
+
+    def test_of_another_device_is_not_copied_from(self, opencl: OpenCL, other: OpenCL) -> None:
+        """One device's objects and its page-locked memory are one place, and nothing else is."""
+        opencl.grant_access([other, other.pinned()])
+        with pytest.raises(InvalidRequest, match="peers"):
+            opencl.grant_access([Host()])
+        with pytest.raises(InvalidRequest, match="source_device"):
+            opencl.peer_copy(0, 0, 1, Host(), opencl.default_stream)
+
+    def test_of_the_host_is_copied_at_once_by_the_processor_and_where_it_is_pinned(
+        self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A GPU may have to fetch other memory by itself, while its caller waits."""
+        pinned = opencl.pinned()
+        segment = pinned.allocate_segment(MIB)
+        from asyncmem.devices.pages import bytes_at
+
+        locked, loose = bytes_at(segment.address, MIB).data, memoryview(bytearray(8))
+        assert not opencl.copy_holds_up(loose)
+        monkeypatch.setattr(opencl, "is_processor", False)
+        assert opencl.copy_holds_up(loose)
+        assert not opencl.copy_holds_up(locked)
+        assert not opencl.copy_holds_up(memoryview(b""))
+        pinned.free_segment(segment)
+
+    @pytest.mark.asyncio
+    async def test_of_the_host_is_copied_by_a_thread_of_the_pool_where_that_may_take_long(
+        self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a GPU; what is pinned needs none."""
+        monkeypatch.setattr(opencl, "is_processor", False)
+        callers: list[int] = []
+        copy_in = opencl.copy_in
+
+        def noted(address: int, source: memoryview, stream: Stream) -> None:
+            callers.append(threading.get_ident())
+            copy_in(address, source, stream)
+
+        monkeypatch.setattr(opencl, "copy_in", noted)
+        async with AsyncMemoryPool(opencl, limit="8 MiB") as pool, pool.allocate_async(1000) as buffer:
+            back = np.zeros(1000, np.uint8)
+            await buffer.copy_from(np.full(1000, 3, np.uint8))
+            await buffer.copy_to(back)
+            assert set(back) == {3}
+            async with pool.pinned.allocate_async(1000) as staging:
+                np.asarray(staging)[:] = 4
+                await buffer.copy_from(staging)
+            await buffer.copy_to(back)
+            assert set(back) == {4}
+        here = threading.get_ident()
+        assert [caller == here for caller in callers] == [False, True]
+
+
+class TestErrors:
+    def test_have_the_drivers_code_and_its_name(self, opencl: OpenCL) -> None:
+        """And the function that failed."""
+        with pytest.raises(DeviceError) as caught:
+            opencl.driver.call(opencl.driver.cl.SVMAllocation, opencl.context, MIB, 3, 0)
+        assert (caught.value.call, caught.value.device) == ("clSVMAlloc", "opencl:0")
+        assert caught.value.code < 0
+        assert caught.value.code_name.startswith("CL_")
+
+    def test_of_work_are_those_of_its_fences(self, opencl: OpenCL) -> None:
+        """A fence behind work that has failed is never reached: it says so, and nobody waits for ever."""
+
+        class Failed:
+            command_execution_status = -14  # what others get that waited for it
+
+        fence = OpenCLFence(opencl.driver, opencl.place, Watcher("nobody"), Failed())  # type: ignore[arg-type]
+        told = threading.Event()
+        fence.notify(told.set)
+        assert told.is_set()
+        for ask in (fence.done, fence.block):
+            with pytest.raises(DeviceError, match="CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST"):
+                ask()
+
+    def test_say_what_to_install_for_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is an extra."""
+        monkeypatch.setitem(sys.modules, "pyopencl", None)
+        with pytest.raises(BackendUnavailable, match=r"asyncmem\[opencl\]"):
+            device("opencl")
+
+    @pytest.mark.usefixtures("opencl")
+    def test_say_what_there_is_when_a_number_is_too_high(self) -> None:
+        """Nobody has so many devices."""
+        with pytest.raises(BackendUnavailable, match="opencl:0") as caught:
+            device("opencl:99")
+        assert "asyncmem[pocl]" in caught.value.install
+
+    @pytest.mark.usefixtures("opencl")
+    def test_say_what_to_install_where_there_is_no_driver(self) -> None:
+        """The loader finds none in a folder that is not there."""
+        code = (
+            "import os; os.environ['OCL_ICD_VENDORS'] = '/nowhere'\n"
+            "from asyncmem.devices import device\n"
+            "try: device('opencl')\n"
+            "except Exception as error: print(type(error).__name__, error)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("BackendUnavailable")
+        assert "asyncmem[pocl]" in done.stdout
+
+    def test_do_not_depend_on_the_order_of_the_drivers(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Processors are the last devices, so that the first is the best."""
+
+        class Graphics:
+            type = opencl.driver.cl.device_type.GPU
+
+        class Platform:
+            def __init__(self, *found: object) -> None:
+                self.get_devices = lambda: list(found)
+
+        processor, graphics = opencl.place.device, Graphics()
+        monkeypatch.setattr(opencl.driver.cl, "get_platforms", lambda: [Platform(processor), Platform(graphics)])
+        assert find_devices("opencl") == [graphics, processor]
+
+    def test_say_that_a_device_has_no_shared_memory(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Those of OpenCL 1 have not."""
+        from asyncmem.devices.opencl import driver
+
+        monkeypatch.setattr(driver, "shares_memory", lambda _: False)
+        with pytest.raises(BackendUnavailable, match="no shared virtual memory"):
+            OpenCL(opencl.index)
+
+    def test_refuse_work_on_a_closed_device(self) -> None:
+        """Buffers may go back, and nothing new begins."""
+        opencl = OpenCL()
+        opencl.close()
+        for call in (opencl.create_stream, lambda: opencl.allocate_segment(MIB), lambda: opencl.fill(0, 1, 0, None)):  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="open"):
+                call()
+
+
+class TestThreads:
+    def test_begin_with_the_first_who_waits_and_end_with_a_forgotten_device(self) -> None:
+        """Recording and asking need none."""
+        before = set(threading.enumerate())
+        opencl = OpenCL()
+        cl = opencl.driver.cl
+        gate, told = cl.UserEvent(opencl.context), threading.Event()
+        cl.enqueue_barrier(opencl.default_stream.queue, wait_for=[gate])
+        fence = opencl.default_stream.record()
+        assert not fence.done()
+        assert set(threading.enumerate()) <= before
+        fence.notify(told.set)
+        (thread,) = set(threading.enumerate()) - before
+        assert thread.name == "asyncmem opencl:0 fences"
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        assert told.wait(10)
+        del opencl, fence
+        gc.collect()
+        thread.join(10)
+        assert not thread.is_alive()
+
+    def test_that_close_a_device_wait_for_its_work(self) -> None:
+        """Also for work that nobody waits for."""
+        opencl = OpenCL()
+        cl = opencl.driver.cl
+        gate = cl.UserEvent(opencl.context)
+        cl.enqueue_barrier(opencl.default_stream.queue, wait_for=[gate])
+        closing = threading.Thread(target=opencl.close)
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive()
+        gate.set_status(cl.command_execution_status.COMPLETE)
+        closing.join(10)
+        assert not closing.is_alive()
+
+    def test_of_a_lost_device_end_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Closing it is not refused: there is nothing left to wait for."""
+        before, opencl, told = set(threading.enumerate()), OpenCL(), threading.Event()
+        opencl.record_all().notify(told.set)
+        assert told.wait(10)
+
+        def lost(*_: object, **__: object) -> None:
+            raise DeviceError("clEnqueueMarker", code=-36, code_name="CL_INVALID_COMMAND_QUEUE")
+
+        monkeypatch.setattr(opencl.streams, "record", lost)
+        opencl.close()
+        assert set(threading.enumerate()) <= before
+
+    @pytest.mark.usefixtures("opencl")
+    def test_do_not_hold_up_the_end_of_the_program(self) -> None:
+        """Even while somebody waits for work that never ends."""
+        code = (
+            "from asyncmem.devices import OpenCL\n"
+            "device = OpenCL()\n"
+            "cl = device.driver.cl\n"
+            "cl.enqueue_barrier(device.default_stream.queue, wait_for=[cl.UserEvent(device.context)])\n"
+            "device.default_stream.record().notify(print)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
