@@ -62,7 +62,7 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
         if (!ask.again) {
-            bin.hot = true;
+            bin.asked += bin.asked < 3;
             bin.strikes = 0;
         }
         if (BlockId block = bin.head) {
@@ -97,7 +97,7 @@ BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) 
 // A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
 void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
     if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
-    if (!bin.head) bin = Bin{.granules = granules};
+    if (!bin.head) bin = Bin{.granules = granules, .asked = 1};
 }
 
 HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
@@ -290,7 +290,7 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
-    if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
+    if (bin.granules != node.granules || !bin.hot(node.arena) || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);
     } else if (!keep_shared(block)) {
