@@ -75,7 +75,7 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
     } else if (!ask.again) {
         strike(local, bin, granules);
     }
-    return take_shared(granules, ask.stream, outcome);
+    return shared_.blocks() ? take_shared(granules, ask.stream, outcome) : 0;
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
@@ -169,20 +169,6 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     return block ? block : take_placed(granules, ask, outcome);
 }
 
-BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
-    Search search{granules, ask.stream, Bound::Done, narrow};
-    BlockId block = place(ask, search);
-    outcome.touched += search.touched;
-    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
-    if (block) {
-        outcome.level = 3;
-    } else {
-        outcome.reason = search.bare ? NoPages : NoMemory;
-        ++total_.misses;
-    }
-    return block;
-}
-
 BlockId Heap::take(const Ask& ask, Outcome& outcome) {
     std::lock_guard lock(lock_);
     outcome = Outcome{};
@@ -196,19 +182,8 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
     Settled settled(*this);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
-    uint64_t granules = rounded(ask.nbytes) >> shift_;
-    BlockId block = 0;
-    bool bare = false;
-    for (Reach reach : reaches) {
-        if (reach.bound == Bound::Any && !late) break;
-        Search search{granules, ask.stream, reach.bound, reach.window};
-        block = place(ask, search);
-        bare = search.bare;
-        outcome.touched += search.touched;
-        if (block || bare) break;
-    }
+    BlockId block = take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome);
     if (!block) {
-        outcome.reason = bare ? NoPages : NoMemory;
         ++total_.misses;
         return 0;
     }

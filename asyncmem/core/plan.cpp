@@ -94,7 +94,7 @@ BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, 
         if (foreign == Foreign::Never && reach.window != narrow) break;
         if (foreign != Foreign::Any && reach.bound == Bound::Any) break;
         Search search{granules, ask.stream, reach.bound, reach.window};
-        if (BlockId block = place(arena, search)) return block;
+        if (BlockId block = place(arenas_[arena], search)) return block;
     }
     return 0;
 }

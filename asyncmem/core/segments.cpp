@@ -82,7 +82,7 @@ uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream
     }
     segments_[id] = segment;
     BlockId block = segments_[id].first = nodes_.acquire();
-    Node& node = nodes_[block];
+    Node& node = nodes_[block] = Node{};
     node.address = segment.address;
     node.granules = segment.nbytes >> shift_;
     node.epoch = epoch;
