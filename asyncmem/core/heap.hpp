@@ -258,6 +258,7 @@ private:
     struct Arena {
         std::vector<std::unique_ptr<FreeIndex>> by_key;  // 0 clean, 1 several streams, 2 + s only stream s
         Edge edge;
+        uint32_t futile = 0;   // edges in a row that served nothing
         uint32_t segment = 0;  // a lease's own range
         uint32_t space = 0;    // 1 + the segment that is its space, 0 for none
         bool used = false;

@@ -1,13 +1,16 @@
 // Placement: finding the free block that serves a request, cutting it, and joining what comes back.
 #include "heap.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace asyncmem {
 
 namespace {
 constexpr uint32_t cascade = 16;  // joins that one free may cause
-}
+constexpr uint32_t patience = 4;  // edges in a row that may serve nothing, before there is one for a block in `seldom`
+constexpr uint32_t seldom = 16;
+}  // namespace
 
 // What a free block waits for.
 
@@ -351,11 +354,16 @@ BlockId Heap::join(BlockId block) {
 // the next take, only the border between them moves. What is served, and every count, is what it would be without:
 // whatever else happens to the arena, or looks at it, closes the edge first.
 
-// Give a block to the index, as the arena's edge, which is closed.
+// Give a block to the index, as the arena's edge, which is closed; where edges serve nothing, only now and then.
 inline void Heap::lay(BlockId block) {
     Node& node = nodes_[block];
+    Arena& arena = arenas_[node.arena];
+    if (arena.futile >= patience && ++arena.futile % seldom) {
+        index_add(block);
+        return;
+    }
     node.state = State::Pending;
-    arenas_[node.arena].edge.rest = block;
+    arena.edge.rest = block;
     ++edges_open_;
 }
 
@@ -388,6 +396,7 @@ inline BlockId Heap::take_edge(Arena& arena, Search& search) {
         uint64_t all = front.granules + rest.granules;
         if (front.stream == search.stream && all > search.granules && edge_serves(arena, front.address, all, search)) {
             arena.edge.parked = 0;
+            arena.futile = 0;
             front.granules = search.granules;
             rest.address = front.address + (search.granules << shift_);
             rest.granules = all - search.granules;
@@ -399,6 +408,7 @@ inline BlockId Heap::take_edge(Arena& arena, Search& search) {
     } else if (rest.epoch && !rest.more && rest.stream == search.stream &&
                edge_serves(arena, rest.address, rest.granules, search)) {
         arena.edge.rest = 0;
+        arena.futile = 0;
         --edges_open_;
         carve(block, search.granules);
         return block;
@@ -427,6 +437,7 @@ inline bool Heap::park(Arena& arena, BlockId block) {
 void Heap::close_edge(Arena& arena) {
     if (!arena.edge.rest) return;
     Edge edge = std::exchange(arena.edge, {});
+    ++arena.futile;
     --edges_open_;
     index_add(edge.rest);
     if (edge.parked) index_add(join(edge.parked));
