@@ -57,6 +57,12 @@ HIT_PATH void Heap::release(Node& node) {
     cached_ -= bytes(node);
 }
 
+// A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
+HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
+    if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
+    if (!bin.head) bin = Bin{.granules = granules, .asked = 1};
+}
+
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
@@ -92,12 +98,6 @@ BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) 
         return block;
     }
     return 0;
-}
-
-// A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
-void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
-    if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
-    if (!bin.head) bin = Bin{.granules = granules, .asked = 1};
 }
 
 HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {

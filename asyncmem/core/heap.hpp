@@ -339,10 +339,11 @@ private:
     void absorb(BlockId low, BlockId high);
     void queue_between(const Node& high);
     void unite(BlockId low, BlockId high);
+    void unite_entries(Node& a, Node& b);
     FreeIndex& index_of(const Node& node);
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
-    void index_remove(BlockId block);
+    void index_remove(Node& node);
 
     // entries (place.cpp)
     static uint32_t key_of(const Node& node);
@@ -418,7 +419,9 @@ private:
     void stamp_now(const Note& note);
     void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);
     void catch_up();
-    void file_hole(BlockId block, bool free);
+    Space* space_of_hole(const Node& node) const;
+    void file_hole(BlockId block);
+    void unfile_hole(const Node& node);
     bool belong(const Node& a, const Node& b) const;
     BlockId reunite(BlockId block);
     void unhold(Space& space, BlockId block);

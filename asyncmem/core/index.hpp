@@ -10,11 +10,10 @@
 
 namespace asyncmem {
 
-// Class of a size: exact up to 64 granules, then 32 classes for each power of two (steps of 1.6 to 3.1 %).
+// Class of a size: exact below 64 granules, then 32 classes for each power of two (steps of 1.6 to 3.1 %).
 inline uint32_t class_of(uint64_t granules) {
-    if (granules <= 64) return static_cast<uint32_t>(granules - 1);
-    uint32_t octave = 63 - static_cast<uint32_t>(std::countl_zero(granules));
-    return 64 + (octave - 6) * 32 + static_cast<uint32_t>((granules >> (octave - 5)) & 31);
+    uint32_t step = 58 - static_cast<uint32_t>(std::countl_zero(granules | 32));  // a class has 2**step sizes
+    return step * 32 + static_cast<uint32_t>(granules >> step);
 }
 
 // A candidate is seen without touching its node. Blocks of one class differ by less than 2**32 granules,
@@ -100,10 +99,8 @@ public:
     // The first class at or above `cls` that holds a block, or `none`.
     uint32_t next(uint32_t cls) const {
         uint32_t row = cls >> 5;
-        if (summary_ >> row & 1) {
-            uint32_t filled = filled_[row] >> (cls & 31);
-            if (filled) return cls + static_cast<uint32_t>(std::countr_zero(filled));
-        }
+        uint32_t filled = filled_[row] >> (cls & 31);
+        if (filled) return cls + static_cast<uint32_t>(std::countr_zero(filled));
         uint64_t above = row + 1 < row_count ? summary_ >> (row + 1) : 0;
         if (!above) return none;
         row += 1 + static_cast<uint32_t>(std::countr_zero(above));

@@ -112,13 +112,12 @@ void Heap::index_add(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(node, block);
     node.state = State::Free;
-    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, true);
+    if (node.granules >= paged_from_) [[unlikely]] file_hole(block);
 }
 
-void Heap::index_remove(BlockId block) {
-    Node& node = nodes_[block];
-    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, false);
-    index_of(node).remove(nodes_, node);
+void Heap::index_remove(Node& node) {
+    if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
+    arenas_[node.arena].by_key[key_of(node)]->remove(nodes_, node);
     node.state = State::Pending;
 }
 
@@ -132,7 +131,7 @@ inline bool Heap::better(const Node& a, const Node& b) {
 // The best of the newest `window` candidates: the smallest that fits, then the lowest address.
 inline BlockId Heap::best_of(const CandidateList& list, bool fit, bool all, Search& search) const {
     const Candidate* best = nullptr;
-    uint32_t least = fit ? 0 : static_cast<uint32_t>(search.granules);
+    uint32_t least = static_cast<uint32_t>(search.granules) * !fit;
     const Candidate* c = list.end();
     const Candidate* last = c - std::min(list.size(), search.window);
     while (c != last) {
@@ -193,11 +192,12 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
         block = place(arenas_[1 - at], search);
     }
     if (!block) return 0;
-    search.bare = nodes_[block].bare && bare_pages(nodes_[block], search.granules << shift_);
+    Node& node = nodes_[block];
+    search.bare = node.bare && bare_pages(node, search.granules << shift_);
     if (search.bare) return 0;
-    index_remove(block);
+    index_remove(node);
     carve(block, search.granules);
-    if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
+    if (search.bound == Bound::Done) adopt(node, search.stream);
     return block;
 }
 
@@ -237,11 +237,20 @@ BlockId Heap::cut(BlockId block, uint64_t granules) {
     BlockId rest = nodes_.acquire();
     Node& node = nodes_[block];
     Node& tail = nodes_[rest];
-    tail = node;
-    if (node.more) [[unlikely]] tail.more = entry_pool_.add(Entries(entry_pool_[node.more]));
+    // Field by field: a copy of the whole node would wait for the bytes that were just written to it.
     tail.address = node.address + (granules << shift_);
     tail.granules = node.granules - granules;
+    tail.epoch = node.epoch;
+    tail.stream = node.stream;
+    tail.more = 0;
+    if (node.more) [[unlikely]] tail.more = entry_pool_.copy(node.more);
     tail.before = block;
+    tail.after = node.after;
+    tail.segment = node.segment;
+    tail.arena = node.arena;
+    tail.bare = node.bare;
+    tail.state = node.state;
+    tail.shared = false;
     if (tail.after) nodes_[tail.after].before = rest;
     node.after = rest;
     node.granules = granules;
@@ -278,17 +287,23 @@ inline bool Heap::joins(const Node& a, const Node& b) const {
 
 // Join a block with the one after it; both are purged, and out of the index. The lower one stays.
 void Heap::absorb(BlockId low, BlockId high) {
-    if (segments_[nodes_[low].segment].space) [[unlikely]] queue_between(nodes_[high]);
+    if (!spaces_.empty()) [[unlikely]] queue_between(nodes_[high]);
     unite(low, high);
     ++total_.merges;
 }
 
 // Memory that lies below two blocks that join may be idle from now on.
 [[gnu::noinline]] void Heap::queue_between(const Node& high) {
-    HandleId id = spaces_[segments_[high.segment].space - 1]->handle(high.address);
+    uint32_t space = segments_[high.segment].space;
+    HandleId id = space ? spaces_[space - 1]->handle(high.address) : 0;
     if (!id || handles_[id].address == high.address || handles_[id].queued) return;
     catch_up();  // it comes behind those that were freed before
     handles_.queue(id);
+}
+
+[[gnu::noinline]] void Heap::unite_entries(Node& a, Node& b) {
+    store_entries(a, joined(raw_entries(a), raw_entries(b)));
+    store_entries(b, {});
 }
 
 // The joining itself, with all that either waits for.
@@ -296,8 +311,7 @@ void Heap::unite(BlockId low, BlockId high) {
     Node& a = nodes_[low];
     Node& b = nodes_[high];
     if (a.more || b.more || (a.epoch && b.epoch && a.stream != b.stream)) [[unlikely]] {
-        store_entries(a, joined(raw_entries(a), raw_entries(b)));
-        store_entries(b, {});
+        unite_entries(a, b);
     } else {
         if (!a.epoch) a.stream = b.stream;
         a.epoch = std::max(a.epoch, b.epoch);
@@ -318,7 +332,7 @@ BlockId Heap::join(BlockId block) {
         Node& before = nodes_[node.before];
         if (before.state == State::Free && joins(before, node)) {
             BlockId low = node.before;
-            index_remove(low);
+            index_remove(before);
             purge(before);
             absorb(low, block);
             block = low;
@@ -326,7 +340,7 @@ BlockId Heap::join(BlockId block) {
         }
         Node& after = nodes_[node.after];
         if (after.state != State::Free || !joins(node, after)) break;
-        index_remove(node.after);
+        index_remove(after);
         purge(after);
         absorb(block, node.after);
     }
@@ -436,11 +450,11 @@ inline bool Heap::park(Arena& arena, BlockId block) {
 
 void Heap::close_edge(Arena& arena) {
     if (!arena.edge.rest) return;
-    Edge edge = std::exchange(arena.edge, {});
+    BlockId parked = std::exchange(arena.edge.parked, 0);
+    index_add(std::exchange(arena.edge.rest, 0));
     ++arena.futile;
     --edges_open_;
-    index_add(edge.rest);
-    if (edge.parked) index_add(join(edge.parked));
+    if (parked) index_add(join(parked));
 }
 
 void Heap::close_edges() {
@@ -454,11 +468,11 @@ uint64_t Heap::merge() {
         if (!segment.used) continue;
         for (BlockId block = segment.first; block; block = nodes_[block].after) {
             if (nodes_[block].state != State::Free) continue;
-            index_remove(block);
+            index_remove(nodes_[block]);
             purge(nodes_[block]);
             while (BlockId next = nodes_[block].after) {
                 if (nodes_[next].state != State::Free) break;
-                index_remove(next);
+                index_remove(nodes_[next]);
                 purge(nodes_[next]);
                 absorb(block, next);
             }

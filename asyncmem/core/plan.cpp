@@ -105,7 +105,7 @@ BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
     if (!last || nodes_[last].state != State::Free) return 0;
     Bound bound = foreign == Foreign::Never ? Bound::Done : foreign == Foreign::Recorded ? Bound::Recorded : Bound::Any;
     if (!eligible(nodes_[last], ask.stream, bound)) return 0;
-    index_remove(last);
+    index_remove(nodes_[last]);
     purge(nodes_[last]);
     if (foreign == Foreign::Any) last = join(last);
     index_add(last);
@@ -114,7 +114,7 @@ BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
 
 // The free block `last`, or a new one for 0, with `more` bytes of the addresses at the end.
 BlockId Heap::extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Foreign foreign) {
-    if (last) index_remove(last);
+    if (last) index_remove(nodes_[last]);
     BlockId found = last;
     if (more) {
         BlockId start = cut_end(space, more);
