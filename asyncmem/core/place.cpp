@@ -450,10 +450,10 @@ inline bool Heap::park(Arena& arena, BlockId block) {
 
 void Heap::close_edge(Arena& arena) {
     if (!arena.edge.rest) return;
-    BlockId parked = std::exchange(arena.edge.parked, 0);
-    index_add(std::exchange(arena.edge.rest, 0));
+    BlockId rest = std::exchange(arena.edge.rest, 0), parked = std::exchange(arena.edge.parked, 0);
     ++arena.futile;
     --edges_open_;
+    index_add(rest);
     if (parked) index_add(join(parked));
 }
 
