@@ -13,7 +13,11 @@ struct Bin {
     BlockId head = 0, tail = 0;
     uint32_t count = 0;
     uint16_t strikes = 0;  // misses by other sizes since this bin was last asked for its own
-    bool hot = false;      // its size was asked for twice in a row: worth keeping blocks for
+    uint8_t asked = 0;     // how often in a row its size was asked for, up to three times
+
+    // Whether it is worth keeping blocks for. By chance two requests of random sizes are alike now and then, and what is
+    // kept of a large one divides the hole that all others come from: so those are to be asked for three times.
+    bool hot(bool large) const { return asked >= 2 + large; }
 };
 
 // What a table of bins has in common whatever its size: caps, totals, and how blocks come and go.

@@ -76,14 +76,14 @@ std::string Heap::check_block(BlockId block, const Segment& segment) const {
 
 // Bytes are conserved: reserved = live + free + cached, and every account equals the blocks charged to it.
 std::string Heap::check_sums() const {
-    uint64_t live = 0, cached = 0, reserved = 0, live_blocks = 0;
-    std::vector<uint64_t> free(arenas_.size()), charged(ledger_.size()), requested(ledger_.size());
+    uint64_t live = 0, free = 0, cached = 0, reserved = 0, live_blocks = 0;
+    std::vector<uint64_t> charged(ledger_.size()), requested(ledger_.size());
     for (const Segment& segment : segments_) {
         if (!segment.used) continue;
         if (!segment.container) reserved += segment.mapped;
         for (BlockId block = segment.first; block; block = nodes_[block].after) {
             const Node& node = nodes_[block];
-            if (node.state == State::Free) free[node.arena] += mapped(node);
+            if (node.state == State::Free && !segment.container) free += mapped(node);
             if (node.state == State::Cached) cached += bytes(node);
             if (node.state != State::Live && node.state != State::Leased) continue;
             ++live_blocks;
@@ -98,10 +98,7 @@ std::string Heap::check_sums() const {
     uint64_t expected = all.hits[0] + all.hits[1] + all.hits[2] - all.frees - leases_closed_;
     if (reserved != reserved_ || live != ledger_[0].live || cached != cached_ || live_blocks != expected)
         return "the heap's totals differ from the sum of its blocks";
-    if (reserved_ != live + arenas_[0].free + arenas_[1].free + cached_ + lifted_)
-        return "reserved is not live + free + cached + lifted";
-    for (size_t a = 0; a < arenas_.size(); ++a)
-        if (free[a] != arenas_[a].free) return "arena " + std::to_string(a) + ": free bytes differ from its blocks";
+    if (free != unused()) return "reserved is not live + free + cached + lifted";
     for (uint32_t a = 0; a < ledger_.size(); ++a)
         if (ledger_[a].used && (charged[a] != ledger_[a].live || requested[a] != ledger_[a].requested))
             return "account " + std::to_string(a) + " differs from the blocks charged to it";

@@ -78,6 +78,7 @@ public:
         lists_[at] = std::move(entries);
         return at;
     }
+    [[gnu::noinline]] uint32_t copy(uint32_t at) { return add(Entries(lists_[at])); }
     // A list of two, in the memory of one that was released.
     uint32_t add(const Entry& a, const Entry& b) {
         if (reuse_.empty()) return add(Entries{a.stream < b.stream ? a : b, a.stream < b.stream ? b : a});

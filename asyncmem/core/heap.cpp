@@ -57,12 +57,18 @@ HIT_PATH void Heap::release(Node& node) {
     cached_ -= bytes(node);
 }
 
+// A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
+HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
+    if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
+    if (!bin.head) bin = Bin{.granules = granules, .asked = 1};
+}
+
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
         if (!ask.again) {
-            bin.hot = true;
+            bin.asked += bin.asked < 3;
             bin.strikes = 0;
         }
         if (BlockId block = bin.head) {
@@ -75,7 +81,7 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
     } else if (!ask.again) {
         strike(local, bin, granules);
     }
-    return take_shared(granules, ask.stream, outcome);
+    return shared_.blocks() ? take_shared(granules, ask.stream, outcome) : 0;
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
@@ -92,12 +98,6 @@ BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) 
         return block;
     }
     return 0;
-}
-
-// A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
-void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
-    if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
-    if (!bin.head) bin = Bin{.granules = granules};
 }
 
 HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
@@ -169,20 +169,6 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     return block ? block : take_placed(granules, ask, outcome);
 }
 
-BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
-    Search search{granules, ask.stream, Bound::Done, narrow};
-    BlockId block = place(ask, search);
-    outcome.touched += search.touched;
-    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
-    if (block) {
-        outcome.level = 3;
-    } else {
-        outcome.reason = search.bare ? NoPages : NoMemory;
-        ++total_.misses;
-    }
-    return block;
-}
-
 BlockId Heap::take(const Ask& ask, Outcome& outcome) {
     std::lock_guard lock(lock_);
     outcome = Outcome{};
@@ -196,19 +182,8 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
     Settled settled(*this);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
-    uint64_t granules = rounded(ask.nbytes) >> shift_;
-    BlockId block = 0;
-    bool bare = false;
-    for (Reach reach : reaches) {
-        if (reach.bound == Bound::Any && !late) break;
-        Search search{granules, ask.stream, reach.bound, reach.window};
-        block = place(ask, search);
-        bare = search.bare;
-        outcome.touched += search.touched;
-        if (block || bare) break;
-    }
+    BlockId block = take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome);
     if (!block) {
-        outcome.reason = bare ? NoPages : NoMemory;
         ++total_.misses;
         return 0;
     }
@@ -290,7 +265,7 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
     Bin& bin = local.bin(node.granules);
-    if (bin.granules != node.granules || !bin.hot || node.arena != natural_arena(nbytes)) return false;
+    if (bin.granules != node.granules || !bin.hot(node.arena) || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, bin, block, nbytes);
     } else if (!keep_shared(block)) {

@@ -257,11 +257,13 @@ private:
     };
     struct Arena {
         std::vector<std::unique_ptr<FreeIndex>> by_key;  // 0 clean, 1 several streams, 2 + s only stream s
-        uint64_t free = 0;
         Edge edge;
+        uint32_t futile = 0;   // edges in a row that served nothing
         uint32_t segment = 0;  // a lease's own range
         uint32_t space = 0;    // 1 + the segment that is its space, 0 for none
         bool used = false;
+
+        FreeIndex* index(size_t key) const;  // none where it holds nothing
     };
     // How far an entry of another stream must have come for its block to be eligible.
     enum class Bound : uint8_t { Done, Recorded, Any };
@@ -270,6 +272,7 @@ private:
         uint32_t stream;
         Bound bound;
         uint32_t window;  // candidates looked at in one class
+        uint32_t cls = class_of(granules);
         uint32_t touched = 0;
         bool bare = false;  // a block was found, and memory is missing behind it
     };
@@ -300,6 +303,7 @@ private:
     };
 
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
+    uint64_t unused() const { return reserved_ - ledger_[0].live - cached_ - lifted_; }  // free, and outside of leases
     uint64_t rounded(uint64_t nbytes) const {
         uint64_t mask = (uint64_t{1} << shift_) - 1;
         return (nbytes + mask) & ~mask;
@@ -314,10 +318,13 @@ private:
     // placing (place.cpp)
     bool eligible(const Node& node, uint32_t stream, Bound bound) const;
     static bool better(const Node& a, const Node& b);
-    BlockId best_of(const CandidateList& list, uint32_t cls, bool all, Search& search) const;
-    BlockId find(FreeIndex& index, bool all, Search& search, uint32_t last) const;
-    BlockId place(uint32_t arena, Search& search);
+    BlockId best_of(const CandidateList& list, bool fit, bool all, Search& search) const;
+    BlockId find(const FreeIndex& index, bool all, Search& search, uint32_t last) const;
+    BlockId place(const Arena& arena, Search& search) const;
+    BlockId place_foreign(const Arena& arena, Search& search) const;
     BlockId place(const Ask& ask, Search& search);
+    BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
+    BlockId take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome);
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
     BlockId join(BlockId block);
@@ -330,12 +337,13 @@ private:
     bool joins(const Node& a, const Node& b) const;
     bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
+    void queue_between(const Node& high);
     void unite(BlockId low, BlockId high);
+    void unite_entries(Node& a, Node& b);
     FreeIndex& index_of(const Node& node);
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
-    void index_insert(BlockId block);
-    void index_remove(BlockId block);
+    void index_remove(Node& node);
 
     // entries (place.cpp)
     static uint32_t key_of(const Node& node);
@@ -354,7 +362,6 @@ private:
     [[noreturn]] void explain(const Ask& ask) const;
     BlockId take_cached(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
-    BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
     uint32_t free_locked(BlockId block, const Entries* extra);
     bool keep(BlockId block, bool only_home);
@@ -412,7 +419,9 @@ private:
     void stamp_now(const Note& note);
     void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);
     void catch_up();
-    void file_hole(BlockId block, bool free);
+    Space* space_of_hole(const Node& node) const;
+    void file_hole(BlockId block);
+    void unfile_hole(const Node& node);
     bool belong(const Node& a, const Node& b) const;
     BlockId reunite(BlockId block);
     void unhold(Space& space, BlockId block);

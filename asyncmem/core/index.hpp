@@ -1,20 +1,19 @@
 // The free index: segregated lists of free blocks with bitmaps over them, one for each (arena, stream key).
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "node.hpp"
 
 namespace asyncmem {
 
-// Class of a size: exact up to 64 granules, then 32 classes for each power of two (steps of 1.6 to 3.1 %).
+// Class of a size: exact below 64 granules, then 32 classes for each power of two (steps of 1.6 to 3.1 %).
 inline uint32_t class_of(uint64_t granules) {
-    if (granules <= 64) return static_cast<uint32_t>(granules - 1);
-    uint32_t octave = 63 - static_cast<uint32_t>(std::countl_zero(granules));
-    return 64 + (octave - 6) * 32 + static_cast<uint32_t>((granules >> (octave - 5)) & 31);
+    uint32_t step = 58 - static_cast<uint32_t>(std::countl_zero(granules | 32));  // a class has 2**step sizes
+    return step * 32 + static_cast<uint32_t>(granules >> step);
 }
 
 // A candidate is seen without touching its node. Blocks of one class differ by less than 2**32 granules,
@@ -25,78 +24,106 @@ struct Candidate {
     BlockId node;
 };
 
-using CandidateList = std::vector<Candidate>;  // newest last; removal moves the last into the gap
+// Newest last; removal moves the last into the gap. Most classes hold few blocks, so the first three lie in the list itself:
+// one cache line is all that adding, finding and removing one of those takes.
+class alignas(64) CandidateList {
+public:
+    CandidateList() = default;
+    CandidateList(const CandidateList&) = delete;
+    CandidateList& operator=(const CandidateList&) = delete;
+    ~CandidateList() {
+        if (first_ != few_) delete[] first_;
+    }
+
+    const Candidate* begin() const { return first_; }
+    const Candidate* end() const { return first_ + size_; }
+    const Candidate& operator[](size_t at) const { return first_[at]; }
+    uint32_t size() const { return size_; }
+    bool empty() const { return size_ == 0; }
+
+    void add(uint64_t address, uint32_t low, BlockId node) {
+        if (size_ == room_) [[unlikely]] grow();
+        first_[size_++] = {address, low, node};
+    }
+
+    // The node that lies in the gap from now on: the last, which may be the one that goes.
+    BlockId remove(uint32_t at) {
+        const Candidate& last = first_[--size_];
+        BlockId moved = last.node;
+        first_[at] = last;
+        return moved;
+    }
+
+private:
+    void grow() {
+        Candidate* more = new Candidate[2 * room_];
+        std::copy(first_, first_ + size_, more);
+        if (first_ != few_) delete[] first_;
+        first_ = more;
+        room_ *= 2;
+    }
+
+    static constexpr uint32_t few = 3;
+    Candidate* first_ = few_;
+    uint32_t size_ = 0, room_ = few;
+    Candidate few_[few];
+};
+static_assert(sizeof(CandidateList) == 64);
 
 class FreeIndex {
 public:
     static constexpr uint32_t none = UINT32_MAX;
 
-    void add(NodeTable& nodes, BlockId id) {
-        Node& node = nodes[id];
-        uint32_t cls = class_of(node.granules);
-        auto& row = rows_[cls >> 5];
-        if (!row) row = std::make_unique<Row>();
-        CandidateList& list = row->lists[cls & 31];
-        node.slot = static_cast<uint32_t>(list.size());
+    void add(Node& node, BlockId id) {
+        uint32_t cls = class_of(node.granules), row = cls >> 5;
+        if (!rows_[row]) [[unlikely]] rows_[row] = std::make_unique<CandidateList[]>(32);
+        CandidateList& list = rows_[row][cls & 31];
+        node.slot = list.size();
         node.link = cls;
-        list.push_back({node.address, static_cast<uint32_t>(node.granules), id});
-        row->filled |= 1u << (cls & 31);
-        summary_ |= uint64_t{1} << (cls >> 5);
+        list.add(node.address, static_cast<uint32_t>(node.granules), id);
+        filled_[row] |= 1u << (cls & 31);
+        summary_ |= uint64_t{1} << row;
         ++count_;
     }
 
-    void remove(NodeTable& nodes, BlockId id) {
-        const Node& node = nodes[id];
-        uint32_t cls = node.link;
-        CandidateList& list = rows_[cls >> 5]->lists[cls & 31];
-        if (node.slot + 1 != list.size()) {
-            list[node.slot] = list.back();
-            nodes[list.back().node].slot = node.slot;
-        }
-        list.pop_back();
+    // Without a branch: which candidate is the last, or the only one, is nothing that a processor could foresee.
+    void remove(NodeTable& nodes, const Node& node) {
+        uint32_t cls = node.link, slot = node.slot, row = cls >> 5;
+        CandidateList& list = rows_[row][cls & 31];
+        nodes[list.remove(slot)].slot = slot;
+        filled_[row] &= ~(uint32_t{list.empty()} << (cls & 31));
+        summary_ &= ~(uint64_t{!filled_[row]} << row);
         --count_;
-        if (list.empty()) mark_empty(cls);
     }
 
     // The first class at or above `cls` that holds a block, or `none`.
     uint32_t next(uint32_t cls) const {
         uint32_t row = cls >> 5;
-        if (summary_ >> row & 1) {
-            uint32_t filled = rows_[row]->filled >> (cls & 31);
-            if (filled) return cls + static_cast<uint32_t>(std::countr_zero(filled));
-        }
+        uint32_t filled = filled_[row] >> (cls & 31);
+        if (filled) return cls + static_cast<uint32_t>(std::countr_zero(filled));
         uint64_t above = row + 1 < row_count ? summary_ >> (row + 1) : 0;
         if (!above) return none;
         row += 1 + static_cast<uint32_t>(std::countr_zero(above));
-        return (row << 5) + static_cast<uint32_t>(std::countr_zero(rows_[row]->filled));
+        return (row << 5) + static_cast<uint32_t>(std::countr_zero(filled_[row]));
     }
 
     // The highest class that holds a block, or `none`.
     uint32_t top() const {
         if (!summary_) return none;
         uint32_t row = 63 - static_cast<uint32_t>(std::countl_zero(summary_));
-        return (row << 5) + 31 - static_cast<uint32_t>(std::countl_zero(rows_[row]->filled));
+        return (row << 5) + 31 - static_cast<uint32_t>(std::countl_zero(filled_[row]));
     }
 
-    const CandidateList& at(uint32_t cls) const { return rows_[cls >> 5]->lists[cls & 31]; }
+    const CandidateList& at(uint32_t cls) const { return rows_[cls >> 5][cls & 31]; }
     size_t count() const { return count_; }
 
 private:
     static constexpr uint32_t row_count = 35;  // sizes up to 2**38 granules
-    struct Row {
-        uint32_t filled = 0;
-        CandidateList lists[32];
-    };
 
-    void mark_empty(uint32_t cls) {
-        Row& row = *rows_[cls >> 5];
-        row.filled &= ~(1u << (cls & 31));
-        if (!row.filled) summary_ &= ~(uint64_t{1} << (cls >> 5));
-    }
-
-    std::unique_ptr<Row> rows_[row_count];
-    uint64_t summary_ = 0;
+    uint64_t summary_ = 0;  // rows in which a class holds a block
     size_t count_ = 0;
+    uint32_t filled_[row_count] = {};
+    std::unique_ptr<CandidateList[]> rows_[row_count];  // of 32 classes each
 };
 
 }  // namespace asyncmem

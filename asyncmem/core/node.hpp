@@ -57,6 +57,7 @@ public:
     bool known(BlockId id) const { return id != 0 && id < size_; }
     uint32_t size() const { return size_; }
 
+    // A node to be filled in, of whatever there was before.
     BlockId acquire() {
         if (!reuse_.empty()) {
             BlockId id = reuse_.back();
@@ -68,7 +69,7 @@ public:
     }
 
     void release(BlockId id) {
-        (*this)[id] = Node{};
+        (*this)[id].state = State::Unused;
         reuse_.push_back(id);
     }
 

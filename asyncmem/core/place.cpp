@@ -1,29 +1,32 @@
 // Placement: finding the free block that serves a request, cutting it, and joining what comes back.
 #include "heap.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace asyncmem {
 
 namespace {
 constexpr uint32_t cascade = 16;  // joins that one free may cause
-}
+constexpr uint32_t patience = 4;  // edges in a row that may serve nothing, before there is one for a block in `seldom`
+constexpr uint32_t seldom = 16;
+}  // namespace
 
 // What a free block waits for.
 
 uint32_t Heap::key_of(const Node& node) { return node.more ? 1 : node.epoch ? 2 + node.stream : 0; }
 
-Entries Heap::raw_entries(const Node& node) const {
+[[gnu::noinline]] Entries Heap::raw_entries(const Node& node) const {
     if (node.more) return entry_pool_[node.more];
     return node.epoch ? Entries{{node.stream, node.epoch}} : Entries{};
 }
 
-Entries Heap::undone(Entries entries) const {
+[[gnu::noinline]] Entries Heap::undone(Entries entries) const {
     std::erase_if(entries, [this](const Entry& entry) { return is_done(entry); });
     return entries;
 }
 
-void Heap::store_entries(Node& node, Entries entries) {
+[[gnu::noinline]] void Heap::store_entries(Node& node, Entries entries) {
     if (node.more) entry_pool_.release(node.more);
     node.more = 0;
     node.epoch = 0;
@@ -44,7 +47,7 @@ void Heap::purge(Node& node) {
 }
 
 // Turn a block's entries into the taker's: keep in `epoch` what the taker itself still owes, answer the rest.
-Entries Heap::resolve(Node& node, uint32_t stream) {
+[[gnu::noinline]] Entries Heap::resolve(Node& node, uint32_t stream) {
     uint64_t own = 0;
     Entries owed;
     auto look = [&](const Entry& entry) {
@@ -89,6 +92,10 @@ bool Heap::eligible(const Node& node, uint32_t stream, Bound bound) const {
 
 // The free index of an arena.
 
+inline FreeIndex* Heap::Arena::index(size_t key) const {
+    return key < by_key.size() && by_key[key] && by_key[key]->count() ? by_key[key].get() : nullptr;
+}
+
 inline FreeIndex& Heap::index_of(const Node& node) {
     auto& by_key = arenas_[node.arena].by_key;
     uint32_t key = key_of(node);
@@ -96,29 +103,22 @@ inline FreeIndex& Heap::index_of(const Node& node) {
     return *by_key[key];
 }
 
-void Heap::add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key) {
+[[gnu::noinline]] void Heap::add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key) {
     if (key >= by_key.size()) by_key.resize(key + 1);
     by_key[key] = std::make_unique<FreeIndex>();
 }
 
-inline void Heap::index_insert(BlockId block) {
-    Node& node = nodes_[block];
-    index_of(node).add(nodes_, block);
-    node.state = State::Free;
-    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, true);
-}
-
 void Heap::index_add(BlockId block) {
-    index_insert(block);
-    arenas_[nodes_[block].arena].free += mapped(nodes_[block]);
+    Node& node = nodes_[block];
+    index_of(node).add(node, block);
+    node.state = State::Free;
+    if (node.granules >= paged_from_) [[unlikely]] file_hole(block);
 }
 
-void Heap::index_remove(BlockId block) {
-    Node& node = nodes_[block];
-    if (node.granules >= paged_from_) [[unlikely]] file_hole(block, false);
-    index_of(node).remove(nodes_, block);
+void Heap::index_remove(Node& node) {
+    if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
+    arenas_[node.arena].by_key[key_of(node)]->remove(nodes_, node);
     node.state = State::Pending;
-    arenas_[node.arena].free -= mapped(node);
 }
 
 // Searching.
@@ -129,69 +129,105 @@ inline bool Heap::better(const Node& a, const Node& b) {
 }
 
 // The best of the newest `window` candidates: the smallest that fits, then the lowest address.
-BlockId Heap::best_of(const CandidateList& list, uint32_t cls, bool all, Search& search) const {
+inline BlockId Heap::best_of(const CandidateList& list, bool fit, bool all, Search& search) const {
     const Candidate* best = nullptr;
-    bool fits = cls > class_of(search.granules);
-    uint32_t low = static_cast<uint32_t>(search.granules);
-    size_t end = list.size() > search.window ? list.size() - search.window : 0;
-    for (size_t i = list.size(); i-- > end;) {
-        const Candidate& c = list[i];
-        ++search.touched;
-        if (!fits && c.low < low) continue;
-        if (best && (c.low > best->low || (c.low == best->low && c.address > best->address))) continue;
-        if (!all && !eligible(nodes_[c.node], search.stream, search.bound)) continue;
-        best = &c;
+    uint32_t least = static_cast<uint32_t>(search.granules) * !fit;
+    const Candidate* c = list.end();
+    const Candidate* last = c - std::min(list.size(), search.window);
+    while (c != last) {
+        --c;
+        if (c->low < least) continue;
+        if (best && (c->low > best->low || (c->low == best->low && c->address > best->address))) continue;
+        if (!all && !eligible(nodes_[c->node], search.stream, search.bound)) continue;
+        best = c;
         if (!tuning_.best_fit) break;
     }
+    search.touched += static_cast<uint32_t>(list.end() - c);
     return best ? best->node : 0;
 }
 
 // Search one index from the class of the size up to the last one, for at most two windows of candidates.
-BlockId Heap::find(FreeIndex& index, bool all, Search& search, uint32_t last) const {
+inline BlockId Heap::find(const FreeIndex& index, bool all, Search& search, uint32_t last) const {
     uint32_t most = search.touched + 2 * search.window;
-    uint32_t cls = index.next(class_of(search.granules));
+    uint32_t cls = index.next(search.cls);
     while (cls != FreeIndex::none && cls <= last && search.touched < most) {
-        if (BlockId block = best_of(index.at(cls), cls, all, search)) return block;
+        if (BlockId block = best_of(index.at(cls), cls > search.cls, all, search)) return block;
         cls = index.next(cls + 1);
     }
     return 0;
 }
 
 // The best of its own blocks and of clean ones, then those of other streams in their order, then those of several streams.
-BlockId Heap::place(uint32_t arena, Search& search) {
-    auto& by_key = arenas_[arena].by_key;
-    auto look = [&](size_t key, bool all, uint32_t last = FreeIndex::none) -> BlockId {
-        if (key >= by_key.size() || !by_key[key] || !by_key[key]->count()) return 0;
-        return find(*by_key[key], all, search, last);
-    };
-    BlockId own = look(2 + search.stream, true);
-    BlockId clean = look(0, true, own ? class_of(nodes_[own].granules) : FreeIndex::none);
+BlockId Heap::place(const Arena& arena, Search& search) const {
+    FreeIndex* mine = arena.index(2 + size_t{search.stream});
+    FreeIndex* unowed = arena.index(0);
+    BlockId own = mine ? find(*mine, true, search, FreeIndex::none) : 0;
+    BlockId clean = unowed ? find(*unowed, true, search, own ? nodes_[own].link : FreeIndex::none) : 0;
     if (own && clean) return better(nodes_[own], nodes_[clean]) ? own : clean;
-    if (own || clean) return own ? own : clean;
-    for (size_t key = 2; key < by_key.size(); ++key) {
-        if (key == 2 + size_t{search.stream}) continue;
-        if (BlockId block = look(key, false)) return block;
-    }
-    return look(1, false);
+    return own ? own : clean ? clean : place_foreign(arena, search);
 }
 
-BlockId Heap::place(const Ask& ask, Search& search) {
-    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
-    if (arenas_[arena].edge.rest) {
-        if (BlockId block = take_edge(arenas_[arena], search)) return block;
+[[gnu::noinline]] BlockId Heap::place_foreign(const Arena& arena, Search& search) const {
+    auto look = [&](size_t key) -> BlockId {
+        FreeIndex* index = arena.index(key);
+        return index ? find(*index, false, search, FreeIndex::none) : 0;
+    };
+    for (size_t key = 2; key < arena.by_key.size(); ++key) {
+        if (key == 2 + size_t{search.stream}) continue;
+        if (BlockId block = look(key)) return block;
+    }
+    return look(1);
+}
+
+inline BlockId Heap::place(const Ask& ask, Search& search) {
+    uint32_t at = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
+    Arena& arena = arenas_[at];
+    if (arena.edge.rest) {
+        if (BlockId block = take_edge(arena, search)) return block;
+        close_edge(arena);
     }
     BlockId block = place(arena, search);
-    if (!block && ask.anywhere && arena < 2) {
-        close_edge(arenas_[1 - arena]);
-        block = place(1 - arena, search);
+    if (!block && ask.anywhere && at < 2) {
+        close_edge(arenas_[1 - at]);
+        block = place(arenas_[1 - at], search);
     }
     if (!block) return 0;
-    search.bare = nodes_[block].bare && bare_pages(nodes_[block], search.granules << shift_);
+    Node& node = nodes_[block];
+    search.bare = node.bare && bare_pages(node, search.granules << shift_);
     if (search.bare) return 0;
-    index_remove(block);
+    index_remove(node);
     carve(block, search.granules);
-    if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
+    if (search.bound == Bound::Done) adopt(node, search.stream);
     return block;
+}
+
+// What take() finds beyond the caches.
+[[gnu::flatten]] BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
+    Search search{granules, ask.stream, Bound::Done, narrow};
+    BlockId block = place(ask, search);
+    outcome.touched += search.touched;
+    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
+    if (block) {
+        outcome.level = 3;
+    } else {
+        outcome.reason = search.bare ? NoPages : NoMemory;
+        ++total_.misses;
+    }
+    return block;
+}
+
+// What other streams have to be done with first, or are asked to wait for: by one search after the other.
+BlockId Heap::take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome) {
+    for (Reach reach : reaches) {
+        if (reach.bound == Bound::Any && !late) break;
+        Search search{granules, ask.stream, reach.bound, reach.window};
+        BlockId block = place(ask, search);
+        outcome.touched += search.touched;
+        if (search.bare) outcome.reason = NoPages;
+        if (block || search.bare) return block;
+    }
+    outcome.reason = NoMemory;
+    return 0;
 }
 
 // Cutting and joining.
@@ -201,11 +237,20 @@ BlockId Heap::cut(BlockId block, uint64_t granules) {
     BlockId rest = nodes_.acquire();
     Node& node = nodes_[block];
     Node& tail = nodes_[rest];
-    tail = node;
-    if (node.more) tail.more = entry_pool_.add(Entries(entry_pool_[node.more]));
+    // Field by field: a copy of the whole node would wait for the bytes that were just written to it.
     tail.address = node.address + (granules << shift_);
     tail.granules = node.granules - granules;
+    tail.epoch = node.epoch;
+    tail.stream = node.stream;
+    tail.more = 0;
+    if (node.more) [[unlikely]] tail.more = entry_pool_.copy(node.more);
     tail.before = block;
+    tail.after = node.after;
+    tail.segment = node.segment;
+    tail.arena = node.arena;
+    tail.bare = node.bare;
+    tail.state = node.state;
+    tail.shared = false;
     if (tail.after) nodes_[tail.after].before = rest;
     node.after = rest;
     node.granules = granules;
@@ -235,38 +280,41 @@ inline bool Heap::joins(const Node& a, const Node& b) const {
     return a.stream == b.stream || !owes(a) || !owes(b);
 }
 
-bool Heap::lists_join(const Node& a, const Node& b) const {
+[[gnu::noinline]] bool Heap::lists_join(const Node& a, const Node& b) const {
     Entries x = undone(raw_entries(a)), y = undone(raw_entries(b));
     return x.empty() || y.empty() || same_streams(x, y);
 }
 
-// Join a block with the one after it; both are out of the index. The lower one stays.
+// Join a block with the one after it; both are purged, and out of the index. The lower one stays.
 void Heap::absorb(BlockId low, BlockId high) {
-    purge(nodes_[low]);
-    purge(nodes_[high]);
-    if (uint32_t space = segments_[nodes_[low].segment].space) {
-        // Memory that lies below both may be idle from now on.
-        uint64_t border = nodes_[high].address;
-        HandleId id = spaces_[space - 1]->handle(border);
-        if (id && handles_[id].address < border && !handles_[id].queued) {
-            catch_up();  // it comes behind those that were freed before
-            handles_.queue(id);
-        }
-    }
+    if (!spaces_.empty()) [[unlikely]] queue_between(nodes_[high]);
     unite(low, high);
     ++total_.merges;
+}
+
+// Memory that lies below two blocks that join may be idle from now on.
+[[gnu::noinline]] void Heap::queue_between(const Node& high) {
+    uint32_t space = segments_[high.segment].space;
+    HandleId id = space ? spaces_[space - 1]->handle(high.address) : 0;
+    if (!id || handles_[id].address == high.address || handles_[id].queued) return;
+    catch_up();  // it comes behind those that were freed before
+    handles_.queue(id);
+}
+
+[[gnu::noinline]] void Heap::unite_entries(Node& a, Node& b) {
+    store_entries(a, joined(raw_entries(a), raw_entries(b)));
+    store_entries(b, {});
 }
 
 // The joining itself, with all that either waits for.
 void Heap::unite(BlockId low, BlockId high) {
     Node& a = nodes_[low];
     Node& b = nodes_[high];
-    if (!a.more && !b.more && (!a.epoch || !b.epoch || a.stream == b.stream)) {
+    if (a.more || b.more || (a.epoch && b.epoch && a.stream != b.stream)) [[unlikely]] {
+        unite_entries(a, b);
+    } else {
         if (!a.epoch) a.stream = b.stream;
         a.epoch = std::max(a.epoch, b.epoch);
-    } else {
-        store_entries(a, joined(raw_entries(a), raw_entries(b)));
-        store_entries(b, {});
     }
     a.granules += b.granules;
     a.bare += b.bare;
@@ -275,35 +323,38 @@ void Heap::unite(BlockId low, BlockId high) {
     nodes_.release(high);
 }
 
-// Join a block that is in no list with the free neighbours that it may join, and answer what became of it.
+// Join a purged block that is in no list with the free neighbours that it may join, and answer what became of it.
 BlockId Heap::join(BlockId block) {
     // A join may make the next neighbour joinable (its streams finished meanwhile). The cascade is cut off to bound the
     // work under the lock; what is left is for later frees, or for merge().
     for (uint32_t joins_left = cascade; joins_left; --joins_left) {
-        BlockId before = nodes_[block].before;
-        BlockId after = nodes_[block].after;
-        if (before && nodes_[before].state == State::Free && joins(nodes_[before], nodes_[block])) {
+        Node& node = nodes_[block];
+        Node& before = nodes_[node.before];
+        if (before.state == State::Free && joins(before, node)) {
+            BlockId low = node.before;
             index_remove(before);
-            absorb(before, block);
-            block = before;
-        } else if (after && nodes_[after].state == State::Free && joins(nodes_[block], nodes_[after])) {
-            index_remove(after);
-            absorb(block, after);
-        } else {
-            break;
+            purge(before);
+            absorb(low, block);
+            block = low;
+            continue;
         }
+        Node& after = nodes_[node.after];
+        if (after.state != State::Free || !joins(node, after)) break;
+        index_remove(after);
+        purge(after);
+        absorb(block, node.after);
     }
     return block;
 }
 
 // Give a block that is in no list to the index.
-void Heap::settle(BlockId block) {
+[[gnu::flatten]] void Heap::settle(BlockId block) {
     Node& node = nodes_[block];
+    Arena& arena = arenas_[node.arena];
     purge(node);
-    if (segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
+    if (arena.space && segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
     node.state = State::Pending;
     node.bare = 0;
-    Arena& arena = arenas_[node.arena];
     if (arena.edge.rest) {
         if (park(arena, block)) return;
         close_edge(arena);
@@ -317,76 +368,74 @@ void Heap::settle(BlockId block) {
 // the next take, only the border between them moves. What is served, and every count, is what it would be without:
 // whatever else happens to the arena, or looks at it, closes the edge first.
 
-// Give a block to the index, as the arena's edge, which is closed.
+// Give a block to the index, as the arena's edge, which is closed; where edges serve nothing, only now and then.
 inline void Heap::lay(BlockId block) {
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
+    if (arena.futile >= patience && ++arena.futile % seldom) {
+        index_add(block);
+        return;
+    }
     node.state = State::Pending;
-    arena.free += mapped(node);
     arena.edge.rest = block;
     ++edges_open_;
 }
 
 // Whether the edge, were it in the index of the stream's own blocks, would be what placement finds there.
-bool Heap::edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const {
-    search.touched = 1;
-    if (granules < search.granules) return false;
-    uint32_t cls = class_of(granules);
+inline bool Heap::edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const {
     auto yields = [&](size_t key) {  // whether nothing in that index serves better
-        if (key >= arena.by_key.size() || !arena.by_key[key]) return true;
-        const FreeIndex& index = *arena.by_key[key];
-        uint32_t first = index.next(class_of(search.granules));
+        const FreeIndex* index = arena.index(key);
+        if (!index) return true;
+        uint32_t cls = class_of(granules), first = index->next(search.cls);
         if (first != cls) return first > cls;
         if (!tuning_.best_fit) return key != 0;
-        const CandidateList& list = index.at(cls);
+        const CandidateList& list = index->at(cls);
         if (list.size() >= search.window) return false;
-        BlockId rival = best_of(list, cls, true, search);
+        BlockId rival = best_of(list, cls > search.cls, true, search);
         if (!rival) return true;
         const Node& node = nodes_[rival];
         return node.granules != granules ? node.granules > granules : node.address > address;
     };
-    return yields(2 + size_t{search.stream}) && yields(0);
+    return granules >= search.granules && yields(2 + size_t{search.stream}) && yields(0);
 }
 
-// Serve a take from the arena's edge, if placement would, else close it and answer 0.
-BlockId Heap::take_edge(Arena& arena, Search& search) {
+// Serve a take from the arena's edge, if placement would, else answer 0.
+inline BlockId Heap::take_edge(Arena& arena, Search& search) {
     BlockId block = arena.edge.rest;
     Node& rest = nodes_[block];
-    if (rest.bare) {
-        close_edge(arena);
-        return 0;
-    }
+    if (rest.bare) return 0;
+    search.touched = 1;
     if (BlockId parked = arena.edge.parked) {
         Node& front = nodes_[parked];
         uint64_t all = front.granules + rest.granules;
         if (front.stream == search.stream && all > search.granules && edge_serves(arena, front.address, all, search)) {
             arena.edge.parked = 0;
+            arena.futile = 0;
             front.granules = search.granules;
             rest.address = front.address + (search.granules << shift_);
             rest.granules = all - search.granules;
             rest.stream = front.stream;
             rest.epoch = front.epoch;
-            arena.free -= bytes(front);
             ++total_.merges, ++total_.splits;
             return parked;
         }
     } else if (rest.epoch && !rest.more && rest.stream == search.stream &&
                edge_serves(arena, rest.address, rest.granules, search)) {
         arena.edge.rest = 0;
+        arena.futile = 0;
         --edges_open_;
-        arena.free -= bytes(rest);
         carve(block, search.granules);
         return block;
     }
     search.touched = 0;
-    close_edge(arena);
     return 0;
 }
 
 // Put off the joining of a freed block with the edge behind it, if it would join that for sure and nothing else.
-bool Heap::park(Arena& arena, BlockId block) {
+inline bool Heap::park(Arena& arena, BlockId block) {
     Node& node = nodes_[block];
     if (arena.edge.parked && node.after == arena.edge.parked) {
+        purge(nodes_[arena.edge.rest]);
         absorb(arena.edge.parked, arena.edge.rest);
         arena.edge = {.rest = arena.edge.parked};
     }
@@ -394,21 +443,18 @@ bool Heap::park(Arena& arena, BlockId block) {
     if (node.after != arena.edge.rest || arena.edge.parked) return false;
     if (rest.bare || node.more || rest.more || !node.epoch || !joins(node, rest)) return false;
     if (rest.stream == node.stream && rest.epoch > node.epoch) return false;
-    if (node.before && nodes_[node.before].state == State::Free) return false;
-    if (rest.after && nodes_[rest.after].state == State::Free) return false;
+    if (nodes_[node.before].state == State::Free || nodes_[rest.after].state == State::Free) return false;
     arena.edge.parked = block;
-    arena.free += bytes(node);
     return true;
 }
 
 void Heap::close_edge(Arena& arena) {
     if (!arena.edge.rest) return;
-    Edge edge = std::exchange(arena.edge, {});
+    BlockId rest = std::exchange(arena.edge.rest, 0), parked = std::exchange(arena.edge.parked, 0);
+    ++arena.futile;
     --edges_open_;
-    index_insert(edge.rest);
-    if (!edge.parked) return;
-    arena.free -= bytes(nodes_[edge.parked]);
-    index_add(join(edge.parked));
+    index_add(rest);
+    if (parked) index_add(join(parked));
 }
 
 void Heap::close_edges() {
@@ -422,11 +468,12 @@ uint64_t Heap::merge() {
         if (!segment.used) continue;
         for (BlockId block = segment.first; block; block = nodes_[block].after) {
             if (nodes_[block].state != State::Free) continue;
-            index_remove(block);
+            index_remove(nodes_[block]);
             purge(nodes_[block]);
             while (BlockId next = nodes_[block].after) {
                 if (nodes_[next].state != State::Free) break;
-                index_remove(next);
+                index_remove(nodes_[next]);
+                purge(nodes_[next]);
                 absorb(block, next);
             }
             index_add(block);

@@ -94,7 +94,7 @@ BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, 
         if (foreign == Foreign::Never && reach.window != narrow) break;
         if (foreign != Foreign::Any && reach.bound == Bound::Any) break;
         Search search{granules, ask.stream, reach.bound, reach.window};
-        if (BlockId block = place(arena, search)) return block;
+        if (BlockId block = place(arenas_[arena], search)) return block;
     }
     return 0;
 }
@@ -105,7 +105,7 @@ BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
     if (!last || nodes_[last].state != State::Free) return 0;
     Bound bound = foreign == Foreign::Never ? Bound::Done : foreign == Foreign::Recorded ? Bound::Recorded : Bound::Any;
     if (!eligible(nodes_[last], ask.stream, bound)) return 0;
-    index_remove(last);
+    index_remove(nodes_[last]);
     purge(nodes_[last]);
     if (foreign == Foreign::Any) last = join(last);
     index_add(last);
@@ -114,7 +114,7 @@ BlockId Heap::last_used(const Space& space, const Ask& ask, Foreign foreign) {
 
 // The free block `last`, or a new one for 0, with `more` bytes of the addresses at the end.
 BlockId Heap::extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Foreign foreign) {
-    if (last) index_remove(last);
+    if (last) index_remove(nodes_[last]);
     BlockId found = last;
     if (more) {
         BlockId start = cut_end(space, more);

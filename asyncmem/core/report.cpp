@@ -34,7 +34,7 @@ uint64_t Heap::reserved() const {
 
 uint64_t Heap::free_bytes() const {
     std::lock_guard lock(lock_);
-    return arenas_[0].free + arenas_[1].free;
+    return unused();
 }
 
 uint64_t Heap::cached_bytes() const {
@@ -65,7 +65,7 @@ Counts Heap::counts() const {
     c.reserved = reserved_;
     c.live = ledger_[0].live;
     c.peak_live = ledger_[0].peak;
-    c.free = arenas_[0].free + arenas_[1].free;
+    c.free = unused();
     c.cached = cached_;
     c.lifted = lifted_;
     c.shared_cached = shared_.bytes();

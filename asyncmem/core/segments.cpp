@@ -82,7 +82,7 @@ uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream
     }
     segments_[id] = segment;
     BlockId block = segments_[id].first = nodes_.acquire();
-    Node& node = nodes_[block];
+    Node& node = nodes_[block] = Node{};
     node.address = segment.address;
     node.granules = segment.nbytes >> shift_;
     node.epoch = epoch;
@@ -101,7 +101,7 @@ Entries Heap::remove_segment(uint32_t segment) {
     if (nodes_[block].state != State::Free || nodes_[block].after)
         throw std::invalid_argument("the segment is not wholly free");
     Entries owed = undone(raw_entries(nodes_[block]));
-    index_remove(block);
+    index_remove(nodes_[block]);
     store_entries(nodes_[block], {});
     nodes_.release(block);
     reserved_ -= segments_[segment].nbytes;
@@ -148,7 +148,7 @@ uint32_t Heap::close_lease(uint32_t arena) {
     std::vector<BlockId> freed;
     for (BlockId block = range.first; block; block = nodes_[block].after) {
         if (nodes_[block].state != State::Free) continue;
-        index_remove(block);
+        index_remove(nodes_[block]);
         freed.push_back(block);
     }
     ledger_.credit(container.account, bytes(container), bytes(container) - container.slack);

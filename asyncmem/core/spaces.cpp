@@ -28,7 +28,7 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
                   .space = static_cast<uint32_t>(spaces_.size()), .page = page, .used = true};
     uint32_t id = add_range(range, 0, 0);
     BlockId block = spaces_.back()->end = segments_[id].first;
-    index_remove(block);
+    index_remove(nodes_[block]);
     nodes_[block].state = State::Bare;
     arenas_[arena].space = id + 1;
     paged_from_ = std::min(paged_from_, page >> shift_);
@@ -50,7 +50,7 @@ void Heap::remove_space(uint32_t segment) {
     if (segments_[segment].mapped || !space.held.empty()) refuse("the space has memory mapped");
     for (BlockId block = segments_[segment].first, next; block; block = next) {
         next = nodes_[block].after;
-        if (nodes_[block].state == State::Free) index_remove(block);
+        if (nodes_[block].state == State::Free) index_remove(nodes_[block]);
         store_entries(nodes_[block], {});
         nodes_.release(block);
     }
@@ -125,22 +125,25 @@ void Heap::catch_up() {
     while (!notes_.empty()) stamp_now(notes_.take_oldest());
 }
 
-// File a free block that has a whole page in it, or take it out of the file.
-void Heap::file_hole(BlockId block, bool free) {
-    const Node& node = nodes_[block];
-    if (!segments_[node.segment].space) return;
-    Space& space = *spaces_[segments_[node.segment].space - 1];
-    if (!space.has_hole(node.address, bytes(node))) return;
-    if (free) {
-        space.holes.add(space.hole(node.address), block);
-    } else {
-        space.holes.remove(space.hole(node.address));
-    }
+// The space in which a free block has a whole page, or none: there it is to be found by that.
+Space* Heap::space_of_hole(const Node& node) const {
+    uint32_t space = segments_[node.segment].space;
+    return space && spaces_[space - 1]->has_hole(node.address, bytes(node)) ? spaces_[space - 1].get() : nullptr;
+}
+
+void Heap::file_hole(BlockId block) {
+    Space* space = space_of_hole(nodes_[block]);
+    if (space) space->holes.add(space->hole(nodes_[block].address), block);
+}
+
+void Heap::unfile_hole(const Node& node) {
+    Space* space = space_of_hole(node);
+    if (space) space->holes.remove(space->hole(node.address));
 }
 
 // Take a part of a free block out of the index, as blocks that are held: one for each stretch with memory, or without.
 void Heap::lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes) {
-    index_remove(block);
+    index_remove(nodes_[block]);
     if (uint64_t front = address - nodes_[block].address) {
         BlockId rest = cut(block, front >> shift_);
         index_add(block);
@@ -244,13 +247,13 @@ bool Heap::belong(const Node& a, const Node& b) const {
 BlockId Heap::reunite(BlockId block) {
     BlockId before = nodes_[block].before;
     if (before && nodes_[before].state == State::Free && belong(nodes_[before], nodes_[block])) {
-        index_remove(before);
+        index_remove(nodes_[before]);
         unite(before, block);
         block = before;
     }
     BlockId after = nodes_[block].after;
     if (after && nodes_[after].state == State::Free && belong(nodes_[block], nodes_[after])) {
-        index_remove(after);
+        index_remove(nodes_[after]);
         unite(block, after);
     }
     return block;

@@ -104,6 +104,16 @@ def test_a_stream_gets_its_own_block_back_at_once(heap: Heap) -> None:
     assert (heap.address(block), heap.last_level()) == (address, 1)
 
 
+@pytest.mark.parametrize(("size", "often"), [(4096, 2), (2 << 20, 3)])
+def test_a_size_is_cached_once_it_was_asked_for_often_enough(heap: Heap, size: int, often: int) -> None:
+    """A small one twice, a large one three times in a row: two requests of random sizes may be alike by chance."""
+    cached = []
+    for _ in range(often):
+        heap.free(heap.take(size, 0))
+        cached.append(heap.cached_bytes())
+    assert cached == [0] * (often - 1) + [size]
+
+
 def test_another_stream_gets_a_block_only_when_its_streams_are_done() -> None:
     """take() gives stream B what A freed only once A's epoch is done; until then take_foreign() names the debt."""
     heap = Heap()

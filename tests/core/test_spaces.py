@@ -302,7 +302,7 @@ def test_blocks_of_a_page_or_more_are_not_cached() -> None:
     """A cached block would keep its memory; what was cached before there was a space is placed from then on too."""
     heap = Heap()
     heap.add_segment(1 << 30, 4 * PAGE, 1, 0)
-    for _ in range(2):
+    for _ in range(3):
         heap.free(heap.take(PAGE, 0))
     assert heap.cached_bytes() == PAGE
     heap.add_space(BASE, PAGES * PAGE, 1, PAGE)
@@ -370,11 +370,11 @@ def test_a_miss_says_whether_only_memory_is_lacking(heap: Heap) -> None:
 
 
 def test_what_is_asked_again_teaches_the_caches_nothing() -> None:
-    """A size is hot once it was asked for twice; one request that is made again is one."""
+    """A small size is hot once it was asked for twice; one request that is made again is one."""
 
     def blocks_cached(*, again: bool) -> int:
-        heap = Heap(small_limit=1)
-        heap.add_segment(BASE, PAGE, 1, 0)
+        heap = Heap()
+        heap.add_segment(BASE, PAGE, 0, 0)
         heap.free(heap.take(4096, 0))
         heap.free(heap.take(4096, 0, again=again))
         return heap.counts().cached_blocks

@@ -13,8 +13,8 @@ class Bin:
     blocks: list[Block] = field(default_factory=list)
     strikes: int = 0
     """Misses by other sizes since the bin was last asked for its own."""
-    hot: bool = False
-    """Its size was asked for twice in a row."""
+    asked: int = 0
+    """How often in a row its size was asked for, up to three times."""
 
 
 class Cache:

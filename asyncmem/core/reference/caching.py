@@ -40,7 +40,7 @@ class Caching(Placement):
         slot = local.bin(granules)
         if slot.granules == granules:
             if not again:
-                slot.hot, slot.strikes = True, 0
+                slot.asked, slot.strikes = min(slot.asked + 1, 3), 0
             if slot.blocks:
                 return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
         elif not again:
@@ -82,7 +82,7 @@ class Caching(Placement):
             if slot.strikes > PATIENCE:
                 self.drain(cache, slot, DRAINED_AT_ONCE)
         if not slot.blocks:
-            slot.granules, slot.strikes, slot.hot = granules, 0, False
+            slot.granules, slot.strikes, slot.asked = granules, 0, 1
 
     def drain(self, cache: Cache, slot: Bin, most: int | None = None) -> int:
         """Give up to `most` blocks of a slot to the index, in their order, and answer their bytes."""
@@ -94,11 +94,12 @@ class Caching(Placement):
         return drained
 
     def keep(self, block: Block) -> bool:
-        """Cache a freed block if its size is asked for again and again."""
+        """Cache a freed block if its size is asked for again and again: a small one twice, a large one three times."""
         nbytes = block.granules * self.granule
+        arena = self.natural_arena(nbytes)
         local = self.caches[block.home]
         slot = local.bin(block.granules)
-        if slot.granules != block.granules or not slot.hot or block.arena != self.natural_arena(nbytes):
+        if slot.granules != block.granules or slot.asked < 2 + arena or block.arena != arena:
             return False
         if len(block.entries) == 1 and (
             local.has_room(nbytes) or (local.is_outsize(nbytes) and self.vacate(local, block.granules))

@@ -4,11 +4,9 @@ from asyncmem.core.reference.blocks import Block
 
 
 def class_of(granules: int) -> int:
-    """Answer the class of a size: exact up to 64 granules, then 32 classes for each power of two."""
-    if granules <= 64:
-        return granules - 1
-    octave = granules.bit_length() - 1
-    return 64 + (octave - 6) * 32 + (granules >> (octave - 5) & 31)
+    """Answer the class of a size: exact below 64 granules, then 32 classes for each power of two."""
+    step = max(granules.bit_length() - 6, 0)
+    return 32 * step + (granules >> step)
 
 
 class FreeIndex:
