@@ -43,7 +43,7 @@ from asyncmem.errors import (
 )
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
-from asyncmem.insight import AllocationTracker, MemoryTracker, profile_memory, set_memory_debug, tag
+from asyncmem.insight import AllocationTracker, LifetimeAnalyzer, MemoryTracker, profile_memory, set_memory_debug, tag
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
@@ -56,7 +56,9 @@ from asyncmem.pool import (
     Lease,
     MemoryShare,
     Pin,
+    PlannedMemory,
     Request,
+    ReusePlan,
     Spillable,
 )
 from asyncmem.runtime import RuntimeDevice, device, run
@@ -89,6 +91,7 @@ __all__ = [
     "InvalidRequest",
     "LeakWarning",
     "Lease",
+    "LifetimeAnalyzer",
     "MemoryShare",
     "MemoryTracker",
     "NoDeviceHasRoom",
@@ -96,6 +99,7 @@ __all__ = [
     "OutOfMemoryFacts",
     "OwnerInfo",
     "Pin",
+    "PlannedMemory",
     "PoolClosed",
     "PoolOptions",
     "PoolStats",
@@ -103,6 +107,7 @@ __all__ = [
     "Pressure",
     "Request",
     "RequestCancelled",
+    "ReusePlan",
     "RuntimeDevice",
     "SegmentInfo",
     "Shortfall",

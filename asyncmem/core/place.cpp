@@ -1,6 +1,7 @@
 // Placement: finding the free block that serves a request, cutting it, and joining what comes back.
 #include "heap.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace asyncmem {
@@ -192,6 +193,32 @@ BlockId Heap::place(const Ask& ask, Search& search) {
     carve(block, search.granules);
     if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
     return block;
+}
+
+// Cut just these bytes out of the free blocks of a lease that they lie in; 0 where not all of them are free and eligible.
+BlockId Heap::place_at(const Segment& range, uint64_t address, Search& search) {
+    uint64_t end = address + (search.granules << shift_);
+    BlockId first = range.first;
+    for (; nodes_[first].address + bytes(nodes_[first]) <= address; first = nodes_[first].after) ++search.touched;
+    for (BlockId block = first; block && nodes_[block].address < end; block = nodes_[block].after) {
+        ++search.touched;
+        if (nodes_[block].state != State::Free || !eligible(nodes_[block], search.stream, search.bound)) return 0;
+    }
+    index_remove(first);
+    if (uint64_t before = address - nodes_[first].address) {
+        BlockId rest = cut(first, before >> shift_);
+        index_add(first);
+        first = rest;
+        ++total_.splits;
+    }
+    while (nodes_[first].granules < search.granules) {
+        BlockId next = nodes_[first].after;
+        index_remove(next);
+        carve(next, std::min(nodes_[next].granules, search.granules - nodes_[first].granules));
+        absorb(first, next);
+    }
+    carve(first, search.granules);
+    return first;
 }
 
 // Cutting and joining.

@@ -159,9 +159,12 @@ class Recording:
             raise InvalidRequest("records()", self, 'a recording that has begun: "with Recording(pool) as recording"')
         if self._spool is not None:
             return self._spool.records()
-        if self._found is None or not self._over:
-            self._found = self._read(self._witness)
-        return self._found
+        if self._found is not None:
+            return self._found
+        found = self._read(self._witness)
+        if self._over:
+            self._found = found
+        return found
 
     def _add(self, house: House) -> None:
         assert self._witness is not None

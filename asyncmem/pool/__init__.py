@@ -12,6 +12,8 @@ from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
 from asyncmem.pool.pins import Pin
+from asyncmem.pool.placement import PlannedPlace, ReusePlan
+from asyncmem.pool.planned import PlannedMemory, PlanUse
 from asyncmem.pool.pool import AsyncMemoryPool
 from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.request import Request
@@ -29,6 +31,10 @@ __all__ = [
     "Lease",
     "MemoryShare",
     "Pin",
+    "PlanUse",
+    "PlannedMemory",
+    "PlannedPlace",
     "Request",
+    "ReusePlan",
     "Spillable",
 ]

@@ -52,6 +52,11 @@ class Lease(Share):
         return self._size
 
     @property
+    def address(self) -> int:
+        """Where the range begins."""
+        return self._range.place[0]
+
+    @property
     def flow(self) -> Flow:
         """The pool's machinery.
 
