@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from asyncmem.insight.records import Records
 
-_TOLERANCE: Final = 0.005
+_TOLERANCE: Final = 0.01
 _ALLOCATE, _FREE = 0, 1  # what a trace calls them
 
 

@@ -3,7 +3,7 @@
 To place n intervals best is hard (NP-hard), and rarely needed: a few greedy orders come within a percent or so of what
 is live at most, less than which nobody needs. Each takes the buffers one by one and puts each as low as it fits beside
 those placed before that are live at some time with it. The largest first is best for most programs, the longest-lived
-first for those whose buffers are alike. Then those that stuck out come first in their order, and it is tried again.
+first, roughly or exactly, for others. Then those that stuck out come first in their order, and it is tried again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Column = NDArray[np.int64]
 
-_REPAIRS: Final = 16
+_REPAIRS: Final = 8
 _EFFORT: Final = 1 << 29
 """Comparisons of two buffers that may be spent on repairs: about two seconds."""
 
@@ -50,6 +50,7 @@ def _attempts(starts: Column, ends: Column, sizes: Column, enough: int) -> Itera
     lives = ends - starts
     orders = [
         np.lexsort((starts, -lives, -sizes)),
+        np.lexsort((starts, -sizes, -np.frexp(lives)[1])),
         np.lexsort((starts, -sizes, -lives)),
         np.lexsort((starts, -(sizes.astype(np.float64) * lives))),
     ]

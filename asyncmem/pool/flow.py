@@ -30,7 +30,7 @@ from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
-from asyncmem.pool.postmortem import Postmortem
+from asyncmem.pool.postmortem import Postmortem, log
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
@@ -296,7 +296,10 @@ class Flow(Desk):
             self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)
         if self.options.oom_snapshot is not None:
             self.submit(Postmortem(self, waiting, facts, self.options.oom_snapshot).save)
-        return OutOfMemoryError(facts)
+        error = OutOfMemoryError(facts)
+        # Without the turn, because whoever hears the log may do anything.
+        self.turn.post(partial(self.owe, partial(log, error, self.pool.name)))
+        return error
 
     def waiters(self) -> Iterable[Waiting]:
         """Go through everybody who waits, in budgets too."""
