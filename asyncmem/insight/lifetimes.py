@@ -191,7 +191,7 @@ class LifetimeAnalyzer:
     def compute_reuse_plan(self, *, align: int = GRANULE, tolerance: float = _TOLERANCE) -> ReusePlan:
         """Answer a place for each buffer, in a range little longer than what is live at most.
 
-        Of thousands of buffers it takes a second, of a hundred thousand a minute; blocks meanwhile.
+        Of thousands of buffers it takes a second, of a hundred thousand a minute or two; blocks meanwhile.
 
         Args:
             align: Each place begins at a multiple of so many bytes.

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _REPAIRS: Final = 8
 _EFFORT: Final = 1 << 29
-"""Comparisons of two buffers that may be spent on repairs: about two seconds."""
+"""Comparisons of two buffers that may be spent on repairs: some seconds."""
+_SHORT: Final = 0.98
+"""The share of buffers that live shortly."""
 
 
 def packed(starts: Column, ends: Column, sizes: Column, *, tolerance: float = 0.0) -> Column:
@@ -69,37 +71,55 @@ def _attempts(starts: Column, ends: Column, sizes: Column, enough: int) -> Itera
 
 
 def _in_order(starts: Column, ends: Column, sizes: Column, order: NDArray[np.intp]) -> Column:
-    placed = _Placed(len(sizes))
-    offsets = np.zeros(len(sizes), np.int64)
-    for index in order.tolist():
-        offsets[index] = placed.put(int(starts[index]), int(ends[index]), int(sizes[index]))
-    return offsets
+    by_start = np.argsort(starts, kind="stable")
+    ranks = np.empty_like(by_start)
+    ranks[by_start] = np.arange(len(by_start))
+    placed = _Placed(starts[by_start], ends[by_start], sizes[by_start])
+    for number in ranks[order].tolist():
+        placed.put(number)
+    return placed.offsets[ranks]
 
 
 class _Placed:
-    """What has its place already, by offset."""
+    """What has its place already; buffers are numbered by their starts.
 
-    def __init__(self, most: int) -> None:
-        self._rows = np.empty((4, most), np.int64)  # start, end, offset, and the first byte behind
-        self._count = 0
+    Most live shortly, so those beside one of them began shortly before it: only these are looked at, and the few that
+    live long.
+    """
 
-    def put(self, start: int, end: int, size: int) -> int:
-        """Place one more, and answer where: the lowest gap that holds it."""
-        starts, ends, offsets, tops = self._rows[:, : self._count]
-        beside = np.flatnonzero((starts < end) & (ends > start))
-        offset = _lowest_gap(offsets[beside], tops[beside], size)
-        at = int(offsets.searchsorted(offset))
-        self._rows[:, at + 1 : self._count + 1] = self._rows[:, at : self._count].copy()
-        self._rows[:, at] = start, end, offset, offset + size
-        self._count += 1
-        return offset
+    def __init__(self, starts: Column, ends: Column, sizes: Column) -> None:
+        self.offsets = np.zeros(len(sizes), np.int64)
+        self._tops = np.zeros(len(sizes), np.int64)
+        self._until = np.full(len(sizes), np.iinfo(np.int64).min)  # the end of what is placed
+        self._starts, self._ends, self._sizes = starts, ends, sizes
+        lives = ends - starts
+        short = np.quantile(lives, _SHORT, method="lower") if len(lives) else 0
+        self._lasting = (lives > short).tolist()
+        self._long = np.empty(0, np.intp)  # those that live long and are placed, by offset
+        self._from = starts.searchsorted(starts - short).tolist()
+        self._to = starts.searchsorted(ends).tolist()
+
+    def put(self, number: int) -> None:
+        """Place one more in the lowest gap that holds it."""
+        start, size = self._starts[number], self._sizes[number]
+        first, last = self._from[number], self._to[number]
+        near = np.flatnonzero(self._until[first:last] > start) + first
+        long = self._long[(self._long < first) & (self._until[self._long] > start)]
+        beside = np.concatenate((long, near))
+        offset = _lowest_gap(self.offsets[beside], self._tops[beside], size)
+        if self._lasting[number]:
+            self._long = np.insert(self._long, self.offsets[self._long].searchsorted(offset), number)
+        self.offsets[number], self._tops[number] = offset, offset + size
+        self._until[number] = self._ends[number]
 
 
-def _lowest_gap(offsets: Column, tops: Column, size: int) -> int:
+def _lowest_gap(offsets: Column, tops: Column, size: np.int64) -> np.int64:
     if not len(offsets):
-        return 0
-    reached = np.maximum.accumulate(tops)
+        return np.int64(0)
+    upwards = offsets.argsort(kind="stable")  # quick where much is in order already
+    reached = np.maximum.accumulate(tops[upwards])
     below = np.concatenate(([0], reached[:-1]))
-    wide = offsets - below >= size
+    wide = offsets[upwards] - below >= size
     first = int(wide.argmax())
-    return int(below[first] if wide[first] else reached[-1])
+    found: np.int64 = below[first] if wide[first] else reached[-1]
+    return found

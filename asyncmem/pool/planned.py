@@ -66,7 +66,7 @@ class PlannedMemory:
             if place.key is not None:
                 self._by_key.setdefault(place.key, []).append(index)
         self._planned = self._unplanned = self._displaced = self._streak = 0
-        self.next_step()
+        self._begin()
 
     def __repr__(self) -> str:
         return (
@@ -86,7 +86,16 @@ class PlannedMemory:
         return PlanUse(self._planned, self._unplanned, self._displaced)
 
     def next_step(self) -> None:
-        """Begin the plan anew. What is still live of the step before stays where it is."""
+        """Begin the plan anew. What is still live of the step before stays where it is.
+
+        Raises:
+            InvalidRequest: The block has not been entered.
+            BufferReleased: It has ended.
+        """
+        with self._lease.flow.turn:
+            self._begin()
+
+    def _begin(self) -> None:
         self._used = bytearray(len(self.plan.places))
         self._keys_at: dict[str, int] = {}
         self._sizes_at: dict[int, int] = {}
@@ -166,6 +175,8 @@ class PlannedMemory:
         """Answer the size in bytes, and the buffer at its place; None where the pool is to serve it."""
         nbytes = self._size_of(key) if size is None else parse_size(size)
         flow = self._lease.flow
+        if nbytes == 0:
+            return nbytes, None
         waiting = self._lease._read((nbytes,), stream, tag, 0, None, patient=False)
         with flow.turn:
             index = self._next(key, nbytes)

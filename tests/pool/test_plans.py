@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable
@@ -204,8 +205,8 @@ def test_smaller_than_planned_has_the_place_all_the_same(device: Simulated) -> N
             assert array.shape == (100, 10)
             assert memory.use == (1, 0, 0)
             array.buffer.free()
-            empty = memory.allocate(0)
-            assert empty.nbytes == 0
+            assert memory.allocate(0).nbytes == 0
+            assert memory.use == (1, 0, 0), "what has no bytes needs no place"
 
     run_steps(main())
 
@@ -236,6 +237,8 @@ def test_what_outlives_the_block_is_the_pool_s(device: Simulated) -> None:
                 result = memory.allocate(key="b")
             with pytest.raises(BufferReleased):
                 memory.allocate(key="c")
+            with pytest.raises(BufferReleased):
+                memory.next_step()
             assert pool.stats().allocated_bytes == result.size
             assert (await pool.allocate_async("3 MiB")).nbytes == 3 * MIB
             result.free()
@@ -269,6 +272,39 @@ def test_graph_s_memory_is_no_place_to_share(device: Simulated) -> None:
                 stream.end_capture()
             assert memory.use == (0, 0, 1)
             graph.release()
+
+    run_steps(main())
+
+
+def test_lease_serves_by_a_plan_too(device: Simulated) -> None:
+    """A range within a range."""
+
+    async def main() -> None:
+        async with SteppedPool(device, limit="32 MiB") as pool, pool.lease("8 MiB") as lease:
+            async with lease.apply_plan(PLAN) as memory:
+                inside = memory.allocate(key="b")
+                assert lease.address <= inside.address < lease.address + lease.nbytes
+                inside.free()
+            assert lease.largest_hole() == lease.nbytes
+
+    run_steps(main())
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["lease", "plan"])
+def test_range_may_be_the_host_s(device: Simulated, *, planned: bool) -> None:
+    """Where the device is out and the host stands in for it, also for a whole range, which goes back there."""
+
+    async def main() -> None:
+        async with SteppedPool(device, limit="32 MiB", fallback="host") as pool:
+            held = await pool.allocate_async("30 MiB")
+            async with pool.apply_plan(PLAN) if planned else pool.lease("5 MiB") as memory:
+                buffer = memory.allocate("2 MiB")
+                assert buffer.device.name == "host"
+                assert pool.stats().allocated_bytes == held.nbytes
+                buffer.free()
+            assert pool.fallback.of(pool).stats().allocated_bytes == 0
+            held.free()
+            whole(pool)
 
     run_steps(main())
 
@@ -374,6 +410,34 @@ def test_wrong_plan_cannot_be_made(places: list[PlannedPlace]) -> None:
     """It is checked when it is made, and the error names the places."""
     with pytest.raises(InvalidRequest, match="places"):
         ReusePlan(tuple(places))
+
+
+def in_each_others_way(one: PlannedPlace, other: PlannedPlace) -> bool:
+    """Say whether two places share a time and a granule."""
+    return (
+        max(one.start, other.start) < min(one.end, other.end)
+        and max(one.offset, other.offset) < min(place.offset + PLAN.rounded(place.nbytes) for place in (one, other))
+        and min(one.nbytes, other.nbytes) > 0
+    )
+
+
+def test_check_finds_every_overlap_and_no_other() -> None:
+    """Random places, compared two by two."""
+    draw, wrong = random.Random(5), 0
+    for _ in range(300):
+        places = []
+        for _ in range(draw.randrange(2, 7)):
+            start = draw.randrange(6)
+            nbytes, offset = draw.randrange(3) * 512 - draw.randrange(2), 512 * draw.randrange(6)
+            places.append(PlannedPlace(None, max(nbytes, 0), start, start + draw.randrange(1, 5), offset))
+        expected = any(itertools.starmap(in_each_others_way, itertools.combinations(places, 2)))
+        wrong += expected
+        if expected:
+            with pytest.raises(InvalidRequest, match="share no byte"):
+                ReusePlan(tuple(places))
+        else:
+            ReusePlan(tuple(places)).check()
+    assert 50 < wrong < 250
 
 
 def test_plan_takes_whole_granules_only() -> None:
