@@ -3,7 +3,8 @@
 `pool` is what users hold, with its `share`s (budgets and leases) and `request`s. `flow` knows the order in which a
 request is served; `taker`, `ladder` and `supply` are its steps, from cheap to dear; `worker` is the thread, `home` the
 event loop, and `blocking` serves callers that cannot await. The lock, and the plain way from a free to the waiter that
-it wakes, are compiled: `Turn` and `Desk` in the core. `buckets` stands apart: it keeps what others have made.
+it wakes, are compiled: `Turn` and `Desk` in the core. `placement` is a plan of where buffers lie, and `planned` a range
+that keeps to it. `buckets` stands apart: it keeps what others have made.
 """
 
 from asyncmem.pool.arrays import ArrayBatch
