@@ -290,15 +290,14 @@ class Flow(Desk):
         return out_of_memory_facts(self, waiting)
 
     def out_of_memory(self, waiting: Waiting) -> OutOfMemoryError:
-        """Make the error of a request that cannot be served, and leave what was asked to be left behind of it."""
+        """Make the error of a request that cannot be served, and leave behind what is asked for (with the turn held)."""
         facts = self.facts(waiting)
         if self.core.logged:
             self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)
         if self.options.oom_snapshot is not None:
             self.submit(Postmortem(self, waiting, facts, self.options.oom_snapshot).save)
         error = OutOfMemoryError(facts)
-        # Without the turn, because whoever hears the log may do anything.
-        self.turn.post(partial(self.owe, partial(log, error, self.pool.name)))
+        self.owe(partial(log, error, self.pool.name))  # whoever hears the log may do anything
         return error
 
     def waiters(self) -> Iterable[Waiting]:
