@@ -15,6 +15,7 @@ from asyncmem.insight.order import identity_of
 from asyncmem.insight.packing import packed
 from asyncmem.insight.sharing import Lifetime, ReuseSuggestions, shared_buffers
 from asyncmem.insight.sources import Source, records_of
+from asyncmem.pool.arrays import ArrayBatch
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
 from asyncmem.units import parse_size
 
@@ -155,7 +156,8 @@ class LifetimeAnalyzer:
                 self._named[name].again(step, _size(one))
             return
         for one in buffers:
-            self._use_of(one.buffer if isinstance(one, Array) else one, step).again(step, _size(one))
+            whose = one.buffer if isinstance(one, Array | ArrayBatch) else one
+            self._use_of(whose, step).again(step, _size(one))
 
     def _use_of(self, one: object, step: int) -> _Use:
         known = self._alive.get(id(one))
@@ -213,7 +215,7 @@ def _whole(step: object) -> int:
 def _size(one: object) -> int:
     if isinstance(one, int | str):
         return parse_size(one)
-    if isinstance(one, Array):
+    if isinstance(one, Array | ArrayBatch):
         return one.buffer.nbytes
     nbytes = getattr(one, "nbytes", None)
     if not isinstance(nbytes, int):

@@ -290,7 +290,7 @@ class Flow(Desk):
         return out_of_memory_facts(self, waiting)
 
     def out_of_memory(self, waiting: Waiting) -> OutOfMemoryError:
-        """Make the error of a request that cannot be served, and leave behind what is asked for (with the turn held)."""
+        """Make the error of a request that cannot be served, and tell whoever wants to know (with the turn held)."""
         facts = self.facts(waiting)
         if self.core.logged:
             self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)

@@ -53,13 +53,18 @@ def test_objects_are_told_apart_by_what_they_are() -> None:
         buffer = pool.allocate("1 MiB", tag="weights")
         analyzer.record_usage(0, [buffer])
         analyzer.record_usage(1, [buffer.view("float32"), buffer])
+        arrays = pool.allocate_arrays([100, 100])
+        analyzer.record_usage(0, [arrays])
+        analyzer.record_usage(1, [arrays[1]])
         buffer.free()
+        arrays.free()
     for step in range(2, 5):
         analyzer.record_usage(step, [np.zeros(100)])
         gc.collect()
     found = analyzer.lifetimes()
     assert found[0] == Lifetime("weights", MIB, 0, 2)
-    assert found[1:] == tuple(Lifetime(None, 800, step, step + 1) for step in range(2, 5))
+    assert found[1] == Lifetime(None, 912, 0, 2)
+    assert found[2:] == tuple(Lifetime(None, 800, step, step + 1) for step in range(2, 5))
 
 
 def test_analyzer_keeps_no_memory_alive() -> None:

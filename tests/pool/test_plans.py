@@ -300,6 +300,7 @@ def test_range_may_be_the_host_s(device: Simulated, *, planned: bool) -> None:
             async with pool.apply_plan(PLAN) if planned else pool.lease("5 MiB") as memory:
                 buffer = memory.allocate("2 MiB")
                 assert buffer.device.name == "host"
+                assert len(pool.holdings) == 0, "nobody holds what others of this pool could wait for"
                 assert pool.stats().allocated_bytes == held.nbytes
                 buffer.free()
             assert pool.fallback.of(pool).stats().allocated_bytes == 0
