@@ -57,7 +57,7 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert "asyncmem" in {one.name for one in installed.entry_points if one.group == "console_scripts"}
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
-    assert metadata.get_all("Provides-Extra") == ["cli", "insight"]
+    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "pictures"]
 
 
 def test_continuous_integration_runs_the_commands_of_the_readme() -> None:
