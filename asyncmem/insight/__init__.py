@@ -2,7 +2,8 @@
 
 `recording` has pools noted down, into a ring or a file (`spool`, `amem`); `records` is what is read, `names` what its
 numbers stand for. `profile`, `tracker` and `allocations` look at a block of a program, `analysis` at its habits, and
-`debug` has all of it going in the background. `reports` has the figures that the commands print.
+`debug` has all of it going in the background. `reports` has the figures that the commands print, `pictures` what
+`asyncmem report` and notebooks draw.
 """
 
 from asyncmem.core import Kind, Level

@@ -1,11 +1,15 @@
 """Pictures in a browser: each part is there, in its place and colour, and the page wants nothing from anybody."""
 
 import html
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from asyncmem.insight import Records, pictures
+from asyncmem.insight import Records, pictures, read
+from asyncmem.insight.pictures import Band
 from asyncmem.insight.pictures.drawn import colours
 from asyncmem.insight.pictures.drawn.colours import TagColours
 
@@ -191,6 +195,29 @@ def test_the_page_fits_other_windows(chromium: Chromium, folder: Path, width: in
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     assert close(seen.colour(seen.spot("timeline", 61, 14 * MIB)), band("activations"))
     assert close(seen.colour(seen.spot("peak-segments", 14.8 * MIB, 0)), rgb(colours.SEGMENT))
+    need_silence(chromium, folder)
+
+
+PROGRAM = """
+import asyncmem
+
+with asyncmem.AsyncMemoryPool("simulated", name="mine") as pool, asyncmem.tag("scores"):
+    held = [pool.allocate("1 MiB") for _ in range(10)]
+    held.clear()
+"""
+
+
+def test_two_commands_lead_from_a_program_to_its_picture(chromium: Chromium, folder: Path) -> None:
+    """`asyncmem run` and `asyncmem report`, as a new user would type them."""
+    (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
+    for command in ("run program.py -o run.amem", "report run.amem -o page.html --force"):
+        subprocess.run([sys.executable, "-m", "asyncmem", *command.split()], cwd=folder, check=True, timeout=120)
+    seen = Seen(chromium, folder / "page.html")
+    assert "run.amem" in seen.texts()
+    assert {"10 MiB in 10 buffers live.", "All that was allocated was freed."} <= set(seen.texts())
+    (block,) = {block for block in pictures.memory_map(read(folder / "run.amem")).blocks if block.left == 0}
+    colour = rgb(TagColours((Band("scores", "scores", np.zeros(1, np.int64)),)).of("scores"))
+    assert close(seen.colour(seen.spot("peak-segments", block.right / 2, block.row)), colour)
     need_silence(chromium, folder)
 
 

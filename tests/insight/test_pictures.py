@@ -118,6 +118,14 @@ def test_a_spike_among_many_is_drawn() -> None:
     assert len(shown.times) < 500
 
 
+def test_what_a_part_ends_with_holds_until_the_next() -> None:
+    """Neither its highest nor its lowest is taken for it."""
+    sizes = ((1, 10), (2, 50), (3, -30), (90, 5))
+    rows = [(Kind.ALLOCATED if nbytes > 0 else Kind.FREED, at, at, abs(nbytes)) for at, nbytes in sizes]
+    shown = pictures.live_by_tag(made(rows), parts=2)
+    assert [value_at(shown, shown.live, ns / 1e9) for ns in (1, 2, 40, 90)] == [10, 60, 30, 35]
+
+
 def test_the_reserved_line_is_that_of_the_records(records: Records) -> None:
     """With its highest, what was had in the end, and the limit."""
     shown = pictures.live_by_tag(records)
@@ -156,6 +164,12 @@ def test_waits_that_touch_are_one_mark() -> None:
     assert (shown.ends * 1e9).round().tolist() == [130, 500, 900, 1000]
     assert shown.counts.tolist() == [3, 1, 1, 1]
     assert (shown.longest * 1e9).round().tolist() == [50] * 4
+    within = [(Kind.WAITED, 120, 0, 1), (Kind.WAITED, 140, 0, 1), (Kind.WAITED, 1000, 0, 1)]
+    records = made(within, span=10)
+    rows = records.rows.copy()
+    rows["span_ns"][2] = 990
+    long = pictures.marks(Records(rows, records.names, began=0, wall=0.0), parts=1000).waits
+    assert (long.counts.tolist(), long.ends.tolist(), long.longest.tolist()) == ([3], [1e-6], [0.99e-6])
     together = pictures.marks(made([(Kind.WAITED, end, 0, 1) for end in ends], span=50), parts=1).waits
     assert together.counts.tolist() == [6]
 
@@ -185,7 +199,12 @@ def test_a_map_of_very_many_buffers_stays_small() -> None:
     rows += [(Kind.ALLOCATED, 1, at, MIB // 2) for at in range(count) if not 40_000 <= at < 60_000]
     shown = pictures.memory_map(made(rows, tags=30))
     assert len(shown.blocks) <= 20_000
-    assert sum(one.buffers for one in shown.blocks) == 80_000
+    buffers: Counter[str | None] = Counter()
+    for one in shown.blocks:
+        buffers[one.tag] += one.buffers
+        assert one.nbytes == one.buffers * MIB // 2
+    want = Counter(f"tag {at % 30}" for at in range(count) if not 40_000 <= at < 60_000)
+    assert buffers == want
     assert not [one for one in shown.blocks if one.left < 60_000 * MIB and one.right > 40_000 * MIB]
     assert shown.rows[0].largest_hole == 20_000 * MIB + MIB // 2
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from html import escape
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
+from asyncmem.insight.needs import need_bokeh
 from asyncmem.insight.summary import summarize
 
 if TYPE_CHECKING:
@@ -21,12 +21,15 @@ def mimebundle(records: Records) -> dict[str, str]:
     The page stands in a frame: it works without an extension of the notebook, and in one that is read elsewhere later.
     """
     found = {"text/plain": summarize(records)}
-    if find_spec("bokeh") is not None:
-        from asyncmem.insight.pictures.drawn.document import document
+    try:
+        need_bokeh("drawing")
+    except ModuleNotFoundError:
+        return found
+    from asyncmem.insight.pictures.drawn.document import document
 
-        inner = escape(document(records, "asyncmem", _PARTS, with_summary=False))
-        found["text/html"] = (
-            f'<iframe srcdoc="{inner}" sandbox="allow-scripts allow-downloads" width="100%" height="{_HEIGHT}"'
-            ' style="border: 1px solid #d0d7de"></iframe>'
-        )
+    inner = escape(document(records, "asyncmem", _PARTS, with_summary=False))
+    found["text/html"] = (
+        f'<iframe srcdoc="{inner}" sandbox="allow-scripts allow-downloads" width="100%" height="{_HEIGHT}"'
+        ' style="border: 1px solid #d0d7de"></iframe>'
+    )
     return found

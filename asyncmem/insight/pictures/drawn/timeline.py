@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     Renderer: TypeAlias = GlyphRenderer[Any]
     Entries: TypeAlias = list[tuple[str, Renderer]]  # of the legend, from below
 
-_NEAR: Final = 8
+_NEAR: Final = 2.5
 """A line is in the picture where it is at most so many times as high as what is below it, which must stay readable."""
 
-_LONGEST_NAME: Final = 28
+_LONGEST_NAME: Final = 32
 _MARGIN: Final = 0.01  # of the time, for marks at its ends
 
 
@@ -95,9 +95,11 @@ def _add_tips(made: figure, shown: LiveByTag, unit: TimeUnit, source: ColumnData
     # Bokeh finds no point of a step, so the tips hang on a line that nobody sees.
     found = made.line("time", "live", source=source, line_alpha=0, name="tips")
     tips = [("after", f"@time{unit.tip}"), ("live", f"@live{{{SIZE}}}")]
-    tips += [(_short(band.name), f"@band{at}{{{SIZE}}}") for at, band in enumerate(shown.bands)]
+    tips += [(_short(band.name), f"@band{at}{{{SIZE}}}") for at, band in reversed(list(enumerate(shown.bands)))]
     made.add_tools(HoverTool(renderers=[found], mode="vline", tooltips=tips, line_policy="prev"))
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    """Answer a name that fits beside the picture, with both its ends: names of modules differ at either."""
+    head = _LONGEST_NAME * 2 // 3
+    return name if len(name) <= _LONGEST_NAME else f"{name[:head]}…{name[head + 1 - _LONGEST_NAME :]}"
