@@ -149,6 +149,16 @@ def test_icicles_have_a_box_for_each_line(seen: Seen, figure: str, cells: dict[s
         assert close(seen.colour(seen.spot(figure, (left + right + 1) / 2 * unit, depth + 1.5)), WHITE)
 
 
+def test_time_goes_right_bytes_go_up_and_callers_stand_above(seen: Seen) -> None:
+    """As every reader takes it."""
+    assert seen.spot("timeline", 80, 0).x - seen.spot("timeline", 20, 0).x > 300
+    assert seen.spot("timeline", 50, 0).y - seen.spot("timeline", 50, 32 * MIB).y > 100
+    assert seen.spot("timeline", 50, 0).y < seen.spot("marks", 50, "grew").y < seen.spot("marks", 50, "waited").y
+    assert seen.spot("peak-segments", 0, 0).y < seen.spot("peak-segments", 0, 1).y
+    for figure in ("peak", "leaks", "waits"):
+        assert seen.spot(figure, 1, 0.5).y < seen.spot(figure, 1, 1.5).y
+
+
 def test_tips_say_what_is_under_the_mouse(seen: Seen) -> None:
     """By name, in units that read well."""
     for spot, words in (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bokeh.document import Document
+from bokeh.models import PlainText
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError, PoolTimeout, profile_memory, tag
 from asyncmem.core import Kind
@@ -154,6 +155,12 @@ def test_the_map_is_drawn_by_value(records: Records, document: Document, moment:
     for name in ("row", "left", "right", "nbytes", "buffers"):
         assert found[name] == [getattr(one, name) for one in want.blocks]
     assert len(found["left"]) == (10 if moment == "peak" else 5)
+    figure = document.select_one({"name": f"{moment}-segments"})
+    assert figure is not None
+    # No formulas, whatever a pool is called.
+    labels = figure.yaxis[0].major_label_overrides
+    assert [labels[at].text for at in range(len(want.rows))] == [f"mine {one.nbytes >> 20} MiB" for one in want.rows]
+    assert {type(label) for label in labels.values()} == {PlainText}
 
 
 @pytest.mark.parametrize("name", ["peak", "leaks", "waits"])
