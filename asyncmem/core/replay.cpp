@@ -155,11 +155,13 @@ private:
     }
 
     // Where blocks lie must not depend on which pages are mapped, or taking pages back could make things worse. So what
-    // may change it is done only where there are no addresses, with pages or without; and where somebody is to wait.
+    // may change it is done only where there are no addresses, with pages or without; and where somebody is to wait. What
+    // is known to be done changes nothing where there is one stream.
     BlockId serve_pages(const Ask& ask) {
-        bool waits = setup_.limit != no_limit || allowance() > 0 || setup_.lag_us <= 0;
+        bool waits = setup_.limit != no_limit || allowance() > 0;
+        bool looks = steps_.streams == 1 && setup_.take_back && heap_.reserved() - heap_.live() >= setup_.page;
         bool lacking = !heap_.has_addresses(ask);
-        if (lacking || waits) fences(now_);
+        if (lacking || waits || looks) fences(now_);
         if (lacking) tidy();
         BlockId block = 0;
         for (int tries = 0; !block && tries < most_tries && grow_pages(ask); ++tries) {

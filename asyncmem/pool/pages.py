@@ -55,8 +55,9 @@ class Change:
         return [*self.plans, self.stock] if self.stock else [*self.plans]
 
     def out(self) -> list[tuple[int, Span]]:
-        """Answer what is unmapped, each with its space."""
-        return [(move.segment, (move.address, move.nbytes)) for plan in self.plans for move in plan.moves]
+        """Answer what is unmapped, each with its space, by address: neighbours go in one call."""
+        moves = [(move.segment, (move.address, move.nbytes)) for plan in self.plans for move in plan.moves]
+        return sorted(moves, key=lambda move: move[1])
 
     def into(self) -> list[tuple[int, Span]]:
         """Answer what is mapped: what has only moved comes first, so that it gets what was unmapped."""

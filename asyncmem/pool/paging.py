@@ -126,13 +126,17 @@ class PagedSupply(Supply):
         return all(self._core.has_addresses(nbytes, waiting.stream, **whose) for nbytes in waiting.pieces if nbytes)
 
     def _may_be_foreign(self, waiting: Waiting) -> bool:
-        several = len(self._core.stream_objects) > 1
-        return several and waiting.capture is None and not self.keeps_apart(waiting)
+        return self._has_several_streams() and waiting.capture is None and not self.keeps_apart(waiting)
+
+    def _has_several_streams(self) -> bool:
+        return len(self._core.stream_objects) > 1
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def growth_for(self, waiting: Waiting) -> Errand | None:
         """Decide where a request's memory comes from; None where only waiting for fences, or for others, can help."""
+        if not self._has_several_streams():
+            self._see_what_may_move()
         found = self._plan_for(waiting)
         if not isinstance(found, Change):
             self.fence_frees()  # there is a limit in the way, so that what is done counts
@@ -342,6 +346,11 @@ class PagedSupply(Supply):
                 self._retire.fence(index)
         with suppress(DeviceError):
             self._retire.poll()
+
+    def _see_what_may_move(self) -> None:
+        """Look at fences as memory is lacking. On one stream blocks are placed alike whatever is known to be done."""
+        if self.takes_back and self._core.reserved() - self._core.live() >= self._device.page:
+            self.fence_frees()
 
     # -- giving back -----------------------------------------------------------------------------------------------
 

@@ -53,6 +53,11 @@ class Share(Allocator):
     # -- asked by the pool's machinery -----------------------------------------------------------------------------
 
     @property
+    def has_range(self) -> bool:
+        """Whether its memory comes from one range, as that of a lease and of all its parts."""
+        return self._arena != -1
+
+    @property
     def flow(self) -> Flow:
         """The machinery of the pool that this is a part of; opens a pool that is not open yet."""
         parent = self.parent

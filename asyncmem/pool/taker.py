@@ -41,6 +41,9 @@ class Taker:
                 found = capture.graph.take(waiting, capture.home)
             else:
                 found = self._find(waiting.share, waiting, may_grow=may_grow)
+                if found is None and waiting.share.has_range and self._core.merge():
+                    # The ladder tidies up for requests to the pool. What is free in a range has to serve as it is.
+                    found = self._find(waiting.share, waiting, may_grow=may_grow)
         finally:
             self._core.blame(None)
         noted = waiting.site is not None or waiting.holder is not None

@@ -109,7 +109,7 @@ def test_taking_back_saves_memory(seed: int) -> None:
     assert Player(0.0).play(trace) < Player(0.0, takes_back=False).play(trace)
 
 
-@pytest.mark.parametrize("lag", [0.004, 0.02])
+@pytest.mark.parametrize("lag", [0.0, 0.004, 0.02])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_pool_needs_what_the_replay_says(seed: int, lag: float) -> None:
     """One stream's program reserves within two pages, or a hundredth, what its replay reserves."""

@@ -2,6 +2,16 @@
 
 namespace asyncmem::cuda {
 
+// Up to where spans from the first on lie one behind the other, and are at most `step` bytes or one span.
+static std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first, std::uint64_t step) {
+    const std::uint64_t begin = spans[first].address;
+    std::uint64_t end = begin + spans[first].nbytes;
+    std::size_t next = first + 1;
+    while (next < spans.size() && spans[next].address == end && end - begin + spans[next].nbytes <= step)
+        end += spans[next++].nbytes;
+    return next;
+}
+
 Outcome Paging::called(const char *call, Code code) {
     context_.call_count.fetch_add(1, std::memory_order_relaxed);
     return {code, call};
@@ -13,23 +23,18 @@ Progress Paging::remap(const std::vector<Span> &unmap, const std::vector<Span> &
     if (gone())
         return {0, 0, {deinitialized, "cuMemUnmap"}};
     retry();
-    for (const Span &span : unmap) {
-        done.outcome = take_away(span);
+    for (std::size_t at = 0; at < unmap.size(); at = done.unmapped) {
+        const std::size_t next = stretch_end(unmap, at, step);
+        done.outcome = take_away(unmap, at, next);
         if (done.outcome.code != success)
             break;
-        ++done.unmapped;
+        done.unmapped = next;
     }
     for (std::size_t at = 0; at < map.size() && done.outcome.code == success;) {
         Pieces stretch;
-        std::uint64_t nbytes = 0, end = map[at].address;
-        std::size_t next = at;
-        while (next < map.size() && map[next].address == end && (!nbytes || nbytes + map[next].nbytes <= step)) {
-            done.outcome = put(map[next], stretch);
-            if (done.outcome.code != success)
-                break;
-            end += map[next].nbytes;
-            nbytes += map[next++].nbytes;
-        }
+        const std::size_t next = stretch_end(map, at, step);
+        for (std::size_t i = at; i < next && done.outcome.code == success; ++i)
+            done.outcome = put(map[i], stretch);
         if (done.outcome.code == success)
             done.outcome = open(stretch, devices, true);
         if (done.outcome.code != success) {
@@ -46,13 +51,21 @@ Progress Paging::remap(const std::vector<Span> &unmap, const std::vector<Span> &
     return done;
 }
 
-Outcome Paging::take_away(const Span &span) {
-    auto found = mapped_.find(span.address);
-    if (found == mapped_.end() || found->second.nbytes != span.nbytes)
-        return {invalid_value, "cuMemUnmap"};
-    Outcome outcome = called("cuMemUnmap", context_.driver.cuMemUnmap(span.address, span.nbytes));
-    if (outcome.code == success) {
-        spare_.emplace(span.nbytes, found->second.handle);
+// One call for spans that lie one behind the other, of which each was mapped as a whole: all of them go, or none.
+Outcome Paging::take_away(const std::vector<Span> &spans, std::size_t first, std::size_t end) {
+    std::uint64_t nbytes = 0;
+    for (std::size_t i = first; i < end; ++i) {
+        auto found = mapped_.find(spans[i].address);
+        if (found == mapped_.end() || found->second.nbytes != spans[i].nbytes)
+            return {invalid_value, "cuMemUnmap"};
+        nbytes += spans[i].nbytes;
+    }
+    Outcome outcome = called("cuMemUnmap", context_.driver.cuMemUnmap(spans[first].address, nbytes));
+    if (outcome.code != success)
+        return outcome;
+    for (std::size_t i = first; i < end; ++i) {
+        auto found = mapped_.find(spans[i].address);
+        spare_.emplace(spans[i].nbytes, found->second.handle);
         mapped_.erase(found);
     }
     return outcome;

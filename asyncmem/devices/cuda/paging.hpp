@@ -26,7 +26,7 @@ class Paging {
     explicit Paging(Context &context) : context_(context) {}
 
     // Unmaps the spans of one list, then maps those of the other for devices to use, with what was unmapped as far as the
-    // sizes agree; gives back what is left. Access is set a stretch at a time, of at most `step` bytes where spans allow.
+    // sizes agree; gives back what is left. Calls are for a stretch at a time, of at most `step` bytes where spans allow.
     Progress remap(const std::vector<Span> &unmap, const std::vector<Span> &map, const std::vector<int> &devices,
                    std::uint64_t step);
     // Lets devices use all that is mapped, or forbids it.
@@ -44,7 +44,7 @@ class Paging {
     };
     using Pieces = std::map<std::uint64_t, Piece>; // by address
 
-    Outcome take_away(const Span &span);
+    Outcome take_away(const std::vector<Span> &spans, std::size_t first, std::size_t end);
     Outcome put(const Span &span, Pieces &stretch);
     Outcome open(const Pieces &stretch, const std::vector<int> &devices, bool allowed);
     void undo(Pieces &stretch);
