@@ -59,11 +59,12 @@ class Chromium:
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
         self.asked: list[str] = []
+        browser = binary()
         commands, self._commands = os.pipe()
         answers_from, answers = os.pipe()
         numbers = [sys.executable, "-c", _START, str(commands), str(answers)]
         self._process = subprocess.Popen(
-            [*numbers, binary(), *_OPTIONS, f"--user-data-dir={folder}", "about:blank"],
+            [*numbers, browser, *_OPTIONS, f"--user-data-dir={folder}", "about:blank"],
             pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(commands)

@@ -15,6 +15,9 @@ from asyncmem import AsyncMemoryPool, OutOfMemoryError, PoolTimeout, profile_mem
 from asyncmem.core import Kind
 from asyncmem.figures import format_share
 from asyncmem.insight import Recording, Records, pictures
+from asyncmem.insight.pictures import Block, MemoryMap, Row
+from asyncmem.insight.pictures.drawn.colours import TagColours
+from asyncmem.insight.pictures.drawn.memory_map import draw_memory_map
 from asyncmem.insight.summary import summarize
 
 from .support import MIB
@@ -161,6 +164,18 @@ def test_the_map_is_drawn_by_value(records: Records, document: Document, moment:
     labels = figure.yaxis[0].major_label_overrides
     assert [labels[at].text for at in range(len(want.rows))] == [f"mine {one.nbytes >> 20} MiB" for one in want.rows]
     assert {type(label) for label in labels.values()} == {PlainText}
+
+
+def test_what_is_held_in_part_is_pale() -> None:
+    """By how much of it is held, down to what can just be seen; of several tags that of most is named."""
+    row = Row(pool="mine", address=0, nbytes=1000, since=0.0, live=115, largest_hole=400)
+    blocks = (Block(0, 0, 100, "a", 1, 1, 100), Block(0, 100, 200, None, 4, 9, 40), Block(0, 600, 700, "b", 2, 2, 5))
+    drawn = draw_memory_map(
+        "map", MemoryMap(time=0.0, rows=(row,), blocks=blocks, left_out=0, left_out_bytes=0), TagColours(())
+    )
+    data = drawn.select_one({"name": "blocks"}).data_source.data
+    assert data["opacity"].tolist() == [1.0, 0.4, 0.25]
+    assert data["tag"] == ["a", "no tag and 3 others", "b and 1 other"]
 
 
 @pytest.mark.parametrize("name", ["peak", "leaks", "waits"])

@@ -6,7 +6,7 @@ for.
 
 from asyncmem.insight.pictures.icicle import Cell, Icicle, at_the_peak, leaked, waited
 from asyncmem.insight.pictures.marks import Marks, Moments, Spans, marks
-from asyncmem.insight.pictures.memory_map import Block, MemoryMap, memory_map
+from asyncmem.insight.pictures.memory_map import Block, MemoryMap, Row, memory_map
 from asyncmem.insight.pictures.page import page
 from asyncmem.insight.pictures.timeline import Band, LiveByTag, live_by_tag
 
@@ -19,6 +19,7 @@ __all__ = [
     "Marks",
     "MemoryMap",
     "Moments",
+    "Row",
     "Spans",
     "at_the_peak",
     "leaked",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, PlainText
 from bokeh.plotting import figure
 
-from asyncmem.figures import format_duration, format_size
+from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.insight.pictures.drawn import colours
 from asyncmem.insight.pictures.drawn.scales import SIZE, in_bytes, picture
 from asyncmem.insight.pictures.timeline import NO_TAG
 
 if TYPE_CHECKING:
     from asyncmem.insight.pictures.drawn.colours import TagColours
-    from asyncmem.insight.pictures.memory_map import MemoryMap
+    from asyncmem.insight.pictures.memory_map import Block, MemoryMap
 
 _ROW: Final = 26  # pixels
 
@@ -76,19 +77,30 @@ def _blocks(made: figure, shown: MemoryMap, colour: TagColours) -> None:
     shares = [(one.right - one.left) / longest for one in shown.blocks]
     source = ColumnDataSource(
         {
-            "row": [one.row for one in shown.blocks],
-            "left": [one.left for one in shown.blocks],
-            "right": [one.right for one in shown.blocks],
-            "tag": [NO_TAG if one.tag is None else one.tag for one in shown.blocks],
+            "row": np.array([one.row for one in shown.blocks]),
+            "left": np.array([one.left for one in shown.blocks]),
+            "right": np.array([one.right for one in shown.blocks]),
+            "tag": [_tags(one) for one in shown.blocks],
             "colour": fills,
             "border": [colours.border_of(*one) for one in zip(fills, shares, strict=True)],
-            "buffers": [one.buffers for one in shown.blocks],
-            "nbytes": [one.nbytes for one in shown.blocks],
+            "opacity": np.array([_opacity(one) for one in shown.blocks]),
+            "buffers": np.array([one.buffers for one in shown.blocks]),
+            "nbytes": np.array([one.nbytes for one in shown.blocks]),
         }
     )
     drawn = made.hbar(
-        y="row", left="left", right="right", height=0.7, source=source, fill_color="colour", line_color="border",
-        line_width=0.5, name="blocks",
+        y="row", left="left", right="right", height=0.7, source=source, fill_color="colour", fill_alpha="opacity",
+        line_color="border", line_alpha="opacity", line_width=0.5, name="blocks",
     )  # fmt: skip
-    tips = [("tag", "@tag"), ("bytes", f"@nbytes{{{SIZE}}} in @buffers"), ("from", f"@left{{{SIZE}}}")]
+    tips = [("tag", "@tag"), ("bytes", f"@nbytes{{{SIZE}}} in @buffers{{0,0}}"), ("from", f"@left{{{SIZE}}}")]
     made.add_tools(HoverTool(renderers=[drawn], tooltips=tips, attachment="above"))
+
+
+def _opacity(block: Block) -> float:
+    """Answer how much of a block is held; what is held to a quarter can just be told from a hole."""
+    return max(block.nbytes / max(block.right - block.left, 1), 0.25)
+
+
+def _tags(block: Block) -> str:
+    name = NO_TAG if block.tag is None else block.tag
+    return name if block.tags == 1 else f"{name} and {format_count(block.tags - 1, 'other')}"

@@ -78,7 +78,10 @@ def _timeline(records: Records, shown: LiveByTag, colour: TagColours, parts: int
 def _map(name: str, when: str, records: Records, time: float | None, colour: TagColours) -> Part:
     shown = memory_map(records, time)
     drawn = draw_memory_map(name, shown, colour) if shown.rows else None
-    reading = "Rows are what was had from the device, coloured by tag as above. What is blank is a hole."
+    reading = (
+        "Rows are what was had from the device, coloured by tag as above. What is pale is held in part, what is blank "
+        "is a hole."
+    )
     return Part(
         name,
         f"Segments {when}",
@@ -131,7 +134,7 @@ def _said_of_map(shown: MemoryMap) -> str:
         f" ({format_share(live / max(nbytes, 1))}), the largest hole {format_size(hole)}"
     )
     if shown.left_out:
-        said += f"; {format_count(shown.left_out, 'smaller segment')} of {format_size(shown.left_out_bytes)} left out"
+        said += f"; {format_count(shown.left_out, 'more segment')} of {format_size(shown.left_out_bytes)} left out"
     return said
 
 
