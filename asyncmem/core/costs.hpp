@@ -44,9 +44,10 @@ struct Bill {
     std::array<uint64_t, call_count> calls{};
     double us = 0;
 
-    void add(const Costs& costs, Call call, uint64_t nbytes) {
+    // What is part of a call that was counted already costs, and counts no more.
+    void add(const Costs& costs, Call call, uint64_t nbytes, bool part = false) {
         auto at = static_cast<size_t>(call);
-        ++calls[at];
+        calls[at] += !part;
         us += costs[at].at(nbytes);
     }
 };

@@ -20,6 +20,8 @@ constexpr uint64_t merge_ratio = 32;  // live blocks for each free, up to which 
 constexpr uint64_t addresses = max_size;
 constexpr double price = 1.0 / 32;    // see worth_waiting_for
 constexpr uint64_t stocked = 256, most_stocked = 64 << 20, stock_parts = 4, far_off = 8;  // see stock
+constexpr double dear_share = 0.03, grace_us = 20'000;  // of the time that moves may take, as in asyncmem/pool/paging.py
+constexpr uint64_t parts = 12;  // of a request: handles are few where they need not fit below a limit, which cost by number
 constexpr int most_tries = 8;     // growth for one request: what joins behind it may be the better place
 constexpr uint64_t unbounded = uint64_t{1} << 60;
 constexpr double never = std::numeric_limits<double>::infinity();
@@ -201,12 +203,13 @@ private:
 
     bool grow_pages(const Ask& ask) {
         if (setup_.limit != no_limit) return grow_below_limit(ask);
-        uint64_t room = setup_.take_back ? peak_ - heap_.reserved() : unbounded;
+        bool dear = moving_us_ > grace_us + dear_share * now_;
+        uint64_t room = setup_.take_back && !dear ? peak_ - heap_.reserved() : unbounded;
         bool patient = setup_.take_back && allowance() > 0;
-        Plan plan = heap_.plan(ask, room, patient ? 0 : unbounded);
+        Plan plan = heap_.plan(ask, room, patient ? 0 : unbounded, Foreign::Any, parts);
         if (!plan.found && patient) {
             wait_until(worth_waiting_for(plan.later));
-            plan = heap_.plan(ask, room, unbounded);
+            plan = heap_.plan(ask, room, unbounded, Foreign::Any, parts);
         }
         if (plan.found) carry_out(plan, stock(ask, plan));
         return plan.found;
@@ -263,11 +266,12 @@ private:
     }
 
     void carry_out(const Plan& plan, const Plan& stock) {
-        std::vector<Range> filled;
+        double before = tally_.bill.us;
+        std::vector<Range> filled, emptied;
         for (const Move& move : plan.moves) {
             heap_.set_bare(move.segment, move.address, move.nbytes);
             heap_.let_go(move.segment, move.address, move.nbytes);
-            pay(Call::Unmap, move.nbytes);
+            emptied.push_back({move.address, move.nbytes});
             if (move.to) {
                 filled.push_back({move.to, move.nbytes});
             } else {
@@ -279,24 +283,29 @@ private:
             filled.push_back(range);
         }
         map(plan, std::move(filled));
+        pay_for_stretches(Call::Unmap, std::move(emptied));
         for (const Range& range : stock.fresh) pay(Call::Create, range.nbytes);
         if (stock.nbytes) map(stock, stock.fresh);
+        if (!plan.moves.empty()) moving_us_ += tally_.bill.us - before;
     }
 
     void map(const Plan& plan, std::vector<Range> filled) {
-        std::sort(filled.begin(), filled.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
-        uint64_t begin = 0, end = 0;
         for (const Range& range : filled) {
             heap_.set_mapped(plan.segment, range.address, range.nbytes);
             pay(Call::Map, range.nbytes);
-            if (range.address != end) {
-                if (end) pay(Call::SetAccess, end - begin);
-                begin = range.address;
-            }
-            end = range.address + range.nbytes;
         }
-        if (end) pay(Call::SetAccess, end - begin);
+        pay_for_stretches(Call::SetAccess, std::move(filled));
         heap_.let_go(plan.segment, plan.address, plan.nbytes);
+    }
+
+    // Handles that lie one behind the other share a call, which costs by the handle all the same.
+    void pay_for_stretches(Call call, std::vector<Range> handles) {
+        std::sort(handles.begin(), handles.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
+        uint64_t end = 0;
+        for (const Range& handle : handles) {
+            tally_.bill.add(setup_.costs, call, handle.nbytes, handle.address == end);
+            end = handle.address + handle.nbytes;
+        }
     }
 
     // Segments.
@@ -361,6 +370,7 @@ private:
     double now_ = 0;
     double next_ = 0, next_beat_ = 0, next_sample_;
     uint64_t peak_ = 0;  // reserved
+    double moving_us_ = 0;
     uint64_t beats_ = 0;
     uint64_t live_ = 0, freed_ = 0;  // blocks; those that were freed since the last merge
     uint64_t in_arena_[2] = {};

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _SPREAD: Final = 4  # a range's size by the device's: addresses are spread more than memory
 _DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all that somebody waits for them
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
+_PARTS: Final = 12  # a handle is no larger than such a part of a request; they cost by number
+_FINE_PARTS: Final = 16  # in a pool that was given a limit, as smaller ones fit more places
 _STOCK: Final = 256  # one part in so many of what is reserved is mapped ahead of need, where all the rest is live
 _STOCK_PARTS: Final = 4  # in handles of a quarter: it comes with what somebody waits for
 _APART: Final = 8  # pages that streams may have free beside each other in the smallest pool, as a segment holds them
@@ -66,6 +68,7 @@ class PagedSupply(Supply):
         super().__init__(core, device, retire, turn, options)
         self._late = options.late_fences
         self._patience = options.patience
+        self._parts = _PARTS if options.limit is None else _FINE_PARTS
         self.clock = time.monotonic
         self._opened = self.clock()
         self._peak = 0
@@ -82,6 +85,7 @@ class PagedSupply(Supply):
         super().reconfigure(options, limit)
         self._late = options.late_fences
         self._patience = options.patience
+        self._parts = _PARTS if options.limit is None else _FINE_PARTS
 
     def end(self) -> None:
         """Give the ranges back, where nothing is mapped or on its way any more."""
@@ -228,7 +232,7 @@ class PagedSupply(Supply):
             if block is not None:
                 taken.append(block)
                 continue
-            plan = self._core.plan(nbytes, stream, -1, room, most, foreign, self._late)
+            plan = self._core.plan(nbytes, stream, -1, room, most, foreign, self._late, self._parts)
             if not isinstance(plan, Plan):
                 waits = plan
                 break

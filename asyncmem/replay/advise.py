@@ -167,8 +167,10 @@ def _try_warmup(trial: _Trial) -> None:
 def _try_limit(trial: _Trial) -> None:
     if not trial.trace.peak_requested:
         return
-    smallest = fit(trial.trace, trial.policy, trial.model)
-    within = fit(trial.trace, trial.policy, trial.model, waiting=WAITING)
+    # What was had before the program began lies where it lies: with it the program fits another limit.
+    whole = _warm_traces(trial.trace, trial.model)[1] if trial.warm else trial.trace
+    smallest = fit(whole, trial.policy, trial.model)
+    within = fit(whole, trial.policy, trial.model, waiting=WAITING)
     for limit in sorted({_in_pages(smallest), _in_pages(within)}):
         after = _warmed(trial, limit) if trial.warm else replay(trial.trace, trial.policy, trial.model, limit=limit)
         if trial.note({"limit": f"{limit // _MIB} MiB"}, after, _against(trial.now, after)):

@@ -36,6 +36,7 @@ _MIB: Final = 1 << 20
 H200: Final[Costs] = {
     "cuMemCreate": ((2 * _MIB, 7_000), (20 * _MIB, 10_000), (256 * _MIB, 8_000), (1024 * _MIB, 15_000)),
     "cuMemMap": ((2 * _MIB, 600),),
+    # Neighbours share a call that sets access or unmaps, but each handle costs as if it were alone.
     "cuMemSetAccess": ((2 * _MIB, 18_000), (20 * _MIB, 18_000), (256 * _MIB, 37_000), (1024 * _MIB, 59_000)),
     # Unmapping and releasing were measured together; how they share it is an assumption.
     "cuMemUnmap": ((2 * _MIB, 10_200), (1024 * _MIB, 112_400)),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncmem import InvalidRequest
-from asyncmem.replay import Model, read_costs, replay
+from asyncmem.replay import Model, Policy, read_costs, replay
 from asyncmem.replay.costs import H200
 
 from .programs import MIB, Program
@@ -32,7 +32,7 @@ def test_a_file_replaces_what_it_names(tmp_path: Path) -> None:
 def test_costs_lie_on_straight_lines(mib: int, us: float) -> None:
     """Below the first point as there, between points on a line, and beyond the last on that line's continuation."""
     curve = ((2 * MIB, 10_000.0), (4 * MIB, 20_000.0), (8 * MIB, 80_000.0))
-    one = replay(Program().take("a", mib * MIB).trace(), model=Model(costs={"cuMemSetAccess": curve}))
+    one = replay(Program().take("a", mib * MIB).trace(), Policy("direct"), Model(costs={"cuMemAlloc": curve}))
     assert one.driver_seconds * 1e6 == pytest.approx(us)
 
 
