@@ -58,7 +58,7 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert "asyncmem" in {one.name for one in installed.entry_points if one.group == "console_scripts"}
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
-    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "opencl", "pocl"]
+    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "opencl", "pictures", "pocl"]
 
 
 def test_commands_come_with_all_that_they_need() -> None:

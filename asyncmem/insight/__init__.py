@@ -3,7 +3,8 @@
 `recording` has pools noted down, into a ring or a file (`spool`, `amem`); `records` is what is read, `names` what its
 numbers stand for. `profile`, `tracker` and `allocations` look at a block of a program, `analysis` at its habits, and
 `debug` has all of it going in the background. `lifetimes` knows when buffers are in use, `sharing` which of them could
-be one, and `packing` where each would lie. `reports` has the figures that the commands print.
+be one, and `packing` where each would lie. `reports` has the figures that the commands print, `pictures` what
+`asyncmem report` and notebooks draw.
 """
 
 from asyncmem.core import Kind, Level

@@ -64,6 +64,12 @@ class Profile(AroundPools):
         self._after = self._pool.stats()
         self._recording.__exit__(kind, error, trace)
 
+    def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
+        """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
+        from asyncmem.insight.pictures.notebook import mimebundle
+
+        return mimebundle(self.records()) if self._before is not None else {"text/plain": repr(self)}
+
     @property
     def stats(self) -> PoolStats:
         """The pool's figures at the end of the block, or now; counters count from its beginning.

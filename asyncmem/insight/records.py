@@ -107,6 +107,12 @@ class Records:
             f"<asyncmem.insight.Records: {format_count(len(self), 'record')} in {format_duration(self.duration)}{lost}>"
         )
 
+    def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
+        """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
+        from asyncmem.insight.pictures.notebook import mimebundle
+
+        return mimebundle(self)
+
     def __len__(self) -> int:
         return len(self.rows)
 
