@@ -16,8 +16,11 @@ The layers, lowest first; a file imports only from those before its own:
     insight/    where memory goes: records, profiles, trackers
     cli/        the command
 
-This file only re-exports.
+This file only re-exports; what is of `insight`, once it is asked for.
 """
+
+import importlib as _importlib
+import typing as _typing
 
 from asyncmem.core import Array, Batch, Buffer
 from asyncmem.devices import Device, Fence, Host, Simulated, Stream
@@ -43,7 +46,6 @@ from asyncmem.errors import (
 )
 from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
-from asyncmem.insight import AllocationTracker, MemoryTracker, profile_memory, set_memory_debug, tag
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
     ArrayBatch,
@@ -56,11 +58,23 @@ from asyncmem.pool import (
     Lease,
     MemoryShare,
     Pin,
+    PlannedMemory,
     Request,
+    ReusePlan,
     Spillable,
 )
+from asyncmem.pool.tagging import tag
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
+
+if _typing.TYPE_CHECKING:
+    from asyncmem.insight import (
+        AllocationTracker,
+        LifetimeAnalyzer,
+        MemoryTracker,
+        profile_memory,
+        set_memory_debug,
+    )
 
 __version__ = "0.1.0"
 
@@ -89,6 +103,7 @@ __all__ = [
     "InvalidRequest",
     "LeakWarning",
     "Lease",
+    "LifetimeAnalyzer",
     "MemoryShare",
     "MemoryTracker",
     "NoDeviceHasRoom",
@@ -96,6 +111,7 @@ __all__ = [
     "OutOfMemoryFacts",
     "OwnerInfo",
     "Pin",
+    "PlannedMemory",
     "PoolClosed",
     "PoolOptions",
     "PoolStats",
@@ -103,6 +119,7 @@ __all__ = [
     "Pressure",
     "Request",
     "RequestCancelled",
+    "ReusePlan",
     "RuntimeDevice",
     "SegmentInfo",
     "Shortfall",
@@ -121,3 +138,17 @@ __all__ = [
     "set_memory_debug",
     "tag",
 ]
+
+if not _typing.TYPE_CHECKING:  # which would take any name for one that is here
+    _OF_INSIGHT = ("AllocationTracker", "LifetimeAnalyzer", "MemoryTracker", "profile_memory", "set_memory_debug")
+
+    def __getattr__(name: str) -> object:
+        if name == "insight":
+            return _importlib.import_module("asyncmem.insight")
+        if name not in _OF_INSIGHT:
+            raise AttributeError(f"module 'asyncmem' has no attribute {name!r}")
+        found = globals()[name] = getattr(_importlib.import_module("asyncmem.insight"), name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -195,7 +195,7 @@ def test_the_package_alone_loads_no_driver_terminal_or_loop(tmp_path: Path) -> N
     """`import asyncmem` is cheap and takes nothing: no GPU driver, no event loop, no library for terminals."""
     code = (
         "import sys, asyncmem\n"
-        "loaded = {'cuda', 'rich', 'click', 'uvloop', 'trio', 'pyopencl', 'asyncmem.cli'} & set(sys.modules)\n"
+        "loaded = {'cuda', 'rich', 'click', 'uvloop', 'trio', 'pyopencl', 'bokeh', 'asyncmem.cli'} & set(sys.modules)\n"
         "maps = open('/proc/self/maps').read() if sys.platform == 'linux' else ''\n"
         "print(sorted(loaded), 'libcuda' in maps)"
     )

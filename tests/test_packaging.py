@@ -2,6 +2,7 @@
 
 import os
 import re
+import tomllib
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -58,7 +59,13 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert [one.value for one in installed.entry_points if one.group == "pytest11"] == ["pytest_asyncmem"]
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
-    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "opencl", "pocl", "prometheus"]
+    assert metadata.get_all("Provides-Extra") == ["cli", "insight", "opencl", "pictures", "pocl", "prometheus"]
+
+
+def test_commands_come_with_all_that_they_need() -> None:
+    """`asyncmem run` and the reports on what it recorded work with the extra `cli` alone."""
+    extras = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(extras["insight"]) <= set(extras["cli"])
 
 
 def test_continuous_integration_runs_the_commands_of_the_readme() -> None:

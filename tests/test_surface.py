@@ -5,6 +5,8 @@ import collections.abc
 import dataclasses
 import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -224,3 +226,23 @@ def test_the_stub_has_the_signatures_of_compiled_methods(name: str) -> None:
             method = inspect.getattr_static(kind, function.name)
             if inspect.isroutine(method):
                 assert agree(written(function), at_run_time(method)), f"{name}.{function.name}"
+
+
+def test_what_looks_at_memory_is_imported_when_it_is_asked_for() -> None:
+    """Programs that do not record pay nothing for it; who names it finds it, and what is not there is said so."""
+    program = """if True:
+        import sys, asyncmem
+        assert "asyncmem.insight" not in sys.modules
+        assert {"LifetimeAnalyzer", "profile_memory", "tag"} <= set(dir(asyncmem))
+        try:
+            asyncmem.nonsense
+        except AttributeError as error:
+            assert "'nonsense'" in str(error)
+        with asyncmem.AsyncMemoryPool("simulated") as pool:
+            pool.allocate(1).free()
+        assert "asyncmem.insight" not in sys.modules
+        assert asyncmem.insight.LifetimeAnalyzer is asyncmem.LifetimeAnalyzer
+        from asyncmem import *
+        assert MemoryTracker is asyncmem.insight.MemoryTracker
+    """
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,6 +1,7 @@
 """The `asyncmem` command, one file a command: `doctor`, `demo`, `bench`, `replay`, `run`, `top`, and the `reports`.
 
-It needs click and rich, which the extra `cli` installs. Nothing else in asyncmem imports from here.
+It needs click and rich, and msgspec for files of records; the extra `cli` installs them. Nothing else in asyncmem
+imports from here.
 """
 
 import sys

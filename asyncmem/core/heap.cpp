@@ -187,11 +187,36 @@ BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& ou
         ++total_.misses;
         return 0;
     }
+    grant_owing(block, ask, owed, outcome);
+    return block;
+}
+
+void Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome) {
     owed = resolve(nodes_[block], ask.stream);
     outcome.level = 3;
     if (!owed.empty()) ++total_.foreign;
     grant(block, ask, outcome);
     if (log_ && !owed.empty() && nodes_[block].arena < 2) log_->foreign(block);
+}
+
+BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome) {
+    Settled settled(*this);
+    outcome = Outcome{};
+    if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
+    if (ask.arena < 2) throw std::invalid_argument("only the inside of a lease is taken by its addresses");
+    const Segment& range = segments_[arenas_[ask.arena].segment];
+    uint64_t offset = address - range.address, nbytes = rounded(ask.nbytes);
+    if (address < range.address || offset & (rounded(1) - 1) || offset > range.nbytes || nbytes > range.nbytes - offset)
+        throw std::invalid_argument("the address is no granule of the lease, or the bytes from there on are not all in it");
+    Search search{nbytes >> shift_, ask.stream, late ? Bound::Any : Bound::Recorded, 0};
+    BlockId block = place_at(range, address, search);
+    outcome.touched = search.touched;
+    if (block) {
+        grant_owing(block, ask, owed, outcome);
+    } else {
+        outcome.reason = NoMemory;
+        ++total_.misses;
+    }
     return block;
 }
 

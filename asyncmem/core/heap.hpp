@@ -25,6 +25,7 @@
 namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
+constexpr uint64_t nowhere = UINT64_MAX;  // no address
 constexpr uint64_t usual_parts = 16;  // of a request: a handle is no larger than one of them
 
 enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
@@ -196,6 +197,8 @@ public:
     // Each take fills `outcome`; 0 or false is a miss. The block is the caller's until freed.
     BlockId take(const Ask& ask, Outcome& outcome);
     BlockId take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome);
+    // The same for just these bytes of a lease; a miss where some of them are in use.
+    BlockId take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome);
     bool take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome);
     uint32_t put_back(BlockId block, const Entries& owed);
     uint32_t free(BlockId block);
@@ -325,6 +328,7 @@ private:
     BlockId place(const Ask& ask, Search& search);
     BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome);
+    BlockId place_at(const Segment& range, uint64_t address, Search& search);
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
     BlockId join(BlockId block);
@@ -363,6 +367,7 @@ private:
     BlockId take_cached(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
+    void grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome);
     uint32_t free_locked(BlockId block, const Entries* extra);
     bool keep(BlockId block, bool only_home);
     bool keep_shared(BlockId block);

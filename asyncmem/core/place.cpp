@@ -230,6 +230,34 @@ BlockId Heap::take_reaching(uint64_t granules, const Ask& ask, bool late, Outcom
     return 0;
 }
 
+// Cut just these bytes out of the free blocks of a lease that they lie in; 0 where not all of them are free and eligible.
+BlockId Heap::place_at(const Segment& range, uint64_t address, Search& search) {
+    uint64_t end = address + (search.granules << shift_);
+    BlockId first = range.first;
+    for (; nodes_[first].address + bytes(nodes_[first]) <= address; first = nodes_[first].after) ++search.touched;
+    for (BlockId block = first; block && nodes_[block].address < end; block = nodes_[block].after) {
+        ++search.touched;
+        if (nodes_[block].state != State::Free || !eligible(nodes_[block], search.stream, search.bound)) return 0;
+    }
+    index_remove(nodes_[first]);
+    purge(nodes_[first]);
+    if (uint64_t before = address - nodes_[first].address) {
+        BlockId rest = cut(first, before >> shift_);
+        index_add(first);
+        first = rest;
+        ++total_.splits;
+    }
+    while (nodes_[first].granules < search.granules) {
+        BlockId next = nodes_[first].after;
+        index_remove(nodes_[next]);
+        purge(nodes_[next]);
+        carve(next, std::min(nodes_[next].granules, search.granules - nodes_[first].granules));
+        absorb(first, next);
+    }
+    carve(first, search.granules);
+    return first;
+}
+
 // Cutting and joining.
 
 // Cut a block in two and answer the upper part, of the same state and entries. Neither is in any list.

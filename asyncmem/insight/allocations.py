@@ -10,6 +10,7 @@ from asyncmem.core import LOG_ROW, log_time_ns
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.insight import witness as witnesses
+from asyncmem.insight.entering import AroundPools
 from asyncmem.insight.groups import Group, grouped
 from asyncmem.insight.names import Names
 from asyncmem.pool.alarm import alarm
@@ -60,7 +61,7 @@ class LiveBuffer(NamedTuple):
 
 
 @final
-class AllocationTracker:
+class AllocationTracker(AroundPools):
     """Knows all that is live in a pool while entered by ``with`` or ``async with``: ``find_old(60)``.
 
     What the block allocated and has not freed by its end is in `leaks`, and named in a `LeakWarning`. A lease is one
@@ -74,6 +75,7 @@ class AllocationTracker:
 
     def __init__(self, pool: AsyncMemoryPool, *, frames: int = 1, warn: bool = True) -> None:
         self._pool = pool
+        self._pools = (pool,)
         self._frames = frames
         self._warn = warn
         self._core: Core | None = None
@@ -119,17 +121,6 @@ class AllocationTracker:
         witnesses.leave(self._witness, self._frames)
         if self._warn and self.leaks:
             alarm(self.report(), LeakWarning)
-
-    async def __aenter__(self) -> Self:
-        """Open the pool without blocking the loop, and begin as ``with`` does."""
-        await self._pool.open()
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End as ``with`` does."""
-        self.__exit__(kind, error, trace)
 
     def live(self) -> tuple[LiveBuffer, ...]:
         """Answer what is live, oldest first; after the end, what was live then."""

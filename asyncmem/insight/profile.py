@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.insight.entering import AroundPools
 from asyncmem.insight.recording import KEEP, Recording
 from asyncmem.insight.summary import summarize
 from asyncmem.pool.snapshot import counters, since
@@ -32,11 +33,12 @@ def profile_memory(pool: AsyncMemoryPool, *, frames: int = 1, keep: int = KEEP) 
 
 
 @final
-class Profile:
+class Profile(AroundPools):
     """What a block has done with a pool's memory, or is doing. Made by `profile_memory`; any thread may read it."""
 
     def __init__(self, pool: AsyncMemoryPool, *, frames: int, keep: int) -> None:
         self._pool = pool
+        self._pools = (pool,)
         self._recording = Recording(pool, frames=frames, keep=keep)
         self._before: PoolStats | None = None
         self._after: PoolStats | None = None
@@ -62,16 +64,11 @@ class Profile:
         self._after = self._pool.stats()
         self._recording.__exit__(kind, error, trace)
 
-    async def __aenter__(self) -> Self:
-        """Open the pool without blocking the loop, and begin as ``with`` does."""
-        await self._pool.open()
-        return self.__enter__()
+    def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
+        """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
+        from asyncmem.insight.pictures.notebook import mimebundle
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End; what was seen is kept."""
-        self.__exit__(kind, error, trace)
+        return mimebundle(self.records()) if self._before is not None else {"text/plain": repr(self)}
 
     @property
     def stats(self) -> PoolStats:

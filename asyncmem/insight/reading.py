@@ -10,7 +10,7 @@ import numpy as np
 from asyncmem.errors import BadTrace
 from asyncmem.insight.names import Names, PoolName, Site
 from asyncmem.insight.needs import need_msgspec
-from asyncmem.insight.order import ROW, in_order
+from asyncmem.insight.order import ROW, bridged, in_order
 from asyncmem.insight.records import Records
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _TORN: Final = "The file ends in the middle: what came after it is missing."
 _UNFINISHED: Final = "The recording was not ended: its process died, or it goes on."
 _UNKNOWN: Final = "Parts of it are of a newer asyncmem, and were left out."
+_GAPS: Final = "Records were lost on the way: what was freed among them is taken as freed where they go on."
+_GAPS_OPEN: Final = "Records were lost on the way: what was freed among them counts as live."
 _CUT: Final = "There was no memory for more records."
 
 
@@ -65,7 +67,10 @@ class _Found:
         self._rows: list[NDArray[np.void]] = [np.empty(0, ROW)]
         self._held: list[NDArray[np.void]] = [np.empty(0, ROW)]
         self._lost: dict[int, int] = {}
-        self.missing = {_TORN: False, _UNFINISHED: True, _UNKNOWN: False, _CUT: False}
+        self._gaps: list[tuple[int, int]] = []  # pools, and when their records go on
+        self._cut: set[int] = set()  # pools of which later ones are missing
+        self._ended: int | None = None
+        self.missing = {_TORN: False, _UNFINISHED: True, _UNKNOWN: False, _GAPS: False, _GAPS_OPEN: False, _CUT: False}
 
     def take(self, block: Block | None) -> None:
         """Read the next block; None for one of an unknown kind."""
@@ -84,6 +89,7 @@ class _Found:
                 self._learn(block)
             case End():
                 self.missing[_UNFINISHED] = False
+                self._ended = block.time
             case _:
                 self._add(block)
 
@@ -99,9 +105,14 @@ class _Found:
     def _add(self, block: Rows) -> None:
         from asyncmem.insight.amem import unpack_rows
 
-        (self._held if block.held else self._rows).append(unpack_rows(block, ROW))
+        rows = unpack_rows(block, ROW)
+        (self._held if block.held else self._rows).append(rows)
+        if block.lost > self._lost.get(block.pool, 0) and len(rows):
+            self._gaps.append((block.pool, int(rows["time_ns"][0])))
         self._lost[block.pool] = max(self._lost.get(block.pool, 0), block.lost)
-        self.missing[_CUT] |= block.cut
+        if block.cut:
+            self.missing[_CUT] = True
+            self._cut.add(block.pool)
 
     def records(self) -> Records:
         """Answer all of it."""
@@ -113,9 +124,17 @@ class _Found:
             places=self._places, sites=self._sites, tasks=self._tasks, tags=self._tags, threads=self._threads,
             pools=self._pools,
         )  # fmt: skip
-        rows = in_order(np.concatenate(self._held), np.concatenate(self._rows), began)
+        held, rows = np.concatenate(self._held), np.concatenate(self._rows)
+        if self._ended is None:
+            self._ended = int(rows["time_ns"].max(initial=began))
+            self.missing[_GAPS_OPEN] = bool(self._gaps)
+        else:
+            self.missing[_GAPS] = bool(self._gaps)
+            gaps = [*self._gaps, *((pool, self._ended) for pool in self._cut)]
+            rows = bridged(rows, held, gaps) if gaps else rows
+        rows = in_order(held, rows, began)
         note = " ".join(sentence for sentence, true in self.missing.items() if true)
-        return Records(rows, names, began=began, wall=self._heading.wall, lost=lost, note=note)
+        return Records(rows, names, began=began, wall=self._heading.wall, ended=self._ended, lost=lost, note=note)
 
 
 def _is_start(place: tuple[str, int, str]) -> bool:

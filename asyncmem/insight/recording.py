@@ -74,6 +74,7 @@ class Recording:
         self._found: Records | None = None
         self._began = 0
         self._wall = 0.0
+        self._ended = 0
 
     def __repr__(self) -> str:
         state = "over" if self._over else "going on" if self._witness is not None else "not begun"
@@ -126,7 +127,7 @@ class Recording:
                 for tap in self._taps:
                     tap.collect()
                     tap.close()
-                self._over = True
+                self._over, self._ended = True, log_time_ns()
                 witnesses.leave(self._witness, self._frames)
 
     async def __aenter__(self) -> Self:
@@ -159,9 +160,12 @@ class Recording:
             raise InvalidRequest("records()", self, 'a recording that has begun: "with Recording(pool) as recording"')
         if self._spool is not None:
             return self._spool.records()
-        if self._found is None or not self._over:
-            self._found = self._read(self._witness)
-        return self._found
+        if self._found is not None:
+            return self._found
+        found = self._read(self._witness)
+        if self._over:
+            self._found = found
+        return found
 
     def _add(self, house: House) -> None:
         assert self._witness is not None
@@ -182,7 +186,8 @@ class Recording:
         names = Names.of(witness, [tap.name for tap in taps])
         together = in_order(np.concatenate(held), np.concatenate(rows), self._began, lost=lost)
         note = _CUT if any(tap.cut for tap in taps) else ""
-        return Records(together, names, began=self._began, wall=self._wall, lost=lost, note=note)
+        ended = self._ended or log_time_ns()
+        return Records(together, names, began=self._began, wall=self._wall, ended=ended, lost=lost, note=note)
 
 
 def _whole(name: str, value: object, most: int) -> int:

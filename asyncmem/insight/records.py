@@ -83,18 +83,21 @@ class Records:
         names: What the numbers in them stand for.
         began: The time of the first by the machine's steady clock, in nanoseconds,
         wall: and by the calendar, in seconds since 1970.
+        ended: When recording ended, or when it was asked for what there is so far, by the steady clock.
         lost: Records that were dropped before these because the ring was full.
         note: What is missing besides, in sentences; empty for nothing.
     """
 
     def __init__(
-        self, rows: NDArray[np.void], names: Names, *, began: int, wall: float, lost: int = 0, note: str = ""
-    ) -> None:
+        self, rows: NDArray[np.void], names: Names, *, began: int, wall: float, ended: int, lost: int = 0,
+        note: str = "",
+    ) -> None:  # fmt: skip
         self.rows = rows
         self.rows.flags.writeable = False
         self.names = names
         self.began = began
         self.wall = wall
+        self.ended = ended
         self.lost = lost
         self.note = note
 
@@ -103,6 +106,12 @@ class Records:
         return (
             f"<asyncmem.insight.Records: {format_count(len(self), 'record')} in {format_duration(self.duration)}{lost}>"
         )
+
+    def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
+        """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
+        from asyncmem.insight.pictures.notebook import mimebundle
+
+        return mimebundle(self)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -115,8 +124,8 @@ class Records:
 
     @property
     def duration(self) -> float:
-        """Seconds from the beginning to the last of them."""
-        return (int(self.rows["time_ns"][-1]) - self.began) / 1e9 if len(self) else 0.0
+        """Seconds for which was recorded."""
+        return (self.ended - self.began) / 1e9
 
     def of(self, *kinds: Kind) -> Records:
         """Answer those of some kinds."""
@@ -160,7 +169,9 @@ class Records:
         return grouped(self.rows, self.names, column)
 
     def _some(self, rows: NDArray[np.void]) -> Records:
-        return Records(rows, self.names, began=self.began, wall=self.wall, lost=self.lost, note=self.note)
+        return Records(
+            rows, self.names, began=self.began, wall=self.wall, ended=self.ended, lost=self.lost, note=self.note
+        )
 
     def _record(self, row: tuple[int, ...]) -> Record:
         time, nbytes, address, span, number, site, task, tag, thread, stream, kind, level, pool = row

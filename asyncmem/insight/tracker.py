@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Self, final
 
+from asyncmem.insight.entering import AroundPools
 from asyncmem.insight.recording import KEEP, Recording
 from asyncmem.insight.summary import summarize
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @final
-class MemoryTracker:
+class MemoryTracker(AroundPools):
     """Follows memory while entered by ``with`` or ``async with``, and says afterwards where it went: `print_summary`.
 
     Args:
@@ -27,6 +28,7 @@ class MemoryTracker:
     """
 
     def __init__(self, *pools: AsyncMemoryPool, frames: int = 1, keep: int = KEEP) -> None:
+        self._pools = pools
         self._recording = Recording(*pools, frames=frames, keep=keep)
 
     def __repr__(self) -> str:
@@ -47,17 +49,6 @@ class MemoryTracker:
     ) -> None:
         """End; what was seen is kept."""
         self._recording.__exit__(kind, error, trace)
-
-    async def __aenter__(self) -> Self:
-        """Open the pools without blocking the loop, and begin as ``with`` does."""
-        await self._recording.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End; what was seen is kept."""
-        self.__exit__(kind, error, trace)
 
     def records(self) -> Records:
         """Answer what has happened since the beginning, until the end or now.

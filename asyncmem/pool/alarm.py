@@ -26,4 +26,9 @@ def alarm(text: str, category: type[Warning], *, level: int = 2) -> None:
     try:
         warnings.warn(text, category, stacklevel=level + 1)
     except Warning as raised:
-        _Unraisable(raised)
+        report(raised)
+
+
+def report(error: Exception) -> None:
+    """Have an error reported as unraisable, which it is here."""
+    _Unraisable(error)

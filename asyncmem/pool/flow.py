@@ -30,7 +30,7 @@ from asyncmem.pool.home import running_home
 from asyncmem.pool.ladder import Ladder
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
-from asyncmem.pool.postmortem import Postmortem
+from asyncmem.pool.postmortem import Postmortem, log
 from asyncmem.pool.pressure import PressureWatch
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
@@ -290,13 +290,15 @@ class Flow(Desk):
         return out_of_memory_facts(self, waiting)
 
     def out_of_memory(self, waiting: Waiting) -> OutOfMemoryError:
-        """Make the error of a request that cannot be served, and leave what was asked to be left behind of it."""
+        """Make the error of a request that cannot be served, and tell whoever wants to know (with the turn held)."""
         facts = self.facts(waiting)
         if self.core.logged:
             self.core.note(Kind.OUT_OF_MEMORY, nbytes=waiting.nbytes, stream=waiting.stream, waiter=waiting)
         if self.options.oom_snapshot is not None:
             self.submit(Postmortem(self, waiting, facts, self.options.oom_snapshot).save)
-        return OutOfMemoryError(facts)
+        error = OutOfMemoryError(facts)
+        self.owe(partial(log, error, self.pool.name))  # whoever hears the log may do anything
+        return error
 
     def waiters(self) -> Iterable[Waiting]:
         """Go through everybody who waits, in budgets too."""

@@ -170,7 +170,9 @@ class Ladder:
             if options.on_oom(facts):
                 self._supply.refused = None
                 return
-        self._flow.fail(waiting, self._flow.out_of_memory(waiting))
+        with self._flow.turn:
+            if not waiting.done:  # it may have been served since
+                self._flow.withdraw(waiting, self._flow.out_of_memory(waiting))
 
     def grow_ahead(self, growth: Errand) -> Errand:
         """Answer the errand for growth that nobody waits for yet."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Buffer
     from asyncmem.pool.flow import Flow
+    from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.waiting import Waiting
     from asyncmem.units import Size
 
@@ -41,6 +42,7 @@ class Lease(Share):
         self._terms = (stream, tag, priority, timeout)
         self._range = Notes()
         self._ended = False
+        self._served_by: Flow | None = None  # the pool's, or that of its fallback
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "not entered" if self._range.owner is None else "held"
@@ -50,6 +52,11 @@ class Lease(Share):
     def nbytes(self) -> int:
         """Bytes that were promised."""
         return self._size
+
+    @property
+    def address(self) -> int:
+        """Where the range begins."""
+        return self._range.place[0]
 
     @property
     def flow(self) -> Flow:
@@ -63,7 +70,8 @@ class Lease(Share):
             raise BufferReleased(self._size, action="allocating from a lease")
         if self._range.owner is None:
             raise InvalidRequest("lease", self, 'a lease that was entered: "async with pool.lease(...) as lease"')
-        return super().flow
+        assert self._served_by is not None
+        return self._served_by
 
     def own_limit(self) -> int:
         """Answer the length of the range in bytes."""
@@ -117,8 +125,9 @@ class Lease(Share):
         self._exit()
 
     def _enter(self, found: Buffer) -> Self:
-        flow = super().flow
         core = found._core
+        giver: AsyncMemoryPool = core.pool  # type: ignore[assignment]  # the core tells none of its type
+        flow = self._served_by = giver.flow
         if graph_of(found) is not None:
             found.free()
             raise InvalidRequest(
@@ -134,7 +143,7 @@ class Lease(Share):
                 checker.close_block(found.address)  # each piece of the range is told of by itself
             account = core.add_account(-1, None)
             self._attach(core, account, core.open_lease(found._disown()))
-            self._range.hold(parent, owner, place)
+            self._range.hold(parent if parent._core is core else giver, owner, place)
             flow.shares[account] = self
         return self
 
@@ -142,7 +151,8 @@ class Lease(Share):
         if self._ended:
             return
         self._ended = True
-        flow = super().flow
+        flow = self._served_by
+        assert flow is not None
         with flow.turn:
             self._range.let_go()
             flow.core.close_lease(self._arena)

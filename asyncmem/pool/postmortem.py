@@ -1,23 +1,36 @@
-"""What a pool leaves behind of an out-of-memory error, where it is asked to: a file for whoever looks at it later."""
+"""What a pool leaves behind of an out-of-memory error: a line in the log, and a file where it is asked for one."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncmem.pool.alarm import alarm
+from asyncmem.pool.alarm import alarm, report
 from asyncmem.pool.held import held_by_site, held_by_tag
 from asyncmem.pool.holdings import label
 
 if TYPE_CHECKING:
+    from asyncmem.errors import OutOfMemoryError
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.waiting import Waiting
 
 _TOP = 100
+
+_logger = logging.getLogger("asyncmem")
+_logger.addHandler(logging.NullHandler())  # a library says nothing of its own accord
+
+
+def log(error: OutOfMemoryError, pool: str) -> None:
+    """Tell the program's log of a request that was refused; the record has its `facts` and the name of the `pool`."""
+    try:
+        _logger.error("pool %r: %s", pool, error, extra={"pool": pool, "facts": error.facts})
+    except Exception as trouble:  # noqa: BLE001 -- of the program's handlers, and no reason to keep others waiting
+        report(trouble)
 
 
 class Postmortem:

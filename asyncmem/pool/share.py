@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from asyncmem.pool.arrays import ArrayBatch
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.lease import Lease
+    from asyncmem.pool.placement import ReusePlan
+    from asyncmem.pool.planned import PlannedMemory
     from asyncmem.pool.spillable import Spillable
     from asyncmem.stats import PoolStats, WaiterInfo
     from asyncmem.units import Size
@@ -268,6 +270,26 @@ class Share(Allocator):
         from asyncmem.pool.lease import Lease
 
         return Lease(self, size, stream=stream, tag=tag, priority=priority, timeout=timeout)
+
+    def apply_plan(
+        self, plan: ReusePlan, *, strict: bool = False, stream: object = None, tag: str | None = None,
+        priority: int = 0, timeout: float | None = None,
+    ) -> PlannedMemory:  # fmt: skip
+        """Have one range serve the buffers of a program's steps by a plan: ``async with pool.apply_plan(plan) as it``.
+
+        Waiting for the range, of ``plan.peak`` bytes, starts when the block is entered.
+
+        Args:
+            plan: Where the buffers of a step lie, from `LifetimeAnalyzer.compute_reuse_plan`.
+            strict: Whether what the plan does not have raises, instead of being served by the pool.
+            stream: Home of the range, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
+
+        Raises:
+            InvalidRequest: It is no plan, or one of nothing.
+        """
+        from asyncmem.pool.planned import PlannedMemory
+
+        return PlannedMemory(self, plan, strict=strict, stream=stream, tag=tag, priority=priority, timeout=timeout)
 
     def budget(self, name: str, *, limit: Size) -> Budget:
         """Make a share with a limit, a queue and statistics of its own; it holds within this one's limit too.

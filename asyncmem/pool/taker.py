@@ -9,7 +9,7 @@ from asyncmem.errors import DeviceError
 from asyncmem.pool.notes import notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from asyncmem.core import Buffer, Core
     from asyncmem.engine.retire import Retire
@@ -46,16 +46,32 @@ class Taker:
                     found = self._find(waiting.share, waiting, may_grow=may_grow)
         finally:
             self._core.blame(None)
-        noted = waiting.site is not None or waiting.holder is not None
-        if found is not None and (noted or self._supply.direct or self._checker is not None):
-            for buffer in found if isinstance(found, Batch) else [found]:
-                note = notes_of(buffer)
-                note.site = waiting.site
-                if waiting.holder is not None:
-                    note.hold(waiting.share, waiting.holder, (buffer.address, buffer.size))
-                if self._checker is not None and buffer.nbytes:
-                    self._checker.open_block(buffer.address, buffer.nbytes)
+        if found is not None:
+            self._note(waiting, found if isinstance(found, Batch) else [found])
         return found
+
+    def take_at(self, waiting: Waiting, address: int) -> Buffer | None:
+        """Answer just these bytes of a lease's range, or None where some of them are in use or cannot be waited for."""
+        share = waiting.share
+        taken = self._retire.take_at(address, waiting.nbytes, waiting.stream, share._account, share._arena)
+        if taken is None:
+            return None
+        self._retire.foreign_takes += bool(taken[1])
+        found = self._core.adopt(taken[0], waiting.nbytes, waiting.tag)
+        self._note(waiting, [found])
+        return found
+
+    def _note(self, waiting: Waiting, found: Iterable[Buffer]) -> None:
+        noted = waiting.site is not None or waiting.holder is not None
+        if not (noted or self._supply.direct or self._checker is not None):
+            return
+        for buffer in found:
+            note = notes_of(buffer)
+            note.site = waiting.site
+            if waiting.holder is not None:
+                note.hold(waiting.share, waiting.holder, (buffer.address, buffer.size))
+            if self._checker is not None and buffer.nbytes:
+                self._checker.open_block(buffer.address, buffer.nbytes)
 
     def poll(self) -> int:
         """Look which fences are done; one that cannot be asked counts as not done."""

@@ -99,6 +99,21 @@ class Pair:
         else:
             assert self.fast.put_back(*fast) == self.twin.put_back(*twin)
 
+    def take_at(self, nbytes: int, stream: int, which: int, granule: int, *, late: bool) -> None:
+        arena = self.leases[which]
+        account = self.inner[arena]
+        address = min(block.address for block in self.fast.blocks() if block.arena == arena) + granule * 512
+        fast, twin = (
+            _attempt(lambda heap: heap.take_at(address, nbytes, stream, account, arena, late), heap)
+            for heap in (self.fast, self.twin)
+        )
+        if isinstance(fast, tuple) and isinstance(twin, tuple):
+            assert fast[1] == twin[1]
+            assert self.fast.address(fast[0]) == address
+            self.took(fast[0], twin[0])
+        else:
+            assert fast == twin
+
     def take_many(self, sizes: Sequence[int], stream: int, place: tuple[int, int]) -> None:
         account, arena = place
         fast = self.fast.take_many(sizes, stream, account, arena)

@@ -23,6 +23,7 @@ HERE = {
             asyncmem.AsyncMemoryPool,
             asyncmem.BucketPool,
             asyncmem.Buffer,
+            insight.ReuseSuggestions,
             PoolOptions,
             pipeline.Prefetcher,
             asyncmem.RuntimeDevice,
@@ -34,7 +35,7 @@ HERE = {
 }
 """Names that the page may use for what is here; a word of prose in code is none."""
 PROSE = {
-    *("RuntimeError", "True", "OPTION", "buffer", "with", "as", "recorder", "size", "count"),
+    *("RuntimeError", "True", "OPTION", "buffer", "with", "as", "recorder", "size", "count", "plan", "suggestions"),
     *("estimate", "auto", "need", "host", "best_fit", "cuda", "advise"),
 }
 

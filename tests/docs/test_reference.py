@@ -15,7 +15,7 @@ from asyncmem.cli.benchmarks import ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.core.elements import SHORT_FLOATS, element_type
 from asyncmem.figures import format_duration, format_share, format_size
-from asyncmem.insight import reports
+from asyncmem.insight import pictures, reports
 from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
 from asyncmem.pipeline import parallel
@@ -213,6 +213,14 @@ def test_every_report_is_listed() -> None:
     functions = {name for name in reports.__all__ if name.islower()}
     assert {name for name, _ in listed} == functions
     assert {name for _, answered in listed for name in answered} == set(reports.__all__) - functions
+
+
+def test_every_picture_is_listed() -> None:
+    """Each function of the pictures has a row, with the columns that it answers."""
+    listed = [(names(cells[0])[0], names(cells[1])) for cells in rows("Pictures")]
+    functions = {name for name in pictures.__all__ if name.islower()}
+    assert {name for name, _ in listed} == functions
+    assert {name for _, answered in listed for name in answered} == set(pictures.__all__) - functions
 
 
 def test_every_command_is_listed_with_its_options() -> None:

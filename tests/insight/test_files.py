@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, BadTrace, tag
 from asyncmem.insight import Kind, Recording, Records, read
 from asyncmem.insight.amem import MAGIC, VERSION, Heading, pack
+from asyncmem.insight.reports import leaks
 
 from .support import Program, need_consistent
 
@@ -193,6 +195,85 @@ def test_what_the_writer_was_too_slow_for_is_counted_and_what_is_live_is_not_los
         assert sorted(one.nbytes for one in records.live_at()) == list(range(51, 101))
         need_consistent(records)
         held.clear()
+
+
+def overrun(file: Path, *, ends: bool) -> Records:
+    """Record a program of which the writer misses how some of it is freed, and some of it allocated."""
+    with AsyncMemoryPool("simulated") as pool:
+        pool.allocate("1 MiB").free()
+        recording = Recording(pool, file=file, keep=20).__enter__()
+        assert recording._spool is not None
+        early = [pool.allocate(nbytes) for nbytes in (1, 2, 3)]
+        recording._spool.drain()
+        with recording._spool._writing:  # the disk takes its time
+            early.pop(0).free()
+            kept = pool.allocate(4)
+            short = pool.allocate(5)
+            for _ in range(50):
+                pool.allocate(6).free()
+        recording._spool.drain()
+        late = pool.allocate(7)
+        short.free()
+        if not ends:
+            recording._spool.drain()
+            found = recording.records()
+            recording.__exit__(None, None, None)
+        else:
+            recording.__exit__(None, None, None)
+            found = recording.records()
+        for one in (*early, kept, late):
+            one.free()
+    return found
+
+
+def test_what_was_freed_among_lost_records_is_not_taken_for_live(file: Path) -> None:
+    """It is freed where records go on, and never a leak; what was allocated among them is one if it is kept."""
+    records = overrun(file, ends=True)
+    assert records.lost
+    assert sorted(one.nbytes for one in records.live_at()) == [2, 3, 4, 7]
+    assert leaks(records).nbytes == 2 + 3 + 4 + 7
+    assert "taken as freed" in records.note
+    freed = {one.nbytes: one for one in records.of(Kind.FREED)}
+    first = {one.nbytes: one for one in records.of(Kind.ALLOCATED)}[1]
+    assert first.time + freed[1].lifetime == pytest.approx(freed[1].time)
+    taken = {one.nbytes: one.time for one in records if one.kind in {Kind.ALLOCATED, Kind.HELD}}
+    assert taken[3] < taken[4] <= taken[5] < taken[7], "what was allocated meanwhile is where it belongs"
+    need_consistent(records)
+
+
+def test_file_that_was_not_ended_says_what_is_not_known(file: Path) -> None:
+    """Without the list of what is live at the end, what was freed among lost records cannot be told from it."""
+    records = overrun(file, ends=False)
+    assert 1 in {one.nbytes for one in records.live_at()}
+    assert "counts as live" in records.note
+
+
+def test_recording_lasts_until_it_ends(file: Path) -> None:
+    """And not only until the last record: how old a leak is counts from there."""
+    with AsyncMemoryPool("simulated") as pool:
+        kept = pool.allocate(1)
+        with Recording(pool, file=file) as filed, Recording(pool) as recording:
+            held = pool.allocate(5)
+            time.sleep(0.05)
+            going_on = recording.records()
+        for records in (going_on, recording.records(), filed.records()):
+            taken = next(one for one in records if one.nbytes == 5)
+            assert records.duration >= taken.time + 0.04
+            assert leaks(records).lines[0].age >= 0.04
+            assert records.of(Kind.FREED).duration == records.duration
+        held.free()
+        kept.free()
+
+
+def test_records_asked_for_on_the_way_are_not_the_last_word() -> None:
+    """What comes after a look is in the next one, also where that comes after the end."""
+    with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
+        pool.allocate(1).free()
+        before = len(recording.records().of(Kind.ALLOCATED))
+        pool.allocate(2).free()
+    assert before == 1
+    assert len(recording.records().of(Kind.ALLOCATED)) == 2
+    assert recording.records() is recording.records()
 
 
 @pytest.mark.asyncio

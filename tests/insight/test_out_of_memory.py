@@ -1,6 +1,9 @@
 """Out of memory explained: why, who holds it and from where, in the error and in a file."""
 
 import json
+import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,79 @@ def test_a_pool_closed_under_its_buffers_names_the_lines_while_it_is_recorded() 
         with pytest.warns(LeakWarning, match=r"made 1 MiB at .*test_out_of_memory\.py:\d+"):
             pool.close()
         held.free()
+
+
+def refused(pool: AsyncMemoryPool, nbytes: int) -> OutOfMemoryError:
+    """Ask for too much."""
+    with pytest.raises(OutOfMemoryError) as found:
+        pool.allocate(nbytes)
+    return found.value
+
+
+def test_the_log_hears_of_each_refusal_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With the error's words and facts; of what was served, waited or merely tried it hears nothing."""
+    with caplog.at_level(logging.DEBUG, "asyncmem"), AsyncMemoryPool("simulated", limit="8 MiB", name="mine") as pool:
+        held = pool.allocate(6 * MIB, tag="weights")
+        assert pool.try_allocate(4 * MIB) is None
+        assert not caplog.records
+        errors = [refused(pool, 9 * MIB), refused(pool, 4 * MIB)]
+        with pool.lease(MIB) as lease, pytest.raises(OutOfMemoryError) as found:
+            lease.allocate(2 * MIB)
+        errors.append(found.value)
+        held.free()
+    assert [record.name for record in caplog.records] == ["asyncmem"] * 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
+    assert [record.getMessage() for record in caplog.records] == [f"pool 'mine': {error}" for error in errors]
+    assert [vars(record)["facts"] for record in caplog.records] == [error.facts for error in errors]
+    assert {vars(record)["pool"] for record in caplog.records} == {"mine"}
+
+
+def test_who_hears_the_log_may_use_the_pool() -> None:
+    """The pool waits for nobody who does, and is in nobody's way."""
+    heard: list[str] = []
+
+    class Asking(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            with pool.allocate(MIB):
+                heard.append(record.getMessage())
+
+    handler = Asking()
+    logging.getLogger("asyncmem").addHandler(handler)
+    try:
+        with AsyncMemoryPool("simulated", limit="8 MiB") as pool:
+            refused(pool, 9 * MIB)
+            held = pool.allocate(6 * MIB)
+            refused(pool, 4 * MIB)
+            held.free()
+    finally:
+        logging.getLogger("asyncmem").removeHandler(handler)
+    assert len(heard) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_handler_that_fails_fails_nobody_else() -> None:
+    """Its error is reported as those of finalizers are, and the refusal is what the caller gets."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError(record.name)
+
+    handler = Broken()
+    logging.getLogger("asyncmem").addHandler(handler)
+    try:
+        with AsyncMemoryPool("simulated", limit="8 MiB") as pool:
+            assert refused(pool, 9 * MIB).cause == "size"
+    finally:
+        logging.getLogger("asyncmem").removeHandler(handler)
+
+
+def test_without_a_log_nothing_is_said() -> None:
+    """A program that has set up no logging reads the error and nothing besides."""
+    program = (
+        "import asyncmem\n"
+        "with asyncmem.AsyncMemoryPool('simulated', limit='1 MiB') as pool:\n"
+        "    try:\n        pool.allocate('2 MiB')\n"
+        "    except asyncmem.OutOfMemoryError:\n        pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("", "")

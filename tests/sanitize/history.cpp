@@ -134,11 +134,24 @@ private:
         Outcome outcome;
         BlockId block = heap_.take({.nbytes = 1 << 20, .stream = 0}, outcome);
         if (!block) return;
+        uint64_t start = outcome.address;
         uint32_t arena = heap_.open_lease(block);
         uint32_t account = heap_.add_account(-1, no_limit);
         Ask inside{.nbytes = 5000, .stream = 1, .account = account, .arena = static_cast<int32_t>(arena)};
         Entries owed;
         if (BlockId inner = heap_.take_foreign(inside, true, owed, outcome)) live_.push_back(inner);
+        for (int i = 0; i < 8; ++i) {
+            inside.nbytes = 1 + below(1 << 16);
+            inside.stream = static_cast<uint32_t>(below(streams));
+            uint64_t at = start + 512 * below(1024);
+            BlockId there = heap_.take_at(inside, at, true, owed, outcome);
+            if (!there) continue;
+            demand(outcome.address == at, "a block that lies elsewhere");
+            if (below(3))
+                heap_.free(there);
+            else
+                live_.push_back(there);
+        }
         heap_.close_lease(arena);
         heap_.remove_account(account);
     }

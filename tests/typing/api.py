@@ -179,6 +179,23 @@ async def shares(pool: AsyncMemoryPool) -> None:
         await pool.allocate_async(1)
 
 
+async def reuse(pool: AsyncMemoryPool, weights: Buffer, recording: Recording) -> None:
+    analyzer = asyncmem.LifetimeAnalyzer()
+    analyzer.record_usage(0, {"hidden": "64 MiB"})
+    analyzer.record_usage(1, [weights, weights.view("float32")])
+    assert_type(analyzer.get_optimization_suggestions().reusable_bytes, int)
+    assert_type(asyncmem.LifetimeAnalyzer.from_trace(Trace.load("run.npz")), asyncmem.LifetimeAnalyzer)
+    plan = asyncmem.LifetimeAnalyzer.from_records(recording).compute_reuse_plan()
+    assert_type(plan, asyncmem.ReusePlan)
+    async with pool.apply_plan(plan, strict=True) as memory:
+        assert_type(memory, asyncmem.PlannedMemory)
+        assert_type(await memory.allocate_async("1 MiB"), Buffer)
+        assert_type(memory.allocate(key="hidden"), Buffer)
+        assert_type(await memory.empty((2, 3), key="hidden"), Array)
+        memory.next_step()
+        assert_type(memory.use.planned, int)
+
+
 async def decode(number: int, pool: StageShare) -> Buffer:
     return await pool.allocate_async(number)
 

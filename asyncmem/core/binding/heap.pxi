@@ -241,6 +241,16 @@ cdef class Heap:
         cdef uint32_t block = self.c.take_foreign(ask, late, owed, self.last)
         return (block, _entries_out(owed)) if block else None
 
+    def take_at(self, address, nbytes, stream, account, arena, late=False):
+        """Answer as take_foreign() does, but of just these bytes of a lease's inside; None where some are in use.
+
+        Also where the stream could not be ordered behind all that they wait for: without `late` only recorded entries.
+        """
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False)
+        cdef vector[Entry] owed
+        cdef uint32_t block = self.c.take_at(ask, _whole(address, "address"), late, owed, self.last)
+        return (block, _entries_out(owed)) if block else None
+
     def take_many(self, sizes, stream, account=0, arena=-1, anywhere=False):
         """Answer one block a size, in the order asked and similar sizes side by side, or [] when not all fit."""
         cdef Ask ask = self._ask(1, stream, account, arena, anywhere)

@@ -3,6 +3,7 @@
 cdef extern from "heap.hpp" namespace "asyncmem" nogil:
     const uint64_t max_size
     const uint64_t no_limit
+    const uint64_t nowhere
 
     cdef enum class State(uint8_t):
         Live, Free, Cached, Leased, Bare, Lifted, Filling
@@ -153,6 +154,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         vector[EmptySegment] empty_segments() except +
         uint32_t take(const Ask& ask, Outcome& outcome) except +
         uint32_t take_foreign(const Ask& ask, bint late, vector[Entry]& owed, Outcome& outcome) except +
+        uint32_t take_at(const Ask& ask, uint64_t address, bint late, vector[Entry]& owed, Outcome& outcome) except +
         bint take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome) except +
         uint32_t put_back(uint32_t block, const vector[Entry]& owed) except +
         uint32_t free(uint32_t block) except +

@@ -334,28 +334,45 @@ cdef class Retire(Lanes):
             memory, or none that this stream could be ordered behind.
         """
         cdef vector[Entry] owed
-        cdef Ask ask
         cdef Outcome outcome
-        cdef uint32_t block
         cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
-        ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
-        ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
-        ask.anywhere, ask.door, ask.again, ask.caused = anywhere, False, False, False
-        if self.core is not None and self.core.blamed != NULL:
-            ask.caused, ask.cause = True, self.core.blamed[0]
-        block = self.take_ordered(ask, owed, outcome, &flags)
+        cdef Ask ask = self.asked(nbytes, stream, account, arena)
+        ask.anywhere = anywhere
+        cdef uint32_t block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
         if self.core is not None:
             self.core.lacks_pages = not block and outcome.reason == Reason.NoPages
         return (block, _entries_out(owed)) if block else None
 
+    def take_at(self, address, nbytes, stream, account, arena):
+        """Take just these bytes of a lease's inside, ordered behind whoever has used them.
+
+        Returns:
+            What `take_foreign` does; None where some of them are in use, or this stream could not be ordered.
+        """
+        cdef vector[Entry] owed
+        cdef Outcome outcome
+        cdef uint32_t flags = 0
+        cdef Ask ask = self.asked(nbytes, stream, account, arena)
+        cdef uint32_t block = self.take_ordered(ask, _whole(address, "address"), owed, outcome, &flags)
+        return (block, _entries_out(owed)) if block else None
+
+    cdef Ask asked(self, object nbytes, object stream, object account, object arena) except *:
+        cdef Ask ask
+        ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
+        ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
+        ask.anywhere, ask.door, ask.again, ask.caused = False, False, False, False
+        if self.core is not None and self.core.blamed != NULL:
+            ask.caused, ask.cause = True, self.core.blamed[0]
+        return ask
+
     cdef uint32_t take_ordered(
-        self, const Ask& ask, vector[Entry]& owed, Outcome& outcome, uint32_t* flags
+        self, const Ask& ask, uint64_t at, vector[Entry]& owed, Outcome& outcome, uint32_t* flags
     ) except? 0:
         cdef uint32_t block
         cdef int late
         for late in range(2 if self.late_fences else 1):
             owed.clear()
-            block = self.take_owing(ask, late, owed, outcome)
+            block = self.take_owing(ask, at, late, owed, outcome)
             if not block:
                 continue
             try:
@@ -367,10 +384,17 @@ cdef class Retire(Lanes):
             return block
         return 0
 
-    cdef uint32_t take_owing(self, const Ask& ask, bint late, vector[Entry]& owed, Outcome& outcome) except? 0:
+    cdef uint32_t take_owing(
+        self, const Ask& ask, uint64_t at, bint late, vector[Entry]& owed, Outcome& outcome
+    ) except? 0:
         if self.c != NULL:
+            if at != nowhere:
+                return self.c.take_at(ask, at, late, owed, outcome)
             return self.c.take_foreign(ask, late, owed, outcome)
-        found = self._heap.take_foreign(ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, late)
+        if at != nowhere:
+            found = self._heap.take_at(at, ask.nbytes, ask.stream, ask.account, ask.arena, late)
+        else:
+            found = self._heap.take_foreign(ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, late)
         if found is None:
             return 0
         owed = _entries_in(found[1])
@@ -403,7 +427,7 @@ cdef class Retire(Lanes):
                 return block
         if len(self.streams) < 2 or self.should_grow(ask) or not self.may_wait(ask.stream):
             return 0
-        block = self.take_ordered(ask, owed, outcome, &flags)
+        block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
         if flags:  # somebody may have begun to wait while this had the memory
             self.core.signal(flags)
         if block:

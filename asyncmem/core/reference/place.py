@@ -150,6 +150,44 @@ class Placement:
         self.carve(block, search.granules)
         return block
 
+    def place_at(self, search: Search, arena: int, address: int) -> Block | None:
+        """Cut just these bytes out of the free blocks of a lease that they lie in."""
+        inside = self.segments_by_id[self.arenas[arena].segment] if arena >= 2 else None
+        end = address + search.granules * self.granule
+        if inside is None or not inside.address <= address or end > inside.address + inside.nbytes:
+            raise ValueError("not all of it is in the lease")
+        if address % self.granule:
+            raise ValueError("an address is a multiple of the granule")
+        blocks = []
+        block: Block | None = inside.first
+        while block is not None and block.address < end:
+            search.touched += 1
+            if block.address + block.granules * self.granule > address:
+                blocks.append(block)
+                if block.state != "free" or not self.eligible(block, search.stream, search.bound):
+                    return None
+            block = block.after
+        first = blocks[0]
+        self.index_remove(first)
+        low = (address - first.address) // self.granule
+        if low:
+            first = self.cut_off(first, low)
+        for block in blocks[1:]:
+            self.index_remove(block)
+            self.carve(block, min(block.granules, search.granules - first.granules))
+            self.absorb(first, block)
+        self.carve(first, search.granules)
+        return first
+
+    def cut_off(self, block: Block, granules: int) -> Block:
+        """Cut a block; the lower part becomes a free block, and the rest is the answer."""
+        self.carve(block, granules)
+        rest = block.after
+        assert rest is not None
+        self.index_remove(rest)
+        self.index_add(block)
+        return rest
+
     def serves(self, _block: Block, _search: Search) -> bool:
         """Answer whether a block that was found can be used."""
         return True

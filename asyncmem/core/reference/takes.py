@@ -65,6 +65,24 @@ class Takes(Caching):
         self.misses += 1
         return None
 
+    def take_at(
+        self, address: int, nbytes: int, stream: int, account: int, arena: int, late: bool = False
+    ) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+        """Answer the same for just these bytes of a lease's inside."""
+        if self.refused([nbytes], stream, account, arena):
+            return None
+        search = Search(self.rounded(nbytes) // self.granule, stream, "any" if late else "recorded", 0)
+        block = self.place_at(search, arena, address)
+        self.examined = search.touched
+        if block is None:
+            self.reason = 1
+            self.misses += 1
+            return None
+        owed = self.resolve(block, stream)
+        self.level = 3
+        self.foreign += bool(owed)
+        return self.grant(block, nbytes, stream, account), tuple(sorted(owed.items()))
+
     def take_many(
         self, sizes: Iterable[int], stream: int, account: int = 0, arena: int = -1, anywhere: bool = False
     ) -> list[int]:

@@ -11,6 +11,8 @@ from asyncmem.core import Kind
 from asyncmem.insight.reports.parts import parts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from asyncmem.insight.records import Records
@@ -57,6 +59,32 @@ class Segments:
     """By pools and addresses."""
 
 
+class Place(NamedTuple):
+    """A segment, and what lay in it as columns."""
+
+    pool: str
+    """Whose it is."""
+    address: int
+    """Where it begins."""
+    nbytes: int
+    """Its bytes."""
+    since: float
+    """When it came, in seconds from the beginning."""
+    rows: NDArray[np.void]
+    """The records of what was live in it, by addresses."""
+
+    @property
+    def live(self) -> int:
+        """Bytes in it that were held."""
+        return int(self.rows["nbytes"].sum())
+
+    def largest_hole(self) -> int:
+        """Answer the bytes of its largest piece that nobody held."""
+        starts = (self.rows["address"] - self.address).astype(np.int64)
+        ends = starts + self.rows["nbytes"].astype(np.int64)
+        return int((np.append(starts, self.nbytes) - np.append(0, ends)).max(initial=0))
+
+
 def segments(records: Records, time: float | None = None) -> Segments:
     """Answer the segments there were, and what lay in them.
 
@@ -65,13 +93,17 @@ def segments(records: Records, time: float | None = None) -> Segments:
         time: When, in seconds from the beginning; when the most was live without it.
     """
     when = records.peak().time if time is None else time
+    return Segments(time=when, segments=tuple(_segment(records, place) for place in places(records, when)))
+
+
+def places(records: Records, when: float) -> Iterator[Place]:
+    """Answer the segments there were at a time, by pools and addresses, each with what was live in it."""
     live = records.live_at(when).rows
     of_pool = dict(parts(live[np.argsort(live["address"], kind="stable")], "pool"))
-    found = [
-        _segment(records, number, address, *grown, of_pool.get(number, live[:0]))
-        for (number, address), grown in sorted(_there(records, when).items())
-    ]
-    return Segments(time=when, segments=tuple(found))
+    for (pool, address), (nbytes, since) in sorted(_there(records, when).items()):
+        inside = of_pool.get(pool, live[:0])
+        first, last = np.searchsorted(inside["address"], [address, address + nbytes]).tolist()
+        yield Place(records.names.pools[pool].name, address, nbytes, since, inside[first:last])
 
 
 def _there(records: Records, when: float) -> dict[tuple[int, int], tuple[int, float]]:
@@ -88,13 +120,8 @@ def _there(records: Records, when: float) -> dict[tuple[int, int], tuple[int, fl
     return there
 
 
-def _segment(records: Records, pool: int, address: int, nbytes: int, since: float, live: NDArray[np.void]) -> Segment:
-    first, last = np.searchsorted(live["address"], [address, address + nbytes]).tolist()
-    rows = live[first:last]
-    columns = (rows[name].tolist() for name in ("address", "nbytes", "tag"))
-    pieces = tuple(Piece(at - address, size, records.names.tag(tag)) for at, size, tag in zip(*columns, strict=True))
-    starts = [piece.offset for piece in pieces] + [nbytes]
-    ends = [0] + [piece.offset + piece.nbytes for piece in pieces]
-    hole = max(start - end for start, end in zip(starts, ends, strict=True))
-    held = sum(piece.nbytes for piece in pieces)
-    return Segment(records.names.pools[pool].name, address, nbytes, since, held, max(hole, 0), pieces)
+def _segment(records: Records, place: Place) -> Segment:
+    columns = ((place.rows[name] - shift).tolist() for name, shift in (("address", place.address), ("nbytes", 0)))
+    tags = (records.names.tag(tag) for tag in place.rows["tag"].tolist())
+    pieces = tuple(Piece(*one) for one in zip(*columns, tags, strict=True))
+    return Segment(place.pool, place.address, place.nbytes, place.since, place.live, place.largest_hole(), pieces)

@@ -1,0 +1,258 @@
+"""`LifetimeAnalyzer`: when buffers are in use, which could share memory, and where each would lie."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, final
+
+import numpy as np
+
+from asyncmem.core import GRANULE, Array, Buffer, Kind
+from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_count, format_size
+from asyncmem.insight.order import identity_of
+from asyncmem.insight.packing import packed
+from asyncmem.insight.sharing import Lifetime, ReuseSuggestions, shared_buffers
+from asyncmem.insight.sources import Source, records_of
+from asyncmem.pool.arrays import ArrayBatch
+from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
+from asyncmem.units import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from asyncmem.insight.records import Records
+
+_TOLERANCE: Final = 0.01
+_ALLOCATE, _FREE = 0, 1  # what a trace calls them
+
+
+class TraceLike(Protocol):
+    """What is read of a `asyncmem.replay.Trace`: its columns, one row an event."""
+
+    @property
+    def op(self) -> NDArray[np.uint8]:
+        """What happened: 0 an allocation, 1 a free."""
+
+    @property
+    def id(self) -> NDArray[np.int32]:
+        """Which allocation it is about."""
+
+    @property
+    def nbytes(self) -> NDArray[np.int64]:
+        """How many bytes."""
+
+    @property
+    def time_us(self) -> NDArray[np.int64]:
+        """When, in microseconds."""
+
+
+class _Use:
+    """From when to when a buffer was used so far."""
+
+    def __init__(self, key: str | None, step: int) -> None:
+        self.key = key
+        self.nbytes = 0
+        self.first = self.last = step
+
+    def again(self, step: int, nbytes: int) -> None:
+        self.first, self.last = min(self.first, step), max(self.last, step)
+        self.nbytes = max(self.nbytes, nbytes)
+
+
+@final
+class LifetimeAnalyzer:
+    """Learns when buffers are in use, and says which could share memory, and how little would do for all.
+
+    Either the program tells, step by step, what it uses (`record_usage`), or a recording does (`from_records`,
+    `from_trace`). A step is whatever the program counts: a layer, an operator. What is used in one step is all live at
+    once, and a buffer is live from its first step to its last.
+
+    The order of streams is not looked at: where a plan is applied, a stream that takes memory over waits for the one
+    that used it last.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[str, _Use] = {}
+        self._alive: dict[int, tuple[weakref.ref[object], _Use]] = {}
+        self._nameless: list[_Use] = []
+        self._given: tuple[Lifetime, ...] = ()
+
+    def __repr__(self) -> str:
+        found = self.lifetimes()
+        nbytes = format_size(sum(one.nbytes for one in found))
+        return f"<asyncmem.LifetimeAnalyzer: {format_count(len(found), 'buffer')} of {nbytes}>"
+
+    @classmethod
+    def from_records(cls, source: Source | None = None, *, since: float = 0.0, until: float | None = None) -> Self:
+        """Take the lifetimes of what was allocated while a pool was recorded; keys are tags, else lines.
+
+        What was live before is left out, and what is never freed is live to the end.
+
+        Args:
+            source: A recording, a profile, a tracker or records, of one pool; what `set_memory_debug` records without
+                one.
+            since: Take what was allocated from here on, in seconds since recording began,
+            until: and before this. One step of a program, say, whose plan is to be applied step by step.
+
+        Raises:
+            InvalidRequest: There is no source, or it has records of several pools.
+        """
+        records = records_of(source)
+        rows = records.rows[records.rows["kind"] <= Kind.HELD]
+        if len(np.unique(rows["pool"])) > 1:
+            names = ", ".join(repr(pool.name) for pool in records.names.pools)
+            raise InvalidRequest("source", records, f"records of one pool: records.in_pool(...) of {names}")
+        times = (rows["time_ns"] - records.began) / 1e9
+        lasting = _lasting(
+            identity_of(rows), rows["kind"] == Kind.ALLOCATED, rows["kind"] == Kind.FREED, _window(times, since, until)
+        )
+        return cls._of(lasting, rows["nbytes"][lasting[0]].tolist(), _keys(records, rows[lasting[0]]))
+
+    @classmethod
+    def from_trace(cls, trace: TraceLike, *, since: float = 0.0, until: float | None = None) -> Self:
+        """Take the lifetimes of what a recorded program allocated; see `asyncmem.replay.Trace`. There are no keys.
+
+        Args:
+            trace: The recording.
+            since: Take what was allocated from here on, in seconds since recording began,
+            until: and before this; what is still live then is live to the end.
+        """
+        kept = trace.op <= _FREE
+        op, numbers, nbytes = trace.op[kept], trace.id[kept], trace.nbytes[kept]
+        window = _window(trace.time_us[kept] / 1e6, since, until)
+        lasting = _lasting(numbers, op == _ALLOCATE, op == _FREE, window)
+        return cls._of(lasting, nbytes[lasting[0]].tolist(), [None] * len(lasting[0]))
+
+    @classmethod
+    def _of(cls, lasting: tuple[NDArray[np.intp], NDArray[np.intp]], sizes: list[int], keys: list[str | None]) -> Self:
+        found = cls()
+        rows = zip(keys, sizes, lasting[0].tolist(), lasting[1].tolist(), strict=True)
+        found._given = tuple(Lifetime(*row) for row in rows if row[1])
+        return found
+
+    def record_usage(self, step: int, buffers: Iterable[object] | Mapping[str, object]) -> None:
+        """Note which buffers a step uses.
+
+        None of them is kept alive. One that is used again in a later step must be the same object, or have its name.
+
+        Args:
+            step: Its number; steps may come in any order.
+            buffers: Buffers and arrays of ours, or of whoever gives them an `nbytes`; or such by their names, where a
+                mere size does as well. The names are the keys by which a plan's memory can be asked for; without one
+                that is the tag.
+
+        Raises:
+            InvalidRequest: The step is no number, or one of the buffers has no size, or cannot be told apart later.
+        """
+        step = _whole(step)
+        if isinstance(buffers, Mapping):
+            for name, one in buffers.items():
+                if name not in self._named:
+                    self._named[name] = _Use(name, step)
+                self._named[name].again(step, _size(one))
+            return
+        for one in buffers:
+            whose = one.buffer if isinstance(one, Array | ArrayBatch) else one
+            self._use_of(whose, step).again(step, _size(one))
+
+    def _use_of(self, one: object, step: int) -> _Use:
+        known = self._alive.get(id(one))
+        if known is not None and known[0]() is one:
+            return known[1]
+        try:
+            reference = weakref.ref(one)
+        except TypeError:
+            expected = 'buffers or arrays, or sizes by their names: {"hidden": "64 MiB"}'
+            raise InvalidRequest("buffers", one, expected) from None
+        use = _Use(one.tag if isinstance(one, Buffer) else None, step)
+        self._nameless.append(use)
+        self._alive[id(one)] = reference, use
+        return use
+
+    def lifetimes(self) -> tuple[Lifetime, ...]:
+        """Answer what is known, in the order of allocation; buffers without bytes are left out."""
+        used = [*self._named.values(), *self._nameless]
+        found = (Lifetime(use.key, use.nbytes, use.first, use.last + 1) for use in used if use.nbytes)
+        return tuple(sorted((*self._given, *found), key=lambda one: one.start))
+
+    def get_optimization_suggestions(self) -> ReuseSuggestions:
+        """Answer what could be saved if buffers that are never live together were one, and which those are."""
+        found = self.lifetimes()
+        starts, ends, sizes = _columns(found)
+        return ReuseSuggestions(
+            buffers=len(found),
+            total_bytes=int(sizes.sum()),
+            most_live=most_live(starts, ends, sizes),
+            shared=shared_buffers(found),
+        )
+
+    def compute_reuse_plan(self, *, align: int = GRANULE, tolerance: float = _TOLERANCE) -> ReusePlan:
+        """Answer a place for each buffer, in a range little longer than what is live at most.
+
+        Of thousands of buffers it takes a second, of a hundred thousand a minute or two; blocks meanwhile.
+
+        Args:
+            align: Each place begins at a multiple of so many bytes.
+            tolerance: No more is tried once the range is longer than what is live at most by no more than this share.
+        """
+        found = self.lifetimes()
+        starts, ends, sizes = _columns(found)
+        offsets = packed(starts, ends, -(-sizes // align) * align, tolerance=tolerance)
+        places = zip(found, offsets.tolist(), strict=True)
+        return ReusePlan(tuple(PlannedPlace(*one, offset=offset) for one, offset in places), align)
+
+
+def _whole(step: object) -> int:
+    if isinstance(step, int) and not isinstance(step, bool):
+        return step
+    raise InvalidRequest("step", step, "a whole number")
+
+
+def _size(one: object) -> int:
+    if isinstance(one, int | str):
+        return parse_size(one)
+    if isinstance(one, Array | ArrayBatch):
+        return one.buffer.nbytes
+    nbytes = getattr(one, "nbytes", None)
+    if not isinstance(nbytes, int):
+        raise InvalidRequest("buffers", one, "something that has an nbytes, or a size")
+    return nbytes
+
+
+def _columns(found: tuple[Lifetime, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    rows = np.array([(one.start, one.end, one.nbytes) for one in found], np.int64).reshape(-1, 3)
+    starts, ends, sizes = np.ascontiguousarray(rows.T)
+    return starts, ends, sizes
+
+
+def _window(times: NDArray[np.float64], since: float, until: float | None) -> slice:
+    stop = len(times) if until is None else int(times.searchsorted(until))
+    return slice(int(times.searchsorted(since)), stop)
+
+
+def _lasting(
+    numbers: NDArray[np.integer[Any]], taken: NDArray[np.bool_], freed: NDArray[np.bool_], window: slice
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Answer the rows of a window in which something is allocated, and when each ends: its row, or the window's end."""
+    starts = np.flatnonzero(taken[window]) + window.start
+    frees = np.flatnonzero(freed)
+    frees = frees[np.argsort(numbers[frees], kind="stable")]
+    ends = np.full(len(starts), window.stop)
+    if len(frees):
+        at = np.minimum(numbers[frees].searchsorted(numbers[starts]), len(frees) - 1)
+        known = numbers[frees[at]] == numbers[starts]
+        ends[known] = np.minimum(frees[at[known]], window.stop)
+    return starts, ends
+
+
+def _keys(records: Records, rows: NDArray[np.void]) -> list[str | None]:
+    names = records.names
+    spelled: dict[tuple[int, int], str | None] = {}
+    for tag, site in set(zip(rows["tag"].tolist(), rows["site"].tolist(), strict=True)):
+        line = names.site(site)
+        spelled[tag, site] = names.tag(tag) or (None if line is None else str(line))
+    return [spelled[pair] for pair in zip(rows["tag"].tolist(), rows["site"].tolist(), strict=True)]

@@ -1,0 +1,1 @@
+"""Figures of Bokeh from the columns of `asyncmem.insight.pictures`, one a file as there."""

@@ -1,0 +1,1 @@
+"""What pictures look like in a browser: for `tox -e browser` alone."""
