@@ -240,7 +240,6 @@ BlockId Heap::place_at(const Segment& range, uint64_t address, Search& search) {
         if (nodes_[block].state != State::Free || !eligible(nodes_[block], search.stream, search.bound)) return 0;
     }
     index_remove(nodes_[first]);
-    purge(nodes_[first]);
     if (uint64_t before = address - nodes_[first].address) {
         BlockId rest = cut(first, before >> shift_);
         index_add(first);
@@ -250,8 +249,9 @@ BlockId Heap::place_at(const Segment& range, uint64_t address, Search& search) {
     while (nodes_[first].granules < search.granules) {
         BlockId next = nodes_[first].after;
         index_remove(nodes_[next]);
-        purge(nodes_[next]);
         carve(next, std::min(nodes_[next].granules, search.granules - nodes_[first].granules));
+        purge(nodes_[first]);
+        purge(nodes_[next]);
         absorb(first, next);
     }
     carve(first, search.granules);

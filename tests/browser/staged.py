@@ -44,7 +44,8 @@ def staged(tag: str = "activations") -> Records:
         places=_PLACES, sites=[(0, 0), (2, 4), (3, 4), (4, 0), (1, 0)], tasks=[""], tags=["", "weights", tag],
         threads=[None], pools=[PoolName("staged", "none", 64 * MIB)],
     )  # fmt: skip
-    return Records(np.concatenate(rows), names, began=0, wall=0.0)
+    together = np.concatenate(rows)
+    return Records(together, names, began=0, wall=0.0, ended=int(together["time_ns"][-1]))
 
 
 def row(

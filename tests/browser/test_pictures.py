@@ -177,10 +177,10 @@ def test_tips_say_what_is_under_the_mouse(seen: Seen) -> None:
 def test_nothing_to_show_is_a_sentence(chromium: Chromium, folder: Path) -> None:
     """And no empty picture."""
     everything = staged()
-    quiet = Records(everything.rows[:3], everything.names, began=0, wall=0.0)
+    quiet = Records(everything.rows[:3], everything.names, began=0, wall=0.0, ended=0)
     seen = show(chromium, folder, pictures.page(quiet))
     assert "Nobody waited." in seen.texts()
-    nothing = Records(everything.rows[:0], everything.names, began=0, wall=0.0)
+    nothing = Records(everything.rows[:0], everything.names, began=0, wall=0.0, ended=0)
     seen = show(chromium, folder, pictures.page(nothing))
     sentences = {"Nothing was recorded.", "Nothing was live.", "All that was allocated was freed.", "Nobody waited."}
     assert sentences <= set(seen.texts())

@@ -56,7 +56,7 @@ def made(rows: list[tuple[Kind, int, int, int]], *, span: int = 0, tags: int = 0
         places=[None], sites=[(0, 0)], tasks=[""], tags=["", *(f"tag {number}" for number in range(tags))],
         threads=[None], pools=[PoolName("made", "none", 1 << 40)],
     )  # fmt: skip
-    return Records(table, names, began=0, wall=0.0)
+    return Records(table, names, began=0, wall=0.0, ended=int(table["time_ns"].max(initial=0)))
 
 
 def value_at(shown: LiveByTag, values: np.ndarray, time: float) -> int:
@@ -168,7 +168,7 @@ def test_waits_that_touch_are_one_mark() -> None:
     records = made(within, span=10)
     rows = records.rows.copy()
     rows["span_ns"][2] = 990
-    long = pictures.marks(Records(rows, records.names, began=0, wall=0.0), parts=1000).waits
+    long = pictures.marks(Records(rows, records.names, began=0, wall=0.0, ended=records.ended), parts=1000).waits
     assert (long.counts.tolist(), long.ends.tolist(), long.longest.tolist()) == ([3], [1e-6], [0.99e-6])
     together = pictures.marks(made([(Kind.WAITED, end, 0, 1) for end in ends], span=50), parts=1).waits
     assert together.counts.tolist() == [6]
@@ -273,7 +273,7 @@ def test_small_lines_are_shown_together() -> None:
         sites=[(0, 0), *((at, 0) for at in range(1, count + 2))],
         tasks=[""], tags=[""], threads=[None], pools=[PoolName("made", "none", 1)],
     )  # fmt: skip
-    shown = pictures.leaked(Records(table, names, began=0, wall=0.0))
+    shown = pictures.leaked(Records(table, names, began=0, wall=0.0, ended=0))
     assert [cell[1:] for cell in shown.cells] == [
         ("one.py:1 (g)", 0, 0, 30_000, 1),
         ("3,000 smaller lines", 0, 30_000, 60_000, 3000),
