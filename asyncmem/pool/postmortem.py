@@ -26,9 +26,12 @@ _logger.addHandler(logging.NullHandler())  # a library says nothing of its own a
 
 
 def log(error: OutOfMemoryError, pool: str) -> None:
-    """Tell the program's log of a request that was refused; the record has its `facts` and the name of the `pool`."""
+    """Tell the program's log of a request that was refused; the record has its `facts` and the name of the `pool`.
+
+    It has the words of the error and not the error, whose traceback would keep alive all that its frames hold.
+    """
     try:
-        _logger.error("pool %r: %s", pool, error, extra={"pool": pool, "facts": error.facts})
+        _logger.error("pool %r: %s", pool, str(error), extra={"pool": pool, "facts": error.facts})
     except Exception as trouble:  # noqa: BLE001 -- of the program's handlers, and no reason to keep others waiting
         report(trouble)
 

@@ -95,7 +95,7 @@ def test_several_cards_are_each_told(fake: FakeDriver, monkeypatch: pytest.Monke
     findings = findings_of(fake, "fake.devices(3); fake.unlink(2, 0); fake.fail('cuDevicePrimaryCtxRetain', 2, 101)")
     monkeypatch.setattr("asyncmem.cli.findings.look_for_driver", lambda: findings)
     diagnosis = diagnose({})
-    first, second, third = diagnosis.devices[2:]
+    first, second, third = (one for one in diagnosis.devices if one.name.startswith("cuda"))
     assert (first.available, second.available, third.available) == (True, False, True)
     assert first.peers == ("cuda:1",)
     assert third.peers == ("cuda:0", "cuda:1")

@@ -119,6 +119,7 @@ def test_the_log_hears_of_each_refusal_once(caplog: pytest.LogCaptureFixture) ->
     assert [record.getMessage() for record in caplog.records] == [f"pool 'mine': {error}" for error in errors]
     assert [vars(record)["facts"] for record in caplog.records] == [error.facts for error in errors]
     assert {vars(record)["pool"] for record in caplog.records} == {"mine"}
+    assert {type(part) for record in caplog.records for part in record.args or ()} == {str}, "nothing that keeps frames"
 
 
 def test_who_hears_the_log_may_use_the_pool() -> None:
