@@ -115,7 +115,7 @@ class _Ending:
         except OSError as error:
             sys.stderr.write(f"asyncmem: {self._path} is not whole: {error.strerror}\n")
         else:
-            sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem summary {self._path}\n")
+            sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem report (or summary) {self._path}\n")
         if self.status == INTERRUPTED and os.name == "posix":
             _die_by_interruption()
 

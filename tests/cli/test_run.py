@@ -15,7 +15,7 @@ from asyncmem.insight import Kind, read
 Invoke = Callable[..., Result]
 Done = subprocess.CompletedProcess[str]
 
-LAST_WORDS = "asyncmem: recorded. To see it: asyncmem summary "
+LAST_WORDS = "asyncmem: recorded. To see it: asyncmem report (or summary) "
 
 
 @pytest.fixture

@@ -156,6 +156,13 @@ def test_marks_have_all_that_happened(records: Records) -> None:
     assert pictures.marks(records, parts=1_000_000).grew.counts.tolist() == [1] * len(grew)
 
 
+def test_growth_is_marked_also_where_it_is_the_first_that_happened() -> None:
+    """A program's first allocation grows its pool; that took some time, which what was there before did not."""
+    row = (Kind.GREW, 50, 0, MIB)
+    assert pictures.marks(made([row], span=5)).grew.nbytes.tolist() == [MIB]
+    assert pictures.marks(made([row])).grew.nbytes.tolist() == []
+
+
 def test_waits_that_touch_are_one_mark() -> None:
     """From the first one's beginning to the last one's end; a gap that can be seen parts them."""
     ends = [100, 120, 130, 500, 900, 1000]
