@@ -214,7 +214,7 @@ public:
     uint32_t account_of(BlockId block) const;  // who is charged for it
 
     uint64_t flush(int64_t stream);
-    uint64_t merge();
+    uint64_t merge(int64_t arena = -1);
     uint32_t open_lease(BlockId block);
     uint32_t close_lease(uint32_t arena);
 
@@ -332,6 +332,7 @@ private:
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
     BlockId join(BlockId block);
+    void merge_in(const Segment& segment);
     BlockId take_edge(Arena& arena, Search& search);
     bool edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const;
     bool park(Arena& arena, BlockId block);

@@ -489,25 +489,32 @@ void Heap::close_edges() {
     for (Arena& arena : arenas_) close_edge(arena);
 }
 
-uint64_t Heap::merge() {
+uint64_t Heap::merge(int64_t arena) {
     Settled settled(*this);
+    if (arena >= 2 && !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint64_t before = total_.merges;
-    for (const Segment& segment : segments_) {
-        if (!segment.used) continue;
-        for (BlockId block = segment.first; block; block = nodes_[block].after) {
-            if (nodes_[block].state != State::Free) continue;
-            index_remove(nodes_[block]);
-            purge(nodes_[block]);
-            while (BlockId next = nodes_[block].after) {
-                if (nodes_[next].state != State::Free) break;
-                index_remove(nodes_[next]);
-                purge(nodes_[next]);
-                absorb(block, next);
-            }
-            index_add(block);
-        }
+    if (arena >= 2) {
+        merge_in(segments_[arenas_[static_cast<size_t>(arena)].segment]);
+    } else {
+        for (const Segment& segment : segments_)
+            if (segment.used) merge_in(segment);
     }
     return total_.merges - before;
+}
+
+void Heap::merge_in(const Segment& segment) {
+    for (BlockId block = segment.first; block; block = nodes_[block].after) {
+        if (nodes_[block].state != State::Free) continue;
+        index_remove(nodes_[block]);
+        purge(nodes_[block]);
+        while (BlockId next = nodes_[block].after) {
+            if (nodes_[next].state != State::Free) break;
+            index_remove(nodes_[next]);
+            purge(nodes_[next]);
+            absorb(block, next);
+        }
+        index_add(block);
+    }
 }
 
 }  // namespace asyncmem

@@ -8,11 +8,9 @@ from typing import Self
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.planning.buffers import Buffers, total_of
-from asyncmem.planning.model import ModelShape
+from asyncmem.planning.model import MOST, ModelShape, whole_number
 from asyncmem.planning.widths import COMPUTED, bytes_of, width
 from asyncmem.units import Size, parse_size
-
-_MOST = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +37,7 @@ class MemoryEstimate(ABC):
         """Check the figures."""
         whole_number("batch", self.batch)
         whole_number("seq_len", self.seq_len)
-        width(self.bytes_per_value)
+        object.__setattr__(self, "bytes_per_value", width(self.bytes_per_value))  # a type's name will do
         if self.model.positions and self.seq_len > self.model.positions:
             raise InvalidRequest("seq_len", self.seq_len, f"at most the model's {self.model.positions} positions")
 
@@ -107,12 +105,12 @@ class MemoryEstimate(ABC):
     def largest_batch(self, room: Size) -> int:
         """Answer how many sequences of this length fit into `room`; 0 where not one does."""
         nbytes = parse_size(room, what="room")
-        return _most(lambda batch: self.at(batch=batch).total <= nbytes, _MOST)
+        return _most(lambda batch: self.at(batch=batch).total <= nbytes, MOST)
 
     def largest_seq_len(self, room: Size) -> int:
         """Answer how many tokens each sequence may have in `room`, with this batch; 0 where not one fits."""
         nbytes = parse_size(room, what="room")
-        return _most(lambda length: self.at(seq_len=length).total <= nbytes, self.model.positions or _MOST)
+        return _most(lambda length: self.at(seq_len=length).total <= nbytes, self.model.positions or MOST)
 
     def as_dict(self) -> dict[str, object]:
         """Answer everything, ready for JSON: what was assumed, the parts and the total in bytes."""
@@ -139,16 +137,6 @@ class MemoryEstimate(ABC):
             f"{name}: {format_count(self.model.parameters, 'parameter')} of {self.bytes_per_value:g} B, "
             f"{format_count(self.batch, 'sequence')} of {format_count(self.seq_len, 'token')}"
         )
-
-
-def whole_number(name: str, value: object) -> None:
-    """Check a count.
-
-    Raises:
-        InvalidRequest: It is no whole number above 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST:
-        raise InvalidRequest(name, value, "a whole number above 0")
 
 
 def _most(fits: Callable[[int], bool], most: int) -> int:

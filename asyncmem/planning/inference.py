@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from asyncmem.planning.buffers import Buffers, larger, total_of
-from asyncmem.planning.estimate import MemoryEstimate, whole_number
-from asyncmem.planning.model import ModelShape
+from asyncmem.planning.estimate import MemoryEstimate
+from asyncmem.planning.model import llama_like, whole_number
 from asyncmem.planning.widths import bytes_of, width
 
 
@@ -24,7 +24,7 @@ class InferenceMemoryEstimate(MemoryEstimate):
         """Check the figures."""
         super().__post_init__()
         if self.kv_bytes is not None:
-            width(self.kv_bytes, "kv_bytes")
+            object.__setattr__(self, "kv_bytes", width(self.kv_bytes, "kv_bytes"))
         if self.chunk is not None:
             whole_number("chunk", self.chunk)
 
@@ -128,19 +128,8 @@ def estimate_inference_memory(
     Raises:
         InvalidRequest: A figure is out of its range.
     """
-    model = ModelShape(
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        vocab=vocab,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim or 0,
-        tie_embeddings=bool(tie_embeddings),
-        gated=gated,
-        experts=experts,
-        experts_per_token=min(experts, 2) if experts_per_token is None else experts_per_token,
-    )
+    sizes = hidden, intermediate, layers, vocab, heads, kv_heads
+    model = llama_like(*sizes, tie_embeddings, experts, experts_per_token, head_dim, gated=gated)
     return InferenceMemoryEstimate(
         model=model,
         seq_len=seq_len,

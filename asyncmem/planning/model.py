@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from asyncmem.errors import InvalidRequest
+
+MOST: Final = 1 << 40
+"""No figure is larger."""
 
 
 class Tensors(NamedTuple):
@@ -80,7 +83,7 @@ class ModelShape:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.type is int:
-                _check(one.name, value, least=1 if one.name in _POSITIVE else 0)
+                whole_number(one.name, value, least=1 if one.name in _POSITIVE else 0)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         if not self.head_dim:
             if self.hidden % self.heads:
@@ -153,9 +156,34 @@ class ModelShape:
             yield Tensors(f"{name} output bias", self.hidden, count)
 
 
+def llama_like(
+    hidden: int, intermediate: int, layers: int, vocab: int, heads: int, kv_heads: int, tie_embeddings: bool | None,
+    experts: int, experts_per_token: int | None, head_dim: int | None, *, gated: bool,
+) -> ModelShape:  # fmt: skip
+    """Make the shape that the functions with figures for arguments mean; None is what most models of that kind have."""
+    return ModelShape(
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        vocab=vocab,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim or 0,
+        tie_embeddings=bool(tie_embeddings),
+        gated=gated,
+        experts=experts,
+        experts_per_token=min(experts, 2) if experts_per_token is None else experts_per_token,
+    )
+
+
 _POSITIVE = frozenset({"hidden", "intermediate", "layers", "vocab", "heads", "norms", "experts", "experts_per_token"})
 
 
-def _check(name: str, value: object, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 40:
+def whole_number(name: str, value: object, *, least: int = 1) -> None:
+    """Check a count.
+
+    Raises:
+        InvalidRequest: It is no whole number, or out of its range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
         raise InvalidRequest(name, value, f"a whole number from {least}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from asyncmem.errors import InvalidRequest
 from asyncmem.planning.buffers import Buffers, larger, times, total_of
 from asyncmem.planning.estimate import MemoryEstimate
-from asyncmem.planning.model import ModelShape
+from asyncmem.planning.model import llama_like
 from asyncmem.planning.optimizers import OPTIMIZERS, Optimizer
 from asyncmem.planning.widths import bytes_of, width
 
@@ -187,19 +187,8 @@ def estimate_training_memory(
     Raises:
         InvalidRequest: A figure is out of its range, or there is no such optimizer.
     """
-    model = ModelShape(
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        vocab=vocab,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim or 0,
-        tie_embeddings=bool(tie_embeddings),
-        gated=gated,
-        experts=experts,
-        experts_per_token=min(experts, 2) if experts_per_token is None else experts_per_token,
-    )
+    sizes = hidden, intermediate, layers, vocab, heads, kv_heads
+    model = llama_like(*sizes, tie_embeddings, experts, experts_per_token, head_dim, gated=gated)
     return TrainingMemoryEstimate(
         model=model,
         seq_len=seq_len,

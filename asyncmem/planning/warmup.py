@@ -1,7 +1,8 @@
 """What a pool can have ready for a transformer: lists of sizes and counts, as `pool.warmup` takes them."""
 
 from asyncmem.planning.buffers import merged
-from asyncmem.planning.estimate import MemoryEstimate, whole_number
+from asyncmem.planning.estimate import MemoryEstimate
+from asyncmem.planning.model import whole_number
 from asyncmem.planning.widths import bytes_of, width
 
 

@@ -83,10 +83,9 @@ class Lease(Share):
 
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that is longer than what is free in one piece, or None."""
-        flow = self.flow
         if waiting.total > self.largest_hole():
-            flow.core.merge()
-        return flow.out_of_memory(waiting) if waiting.total > self.largest_hole() else None
+            self._core.merge(self._arena)
+        return self.flow.out_of_memory(waiting) if waiting.total > self.largest_hole() else None
 
     def largest_hole(self) -> int:
         """Answer the largest request that would be granted now, in bytes."""

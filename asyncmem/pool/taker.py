@@ -41,7 +41,7 @@ class Taker:
                 found = capture.graph.take(waiting, capture.home)
             else:
                 found = self._find(waiting.share, waiting, may_grow=may_grow)
-                if found is None and waiting.share.has_range and self._core.merge():
+                if found is None and waiting.share.has_range and self._core.merge(waiting.share._arena):
                     # The ladder tidies up for requests to the pool. What is free in a range has to serve as it is.
                     found = self._find(waiting.share, waiting, may_grow=may_grow)
         finally:

@@ -250,8 +250,9 @@ def _flush(pair: Pair, draw: random.Random) -> None:
     pair.both(lambda heap: heap.flush(stream))
 
 
-def _merge(pair: Pair, _draw: random.Random) -> None:
-    pair.both(lambda heap: heap.merge())
+def _merge(pair: Pair, draw: random.Random) -> None:
+    arena = draw.choice([-1, *pair.leases])
+    pair.both(lambda heap: heap.merge(arena))
 
 
 def _lease(pair: Pair, draw: random.Random) -> None:

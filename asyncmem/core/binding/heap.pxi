@@ -335,9 +335,12 @@ cdef class Heap:
         """Empty one stream's cache, or (-1) every cache, into the free index. Answers the bytes."""
         return self.c.flush(-1 if stream == -1 else <int64_t>_index(stream, "stream"))
 
-    def merge(self):
-        """Join all free neighbours, whatever streams they wait for, and forget entries that are done. Answers the joins."""
-        return self.c.merge()
+    def merge(self, arena=-1):
+        """Join all free neighbours, whatever streams they wait for, and forget entries that are done. Answers the joins.
+
+        With the arena of a lease only those inside of it, at a cost that goes by what lies there.
+        """
+        return self.c.merge(-1 if arena == -1 else <int64_t>_index(arena, "arena"))
 
     def open_lease(self, block):
         """Turn a live block into an arena of its own and answer the arena; it cannot be freed until closed."""

@@ -168,7 +168,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t home(uint32_t block) except +
         uint32_t account_of(uint32_t block) except +
         uint64_t flush(int64_t stream) except +
-        uint64_t merge() except +
+        uint64_t merge(int64_t arena) except +
         uint32_t open_lease(uint32_t block) except +
         uint32_t close_lease(uint32_t arena) except +
         uint32_t add_account(int64_t parent, uint64_t limit) except +

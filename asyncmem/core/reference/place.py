@@ -249,10 +249,14 @@ class Placement:
                 break
         return block
 
-    def merge(self) -> int:
-        """Join all free neighbours, whatever they wait for, and forget entries that are done."""
+    def merge(self, arena: int = -1) -> int:
+        """Join all free neighbours, whatever they wait for, and forget entries that are done; or those in a lease."""
+        if arena >= 2 and arena not in self.arenas:
+            raise ValueError("unknown lease")
         before = self.merges
-        for _, segment in sorted(self.segments_by_id.items()):
+        for number, segment in sorted(self.segments_by_id.items()):
+            if arena >= 2 and number != self.arenas[arena].segment:
+                continue
             block: Block | None = segment.first
             while block is not None:
                 if block.state == "free":

@@ -95,12 +95,16 @@ def count_devices() -> int:
         BackendUnavailable: There is no driver, or one that is too old, or no GPU for it.
         DeviceError: The driver fails.
     """
+    start("cuda")
+    return _count("cuda")
+
+
+def _count(device: str) -> int:
     from asyncmem.devices.cuda import _calls
 
-    start("cuda")
     count = _calls.device_count()
     if count < 0:
-        raise error_of("cuDeviceGetCount", -count, "cuda")
+        raise error_of("cuDeviceGetCount", -count, device)
     return count
 
 
@@ -111,11 +115,7 @@ def check_index(device: str, index: int) -> None:
         BackendUnavailable: It has fewer.
         DeviceError: The driver fails.
     """
-    from asyncmem.devices.cuda import _calls
-
-    count = _calls.device_count()
-    if count < 0:
-        raise error_of("cuDeviceGetCount", -count, device)
+    count = _count(device)
     if index >= count:
         there = "no GPU" if count == 0 else f"only cuda:0 to cuda:{count - 1}" if count > 1 else "only cuda:0"
         raise BackendUnavailable(device, tried=(f"the driver: it shows {there}", *_hidden()), install=_INSTEAD)

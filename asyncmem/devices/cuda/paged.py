@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from asyncmem.devices.cuda._calls import Context
     from asyncmem.devices.cuda.driver import Driver
 
-ACCESS_STEP: Final = 256 << 20
-"""Bytes whose access is set by one call: other threads felt it when that was for hundreds of pieces."""
+STEP: Final = 256 << 20
+"""Bytes that one call unmaps, or sets the access of: other threads felt it when that was for hundreds of pieces."""
 
 
 class PagedMemory:
@@ -73,7 +73,7 @@ class PagedMemory:
                 return Remapped(len(out), 0)
             with self._context.entered():
                 users = [self._context.device, *self._peers]
-                unmapped, mapped, failed = self._paging.remap(out, into, users, ACCESS_STEP)
+                unmapped, mapped, failed = self._paging.remap(out, into, users, STEP)
                 error: AsyncmemError | None = failed
                 if failed is not None and failed.code == OUT_OF_MEMORY:
                     error = self._driver.out_of_memory(sum(nbytes for _, nbytes in into[mapped:]))
@@ -89,7 +89,7 @@ class PagedMemory:
         """Let other devices use all that is mapped, now and later; all of them or none."""
         with self._lock:
             try:
-                self._paging.allow(peers, True, ACCESS_STEP)
+                self._paging.allow(peers, True, STEP)
             except BaseException:
                 self._forbid(peers)
                 raise
@@ -103,4 +103,4 @@ class PagedMemory:
 
     def _forbid(self, peers: Sequence[int]) -> None:
         with contextlib.suppress(AsyncmemError):
-            self._paging.allow(peers, False, ACCESS_STEP)
+            self._paging.allow(peers, False, STEP)

@@ -70,13 +70,16 @@ class Segments:
         with self._lock:
             if self._own.get(segment.address) is not segment:
                 raise InvalidRequest("segment", segment, f"a segment of {self._name!r} that is not given back yet")
+            # Off the books before the address can be somebody else's.
             del self._own[segment.address]
+            allocation = _out.pop(segment.address)
         try:
-            self._driver.call(_out[segment.address].release)
+            self._driver.call(allocation.release)
         except BaseException:
-            self._own[segment.address] = segment
+            with self._lock:
+                self._own[segment.address] = segment
+                _out[segment.address] = allocation
             raise
-        del _out[segment.address]
         self._ledger.give_back(segment.nbytes + PAGE)
 
     def holds(self, address: int, nbytes: int) -> bool:

@@ -14,7 +14,7 @@ from asyncmem.devices.notices import call_all
 
 _SHORTEST: Final = 50e-6
 _LONGEST: Final = 2e-3
-_PATIENCE: Final = 8  # a wait is at most an eighth longer than the work, and short ones are found soon
+_PATIENCE: Final = 8  # a wait is longer than the work by at most an eighth, or by the shortest
 
 
 def pause_after(waited: float) -> float:

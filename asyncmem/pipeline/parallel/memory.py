@@ -100,7 +100,7 @@ class Place:
 class StepMemory:
     """What one step allocates from: a place for each size that its stage has stated, and no more than that."""
 
-    def __init__(self, stage: str, places: Mapping[Use, Place], *, results: bool = False) -> None:
+    def __init__(self, stage: str, places: Mapping[Use, Place], *, results: bool) -> None:
         """Take the places; `results` says that what the step answers stays until all is done."""
         self._stage = stage
         self._places = places

@@ -51,18 +51,17 @@ class Needs:
     gradients: Part
 
     @property
-    def own(self) -> int:
-        """The bytes that its steps allocate."""
-        return sum(part.total for part in (self.saved, self.working, self.answers, self.results))
+    def parts(self) -> tuple[Part, ...]:
+        """What its steps allocate, and what comes from its neighbours."""
+        return (self.saved, self.working, self.answers, self.results, self.inputs, self.gradients)
 
     @property
     def total(self) -> int:
-        """All bytes, with what comes from its neighbours."""
-        return self.own + self.inputs.total + self.gradients.total
+        """All of it, in bytes."""
+        return sum(part.total for part in self.parts)
 
     def __str__(self) -> str:
-        parts = (self.saved, self.working, self.answers, self.results, self.inputs, self.gradients)
-        text = " + ".join(str(part) for part in parts if part.total)
+        text = " + ".join(str(part) for part in self.parts if part.total)
         return f"{self.name}: {text or 'nothing'} = {format_size(self.total)}"
 
 
