@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncmem.core import LOG_ROW, Kind
+from asyncmem.insight.outline import righted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +25,7 @@ def in_order(held: NDArray[np.void], rows: NDArray[np.void], began: int, *, lost
     segments = held[held["kind"] == Kind.GREW]
     segments["time_ns"] = start
     buffers = held[held["kind"] != Kind.GREW]
-    return np.concatenate((segments, _completed(rows, buffers, start)))
+    return righted(np.concatenate((segments, _completed(rows, buffers, start))))
 
 
 def bridged(rows: NDArray[np.void], held: NDArray[np.void], gaps: Iterable[tuple[int, int]]) -> NDArray[np.void]:

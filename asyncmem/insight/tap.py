@@ -10,6 +10,7 @@ import numpy as np
 from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.insight.names import PoolName
 from asyncmem.insight.order import ROW
+from asyncmem.insight.outline import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +100,7 @@ class Tap:
         change = rows["nbytes"].astype(np.int64) * ((rows["kind"] == Kind.GREW) * 1 - (rows["kind"] == Kind.TRIMMED))
         reserved = self._reserved if self._last is not None else self.core.reserved()
         segment = np.zeros(1, ROW)
-        segment["kind"], segment["number"], segment["pool"] = Kind.GREW, _NOBODY, self.number
+        segment["kind"], segment["number"], segment["pool"] = Kind.GREW, NOBODY, self.number
         segment["nbytes"] = max(reserved - int(change.sum()), 0)
         return np.concatenate((segment, self.before[self.before["kind"] != Kind.GREW]))
 
@@ -118,14 +119,12 @@ class Tap:
         return whole
 
 
-_NOBODY: Final = (1 << 64) - 1
-
-
 def _segments(house: House) -> NDArray[np.void]:
     segments = house.flow.upkeep.segments()
     rows = np.zeros(len(segments), ROW)
     rows["nbytes"] = [one.nbytes for one in segments]
-    rows["address"] = [one.address for one in segments]
+    # What lies in pages is told by its bytes alone, as their coming and going are.
+    rows["address"] = [one.address if one.kind != "paged" else 0 for one in segments]
     rows["kind"] = Kind.GREW
-    rows["number"] = _NOBODY
+    rows["number"] = NOBODY
     return rows
