@@ -27,12 +27,13 @@ json_option = click.option(
 )
 
 
-def _read_moment(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+def read_moment(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """Read a time from the beginning of a recording, as the callback of an option that may be left out."""
     return None if text is None else read_duration(context, parameter, text)
 
 
 at_option = click.option(
-    "--at", "time", metavar="TIME", callback=_read_moment, help="When, from the beginning: at the peak without it."
+    "--at", "time", metavar="TIME", callback=read_moment, help="When, from the beginning: at the peak without it."
 )
 
 
