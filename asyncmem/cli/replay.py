@@ -11,6 +11,7 @@ from rich.console import Console
 
 from asyncmem.cli.parameters import read_duration
 from asyncmem.cli.replays import advice, live, table
+from asyncmem.cli.tables import paper
 from asyncmem.errors import InvalidRequest
 from asyncmem.replay import Model, Patience, Policy, Trace, advise, fit, read, read_costs
 from asyncmem.replay import replay as run
@@ -20,8 +21,6 @@ from asyncmem.units import parse_size
 
 SAMPLES = 2000
 """Moments that a plot shows, about."""
-
-_WIDE = 240
 
 Traces: TypeAlias = list[tuple[str, Trace]]
 """What was read, with the names of the files."""
@@ -195,9 +194,7 @@ def _tell(figures: Iterable[dict[str, object]], show: Callable[[Console], None],
     if as_json:
         click.echo(json.dumps(list(figures), indent=2))
     else:
-        console = Console(highlight=False)
-        # What goes to a file or another program is not cut to the width of a screen.
-        show(console if console.is_terminal else Console(highlight=False, width=_WIDE))
+        show(paper(markup=True))
 
 
 def _of(limit: Limit | None, trace: Trace) -> int | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group
 from rich.text import Text
 
-from asyncmem.cli.reports.telling import add, columns
+from asyncmem.cli.tables import add, columns
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 
 if TYPE_CHECKING:
