@@ -11,6 +11,7 @@ from rich.console import Console
 
 from asyncmem.cli.parameters import read_duration
 from asyncmem.cli.replays import advice, live, table
+from asyncmem.cli.reports.writing import written
 from asyncmem.cli.tables import paper
 from asyncmem.errors import InvalidRequest
 from asyncmem.replay import Model, Patience, Policy, Trace, advise, fit, read, read_costs
@@ -185,7 +186,8 @@ def _on_model(
             found = run(trace, policy, model, limit=_of(limit, trace), samples=SAMPLES if plot else 0)
             entries.append(table.Entry(file, found, fit(trace, policy, model) if fitting else None))
     if plot:
-        Path(plot).write_text(page(entry.replay for entry in entries), encoding="utf-8")
+        with written(Path(plot), force=True) as out:
+            out.write(page(entry.replay for entry in entries).encode("utf-8"))
     _tell(map(table.as_json, entries), lambda console: table.show(entries, console), as_json=as_json)
     return all(entry.replay.completed for entry in entries)
 

@@ -132,6 +132,14 @@ def test_a_plot_is_written(invoke: Invoke, tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("<svg") == 2
 
 
+def test_a_plot_that_cannot_be_written_is_named(invoke: Invoke, tmp_path: Path) -> None:
+    """Without a traceback, with 1."""
+    result = invoke("replay", STREAMS, "--plot", str(tmp_path / "nowhere" / "out.html"))
+    assert result.exit_code == 1
+    assert "nowhere" in result.output
+    assert "Traceback" not in result.output
+
+
 def test_a_device_of_several_is_chosen(invoke: Invoke, tmp_path: Path) -> None:
     """A snapshot of two devices needs to be told which."""
     entry = {"action": "alloc", "addr": 1 << 30, "size": 512, "stream": 0, "time_us": 1, "frames": []}
