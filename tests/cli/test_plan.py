@@ -9,6 +9,7 @@ from click.testing import Result
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.insight import Recording, read, read_plan
+from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, pack
 
 Invoke = Callable[..., Result]
 
@@ -71,6 +72,18 @@ def test_which_pool_must_be_said(invoke: Invoke, recorded: Path) -> None:
         assert result.exit_code == 2
         assert "mine, other" in result.output
     assert invoke("plan", str(recorded), "--pool", "other").exit_code == 0
+
+
+def test_a_recording_without_a_pool_has_no_plan(invoke: Invoke, tmp_path: Path) -> None:
+    """Which is said, and no traceback shown."""
+    heading = Heading(
+        version=VERSION, began=0, wall=0.0, frames=1, program=[], process=1, python="3.11.0", asyncmem="0.1.0"
+    )
+    path = tmp_path / "none.amem"
+    path.write_bytes(MAGIC + pack(heading) + pack(End(time=1)))
+    result = invoke("plan", str(path))
+    assert result.exit_code == 1
+    assert "has no pool" in result.output
 
 
 def test_nothing_is_written_over(invoke: Invoke, recorded: Path, tmp_path: Path) -> None:

@@ -94,8 +94,10 @@ def _pool_of(records: Records, name: str | None) -> str:
         return name
     if name is None and len(names) == 1:
         return names[0]
-    which = f"{', '.join(names) or 'no pool'} in the recording"
-    raise click.BadParameter(f"expected one of {which}, got {name or 'none'}", param_hint="--pool")
+    if not names:
+        raise click.ClickException("the recording has no pool")
+    message = f"expected one of {', '.join(names)}, got {name or 'none, and there are several'}"
+    raise click.BadParameter(message, param_hint="--pool")
 
 
 def _show(planned: Planned, plan: ReusePlan, suggestions: ReuseSuggestions, console: Console) -> None:
