@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from asyncmem.figures import format_count, format_duration
 from asyncmem.insight.groups import Group, grouped
 from asyncmem.insight.order import identity_of
 from asyncmem.insight.outline import NOBODY
+from asyncmem.insight.soundness import WAIT_ENDS
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncmem.insight.names import Names, Site
-
-_WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
 
 
 class Record(NamedTuple):
@@ -193,5 +192,5 @@ class Records:
 
 def _outcome(kind: Kind, level: int) -> str:
     if kind is Kind.WAITED:
-        return _WAIT_ENDS[level]
+        return WAIT_ENDS[level]
     return Pressure(level).name if kind is Kind.PRESSURE else ""

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, BadTrace, tag
+from asyncmem.core import LOG_ROW
 from asyncmem.insight import Kind, Recording, Records, read
-from asyncmem.insight.amem import MAGIC, VERSION, Heading, pack
+from asyncmem.insight.amem import MAGIC, VERSION, Block, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.reports import leaks
 
 from .support import Program, need_consistent
@@ -128,6 +129,42 @@ def test_a_script_that_forgets_to_end_its_recording_has_a_whole_file(file: Path)
     code = KILLED.partition("print")[0]
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(file)], check=True)
     assert not read(file).note
+
+
+def row(**values: int) -> Rows:
+    rows = np.zeros(1, LOG_ROW)
+    for name, value in values.items():
+        rows[name] = value
+    return Rows(pool=0, count=1, columns=pack_rows(rows))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (row(site=2), "site 2"),
+        (row(task=1), "task 1"),
+        (row(tag=7), "tag 7"),
+        (row(kind=200), "kind 200"),
+        (row(level=5), "level 5"),
+        (row(kind=Kind.WAITED, level=4), "level 4"),
+        (Rows(pool=1, count=1, columns={}), "pool 1"),
+        (Rows(pool=1 << 20, count=1, columns={}), "damaged"),
+        (Rows(pool=0, count=2, columns={"time_ns": b"no columns"}), "damaged"),
+        (Rows(pool=0, count=2, columns={"time_ns": zlib.compress(b"12345678" * 3)}), "damaged"),
+        (NewNames(sites=[(1, 1), (1, 3)]), "call 3"),
+        (NewNames(sites=[(9, 0)]), "line 9"),
+    ],
+)
+def test_what_points_to_nothing_is_refused(file: Path, wrong: Block, said: str) -> None:
+    """By what is wrong, when it is read and not when it is looked at; what is right beside it is read."""
+    heading = Heading(version=VERSION, began=0, wall=0.0, frames=1, program=[], process=1, python="", asyncmem="")
+    names = NewNames(places=[("a.py", 1, "f")], sites=[(1, 0)])
+    right = [heading, Pool(number=0, name="p", device="none", limit=1), names, row(site=1, level=4)]
+    file.write_bytes(MAGIC + b"".join(map(pack, right)))
+    assert len(list(read(file))) == 1
+    file.write_bytes(MAGIC + b"".join(map(pack, [*right, wrong])))
+    with pytest.raises(BadTrace, match=said):
+        read(file)
 
 
 def test_what_is_no_such_file_is_refused(file: Path) -> None:
