@@ -53,6 +53,7 @@ class Tap:
         self.cut = False
         self._keep = keep
         self._kept: deque[NDArray[np.void]] = deque()
+        self._count = 0  # rows of those
         self._dropped = 0
         self._last: NDArray[np.void] | None = None
         self._reserved = 0
@@ -79,10 +80,13 @@ class Tap:
         """Take out what has come since, and keep the newest of all that has come."""
         for part in self.parts():
             self._kept.append(part.rows)
+            self._count += len(part.rows)
             self.lost, self.cut = part.lost + self._dropped, part.cut
-        while sum(map(len, self._kept)) - len(self._kept[0] if self._kept else ()) >= self._keep:
-            self._dropped += len(self._kept[0])
-            self.lost += len(self._kept.popleft())
+        while self._kept and self._count - len(self._kept[0]) >= self._keep:
+            oldest = len(self._kept.popleft())
+            self._count -= oldest
+            self._dropped += oldest
+            self.lost += oldest
 
     def kept(self) -> NDArray[np.void]:
         """Answer what was collected."""

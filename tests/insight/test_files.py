@@ -335,3 +335,15 @@ def test_an_error_of_the_disk_is_raised_at_the_end(file: Path) -> None:
         with pytest.raises(OSError, match="Bad file descriptor"):
             recording.__exit__(None, None, None)
         assert not pool.house.core.logged
+
+
+def test_file_is_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may change its folder while it is recorded."""
+    monkeypatch.chdir(tmp_path)
+    with AsyncMemoryPool("simulated") as pool, Recording(pool, file="run.amem") as recording:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        pool.allocate(5).free()
+        assert len(recording.records().of(Kind.FREED)) == 1
+    assert len(recording.records().of(Kind.FREED)) == 1
+    assert (tmp_path / "run.amem").exists()
