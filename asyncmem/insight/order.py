@@ -71,8 +71,9 @@ def _completed(rows: NDArray[np.void], held: NDArray[np.void], began: int) -> ND
     """
     kinds = rows["kind"]
     undone = rows[kinds == Kind.UNDONE]
-    rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
-    kinds = rows["kind"]
+    if len(undone):
+        rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
+        kinds = rows["kind"]
     known = rows[(kinds == Kind.ALLOCATED) | (kinds == Kind.HELD)]
     # The row of a free tells of its allocation all but when it was, and that it does by how long it was held.
     ended = rows[kinds == Kind.FREED]

@@ -39,6 +39,8 @@ def righted(rows: NDArray[np.void]) -> NDArray[np.void]:
     sums = np.cumsum(change)
     lowest = np.minimum.reduceat(sums, firsts) - (sums - change)[firsts]
     lacking = lowest < 0
+    if not lacking.any() and not len(twice):
+        return rows  # and no copy of what may be all of the memory there is
     unlisted = np.zeros(np.count_nonzero(lacking), rows.dtype)
     unlisted["kind"], unlisted["number"], unlisted["time_ns"] = Kind.GREW, NOBODY, rows["time_ns"][0]
     unlisted["pool"], unlisted["address"] = moves["pool"][firsts[lacking]], places[firsts[lacking]]

@@ -130,6 +130,7 @@ class _Found:
             pools=self._pools,
         )  # fmt: skip
         held, rows = np.concatenate(self._held), np.concatenate(self._rows)
+        self._rows.clear()  # which may be as much memory again
         for told in (held, rows):
             need_sound(told, names, self._path)
         if self._ended is None:

@@ -5,7 +5,7 @@ Whoever reads records relies on it, so a file in which it does not hold is refus
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -35,12 +35,11 @@ def need_sound(rows: NDArray[np.void], names: Names, file: str) -> None:
             raise BadTrace(f"call {number} of line {place} from call {caller}", "those before it", file=file)
     ends = {"pool": len(names.pools), "site": len(names.sites), "task": len(names.tasks), "tag": len(names.tags)}
     for column, end in {**ends, "kind": len(Kind)}.items():
-        _need_below(end, rows, column, file)
+        _need_below(end, rows[column], column, file)
     for kind, end in _LEVELS.items():
-        _need_below(end, rows[rows["kind"] == kind], "level", file)
+        _need_below(end, rows["level"][rows["kind"] == kind], "level", file)
 
 
-def _need_below(end: int, rows: NDArray[np.void], column: str, file: str) -> None:
-    most = int(rows[column].max(initial=0))
-    if len(rows) and most >= end:
-        raise BadTrace(f"{column} {most}", f"one of {end}", file=file)
+def _need_below(end: int, numbers: NDArray[Any], what: str, file: str) -> None:
+    if len(numbers) and (most := int(numbers.max())) >= end:
+        raise BadTrace(f"{what} {most}", f"one of {end}", file=file)
