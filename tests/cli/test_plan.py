@@ -1,6 +1,7 @@
 """`asyncmem plan`: the plan of a recorded step, that a pool then serves by."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_figures_are_those_of_the_plan(invoke: Invoke, recorded: Path) -> None:
     assert (found["total"], found["most_live"]) == (392 * MIB, 168 * MIB)
     assert found["most_live"] <= found["peak"] <= found["most_reserved"]
     assert sum(one["saved"] for one in found["shared"]) > 0
+
+
+def test_it_says_what_takes_so_long(invoke: Invoke, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what to do about it, where there are very many buffers."""
+    ask = ("plan", str(recorded), "--pool", "mine")
+    assert not invoke(*ask).stderr
+    monkeypatch.setattr(sys.modules["asyncmem.cli.reports.plan"], "_MANY", 6)  # the package's `plan` is the command
+    assert "7 buffers take a while" in invoke(*ask).stderr
 
 
 def test_which_pool_must_be_said(invoke: Invoke, recorded: Path) -> None:

@@ -14,6 +14,9 @@ from asyncmem.insight.plan_files import spelled
 from asyncmem.insight.reserved import most_reserved
 from asyncmem.pool.placement import ReusePlan
 
+_MANY = 20_000
+"""So many buffers take about ten seconds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
@@ -59,14 +62,15 @@ def plan(
 
     With -o each buffer's place is written down, which a program has a pool serve by:
     `pool.apply_plan(asyncmem.insight.read_plan("PLAN.json"))`. A plan is begun anew with every step, so give the times
-    of one. What was live before is left out; what is not freed is live to the end. Ten thousand buffers take about a
-    second.
+    of one. What was live before is left out; what is not freed is live to the end. Ten thousand buffers take some
+    seconds.
     """
     if output is not None:
         need_free(Path(output), force=force)
     records = load(file)
     name = _pool_of(records, name)
     analyzer = LifetimeAnalyzer.from_records(records.in_pool(name), since=since or 0.0, until=until)
+    _warn_of_many(len(analyzer.lifetimes()))
     suggestions, found = analyzer.get_optimization_suggestions(), analyzer.compute_reuse_plan()
     if output is not None:
         with written(Path(output), force=force) as out:
@@ -98,6 +102,11 @@ def _pool_of(records: Records, name: str | None) -> str:
         raise click.ClickException("the recording has no pool")
     message = f"expected one of {', '.join(names)}, got {name or 'none, and there are several'}"
     raise click.BadParameter(message, param_hint="--pool")
+
+
+def _warn_of_many(buffers: int) -> None:
+    if buffers > _MANY:
+        click.echo(f"{buffers:,} buffers take a while to place: --since and --until take those of one step", err=True)
 
 
 def _show(planned: Planned, plan: ReusePlan, suggestions: ReuseSuggestions, console: Console) -> None:
