@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -347,3 +348,42 @@ def test_file_is_found_again_from_another_folder(tmp_path: Path, monkeypatch: py
         assert len(recording.records().of(Kind.FREED)) == 1
     assert len(recording.records().of(Kind.FREED)) == 1
     assert (tmp_path / "run.amem").exists()
+
+
+def wait_for(recording: Recording, state: str) -> None:
+    end = time.monotonic() + 60
+    while not repr(recording).endswith(f": {state}>"):
+        assert time.monotonic() < end, recording
+        time.sleep(0.001)
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.asyncio
+async def test_recording_that_is_cancelled_while_it_begins_is_over(
+    file: Path, monkeypatch: pytest.MonkeyPatch, *, early: bool
+) -> None:
+    """Whether the thread that opens the file is done after the cancellation, or before the loop hears of it."""
+    going, may = threading.Event(), threading.Event()
+    begin = Recording.__enter__
+
+    def slow(self: Recording) -> Recording:
+        going.set()
+        assert may.wait(60)
+        return begin(self)
+
+    monkeypatch.setattr(Recording, "__enter__", slow)
+    async with AsyncMemoryPool("simulated") as pool:
+        recording = Recording(pool, file=file)
+        task = asyncio.create_task(recording.__aenter__())
+        assert await asyncio.to_thread(going.wait, 60)
+        if not early:
+            may.set()
+            wait_for(recording, "going on")  # and the loop does not turn meanwhile
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may.set()
+        await asyncio.to_thread(wait_for, recording, "over")
+        pool.allocate(5).free()
+        assert not recording.records().of(Kind.FREED)
