@@ -152,7 +152,7 @@ def _on_device(
         for file, trace in traces
         for policy in policies
     ]
-    _tell(map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
+    _tell(traces, map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
     return all(entry.replay.completed for entry in entries)
 
 
@@ -166,7 +166,7 @@ def _advise(traces: Traces, policies: tuple[str, ...], model: Model, *, as_json:
         for _, one in found:
             advice.show(one, console)
 
-    _tell((advice.as_json(file, one) for file, one in found), show, as_json=as_json)
+    _tell(traces, (advice.as_json(file, one) for file, one in found), show, as_json=as_json)
     return True
 
 
@@ -188,13 +188,19 @@ def _on_model(
     if plot:
         with written(Path(plot), force=True) as out:
             out.write(page(entry.replay for entry in entries).encode("utf-8"))
-    _tell(map(table.as_json, entries), lambda console: table.show(entries, console), as_json=as_json)
+    _tell(traces, map(table.as_json, entries), lambda console: table.show(entries, console), as_json=as_json)
     return all(entry.replay.completed for entry in entries)
 
 
-def _tell(figures: Iterable[dict[str, object]], show: Callable[[Console], None], *, as_json: bool) -> None:
+def _tell(
+    traces: Traces, figures: Iterable[dict[str, object]], show: Callable[[Console], None], *, as_json: bool
+) -> None:
+    notes = {file: trace.note for file, trace in traces}
+    for file, note in notes.items():
+        if note:
+            click.echo(f"{file}: {note}", err=True)
     if as_json:
-        click.echo(json.dumps(list(figures), indent=2))
+        click.echo(json.dumps([{**one, "note": notes[str(one["file"])]} for one in figures], indent=2))
     else:
         show(paper(markup=True))
 
