@@ -66,9 +66,7 @@ class PagedSupply(Supply):
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         super().__init__(core, device, retire, turn, options)
-        self._late = options.late_fences
-        self._patience = options.patience
-        self._parts = _PARTS if options.limit is None else _FINE_PARTS
+        self._heed(options)
         self.clock = time.monotonic
         self._opened = self.clock()
         self._peak = 0
@@ -83,6 +81,9 @@ class PagedSupply(Supply):
     def reconfigure(self, options: PoolOptions, limit: int) -> None:
         """Go on with other options (with the turn held)."""
         super().reconfigure(options, limit)
+        self._heed(options)
+
+    def _heed(self, options: PoolOptions) -> None:
         self._late = options.late_fences
         self._patience = options.patience
         self._parts = _PARTS if options.limit is None else _FINE_PARTS
@@ -132,9 +133,6 @@ class PagedSupply(Supply):
     def _may_be_foreign(self, waiting: Waiting) -> bool:
         return self._has_several_streams() and waiting.capture is None and not self.keeps_apart(waiting)
 
-    def _has_several_streams(self) -> bool:
-        return len(self._core.stream_objects) > 1
-
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def growth_for(self, waiting: Waiting) -> Errand | None:
@@ -183,8 +181,8 @@ class PagedSupply(Supply):
         return None
 
     def growth_ahead(self) -> Errand | None:
-        """Decide on memory that nobody waits for: what `pregrow` names. The rest comes with what somebody waits for."""
-        missing = self.pregrow - self._core.reserved() - self.coming
+        """Decide on memory that nobody waits for: what `pregrow` or `need` names; the rest comes with who waits."""
+        missing = self.ready - self._core.reserved() - self.coming
         if missing <= 0:
             return None
         return self._errand_of(self._plan_pieces((missing,), 0, foreign=False, room=self._left(), most=0))
