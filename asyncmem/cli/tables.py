@@ -10,7 +10,7 @@ from rich.text import Text
 _WIDE: Final = 240
 """Columns for output that goes to a file or another program: nothing is cut there."""
 
-_LETTERS: Final = 20
+_LETTERS: Final = 12
 """So narrow a column of names may get before the whole table is wider than the screen."""
 _EDGES: Final = 2
 """Columns of the screen that part one column of a table from the next."""

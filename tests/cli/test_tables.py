@@ -22,14 +22,14 @@ def printed(width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [20, 60, 90, 110, 200])
 def test_no_figure_is_cut_and_no_column_is_missing(width: int) -> None:
-    """Names are folded, down to twenty letters; below that a line is longer than the screen."""
+    """Names are folded, down to twelve letters; below that a line is longer than the screen."""
     heading, *rows = printed(width)
     assert heading.split()[-2:] == ["line", "map"]
     whole = " ".join(rows)
     for figure in ("28.50 GiB", "1,234,567", "160 MiB", "█" * 30):
         assert figure in whole
     assert "…" not in whole + heading
-    assert max(map(len, rows)) <= max(width, 9 + 11 + 11 + 20 + 30 + 5 * 2)
+    assert max(map(len, rows)) <= max(width, 9 + 11 + 11 + 12 + 30 + 5 * 2)
     letters = "".join(row[9 + 11 + 11 + 6 :].replace("█", "").strip() for row in rows).replace(" ", "")
     assert letters == "/home/somebody/work/train.py:5(step)"
 
