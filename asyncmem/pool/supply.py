@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LATELY = 10_000
 """Allocations that an emptying of the caches has to last for."""
+_TIGHT = 64
+"""A limit is near of which such a part is left."""
 _LITTLE = 1.125
 """What may be reserved, in terms of the most that was live, so that they need not be emptied again."""
 
@@ -120,6 +122,11 @@ class Supply:
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit
         self.refused = None
+
+    def is_tight(self) -> bool:
+        """Say whether the limit is near."""
+        reserved = self._core.reserved()
+        return reserved + reserved // _TIGHT > self.limit
 
     def kinds(self) -> dict[int, str]:
         """Answer the kind of each of the heap's segments."""
