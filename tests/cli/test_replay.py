@@ -44,7 +44,8 @@ def test_the_table_has_a_line_a_program(invoke: Invoke) -> None:
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert [line.split()[0] for line in lines] == ["program", "gnn_sampled", "four_streams"]
-    assert "1.03" in lines[1]
+    (one,) = figures(invoke, GNN, "--lag", "20ms")
+    assert f" {one['reserved_over_requested']:.4f} " in lines[1]
 
 
 def test_help_keeps_the_lines_of_policies(invoke: Invoke) -> None:
