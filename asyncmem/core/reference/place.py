@@ -144,7 +144,7 @@ class Placement:
         return None
 
     def oldest_of(self, indexes: list[FreeIndex], search: Search) -> Block | None:
-        """Answer the block whose newest use by another stream has had the most fences since; then the smallest, lowest."""
+        """Answer the one whose newest use by another stream has had the most fences since, the smallest of those."""
         found: list[Block] = []
         for index in indexes:
             lists = [index.lists[cls] for cls in sorted(index.lists) if cls >= class_of(search.granules)]
