@@ -15,7 +15,7 @@ from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRe
 from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
 from asyncmem.devices.opencl.driver import find_devices
 from asyncmem.devices.opencl.ledger import Ledger
-from asyncmem.devices.opencl.watcher import Watcher
+from asyncmem.devices.watcher import Watcher
 
 if TYPE_CHECKING:
     import pyopencl as cl

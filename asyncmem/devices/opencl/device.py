@@ -14,8 +14,8 @@ from asyncmem.devices.opencl.pinned import OpenCLPinned
 from asyncmem.devices.opencl.place import find_place
 from asyncmem.devices.opencl.segments import Segments
 from asyncmem.devices.opencl.stream import OpenCLStream, OpenCLStreams
-from asyncmem.devices.opencl.watcher import Watcher
 from asyncmem.devices.pages import PAGE, bytes_at, bytes_of
+from asyncmem.devices.watcher import Watcher
 from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
