@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from asyncmem.devices.awaiting import wait_until_done
 from asyncmem.devices.base import Fence
 from asyncmem.devices.watcher import pause_after
 from asyncmem.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from asyncmem.devices.watcher import Watcher
 
@@ -28,8 +29,12 @@ class PolledFence(Fence):
         Raises:
             DeviceError: As `done`.
         """
+        return self.outlast(timeout) and self.done()
+
+    def outlast(self, timeout: float | None = None) -> bool:
+        """Wait on this thread until there is nothing left to wait for (**blocks**), without raising."""
         began = time.perf_counter()
-        while not self.done():
+        while not self.over():
             waited = time.perf_counter() - began
             if timeout is not None and waited >= timeout:
                 return False
@@ -47,6 +52,15 @@ class PolledFence(Fence):
     def forget(self, callback: Callable[[], None]) -> None:
         """Drop a callback that has not run."""
         self._watcher.drop(self, callback)
+
+    def __await__(self) -> Generator[object, object, None]:
+        """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind.
+
+        Raises:
+            DeviceError: As `done`.
+        """
+        yield from wait_until_done(self)
+        self.done()
 
     def over(self) -> bool:
         """Tell whether there is nothing left to wait for: the point is reached, or never will be."""

@@ -115,7 +115,6 @@ def _metal(request: pytest.FixtureRequest) -> Rig:
     device = open_metal(request)
     driver = device.driver
     gate = driver.make(device.mtl_device.newSharedEvent)
-    assert gate is not None
 
     def occupy(stream: Stream) -> None:
         assert isinstance(stream, MetalStream)

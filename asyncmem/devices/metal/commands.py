@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncmem.devices.metal.api import COMPLETED, FAILED
+from asyncmem.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from asyncmem.devices.metal.api import MTLCommandBuffer, MTLCommandQueue, MTLSharedEvent
     from asyncmem.devices.metal.driver import Driver
     from asyncmem.devices.metal.fence import MetalFence
-    from asyncmem.errors import DeviceError
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +37,7 @@ class Given:
 class _Failure:
     first: int
     last: int
+    """Up to where it concerns whoever asks; 0 while nobody has been told."""
     code: int
     words: str
 
@@ -101,17 +102,25 @@ class Commands:
                 self._driver.call(work.encodeSignalEvent_value_, self.event, self._marks)
                 return self._commit(work, signals=self._marks)
 
+    def over(self, position: int) -> bool:
+        """Tell whether everything up to there has ended, in whatever way."""
+        # What has ended is asked for no more: its queue may by now wait for one that waits for this point.
+        if self._ended < position:
+            self._look()
+        return self._ended >= position
+
     def reached(self, position: int) -> bool:
         """Tell whether everything up to there has ended.
 
         Raises:
-            DeviceError: It has, and some of it has failed, which nobody had seen when this was handed in.
+            DeviceError: It has, and some of it has failed, or of what it was behind; everybody is told who asks for
+                what was handed in before the first was told.
         """
-        self._look()
-        if self._ended < position:
+        if not self.over(position):
             return False
         for failure in self._failures:
-            if failure.first <= position <= failure.last:
+            if failure.first <= position <= (failure.last or position):
+                failure.last = failure.last or self._given
                 raise self._driver.failure("MTLCommandBuffer", failure.code, failure.words)
         return True
 
@@ -130,13 +139,13 @@ class Commands:
             except IndexError:
                 return
             status = self._driver.call(first.work.status)
-            if status not in (COMPLETED, FAILED):
-                # Were one of these to fail, its queue would have to be told.
-                for fence in first.behind:
-                    fence.over()
+            # Asked in any case: were one of these to fail, its queue would have to be told.
+            waits = [fence for fence in first.behind if not fence.over()]
+            if status not in (COMPLETED, FAILED) or waits:
                 return
             with self._driver.pool():
-                self._strike_off(first, self._driver.failure_of(first.work) if status == FAILED else None)
+                error = self._driver.failure_of(first.work) if status == FAILED else _error_before(first)
+                self._strike_off(first, error)
                 del first
 
     def _strike_off(self, first: Given, error: DeviceError | None) -> None:
@@ -144,8 +153,18 @@ class Commands:
             if not self._open or self._open[0] is not first:
                 return  # another thread has
             if error is not None:
-                self._failures.append(_Failure(first.position, self._given, error.code, error.code_name))
+                self._failures.append(_Failure(first.position, 0, error.code, error.code_name))
                 if first.signals:
                     self._driver.call(self.event.setSignaledValue_, max(first.signals, self.event.signaledValue()))
             self._open.popleft()
             self._ended = max(self._ended, first.position)
+
+
+def _error_before(given: Given) -> DeviceError | None:
+    """Answer what failed of that which it was behind, and so is a failure of what is behind it."""
+    for fence in given.behind:
+        try:
+            fence.done()
+        except DeviceError as error:
+            return error
+    return None

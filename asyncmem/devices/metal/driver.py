@@ -20,6 +20,7 @@ T = TypeVar("T")
 _INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
 _PACKAGE: Final = f"On macOS: pip install 'asyncmem[metal]'. {_INSTEAD}"
 _NO_CODE: Final = 0
+_NIL: Final = "it answers nil"
 
 
 def load(device: str) -> tuple[ModuleType, ModuleType]:
@@ -103,10 +104,21 @@ class Driver:
         """
         found = self.call(method, *args, **kwargs)
         if found is None:
-            raise self.failure(method.__name__, _NO_CODE, "it answers nil")
+            raise self.failure(method.__name__, _NO_CODE, _NIL)
         return found
 
-    def make(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def make(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method that makes a new object, and own that once.
+
+        Raises:
+            DeviceError: It fails, or makes none.
+        """
+        made = self.make_if_possible(method, *args, **kwargs)
+        if made is None:
+            raise self.failure(method.__name__, _NO_CODE, _NIL)
+        return made
+
+    def make_if_possible(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a method that makes a new object, and own that once; None where it makes none.
 
         Such an object comes with a reference that its caller owns. PyObjC up to 12.2.2 takes that for somebody else's
@@ -115,10 +127,11 @@ class Driver:
         Raises:
             DeviceError: It fails.
         """
-        made = self.call(method, *args, **kwargs)
-        if made is not None and not self._knows_that_it_owns(method):
-            made.release()  # type: ignore[attr-defined]  # every object of Objective-C has that
-        return made
+        with self.pool():
+            made = self.call(method, *args, **kwargs)
+            if made is not None and not self._knows_that_it_owns(method):
+                made.release()  # type: ignore[attr-defined]  # every object of Objective-C has that
+            return made
 
     def failure(self, call: str, code: int, words: str) -> DeviceError:
         """Make an error."""

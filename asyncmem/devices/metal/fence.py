@@ -38,8 +38,12 @@ class MetalFence(PolledFence):
         """Ask Metal whether the queue has come this far.
 
         Raises:
-            DeviceError: Work of this device before the fence has failed.
+            DeviceError: Work that the device handed in before the fence has failed.
         """
         if not self._reached:
             self._reached = self.commands.reached(self._position)
         return self._reached
+
+    def over(self) -> bool:
+        """Tell whether there is nothing left to wait for: the point is reached, or never will be."""
+        return self._reached or self.commands.over(self._position)

@@ -61,7 +61,7 @@ class Place:
         with self._lock, driver.pool():
             # It would give more than the device can use at a time, and whatever uses that fails.
             fits = whole <= self.memory().free
-            buffer = driver.make(self.gpu.newBufferWithLength_options_, whole, SHARED) if fits else None
+            buffer = driver.make_if_possible(self.gpu.newBufferWithLength_options_, whole, SHARED) if fits else None
             if buffer is None:
                 raise self._too_much(driver, nbytes)
             start = int(np.frombuffer(buffer.contents().as_buffer(whole), np.uint8).ctypes.data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
 from functools import partial
@@ -14,7 +13,7 @@ from asyncmem.devices.metal.api import SIGNALLED
 from asyncmem.devices.metal.commands import Commands
 from asyncmem.devices.metal.fence import MetalFence
 from asyncmem.devices.queues import QueueStreams
-from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,10 +74,7 @@ class MetalStream(Stream):
             DeviceError: Metal fails; nothing is called then.
         """
         driver = self.device.driver
-        with driver.pool():
-            gate = driver.make(self.device.mtl_device.newSharedEvent)
-        if gate is None:
-            raise driver.failure("newSharedEvent", 0, "it answers nil")
+        gate = driver.make(self.device.mtl_device.newSharedEvent)
         # One after another: whoever comes second must not be called first, and hold up the thread for the first.
         with self._turn:
             before = self.record()
@@ -96,8 +92,7 @@ def _wait_for(driver: Driver, gate: MTLSharedEvent, work: MTLCommandBuffer) -> N
 
 def _carry_out(before: MetalFence, work: Callable[[], None], gate: MTLSharedEvent) -> None:
     try:
-        with contextlib.suppress(DeviceError):  # whoever waits for it is told; here it only has to be over
-            before.block()
+        before.outlast()  # what failed of it is for whoever waits for a fence behind this
         work()
     finally:
         gate.setSignaledValue_(SIGNALLED)
@@ -136,9 +131,7 @@ class MetalStreams(QueueStreams[MetalStream, Commands, MetalFence]):
 
     def new_queue(self) -> Commands:
         """Make a queue."""
-        driver = self._driver
-        with driver.pool():
-            return self._over(driver.make(self._place.gpu.newCommandQueueWithMaxCommandBufferCount_, DEPTH))
+        return self._over(self._driver.make(self._place.gpu.newCommandQueueWithMaxCommandBufferCount_, DEPTH))
 
     def key_of(self, queue: Commands) -> int:
         """Return the address of Metal's object."""
@@ -169,8 +162,5 @@ class MetalStreams(QueueStreams[MetalStream, Commands, MetalFence]):
                 raise InvalidRequest("stream", source, wanted)
             return self._over(source)
 
-    def _over(self, queue: MTLCommandQueue | None) -> Commands:
-        event = self._driver.make(self._place.gpu.newSharedEvent) if queue is not None else None
-        if queue is None or event is None:
-            raise self._driver.failure("newCommandQueue" if queue is None else "newSharedEvent", 0, "it answers nil")
-        return Commands(self._driver, queue, event)
+    def _over(self, queue: MTLCommandQueue) -> Commands:
+        return Commands(self._driver, queue, self._driver.make(self._place.gpu.newSharedEvent))

@@ -4,6 +4,6 @@
 list, buffers that are real memory, events, faults on demand, and the rules of Metal: each breach is noted in `wrong`.
 """
 
-from .machine import FakeMetal
+from .machine import TIMED_OUT, FakeMetal
 
-__all__ = ["FakeMetal"]
+__all__ = ["TIMED_OUT", "FakeMetal"]
