@@ -53,13 +53,13 @@ def test_the_pool_is_asked_for_what_was_recorded(seed: int) -> None:
         assert np.array_equal(getattr(again, name)[: len(trace)], getattr(trace, name))
 
 
-@pytest.mark.parametrize("device", ["host", "simulated", Simulated(clock="wall"), "opencl"], ids=str)
+@pytest.mark.parametrize("device", ["host", "simulated", Simulated(clock="wall"), "opencl", "metal"], ids=str)
 def test_random_programs_complete_on_a_device_that_is_late(
     request: pytest.FixtureRequest, device: str | Simulated
 ) -> None:
     """On streams that sleep, and on either clock of the simulated device."""
-    if device == "opencl":
-        request.getfixturevalue("opencl")
+    if device in ("opencl", "metal"):
+        device = request.getfixturevalue(device)
     trace = random_program(7, SIZES, steps=300, streams=3)
     with AsyncMemoryPool(device) as pool:
         one = replay_on(pool, trace, lag=0.005, pace=0.1)

@@ -51,11 +51,6 @@ class FakeMetal:
         self._stopped = False
 
     @property
-    def gpu(self) -> MTLDevice:
-        """The first GPU."""
-        return self.gpus[0]
-
-    @property
     def left(self) -> int:
         """Bytes that can still be had, which may be more than the device uses well."""
         return self.spare - self.allocated

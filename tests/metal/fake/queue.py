@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 class MTLCommandQueue(objc_object):
-    def __init__(self, machine: FakeMetal, count: int) -> None:
-        super().__init__(machine, new=True)
+    def __init__(self, gpu: MTLDevice, count: int) -> None:
+        super().__init__(gpu.machine, new=True)
+        self._gpu = gpu
         self.waiting: deque[MTLCommandBuffer] = deque()
         self.outstanding = 0
         self._count = count
@@ -28,7 +29,7 @@ class MTLCommandQueue(objc_object):
 
     @method
     def device(self) -> MTLDevice:
-        return self.machine.gpu
+        return self._gpu
 
 
 class MTLDevice(objc_object):
@@ -70,11 +71,11 @@ class MTLDevice(objc_object):
 
     @method
     def newCommandQueueWithMaxCommandBufferCount_(self, count: int) -> MTLCommandQueue:
-        return MTLCommandQueue(self.machine, count)
+        return MTLCommandQueue(self, count)
 
     @method
     def newCommandQueue(self) -> MTLCommandQueue:
-        return MTLCommandQueue(self.machine, 64)
+        return MTLCommandQueue(self, 64)
 
     @method
     def newSharedEvent(self) -> MTLSharedEvent:
