@@ -122,20 +122,23 @@ class TestWork:
                 metal.fill(other.address + here, nbytes, there, metal.default_stream)
         assert (read(metal, other.address, 512) == model).all()
 
-    def test_by_several_threads_on_one_stream_is_done(self, metal: Metal, other: Segment) -> None:
-        """What the host does is done in the order in which the queue comes to it."""
+    def test_by_two_threads_on_one_stream_is_done(self, metal: Metal, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The queue comes to what the host does in the order in which the host does it, or both would wait for ever."""
+        stream, done = metal.create_stream(), []
+        second = threading.Thread(target=stream.run_on_host, args=(partial(done.append, 2),))
+        give = stream.commands.give
 
-        def fill(number: int) -> None:
-            for _ in range(20):
-                metal.fill(other.address + 5 * number, 5, number, metal.default_stream)
+        def interrupted(encode: Any) -> None:
+            monkeypatch.undo()
+            second.start()
+            second.join(0.05)  # which it survives, unless it overtakes
+            give(encode)
 
-        threads = [threading.Thread(target=fill, args=(number,)) for number in range(6)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        assert metal.default_stream.record().block(SOON)
-        assert list(read(metal, other.address, 30)) == [number for number in range(6) for _ in range(5)]
+        monkeypatch.setattr(stream.commands, "give", interrupted)
+        stream.run_on_host(partial(done.append, 1))
+        second.join(SOON)
+        assert stream.record().block(SOON)
+        assert done == [1, 2]
 
     def test_is_taken_while_none_of_it_runs(self, metal: Metal, other: Segment) -> None:
         """Metal's own queues would hold up the 65th who comes, and with it an event loop."""
@@ -351,7 +354,7 @@ class TestFinding:
             device("metal")
 
     @pytest.mark.fake_only
-    def test_is_automatic_where_cuda_has_no_gpu(self, fake: FakeDriver, machine: FakeMetal) -> None:
+    def test_is_automatic_where_cuda_has_no_gpu(self, machine: FakeMetal, fake: FakeDriver) -> None:
         """Before the host."""
         fake.devices(0)
         assert machine
@@ -360,7 +363,7 @@ class TestFinding:
         made.close()
 
     @pytest.mark.fake_only
-    def test_lists_it_before_the_host(self, fake: FakeDriver, machine: FakeMetal) -> None:
+    def test_lists_it_before_the_host(self, machine: FakeMetal, fake: FakeDriver) -> None:
         """With its room, or with what is wrong."""
         fake.devices(0)
         listed = {one.name: one for one in devices()}
