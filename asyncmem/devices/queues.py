@@ -51,6 +51,17 @@ class QueueStreams(ABC, Generic[S, Q, F]):
     def record(self, queue: Q) -> F:
         """Return a fence behind everything in a queue so far, by whomever."""
 
+    @abstractmethod
+    def find(self, source: object) -> S:
+        """Return the stream that `source` means; see the device's `stream_of`."""
+
+    @abstractmethod
+    def record_all(self) -> F:
+        """Return a fence behind everything in all queues so far, those of streams that are gone too."""
+
+    def end_threads(self) -> None:  # most have none
+        """Wait for the threads of all streams (blocks)."""
+
     def create(self, name: str | None = None, *, default: bool = False) -> S:
         """Make a stream with a queue of its own."""
         return self._enlist(self.new_queue(), name, _DEFAULT if default else self.book.next_handle())

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
 
 import pytest
 
@@ -18,7 +17,10 @@ REAL = os.environ.get("ASYNCMEM_TEST_METAL") == "real"
 @contextmanager
 def in_place(machine: FakeMetal) -> Iterator[None]:
     """Have the machine found by whoever looks for Metal."""
-    with patch.dict(sys.modules, machine.modules()):
+    # Nothing else goes back: what is imported meanwhile, such as a driver's module, can be loaded only once.
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in machine.modules().items():
+            patch.setitem(sys.modules, name, module)
         yield
 
 

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
 from asyncmem.devices.metal.driver import Driver
+from asyncmem.devices.metal.fence import MetalFence
 from asyncmem.devices.metal.place import KINDS, find_place
 from asyncmem.devices.metal.stream import MetalStream, MetalStreams
-from asyncmem.devices.pages import PAGE, Bytes, bytes_at, bytes_of
+from asyncmem.devices.pages import Bytes, bytes_at, bytes_of
+from asyncmem.devices.queued import Addressed, QueueDevice
 from asyncmem.devices.segments import SegmentBook
-from asyncmem.devices.watcher import Watcher
-from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLDevice
-    from asyncmem.devices.metal.fence import MetalFence
 
 WORD: Final = 4
 """On macOS Metal copies and fills whole words alone."""
 
 
-class Addressed(Protocol):
-    """A buffer, or an array over one."""
-
-    @property
-    def address(self) -> int:
-        """Where its first byte is."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many there are."""
-
-
-class Metal(Device):
+class Metal(QueueDevice[MetalStream, MetalFence]):
     """A GPU of a Mac, through PyObjC. **It has never run on one**: its tests run over a stand-in for Metal.
 
     Its memory is shared with the host, so the host reads and writes it directly, and does what Metal's own copies
@@ -54,7 +39,6 @@ class Metal(Device):
 
     kind = "metal"
     segment_kinds = KINDS
-    granularity = PAGE
     host_readable = True
     dlpack_device = (1, 0)  # kDLCPU: its addresses are the host's, and for kDLMetal they would have to be objects
 
@@ -69,41 +53,26 @@ class Metal(Device):
             BackendUnavailable: There is no PyObjC, or no such device.
             DeviceError: Metal fails.
         """
-        if index < 0:
-            raise InvalidRequest("index", index, "a device number from 0")
-        self.index = index
-        self.name = f"{self.kind}:{index}"
-        self.driver = Driver(self.name)
+        super().__init__(index)
+        self.driver: Driver = Driver(self.name)
         self.place = find_place(self.driver, index)
         self.mtl_device: MTLDevice = self.place.gpu
         self.has_unified_memory = self.place.unified
         self.capacity = self.place.total
         self._segments = SegmentBook(self.name, KINDS)
-        self._closed = False
-        self._watcher = Watcher(f"asyncmem {self.name} fences")
-        # A device that is forgotten without being closed leaves no thread either.
-        weakref.finalize(self, self._watcher.stop).atexit = False
         self.streams = MetalStreams(self, self.driver, self.place, self._watcher)
         self.default_stream: MetalStream = self.streams.create("default", default=True)
 
     def __repr__(self) -> str:
         return f"<Metal {self.name}: {'closed' if self._closed else self.mtl_device.name()}>"
 
-    @property
-    def driver_calls(self) -> int:
-        """How many calls of Metal this object has made."""
-        return self.driver.calls
-
     def memory(self) -> MemoryInfo:
         """Answer what of the recommended working set this process has not taken, and the host has free (blocks)."""
         return self.place.memory()
 
-    def suggest_capacity(self, nbytes: int) -> None:
-        """Ignore it: the device has a size of its own."""
-
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get a shared buffer (blocks), usable by the host and every stream at once."""
-        self._check_open()
+        self.check_open()
         self.stream_of(stream)
         nbytes, kind = self._segments.order(nbytes, kind)
         segment = self.place.take(self.driver, nbytes, kind)
@@ -125,11 +94,6 @@ class Metal(Device):
         """
         return self.place.find(part.address, part.nbytes)
 
-    def create_stream(self, name: str | None = None) -> MetalStream:
-        """Make a stream with a queue of its own."""
-        self._check_open()
-        return self.streams.create(name)
-
     def stream_of(self, source: object) -> MetalStream:
         """Return the stream meant by `source`.
 
@@ -141,13 +105,6 @@ class Metal(Device):
             InvalidRequest: It is something else, or of another device.
         """
         return self.streams.find(source)
-
-    def record_all(self) -> MetalFence:
-        """Return a fence behind everything handed in to every stream of this object, also to those that are gone.
-
-        Queues that it was not shown are not covered.
-        """
-        return self.streams.record_all()
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""
@@ -193,48 +150,16 @@ class Metal(Device):
             self.place.find(address, goal.size)
             self._on_host(stream, partial(np.copyto, goal, bytes_at(address, goal.size)))
 
-    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Copy from another object for the same device.
-
-        Raises:
-            InvalidRequest: It is another device.
-        """
-        self._check_peers("source_device", [source_device])
-        self.copy(target, source, nbytes, stream)
-
-    def grant_access(self, peers: Sequence[Device]) -> None:
-        """Do nothing for other objects of the same device: their memory is the same.
-
-        Raises:
-            InvalidRequest: One of `peers` is another device.
-        """
-        self._check_peers("peers", peers)
-
     def pinned(self) -> Metal:
         """Return the device itself: its memory is the host's."""
         return self
 
-    def close(self) -> None:
-        """Wait for all work, then end the threads (blocks); twice is fine. Segments stay as they are."""
-        if not self._closed:
-            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
-                self.record_all().block()
-            self._closed = True
-        self.streams.end_threads()
-        self._watcher.stop()
-        self._watcher.join()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise InvalidRequest("device", self, "a device that is open")
-
-    def _check_peers(self, what: str, peers: Sequence[Device]) -> None:
-        for peer in peers:
-            if not isinstance(peer, Metal) or peer.place is not self.place:
-                raise InvalidRequest(what, peer, f"another object for {self.name!r}: its memory is its own")
+    def shares_memory_with(self, peer: Device) -> bool:
+        """Tell whether it is of the same GPU."""
+        return isinstance(peer, Metal) and peer.place is self.place
 
     def _blit(self, stream: Stream, encode: Callable[[MTLBlitCommandEncoder], None]) -> None:
-        self._check_open()
+        self.check_open()
 
         def write(work: MTLCommandBuffer) -> None:
             blit = self.driver.get(work.blitCommandEncoder)
@@ -246,7 +171,7 @@ class Metal(Device):
         self.stream_of(stream).commands.give(write)
 
     def _on_host(self, stream: Stream, work: Callable[[], None]) -> None:
-        self._check_open()
+        self.check_open()
         self.stream_of(stream).run_on_host(work)
 
 
