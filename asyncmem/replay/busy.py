@@ -176,10 +176,10 @@ class OpenCLBusy(Busy):
 class MetalBusy(Busy):
     """Has the stream's thread on the host sleep."""
 
-    def give(self, stream: Stream, seconds: float) -> None:
-        """Put work of that length behind all that the stream has to do."""
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
         assert isinstance(stream, MetalStream)
-        stream.run_on_host(partial(time.sleep, seconds))
+        stream.run_on_host(partial(self.until, until))
 
 
 def busy_for(device: Device) -> Busy:
