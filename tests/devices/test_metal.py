@@ -152,6 +152,18 @@ class TestWork:
         assert stream.record().block(SOON)
         assert set(read(metal, other.address, 64)) == {299 - 256}
 
+    def test_that_nobody_asks_for_is_forgotten_once_it_has_run(
+        self, machine: FakeMetal, metal_of_machine: Metal
+    ) -> None:
+        """What comes next finds that out."""
+        metal = metal_of_machine
+        segment, stream = metal.allocate_segment(MIB), metal.default_stream
+        for _ in range(100):
+            metal.fill(segment.address, 64, 1, stream)
+        machine.wait(lambda: not machine.busy)
+        metal.fill(segment.address, 64, 1, stream)
+        assert len(stream.commands._open) == 1
+
     def test_is_refused_outside_of_the_devices_memory(self, metal: Metal, other: Segment) -> None:
         """Metal would have to be told of a buffer, and there is none."""
         end, host = other.address + other.nbytes, np.zeros(8, np.uint8)

@@ -70,7 +70,7 @@ class Commands:
             DeviceError: Metal fails; nothing has been handed in then.
         """
         with self._driver.pool():
-            work = self._driver.get(self.queue.commandBuffer)
+            work = self._begin()
             encode(work)
             with self._lock:
                 self._commit(work)
@@ -82,7 +82,7 @@ class Commands:
             DeviceError: Metal fails; nothing is held then.
         """
         with self._driver.pool():
-            work = self._driver.get(self.queue.commandBuffer)
+            work = self._begin()
             for fence in behind:
                 self._driver.call(work.encodeWaitForEvent_value_, fence.event, fence.value)
             with self._lock:
@@ -95,7 +95,7 @@ class Commands:
             DeviceError: Metal fails.
         """
         with self._driver.pool():
-            work = self._driver.get(self.queue.commandBuffer)
+            work = self._begin()
             with self._lock:
                 # Others wait for a value and more, so no later value may be signalled before this one.
                 self._marks += 1
@@ -123,6 +123,11 @@ class Commands:
                 failure.last = failure.last or self._given
                 raise self._driver.failure("MTLCommandBuffer", failure.code, failure.words)
         return True
+
+    def _begin(self) -> MTLCommandBuffer:
+        # Also for those who hand in and never ask.
+        self._look()
+        return self._driver.get(self.queue.commandBuffer)
 
     def _commit(self, work: MTLCommandBuffer, *, behind: tuple[MetalFence, ...] = (), signals: int = 0) -> Given:
         self._driver.call(work.commit)

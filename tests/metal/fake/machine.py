@@ -30,6 +30,7 @@ class FakeMetal:
         knows_who_owns: Whether PyObjC knows that new objects are owned by their caller, which it does from 12.2.3 on.
         delay: Seconds that each command buffer takes at least.
         calls: How often each method was called.
+        busy: The queues that have something to run.
         wrong: What Metal would not have forgiven.
     """
 
@@ -45,7 +46,7 @@ class FakeMetal:
         self.gpus = [MTLDevice(self, next(_numbers)) for _ in range(gpus)]
         self._faults: dict[str, tuple[int, str]] = {}
         self._failing: list[int] = []
-        self._busy: list[MTLCommandQueue] = []
+        self.busy: list[MTLCommandQueue] = []
         self._changed = threading.Condition(threading.RLock())
         self._running = False
         self._stopped = False
@@ -103,8 +104,8 @@ class FakeMetal:
         """Hand work in."""
         with self._changed:
             queue.waiting.append(work)
-            if queue not in self._busy:
-                self._busy.append(queue)
+            if queue not in self.busy:
+                self.busy.append(queue)
             if not self._running and not self._stopped:
                 self._running = True
                 # Metal's own threads are not Python's, so this one is not to be listed as one.
@@ -125,7 +126,7 @@ class FakeMetal:
     def _serve(self) -> None:
         with self._changed:
             while not self._stopped:
-                ran = [self._advance(queue) for queue in list(self._busy)]
+                ran = [self._advance(queue) for queue in list(self.busy)]
                 if not any(ran):
                     self._changed.wait()
 
@@ -152,7 +153,7 @@ class FakeMetal:
     def _end(self, queue: MTLCommandQueue, work: MTLCommandBuffer, state: int) -> bool:
         queue.waiting.popleft()
         if not queue.waiting:
-            self._busy.remove(queue)
+            self.busy.remove(queue)
         work.end(state)
         self._changed.notify_all()
         return True
