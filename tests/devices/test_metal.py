@@ -104,22 +104,28 @@ class TestWork:
         assert set(read(metal, other.address, 64)) == {value}
         assert set(read(metal, other.address + 65, 3)) == {value}
 
-    def test_of_all_places_and_sizes_is_done(self, metal: Metal, other: Segment) -> None:
-        """Metal does whole words, the host the rest, and each comes behind the other."""
-        random = np.random.default_rng(1)
+    @pytest.mark.parametrize("delay", [0, 0.0005])
+    def test_of_all_places_and_sizes_is_done(self, machine: FakeMetal, metal_of_machine: Metal, delay: float) -> None:
+        """Metal does whole words, the host the rest; each comes behind the other, on two streams that take turns."""
+        machine.delay = delay
+        metal, random = metal_of_machine, np.random.default_rng(1)
+        other, streams = metal.allocate_segment(MIB), (metal.default_stream, metal.create_stream())
         model = random.integers(0, 256, 512, np.uint8)
-        metal.copy_in(other.address, model.data, metal.default_stream)
-        for _ in range(60):
+        metal.copy_in(other.address, model.data, streams[0])
+        for turn in range(60):
+            stream = streams[turn % 2]
+            stream.wait(streams[turn % 2 - 1].record())
             there, here = int(random.integers(0, 100)), int(random.integers(256, 356))
             nbytes = int(random.integers(1, 100))
             if random.integers(2):
                 there, here, nbytes = there // 4 * 4, here // 4 * 4, -(-nbytes // 4) * 4
             if random.integers(2):
                 model[there : there + nbytes] = model[here : here + nbytes]
-                metal.copy(other.address + there, other.address + here, nbytes, metal.default_stream)
+                metal.copy(other.address + there, other.address + here, nbytes, stream)
             else:
                 model[here : here + nbytes] = there
-                metal.fill(other.address + here, nbytes, there, metal.default_stream)
+                metal.fill(other.address + here, nbytes, there, stream)
+        assert metal.record_all().block(SOON)
         assert (read(metal, other.address, 512) == model).all()
 
     def test_by_two_threads_on_one_stream_is_done(self, metal: Metal, monkeypatch: pytest.MonkeyPatch) -> None:
