@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Fence, Stream
@@ -40,7 +40,6 @@ class MetalStream(Stream):
         self.handle = handle
         self.commands = commands
         self._lane = lane
-        self._turn = threading.Lock()
         # Not at exit: daemon threads end with the interpreter anyway.
         weakref.finalize(self, lane.stop).atexit = False
 
@@ -72,30 +71,33 @@ class MetalStream(Stream):
 
         Raises:
             DeviceError: Metal fails; nothing is called then.
+            InvalidRequest: The device is closed.
         """
         driver = self.device.driver
-        gate = driver.make(self.device.mtl_device.newSharedEvent)
-        # One after another: whoever comes second must not be called first, and hold up the thread for the first.
-        with self._turn:
-            before = self.record()
+        gate, before = driver.make(self.device.mtl_device.newSharedEvent), self.record()
+        # First a place in the thread's order, then one in the queue's: whoever comes in between, be it a finalizer on
+        # this very thread, would else come before this in the one and behind it in the other, and both wait for ever.
+        holds: SimpleQueue[bool] = SimpleQueue()
+        self._lane.submit(partial(_carry_out, holds, before, work, gate))
+        given = False
+        try:
             self.commands.give(partial(_wait_for, driver, gate))
-            try:
-                self._lane.submit(partial(_carry_out, before, work, gate))
-            except InvalidRequest:  # the device is being closed
-                gate.setSignaledValue_(SIGNALLED)
-                raise
+            given = True
+        finally:
+            holds.put(given)
 
 
 def _wait_for(driver: Driver, gate: MTLSharedEvent, work: MTLCommandBuffer) -> None:
     driver.call(work.encodeWaitForEvent_value_, gate, SIGNALLED)
 
 
-def _carry_out(before: MetalFence, work: Callable[[], None], gate: MTLSharedEvent) -> None:
-    try:
+def _carry_out(holds: SimpleQueue[bool], before: MetalFence, work: Callable[[], None], gate: MTLSharedEvent) -> None:
+    if holds.get():  # the queue is held up for it
         before.outlast()  # what failed of it is for whoever waits for a fence behind this
-        work()
-    finally:
-        gate.setSignaledValue_(SIGNALLED)
+        try:
+            work()
+        finally:
+            gate.setSignaledValue_(SIGNALLED)
 
 
 class MetalStreams(QueueStreams[MetalStream, Commands, MetalFence]):
