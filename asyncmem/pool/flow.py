@@ -32,6 +32,7 @@ from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
 from asyncmem.pool.postmortem import Postmortem, log
 from asyncmem.pool.pressure import PressureWatch
+from asyncmem.pool.relief import Relief
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
 from asyncmem.pool.spilling import Spilling
@@ -99,6 +100,7 @@ class Flow(Desk):
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
         self.spilling = Spilling(self)
+        self.relief = Relief(self)
         self.pressure = PressureWatch(self, core)
         self.squeeze = Squeeze(self)
         self.upkeep = Upkeep(self)
@@ -303,8 +305,15 @@ class Flow(Desk):
     def waiters(self) -> Iterable[Waiting]:
         """Go through everybody who waits, in budgets too."""
         yield from self.queue
+        yield from self.relief.inside
         for budget in self.budgets:
             yield from budget.queue
+
+    def anyone_waits(self) -> bool:
+        """Say whether somebody stands in a queue (with the turn held)."""
+        return not (
+            self.queue.empty and self.relief.inside.empty and all(budget.queue.empty for budget in self.budgets)
+        )
 
     def close(self, error: Exception) -> None:
         """Refuse everything from now on, and fail who waits, first."""
@@ -405,6 +414,7 @@ class Flow(Desk):
                 self._serve()
             if head is not None and self.supply.by_pages and not (self.busy or head.inline):
                 self._provide_behind(head)
+            self._relieve()
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
@@ -432,6 +442,10 @@ class Flow(Desk):
                 for waiting in budget.queue.serve(budget.let_through, budget.room):
                     if not waiting.done:  # a budget may have memory of its own
                         budget.parent_queue.join(waiting)
+        for waiting in list(self.relief.inside):
+            if self._grant(waiting):
+                self._leave(waiting)
+                self._owed.append(waiting.wake)
         for waiting in self.queue.serve(self._grant, self._room):
             for tally in waiting.tallies():
                 tally.left(waiting)
@@ -462,7 +476,8 @@ class Flow(Desk):
 
     def _queue_up(self, waiting: Waiting, share: Share) -> None:
         if not share.may_wait:
-            waiting.finish(None, self.out_of_memory(waiting))
+            if not self.relief.take_in(waiting):
+                waiting.finish(None, self.out_of_memory(waiting))
             return
         most = self.options.max_waiting
         standing = sum(1 for _ in self.waiters()) if most is not None else 0
@@ -481,8 +496,8 @@ class Flow(Desk):
         return share.may_wait and not (self.queue.empty and share.queue.empty)
 
     def _leave(self, waiting: Waiting) -> None:
-        for queue in (self.queue, *(budget.queue for budget in self.budgets)):
-            queue.leave(waiting)
+        if waiting.queue is not None:
+            waiting.queue.leave(waiting)
         self._keep_promises(waiting)
         for tally in waiting.tallies():
             tally.left(waiting)
@@ -534,6 +549,13 @@ class Flow(Desk):
                 self._send(errand)
                 return
 
+    def _relieve(self) -> None:
+        errand = self.relief.errand() if self.may_spill and not self.busy else None
+        if errand is not None:
+            self._send(errand)
+        for waiting in self.relief.beyond():
+            self.withdraw(waiting, self.out_of_memory(waiting))
+
     def may_grow_behind(self, waiting: Waiting) -> bool:
         """Say whether a request behind the head may have memory made for it (with the turn held)."""
         room = self.supply.limit - self.core.live()
@@ -579,6 +601,8 @@ class Flow(Desk):
 
     def _let_look_again(self) -> None:
         self.blocking.errand_ended()
+        if len(self.relief.inside):
+            self.changed()
 
 
 def _is_plain(options: PoolOptions) -> bool:

@@ -38,7 +38,7 @@ class Share(Allocator):
 
     Attributes:
         name: What messages and statistics call it.
-        may_wait: Whether requests queue when there is no room; a lease's fail instead.
+        may_wait: Whether requests queue when there is no room; a lease's fail, unless its own memory may move.
         parent: What this is a part of; None for a pool.
     """
 
@@ -87,6 +87,15 @@ class Share(Allocator):
         raise NotImplementedError
 
     _flow: Flow | None = None  # known once the pool is open, and for as long as requests may be made
+
+    def held_up_at(self, waiting: Waiting) -> Share:
+        """Answer what has no room for a request that waits: this share, or one that it is a part of."""
+        assert self.parent is not None
+        return self.parent.held_up_at(waiting)
+
+    def shortage(self, nbytes: int) -> int:
+        """Answer how much has to become free here before so many bytes can be had; 1 where they are free in pieces."""
+        raise NotImplementedError
 
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that can never be granted, or None."""
@@ -309,9 +318,11 @@ class Share(Allocator):
         away, and keeps it there until the block ends. The buffer that was given is dead. At most `spill_limit` bytes
         of the host are used for this.
 
+        It moves where a full budget or lease that it is charged to holds a request up, or the pool where that is full.
+
         Raises:
-            InvalidRequest: It is not of this pool or its budgets, is pinned or exported, belongs to a lease or to a
-                captured graph, or its home stream is a mere number.
+            InvalidRequest: It is not of this pool, is pinned or exported, lies where a plan or a captured graph has it,
+                or its home stream is a mere number.
             BufferReleased: It has been freed.
         """
         from asyncmem.pool.spillable import Spillable
@@ -445,6 +456,16 @@ class Budget(Share):
     def unpromise(self, nbytes: int) -> None:
         """Stop counting a request that left: granted ones are counted by the core (with the turn held)."""
         self._promised -= nbytes
+
+    def held_up_at(self, waiting: Waiting) -> Share:
+        """Answer this budget, unless it has room and so a limit above it is what counts (with the turn held)."""
+        if self not in waiting.promised and waiting.total > self.room():
+            return self
+        return super().held_up_at(waiting)
+
+    def shortage(self, nbytes: int) -> int:
+        """Answer how much has to become free here before so many bytes can be had, at least 1."""
+        return max(nbytes - self.room(), 1)
 
 
 def _text(tag: object) -> str:
