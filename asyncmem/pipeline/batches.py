@@ -125,7 +125,7 @@ class StagedBatch:
         pool = self._staging.pool
         if self._staging.pinned and holds_up(pool, pieces):
             request = pool.pinned.allocate_async(buffer.nbytes, stream=buffer.stream, tag=self._staging.tag)
-            copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces, crew.share)]
+            copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces, crew)]
         else:
             copies = fill(buffer, pieces)
         self.filler.has(copies)

@@ -456,10 +456,12 @@ class Flow(Desk):
         return self.core.reserved() - self.core.live()
 
     def _grant(self, waiting: Waiting) -> bool:
-        return not waiting.overdue and self._grant_at_once(waiting)
+        # Growth that would spare a stream a wait comes for the head alone.
+        may_grow = self.supply.by_pages or waiting is self.queue.head()
+        return not waiting.overdue and self._grant_at_once(waiting, may_grow=may_grow)
 
-    def _grant_at_once(self, waiting: Waiting) -> bool:
-        found = self.taker.take(waiting)
+    def _grant_at_once(self, waiting: Waiting, *, may_grow: bool = True) -> bool:
+        found = self.taker.take(waiting, may_grow=may_grow)
         if found is not None:
             self._granted(waiting, found)
         return found is not None
