@@ -7,6 +7,7 @@ queue marks the flow as changed, and the turn pumps it before it lets go.
 
 from __future__ import annotations
 
+from bisect import insort
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -95,6 +96,7 @@ class Flow(Desk):
         self.kinds = Waiting, Request
         self.named = named_owner
         self.budgets = []
+        self.standing: dict[Budget, None] = {}  # budgets in which somebody stood when last looked at, or came since
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.ended_accounts: list[int] = []  # of closed budgets and leases, while something below them is held
         self.captures = Captures(self)
@@ -207,15 +209,17 @@ class Flow(Desk):
 
     def close_accounts(self) -> None:
         """Forget the accounts of closed budgets and leases of which nothing is held any more (with the turn held)."""
-        while gone := self._accounts_without_use():
-            for account in gone:
-                self.core.remove_account(account)
-            self.ended_accounts = [one for one in self.ended_accounts if one not in gone]
+        before: list[int] = []
+        while self.ended_accounts != before:  # the one above goes after the last below it
+            before = self.ended_accounts
+            self.ended_accounts = [account for account in before if not self._forget(account)]
 
-    def _accounts_without_use(self) -> list[int]:
-        accounts = [*self.ended_accounts, *(budget._account for budget in self.budgets)]
-        above = {self.core.account(account).parent for account in accounts}
-        return [one for one in self.ended_accounts if one not in above and not self.core.account(one).live]
+    def _forget(self, account: int) -> bool:
+        try:
+            self.core.remove_account(account)
+        except ValueError:
+            return False  # something of it is held, or an account below it is left
+        return True
 
     def deliver(self, waiting: Waiting, found: Buffer | Batch) -> None:
         """Hand what has been taken for a request to whoever waits (with the turn held)."""
@@ -306,13 +310,13 @@ class Flow(Desk):
         """Go through everybody who waits, in budgets too."""
         yield from self.queue
         yield from self.relief.inside
-        for budget in self.budgets:
+        for budget in self.standing:
             yield from budget.queue
 
     def anyone_waits(self) -> bool:
         """Say whether somebody stands in a queue (with the turn held)."""
         return not (
-            self.queue.empty and self.relief.inside.empty and all(budget.queue.empty for budget in self.budgets)
+            self.queue.empty and self.relief.inside.empty and all(budget.queue.empty for budget in self.standing)
         )
 
     def close(self, error: Exception) -> None:
@@ -320,7 +324,8 @@ class Flow(Desk):
         with self.turn:
             self.closed = self.refusing = error
             self.core.open = False
-            self.core.set_gate(0, True)
+            for account in (0, *(budget._account for budget in self.budgets)):
+                self.core.set_gate(account, True)
             for waiting in list(self.waiters()):
                 self.withdraw(waiting, error)
             self.spilling.let_stay()
@@ -437,11 +442,8 @@ class Flow(Desk):
     def _serve(self) -> None:
         if self.captures.open:
             self._serve_captures()
-        for budget in reversed(self.budgets):  # the inner ones were made last
-            if len(budget.queue):
-                for waiting in budget.queue.serve(budget.let_through, budget.room):
-                    if not waiting.done:  # a budget may have memory of its own
-                        budget.parent_queue.join(waiting)
+        if self.standing:
+            self._let_through()
         for waiting in list(self.relief.inside):
             if self._grant(waiting):
                 self._leave(waiting)
@@ -451,6 +453,16 @@ class Flow(Desk):
                 tally.left(waiting)
                 tally.misses += len(waiting.sizes)
             self._owed.append(waiting.wake)
+
+    def _let_through(self) -> None:
+        todo = sorted(self.standing, key=_number)  # the inner ones were made last
+        while todo:
+            budget = todo.pop()
+            for waiting in budget.queue.serve(budget.let_through, budget.room):
+                if not waiting.done:  # a budget may have memory of its own
+                    outer = budget.pass_on(waiting)
+                    if outer is not None and outer not in todo:
+                        insort(todo, outer, key=_number)
 
     def _room(self) -> int:
         return self.core.reserved() - self.core.live()
@@ -490,7 +502,7 @@ class Flow(Desk):
         for tally in waiting.tallies():
             tally.waits += 1
         self.count_passed()
-        share.queue.join(waiting)
+        share.join(waiting)
         self.core.set_gate(share._account, True)
         self._left_over = self._room()
 
@@ -510,8 +522,11 @@ class Flow(Desk):
         # Above a limit that was lowered every free is looked at, until enough has gone back.
         above = self.core.reserved() > self.supply.limit
         self.core.set_gate(0, closed or above or len(self.queue) > 0)
-        for budget in self.budgets:
-            self.core.set_gate(budget._account, closed or len(budget.queue) > 0)
+        for budget in list(self.standing):
+            stands = len(budget.queue) > 0
+            self.core.set_gate(budget._account, closed or stands)
+            if not stands:
+                del self.standing[budget]
         alone = self.queue.oldest() if len(self.queue) == 1 and not (closed or above) else None
         # What is under way for it serves the only one who waits, so until that comes hits pass it by as if there were
         # nobody, within the bypass budget. A budget's waiter has no more than a promise that they could use up.
@@ -610,6 +625,10 @@ class Flow(Desk):
 def _is_plain(options: PoolOptions) -> bool:
     """Say whether nothing is asked of every request that only the way in Python does."""
     return options.timeout is None and options.fallback is None and options.max_waiting is None
+
+
+def _number(budget: Budget) -> int:
+    return budget.number
 
 
 def _nothing() -> None:

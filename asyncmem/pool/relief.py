@@ -52,7 +52,7 @@ class Relief:
 
     def _next_ones(self) -> Iterator[Waiting]:
         yield from self.inside
-        for share in (self._flow.pool, *self._flow.budgets):
+        for share in (self._flow.pool, *self._flow.standing):
             head = share.queue.head()
             if head is not None and not head.inline:
                 yield head

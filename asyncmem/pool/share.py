@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 
+_numbers = itertools.count()
+
+
 class Share(Allocator):
     """A pool or a part of one. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`.
 
@@ -40,6 +44,7 @@ class Share(Allocator):
         name: What messages and statistics call it.
         may_wait: Whether requests queue when there is no room; a lease's fail, unless its own memory may move.
         parent: What this is a part of; None for a pool.
+        inside: The budgets that are parts of this, and of its parts.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Share(Allocator):
     def __init__(self, name: str, parent: Share | None = None) -> None:
         self.name = name
         self.parent = parent
+        self.inside: dict[Budget, None] = {}
         self.holdings = Holdings()
         self.tally = Tally()
 
@@ -70,6 +76,11 @@ class Share(Allocator):
     def queue(self) -> Queue[Waiting]:
         """Where requests of this share stand first."""
         return self.flow.queue
+
+    def join(self, waiting: Waiting) -> Budget | None:
+        """Have a request stand here (with the turn held), and answer the budget that it stands in, if it is one."""
+        self.queue.join(waiting)
+        return None
 
     def lineage(self) -> Iterator[Share]:
         """Go through this share and those that it is a part of, innermost first."""
@@ -358,6 +369,7 @@ class Budget(Share):
 
     def __init__(self, parent: Share, name: str, limit: int) -> None:
         super().__init__(name, parent)
+        self.number = next(_numbers)
         self._flow = flow = parent.flow
         self._limit = limit
         self._promised = 0
@@ -368,6 +380,8 @@ class Budget(Share):
         with flow.turn:
             flow.close_accounts()
             flow.budgets.append(self)
+            for share in parent.lineage():
+                share.inside[self] = None
             flow.shares[self._account] = self
 
     def __repr__(self) -> str:
@@ -389,11 +403,16 @@ class Budget(Share):
         """Where requests of this budget stand until it has room."""
         return self._queue
 
-    @property
-    def parent_queue(self) -> Queue[Waiting]:
-        """Where they stand next."""
+    def join(self, waiting: Waiting) -> Budget | None:
+        """Have a request stand here until there is room (with the turn held)."""
+        self._queue.join(waiting)
+        self.flow.standing[self] = None
+        return self
+
+    def pass_on(self, waiting: Waiting) -> Budget | None:
+        """Have a request stand next in what is around this (with the turn held); see `join`."""
         assert self.parent is not None
-        return self.parent.queue
+        return self.parent.join(waiting)
 
     def own_limit(self) -> int:
         """Answer the budget's limit in bytes."""
@@ -420,7 +439,7 @@ class Budget(Share):
         if flow is None:
             return
         with flow.turn:
-            inside = [one for one in flow.budgets if one is not self and self in one.lineage()]
+            inside = list(self.inside)
         for budget in inside:
             budget.close()
         with flow.turn:
@@ -429,6 +448,9 @@ class Budget(Share):
                 flow.withdraw(waiting, error)
             self._closed, self._flow = True, None
             flow.budgets.remove(self)
+            flow.standing.pop(self, None)
+            for share in self.lineage():
+                share.inside.pop(self, None)
             del flow.shares[self._account]
             flow.core.set_gate(self._account, False)
             flow.ended_accounts.append(self._account)
