@@ -16,6 +16,7 @@ from asyncmem.pipeline.crew import Crew
 from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
+from asyncmem.pipeline.streams import Lent
 from asyncmem.pipeline.transfer import Transfer
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
@@ -132,6 +133,7 @@ class DoubleBuffer:
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.__exit__(None, None, None)
+            self._lent.give_back()
 
     def _ask(self) -> Ready[Batch] | Request[Batch]:
         if self._entered:
@@ -143,10 +145,10 @@ class DoubleBuffer:
     def _begin(self, batch: Batch) -> Self:
         self._entered = True
         batch.__enter__()
-        self._batch = batch
+        self._batch, self._lent = batch, Lent(self._pool)
         for buffer in batch:
             # A stream for each, so that whoever waits for one waits for the data that is in it, and no other.
-            buffer.hand_over(self._pool.device.create_stream("filling"))
+            buffer.hand_over(self._lent.stream("filling"))
             self._free.append(_Slot(buffer, buffer.view(self._element.name, self._shape)))
         return self
 

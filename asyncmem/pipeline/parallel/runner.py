@@ -12,6 +12,7 @@ from asyncmem.pipeline.parallel.run import Run
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.pipeline.parallel.seat import Seat, Streams
 from asyncmem.pipeline.share import ranges
+from asyncmem.pipeline.streams import Lent
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.units import parse_count, parse_duration
 
@@ -140,6 +141,6 @@ class PipelineParallel:
         for pool in dict.fromkeys(self._pools):
             need_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
         if not self._streams:
-            devices = [pool.flow.pool.device for pool in self._pools]
-            self._streams = [Streams.of(device, name) for device, name in zip(devices, self._names, strict=True)]
+            self._lent = [Lent(pool.flow.pool) for pool in self._pools]
+            self._streams = [Streams.of(lent, name) for lent, name in zip(self._lent, self._names, strict=True)]
         return needs
