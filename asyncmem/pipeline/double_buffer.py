@@ -18,6 +18,7 @@ from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
 from asyncmem.pipeline.streams import Lent
 from asyncmem.pipeline.transfer import Transfer
+from asyncmem.pool.arrays import lengths_of
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
 
@@ -81,7 +82,7 @@ class DoubleBuffer:
         self._count = parse_count(buffers, what="buffers", least=2)
         self._share = share_of(pool)
         self._pool = pool_of(self._share)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._shape = lengths_of(shape)
         self._element = element_type(dtype)
         self._asked = stream
         self._pinned = pinned

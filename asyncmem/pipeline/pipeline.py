@@ -17,6 +17,7 @@ from asyncmem.pipeline.run import Run
 from asyncmem.pipeline.settle import Settled, settle
 from asyncmem.pipeline.stage import Function, Stage, as_stage
 from asyncmem.pool.home import running_home
+from asyncmem.pool.share import Share
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncmem.pipeline.plan import AnyStage
-    from asyncmem.pool.share import Share
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -53,7 +53,7 @@ class Pipeline(Generic[A, B]):
         name: What messages and statistics call it.
 
     Raises:
-        InvalidRequest: A stage is no async function, or there is none.
+        InvalidRequest: A stage is no async function, or there is none; or the pool is none.
     """
 
     @overload
@@ -81,6 +81,8 @@ class Pipeline(Generic[A, B]):
     def __init__(self, *stages: Joined[Any, Any], pool: Share, name: str | None = None) -> None:
         if not stages:
             raise InvalidRequest("stages", stages, "at least one")
+        if not isinstance(pool, Share):
+            raise InvalidRequest("pool", pool, "a pool or a budget")
         self.name = name or f"pipeline-{next(_numbers)}"
         self._stages: list[AnyStage] = [as_stage(one) for one in stages]
         self._pool = pool
@@ -153,8 +155,11 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
         assert self._lookout is not None
-        if in_flight == "auto":
+        asked: object = in_flight  # or type checkers would take the third case for impossible
+        if asked == "auto":
             most = IN_FLIGHT * sum(stage.workers for stage in self._stages)
+        elif isinstance(asked, str):
+            raise InvalidRequest("in_flight", in_flight, '"auto", or a whole number from 1')
         else:
             most = parse_count(in_flight, what="in_flight", least=1)
         run = Run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
@@ -63,6 +63,8 @@ class Layout:
         Raises:
             InvalidRequest: One of the arguments cannot be right.
         """
+        if not isinstance(specs, Iterable):
+            raise InvalidRequest("specs", specs, "a list of them")
         step = parse_size(align, what="align")
         if step.bit_count() != 1 or step > GRANULE:
             raise InvalidRequest("align", align, f"a power of two up to {GRANULE}")
@@ -183,9 +185,21 @@ def _read(spec: object, dtype: object) -> tuple[tuple[int, ...], object]:
     elif not isinstance(spec, Integral) and hasattr(spec, "shape") and hasattr(spec, "dtype"):
         shape, kind = spec.shape, spec.dtype
     try:
+        return lengths_of(shape), kind
+    except InvalidRequest as wrong:
+        raise InvalidRequest("specs", spec, f"{_EXPECTED}, with {wrong.expected}") from None
+
+
+def lengths_of(shape: object) -> tuple[int, ...]:
+    """Read the lengths of an array's dimensions, one of which may stand alone.
+
+    Raises:
+        InvalidRequest: They are no whole numbers, or below zero.
+    """
+    try:
         lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
     except TypeError:
-        raise InvalidRequest("specs", spec, _EXPECTED) from None
+        lengths = (-1,)
     if any(length < 0 for length in lengths):
-        raise InvalidRequest("specs", spec, f"{_EXPECTED}, with lengths of 0 and above")
-    return lengths, kind
+        raise InvalidRequest("shape", shape, "lengths of 0 and above")
+    return lengths

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, PoolClosed
-from asyncmem.pool.arrays import ALIGN, Layout
+from asyncmem.pool.arrays import ALIGN, Layout, lengths_of
 from asyncmem.pool.graph import is_captured
 from asyncmem.pool.holdings import Holdings, OwnerName, named_owner
 from asyncmem.pool.home import running_home
@@ -178,7 +178,7 @@ class Share(Allocator):
         if tag is not None:
             waiting.tag = _text(tag)
         if priority != 0:
-            waiting.priority = _whole(priority)
+            waiting.priority = parse_priority(priority)
         if timeout is not None:
             waiting.limit_to(parse_duration(timeout))
         elif patient:
@@ -208,7 +208,7 @@ class Share(Allocator):
             dtype: Anything numpy takes, or "bfloat16" and the "float8_..." names.
             stream: Home stream, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
         """
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        dims = lengths_of(shape)
         nbytes = math.prod(dims) * dtype_size(dtype)
         buffer = await self.allocate_async(nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
         return buffer.view(dtype, dims)
@@ -496,7 +496,12 @@ def _text(tag: object) -> str:
     raise InvalidRequest("tag", tag, "text or None")
 
 
-def _whole(priority: object) -> int:
+def parse_priority(priority: object) -> int:
+    """Read a priority.
+
+    Raises:
+        InvalidRequest: It is no integer.
+    """
     if isinstance(priority, int) and not isinstance(priority, bool):
         return priority
     raise InvalidRequest("priority", priority, "an integer; larger is sooner")

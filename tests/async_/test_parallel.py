@@ -221,6 +221,8 @@ def test_what_cannot_be_right_is_refused(everywhere: Run) -> None:
                 PipelineParallel([], pool)
             with pytest.raises(InvalidRequest, match="pools: expected one, or one for each of 2 stages, got 3"):
                 PipelineParallel(model, [pool, pool, pool])
+            with pytest.raises(InvalidRequest, match="pools: expected a pool or a budget"):
+                PipelineParallel(model, ["host", "host"])  # type: ignore[list-item]  # what this is about
             with pytest.raises(InvalidRequest, match="schedule"):
                 PipelineParallel(model, pool, schedule="2f2b")  # type: ignore[arg-type]
             with pytest.raises(InvalidRequest, match="ahead"):

@@ -170,6 +170,9 @@ def test_arguments_are_looked_at_when_it_is_made() -> None:
             DoubleBuffer(pool, SHAPE, workers=0)
         with pytest.raises(InvalidRequest, match="a pool, a budget"):
             DoubleBuffer(object(), SHAPE)  # type: ignore[arg-type]  # what is tested
+        for wrong in [(2, -1), "x", 1.5]:
+            with pytest.raises(InvalidRequest, match="shape: expected lengths of 0 and above"):
+                DoubleBuffer(pool, wrong)  # type: ignore[arg-type]  # likewise
         feed = DoubleBuffer(pool.budget("feed", limit=MIB), MIB)
         assert repr(feed) == f"<asyncmem.pipeline.DoubleBuffer of 2 x float32[{MIB}]: not in use>"
         with pytest.raises(OutOfMemoryError), feed:
