@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -136,6 +138,64 @@ def test_a_group_of_errors_is_told_by_its_errors(virtually: Run) -> None:
     virtually(main)
 
 
+def test_whoever_passed_an_error_on_goes_on() -> None:
+    """An error may have come from a task that is still at work: a service that answers many, and has caught it."""
+    answered: list[int] = []
+
+    async def serve(requests: asyncio.Queue[tuple[int, asyncio.Future[int]]]) -> None:
+        while True:
+            number, answer = await requests.get()
+            try:
+                answer.set_result([0, 1, 3, 4, 5, 6].index(number))
+            except ValueError as error:
+                answer.set_exception(error)
+            answered.append(number)
+
+    async def main() -> None:
+        requests: asyncio.Queue[tuple[int, asyncio.Future[int]]] = asyncio.Queue()
+
+        async def ask(item: int, pool: StageShare) -> int:  # noqa: ARG001 - it needs no memory
+            answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            requests.put_nowait((item, answer))
+            return await answer
+
+        service = asyncio.create_task(serve(requests))
+        async with stepped_pool(LIMIT) as pool, Pipeline(ask, pool=pool) as pipe:
+            with pytest.raises(StageError, match="2 is not in list"):
+                async for _ in pipe.map(range(4)):
+                    pass
+            assert [one async for one in pipe.map([5, 6])] == [4, 5]
+        assert answered[-2:] == [5, 6]
+        service.cancel()
+
+    run_steps(main())
+
+
+def test_whoever_leaves_by_an_error_goes_on_after_the_block(virtually: Run) -> None:
+    """What ends the workers has that error behind it, and behind that the block that waits for their end."""
+
+    @stage(workers=3)
+    async def slow(item: int, pool: StageShare) -> int:
+        async with pool.allocate_async(MIB):
+            await anyio.sleep(1 if item == 0 else 100)
+        return item
+
+    async def main() -> None:
+        ends: list[str] = []
+        async with stepped_pool(LIMIT) as pool:
+            try:
+                async with Pipeline(slow, pool=pool) as pipe:
+                    async for item in pipe.map(range(6)):
+                        ends[item + 1]
+            except IndexError:
+                ends.append("left")
+            await anyio.sleep(1)
+            whole(pool)
+        assert ends == ["left"]
+
+    virtually(main)
+
+
 def test_an_error_of_cleanup_does_not_hide_the_first(virtually: Run) -> None:
     """A worker that is cancelled because of it may raise something else."""
 
@@ -155,3 +215,44 @@ def test_an_error_of_cleanup_does_not_hide_the_first(virtually: Run) -> None:
                 await anext(pipe.map(range(3)))
 
     virtually(main)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import anyio
+from asyncmem import AsyncMemoryPool
+from asyncmem.pipeline import Pipeline, stage
+
+def interrupt():
+    time.sleep(0.2)  # until nothing runs, most likely, so that the loop's own task is interrupted
+    os.kill(os.getpid(), signal.SIGINT)
+
+@stage(workers=2)
+async def hang(item, pool):
+    async with pool.allocate_async(1000):
+        if item == 1:
+            threading.Thread(target=interrupt).start()
+        await anyio.sleep(1000)
+
+async def main():
+    async with AsyncMemoryPool("host", limit="1 MiB") as pool:
+        try:
+            async with Pipeline(hang, pool=pool) as pipe:
+                async for _ in pipe.map(range(9)):
+                    pass
+        finally:
+            print(pool.stats().allocated_bytes, "bytes left")
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except* KeyboardInterrupt:  # trio may raise it in any task, and so in a group
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_control_c_ends_it(backend: str) -> None:
+    """With the interrupt itself, and nothing held: the loop's own frames are behind what ends the workers."""
+    program = [sys.executable, "-c", INTERRUPTED, backend]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr) == ("0 bytes left\ninterrupted\n", "")
