@@ -1,8 +1,13 @@
 """Element types of arrays: numpy's plain kinds, and the short floats of accelerators that numpy has no name for."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -92,3 +97,24 @@ def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
 def dtype_size(dtype: object) -> int:
     """Answer the bytes of one element of a dtype or a name."""
     return element_type(dtype).itemsize
+
+
+def extent(shape: int | Sequence[int], dtype: object) -> tuple[tuple[int, ...], int]:
+    """Answer the dimensions of an array, a lone length among them, and the bytes that it takes."""
+    dims = lengths_of(shape)
+    return dims, math.prod(dims) * dtype_size(dtype)
+
+
+def lengths_of(shape: object) -> tuple[int, ...]:
+    """Read the lengths of an array's dimensions, one of which may stand alone.
+
+    Raises:
+        InvalidRequest: They are no whole numbers, or below zero.
+    """
+    try:
+        lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
+    except TypeError:
+        lengths = (-1,)
+    if any(length < 0 for length in lengths):
+        raise InvalidRequest("shape", shape, "lengths of 0 and above")
+    return lengths

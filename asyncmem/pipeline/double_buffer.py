@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
-from asyncmem.core import element_type
+from asyncmem.core import element_type, lengths_of
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.pipeline.crew import Crew
 from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
@@ -18,7 +18,6 @@ from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
 from asyncmem.pipeline.streams import Lent
 from asyncmem.pipeline.transfer import Transfer
-from asyncmem.pool.arrays import lengths_of
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
 

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
-from operator import index
 from typing import TYPE_CHECKING, Self, final, overload
 
-from asyncmem.core import GRANULE, element_type
+from asyncmem.core import GRANULE, element_type, lengths_of
 from asyncmem.errors import InvalidRequest
 from asyncmem.units import parse_size
 
@@ -188,18 +187,3 @@ def _read(spec: object, dtype: object) -> tuple[tuple[int, ...], object]:
         return lengths_of(shape), kind
     except InvalidRequest as wrong:
         raise InvalidRequest("specs", spec, f"{_EXPECTED}, with {wrong.expected}") from None
-
-
-def lengths_of(shape: object) -> tuple[int, ...]:
-    """Read the lengths of an array's dimensions, one of which may stand alone.
-
-    Raises:
-        InvalidRequest: They are no whole numbers, or below zero.
-    """
-    try:
-        lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
-    except TypeError:
-        lengths = (-1,)
-    if any(length < 0 for length in lengths):
-        raise InvalidRequest("shape", shape, "lengths of 0 and above")
-    return lengths
