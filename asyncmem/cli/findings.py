@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from asyncmem.cli import metal, opencl
+from asyncmem.cli.listing import Findings as Listing
 from asyncmem.cli.machine import Machine, look_around
 from asyncmem.cli.nvidia import Card, Findings, look_for_driver
-from asyncmem.cli.opencl import look_for_devices
 from asyncmem.devices import Host
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_duration, format_share, format_size
@@ -87,14 +88,14 @@ def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
         yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
     for index, card in enumerate(nvidia["cards"]):
         yield _gpu(f"cuda:{index}", card)
-    yield from _opencl()
+    yield from _listed("metal", metal.look_for_devices())
+    yield from _listed("opencl", opencl.look_for_devices())
 
 
-def _opencl() -> Iterator[DeviceLine]:
-    findings = look_for_devices()
-    if not findings["devices"]:
-        yield DeviceLine(name="opencl", available=False, detail=findings["reason"] or "")
-    for one in findings["devices"]:
+def _listed(kind: str, listing: Listing) -> Iterator[DeviceLine]:
+    if not listing["devices"]:
+        yield DeviceLine(name=kind, available=False, detail=listing["reason"] or "")
+    for one in listing["devices"]:
         what, total, free = one["what"], one["total_bytes"], one["free_bytes"]
         if free is None:
             state = f"{format_size(total)}; not usable: {one['reason']}"
