@@ -12,6 +12,8 @@ asks which are done. It is a part of the compiled core, whose doors go straight 
 * **Users other than home** are fenced at the free, not when they are named: what they do comes in between. With
   `fence_every` several frees of little memory share a fence, at the price of covering what the stream is given to do
   until then.
+* **Large frees at home** have a fence of their own for a while after a stream has waited for another one: later takers
+  wait for the work before the free, and not for what the stream is given to do after it.
 * **A late fence**, recorded when another stream takes the memory, covers later work too, and hangs where that work
   waits for the taker. It comes last, is counted, and may be forbidden.
 * **A stream that nobody keeps alive** (a raw number) has its fences recorded at the free itself, the home's own too.

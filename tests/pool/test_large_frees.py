@@ -94,3 +94,22 @@ def test_a_fence_that_cannot_be_recorded_keeps_nobody_from_freeing() -> None:
         assert pool.stats().allocated_bytes == 0
         use(pool, one)
         device.run_until_idle()
+
+
+def test_the_block_whose_fences_lie_furthest_back_is_taken() -> None:
+    """Though another one fits as well and lies lower: who takes it waits for less."""
+    device = quick_device()
+    one, other, taker = (device.create_stream(name) for name in ("one", "other", "taker"))
+    with SteppedPool(device, limit=2 * SIZE + MIB, segment_size=2 * SIZE, overlap=0) as pool:
+        use(pool, device.default_stream)
+        low, high = pool.allocate(SIZE, stream=one), pool.allocate(SIZE, stream=other)
+        assert low.address < high.address
+        other.launch(1.0, writes=[high])
+        high.free()
+        with pool.allocate(1000, stream=other) as small:
+            small.use_on(one)  # a fence more of that stream's
+        one.launch(5.0, writes=[low])
+        low.free()
+        with pool.allocate(SIZE, stream=taker):
+            assert taker.record().at == pytest.approx(2.0)
+        device.run_until_idle()
