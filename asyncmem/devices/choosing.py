@@ -8,7 +8,7 @@ from typing import Final
 
 from asyncmem.devices.base import Device
 from asyncmem.devices.cuda import Cuda
-from asyncmem.devices.cuda.driver import count_devices
+from asyncmem.devices.cuda.interface import CUDA
 from asyncmem.devices.host import Host
 from asyncmem.devices.opencl import OpenCL
 from asyncmem.devices.opencl.driver import find_devices, is_processor
@@ -121,7 +121,7 @@ def _opencl_devices(*, nvidia: bool) -> Iterator[DeviceInfo]:
 
 def _cards() -> Iterator[DeviceInfo]:
     try:
-        count = count_devices()
+        count = CUDA.count_devices()
     except (BackendUnavailable, DeviceError) as error:
         yield DeviceInfo(name="cuda", reason=_words(error))
         return

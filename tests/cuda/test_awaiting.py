@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from asyncmem.devices import Cuda, CudaFence, CudaStream
-from asyncmem.devices.cuda import waits
+from asyncmem.devices.gpu import waits
 from asyncmem.errors import DeviceError, InvalidRequest
 
 from .fake import FakeDriver

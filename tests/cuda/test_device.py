@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from asyncmem.devices import Cuda, CudaStream, Device, Host, Simulated, device
-from asyncmem.devices.cuda.space import Space
-from asyncmem.devices.cuda.virtual import MIB, VirtualSegments, handle_sizes
+from asyncmem.devices.gpu.space import Space
+from asyncmem.devices.gpu.virtual import MIB, VirtualSegments, handle_sizes
 from asyncmem.devices.pages import bytes_at
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from asyncmem.devices import Cuda, Segment
-from asyncmem.devices.cuda.ordered import OrderedSegments
+from asyncmem.devices.gpu.ordered import OrderedSegments
 from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
@@ -171,7 +171,7 @@ def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriv
 
 def may_use(peer: Cuda, device: Cuda, segment: Segment) -> bool:
     """Ask the driver whether another device has access to a segment of this one."""
-    location = device.driver._location(peer.index)
+    location = device.driver.location(peer.index)
     with peer.context.entered():
         if segment.kind == "virtual":
             flags = [device.driver.call("cuMemGetAccess", location, at) for at in ends(segment)]

@@ -142,7 +142,7 @@ class TestFaults:
 
 class TestPeers:
     def may_use(self, device: Cuda, peer: Cuda, *addresses: int) -> list[bool]:
-        location = device.driver._location(peer.index)
+        location = device.driver.location(peer.index)
         with device.context.entered():
             return [int(device.driver.call("cuMemGetAccess", location, at)) == 3 for at in addresses]
 

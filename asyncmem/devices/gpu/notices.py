@@ -12,7 +12,7 @@ from asyncmem.devices.notices import call_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.devices.cuda._calls import Fence, Sink, Watcher
+    from asyncmem.devices.gpu._calls import Fence, Sink, Watcher
 
 
 class Notices:

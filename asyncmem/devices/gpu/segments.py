@@ -7,14 +7,14 @@ import warnings
 from typing import TYPE_CHECKING, Protocol
 
 from asyncmem.devices.base import Segment
-from asyncmem.devices.cuda.driver import ENDED
+from asyncmem.devices.gpu.interface import ENDED
 from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from asyncmem.devices.cuda._calls import Context
+    from asyncmem.devices.gpu._calls import Context
 
 
 class Source(Protocol):

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 namespace {
 
 using std::chrono::microseconds;
@@ -159,4 +159,4 @@ bool Watcher::sweep(std::vector<Watched> &watched) {
 
 std::shared_ptr<Watcher> make_watcher(Context &context) { return std::make_shared<Watcher>(context); }
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

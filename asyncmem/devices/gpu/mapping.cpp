@@ -1,6 +1,6 @@
 #include "mapping.hpp"
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 namespace {
 
 constexpr int pinned = 1;
@@ -85,4 +85,4 @@ Outcome Mapping::clear() {
     return outcome;
 }
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

@@ -25,32 +25,35 @@ cdef extern from "fence_calls.h" nogil:
     ctypedef struct AsyncmemFenceCalls:
         void *context
 
-cdef extern from "table.hpp" namespace "asyncmem::cuda" nogil:
+cdef extern from "table.hpp" namespace "asyncmem::gpu" nogil:
     ctypedef int Code
     ctypedef void *Handle
-    Code SUCCESS "asyncmem::cuda::success"
-    Code NOT_INITIALIZED "asyncmem::cuda::not_initialized"
-    Code DEINITIALIZED "asyncmem::cuda::deinitialized"
-    Code NOT_READY "asyncmem::cuda::not_ready"
+    Code SUCCESS "asyncmem::gpu::success"
+    Code NOT_INITIALIZED "asyncmem::gpu::not_initialized"
+    Code DEINITIALIZED "asyncmem::gpu::deinitialized"
+    Code NOT_READY "asyncmem::gpu::not_ready"
     cdef cppclass Table:
+        uint64_t legacy
         Code cuInit(unsigned)
         Code cuDriverGetVersion(int *)
         Code cuGetErrorName(Code, const char **)
+        Code hipGetLastError()
         Code cuDeviceGetCount(int *)
         Code cuStreamGetId(Handle, unsigned long long *)
         Code cuStreamGetCtx(Handle, Handle *)
     cdef cppclass Missing:
         char text[512]
-    const Table *load_table "asyncmem::cuda::load"(Missing &)
+    const Table *load_cuda(Missing &)
+    const Table *load_hip(const char *, Missing &)
     void set_finalizing(int (*)())
     void started()
-    cbool is_gone "asyncmem::cuda::gone"()
+    cbool is_gone "asyncmem::gpu::gone"()
     Handle as_handle(uint64_t)
 
-cdef extern from "context.hpp" namespace "asyncmem::cuda" nogil:
-    cdef cppclass CFence "asyncmem::cuda::Fence":
+cdef extern from "context.hpp" namespace "asyncmem::gpu" nogil:
+    cdef cppclass CFence "asyncmem::gpu::Fence":
         atomic[int] references
-    cdef cppclass CContext "asyncmem::cuda::Context":
+    cdef cppclass CContext "asyncmem::gpu::Context":
         const Table &driver
         AsyncmemFenceCalls calls
         atomic[uint64_t] call_count
@@ -79,25 +82,25 @@ cdef extern from "context.hpp" namespace "asyncmem::cuda" nogil:
         Entered(CContext &)
         Code code()
 
-cdef extern from "mapping.hpp" namespace "asyncmem::cuda" nogil:
+cdef extern from "mapping.hpp" namespace "asyncmem::gpu" nogil:
     cdef cppclass Outcome:
         Code code
         const char *call
-    cdef cppclass CMapping "asyncmem::cuda::Mapping":
+    cdef cppclass CMapping "asyncmem::gpu::Mapping":
         CMapping(CContext &, uint64_t)
         Outcome map(const vector[uint64_t] &, const vector[int] &, uint64_t) except +
         Outcome allow(const vector[int] &, cbool, uint64_t) except +
         Outcome clear()
 
-cdef extern from "watch.hpp" namespace "asyncmem::cuda" nogil:
+cdef extern from "watch.hpp" namespace "asyncmem::gpu" nogil:
     cdef cppclass Notice:
         uint64_t token
         Code code
-    cdef cppclass CSink "asyncmem::cuda::Sink":
+    cdef cppclass CSink "asyncmem::gpu::Sink":
         int descriptor()
         vector[Notice] take()
         void wake()
-    cdef cppclass CWatcher "asyncmem::cuda::Watcher":
+    cdef cppclass CWatcher "asyncmem::gpu::Watcher":
         void watch(CFence *, shared_ptr[CSink], uint64_t)
         void forget(const CSink *, uint64_t)
         void stop(cbool)
@@ -105,53 +108,72 @@ cdef extern from "watch.hpp" namespace "asyncmem::cuda" nogil:
 
 set_finalizing(asyncmem_finalizing)
 
-cdef const Table *_table = NULL
 
+cdef class Library:
+    """A driver's library, found at run time."""
 
-def load():
-    """Load the driver's library; answer why it cannot be, or nothing."""
-    global _table
-    cdef Missing why
-    _table = load_table(why)
-    return "" if _table != NULL else why.text.decode(errors="replace")
+    cdef const Table *table
 
+    def load_cuda(self):
+        """Load CUDA's driver; answer why it cannot be, or nothing."""
+        cdef Missing why
+        self.table = load_cuda(why)
+        return "" if self.table != NULL else why.text.decode(errors="replace")
 
-def start():
-    """Start the loaded driver (blocks) and answer its code."""
-    cdef Code code
-    if is_gone():
-        return NOT_INITIALIZED
-    with nogil:
-        code = _table.cuInit(0)
-    if code == SUCCESS:
-        started()
-    return code
+    def load_hip(self, bytes library, /):
+        """Load HIP's runtime from a file, the first time; answer why it cannot be, or nothing."""
+        cdef Missing why
+        self.table = load_hip(library, why)
+        return "" if self.table != NULL else why.text.decode(errors="replace")
 
+    @property
+    def loaded(self):
+        """Whether it is there."""
+        return self.table != NULL
 
-def version():
-    """Answer the CUDA version of the loaded driver, such as 12040, or 0."""
-    cdef int found = 0
-    if not is_gone():
+    @property
+    def legacy(self):
+        """The handle by which its legacy default stream is named."""
+        return self.table.legacy
+
+    def start(self):
+        """Start it, once it is loaded (blocks), and answer its code."""
+        cdef Code code
+        if is_gone():
+            return NOT_INITIALIZED
         with nogil:
-            _table.cuDriverGetVersion(&found)
-    return found
+            code = self.table.cuInit(0)
+        if code == SUCCESS:
+            started()
+        return code
 
+    def version(self):
+        """Answer its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
+        cdef int found = 0
+        if not is_gone():
+            with nogil:
+                self.table.cuDriverGetVersion(&found)
+        return found
 
-def device_count():
-    """Answer how many devices this process may see; where the driver fails, minus its code."""
-    cdef int found = 0
-    cdef Code code
-    with nogil:
-        code = _table.cuDeviceGetCount(&found)
-    return -code if code else found
+    def device_count(self):
+        """Answer how many devices this process may see; where the driver fails, minus its code."""
+        cdef int found = 0
+        cdef Code code
+        with nogil:
+            code = self.table.cuDeviceGetCount(&found)
+        return -code if code else found
 
+    def error_name(self, int code):
+        """Answer the driver's name of a code; nothing where it has none."""
+        cdef const char *name = NULL
+        if self.table == NULL or is_gone() or self.table.cuGetErrorName(code, &name) != SUCCESS or name == NULL:
+            return ""
+        return name.decode(errors="replace")
 
-def error_name(int code):
-    """Answer the driver's name of a code; nothing where it has none."""
-    cdef const char *name = NULL
-    if _table == NULL or is_gone() or _table.cuGetErrorName(code, &name) != SUCCESS or name == NULL:
-        return ""
-    return name.decode(errors="replace")
+    def forget_error(self):
+        """Have it forget that a call on this thread failed, where it remembers that."""
+        if self.table != NULL and not is_gone():
+            self.table.hipGetLastError()
 
 
 def gone():
@@ -168,13 +190,13 @@ cdef class Context:
     cdef object failed
     cdef cbool used
 
-    def __cinit__(self, int ordinal, failed, /):
+    def __cinit__(self, Library library not None, int ordinal, failed, /):
         """Retain the context (blocks). `failed` makes the error to raise from a call's name and its code."""
         cdef Code code
         cdef CContext *context = NULL
         self.failed = failed
         with nogil:
-            code = CContext.open(_table[0], ordinal, &context)
+            code = CContext.open(library.table[0], ordinal, &context)
         if code != SUCCESS:
             raise failed("cuDevicePrimaryCtxRetain", code)
         self.context = context

@@ -9,20 +9,35 @@ from typing import Self, final
 
 from asyncmem.errors import DeviceError
 
-def load() -> str:
-    """Load the driver's library; answer why it cannot be, or nothing."""
+@final
+class Library:
+    """A driver's library, found at run time."""
 
-def start() -> int:
-    """Start the loaded driver (blocks) and answer its code."""
+    loaded: bool
+    """Whether it is there."""
+    legacy: int
+    """The handle by which its legacy default stream is named."""
 
-def version() -> int:
-    """Answer the CUDA version of the loaded driver, such as 12040, or 0."""
+    def load_cuda(self) -> str:
+        """Load CUDA's driver; answer why it cannot be, or nothing."""
 
-def device_count() -> int:
-    """Answer how many devices this process may see; where the driver fails, minus its code."""
+    def load_hip(self, library: bytes, /) -> str:
+        """Load HIP's runtime from a file, the first time; answer why it cannot be, or nothing."""
 
-def error_name(code: int) -> str:
-    """Answer the driver's name of a code; nothing where it has none."""
+    def start(self) -> int:
+        """Start it, once it is loaded (blocks), and answer its code."""
+
+    def version(self) -> int:
+        """Answer its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
+
+    def device_count(self) -> int:
+        """Answer how many devices this process may see; where the driver fails, minus its code."""
+
+    def error_name(self, code: int) -> str:
+        """Answer the driver's name of a code; nothing where it has none."""
+
+    def forget_error(self) -> None:
+        """Have it forget that a call on this thread failed, where it remembers that."""
 
 def gone() -> bool:
     """Tell whether no driver call may be made any more: the interpreter is ending, or this is a forked child."""
@@ -42,7 +57,7 @@ class Context:
     over_budget: int
     """How many notices there have been that the process has more memory than it should."""
 
-    def __init__(self, ordinal: int, failed: Callable[[str, int], Exception], /) -> None:
+    def __init__(self, library: Library, ordinal: int, failed: Callable[[str, int], Exception], /) -> None:
         """Retain the context (blocks). `failed` makes the error to raise from a call's name and its code."""
 
     def close(self) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.devices.cuda._calls import Context
-    from asyncmem.devices.cuda.driver import Driver
-
-_KEEP_ALL: Final = (1 << 64) - 1
+    from asyncmem.devices.gpu._calls import Context
+    from asyncmem.devices.gpu.driver import Driver
 
 
 @dataclass(slots=True)
@@ -31,11 +29,9 @@ class OrderedSegments:
         """
         self._driver = driver
         self._context = context
-        self._pool = driver.call("cuMemPoolCreate", driver.memory_pool(context.device))
+        self._pool = driver.create_pool(context.device)
         self._lock = threading.RLock()
         try:
-            threshold = driver.enumerator("CUmemPool_attribute", "RELEASE_THRESHOLD")
-            driver.call("cuMemPoolSetAttribute", self._pool, threshold, driver.number(_KEEP_ALL))
             if peers:
                 self.grant(peers)
             self._frees = context.create_stream()
@@ -61,12 +57,11 @@ class OrderedSegments:
 
     def grant(self, peers: Sequence[int]) -> None:
         """Let other devices use all segments, later ones too."""
-        self._driver.call("cuMemPoolSetAccess", self._pool, self._driver.access(peers), len(peers))
+        self._driver.open_pool(self._pool, peers)
 
     def revoke(self, peers: Sequence[int]) -> None:
         """Take a grant back that somebody else could not carry out."""
-        descriptions = self._driver.access(peers, allowed=False)
-        self._driver.call("cuMemPoolSetAccess", self._pool, descriptions, len(peers))
+        self._driver.open_pool(self._pool, peers, allowed=False)
 
     def close(self) -> None:
         """Destroy the pool; there is no segment any more."""

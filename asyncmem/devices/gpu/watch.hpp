@@ -10,7 +10,7 @@
 
 #include "context.hpp"
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 
 // What became of a fence: 0, or the code with which the device was lost.
 struct Notice {
@@ -77,4 +77,4 @@ class Watcher final : public std::enable_shared_from_this<Watcher> {
 
 std::shared_ptr<Watcher> make_watcher(Context &context);
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

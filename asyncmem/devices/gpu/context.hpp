@@ -10,7 +10,7 @@
 #include "fence_calls.h"
 #include "table.hpp"
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 
 class Context;
 
@@ -145,4 +145,4 @@ class Context {
     Handle listening_ = nullptr;
 };
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

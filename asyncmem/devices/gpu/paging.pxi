@@ -1,12 +1,12 @@
 # Memory that moves under reserved ranges of addresses; `paging.hpp` does it.
 
-cdef extern from "paging.hpp" namespace "asyncmem::cuda" nogil:
+cdef extern from "paging.hpp" namespace "asyncmem::gpu" nogil:
     cdef struct Span:
         uint64_t address, nbytes
     cdef cppclass Progress:
         size_t unmapped, mapped
         Outcome outcome
-    cdef cppclass CPaging "asyncmem::cuda::Paging":
+    cdef cppclass CPaging "asyncmem::gpu::Paging":
         CPaging(CContext &)
         Progress remap(const vector[Span] &, const vector[Span] &, const vector[int] &, uint64_t) except +
         Outcome allow(const vector[int] &, cbool, uint64_t) except +

@@ -1,6 +1,6 @@
 #include "paging.hpp"
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 
 // Up to where spans from the first on lie one behind the other, and are at most `step` bytes or one span.
 static std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first, std::uint64_t step) {
@@ -163,4 +163,4 @@ void Paging::forget() {
     spare_.clear();
 }
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

@@ -7,7 +7,7 @@
 
 #include "context.hpp"
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 
 // What became of several calls: the first that failed, and its code.
 struct Outcome {
@@ -46,4 +46,4 @@ class Mapping {
     std::vector<Piece> pieces_;
 };
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

@@ -1,12 +1,12 @@
-// The driver's functions by pointer: found at run time, so that nothing of CUDA is needed to build or to import.
+// A driver's functions by pointer: found at run time, so that nothing of CUDA or HIP is needed to build or to import.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 
-using Code = int; // CUresult
+using Code = int; // CUresult, and hipError_t, whose numbers mean the same
 using Handle = void *; // CUcontext, CUstream, CUevent, CUasyncCallbackHandle
 
 inline constexpr Code success = 0;
@@ -19,10 +19,9 @@ inline constexpr Code not_ready = 600;
 inline constexpr Code capture_unsupported = 900;
 
 inline constexpr int relaxed = 2; // the stream capture mode
-inline constexpr std::uint64_t legacy = 1;
-inline constexpr std::uint64_t per_thread = 2;
+inline constexpr std::uint64_t per_thread = 2; // the highest handle that means another stream in another context
 
-// What the driver is asked for: physical memory, and access to it.
+// What the driver is asked for: physical memory, and access to it. HIP has the same layouts and numbers.
 struct Location {
     int kind, id;
 };
@@ -37,11 +36,15 @@ struct Access {
     int flags;
 };
 
-// Each member is named as its symbol; those marked "may be null" came with a later driver than the oldest supported.
+// What is needed of a driver. Each member is named as CUDA's symbol and has its signature; what another driver has under
+// another name is put here as it is, and what it has in another form is brought into this one (`hip.cpp`). Those marked
+// "may be null" came with a later driver than the oldest supported, or are CUDA's alone.
 struct Table {
+    std::uint64_t legacy; // the handle of the default stream that all blocking streams wait for
     Code (*cuInit)(unsigned flags);
     Code (*cuDriverGetVersion)(int *version);
     Code (*cuGetErrorName)(Code code, const char **name);
+    Code (*hipGetLastError)(); // forgets it; CUDA's driver remembers none
     Code (*cuDeviceGetCount)(int *count);
     Code (*cuDeviceGet)(int *device, int ordinal);
     Code (*cuDevicePrimaryCtxRetain)(Handle *context, int device);
@@ -78,8 +81,10 @@ struct Missing {
     char text[512];
 };
 
-// Loads the driver once; null, with the reason, where it cannot be. Any thread.
-const Table *load(Missing &why);
+// Each loads its driver once; null, with the reason, where it cannot be. Any thread. HIP's library has several places,
+// of which one is named.
+const Table *load_cuda(Missing &why);
+const Table *load_hip(const char *library, Missing &why);
 
 // True where no driver call may be made any more: in a child forked after the driver was started, and once the
 // interpreter is ending, when the driver may have gone before us.
@@ -88,9 +93,9 @@ bool gone();
 // Tells `load` how to ask whether the interpreter is ending.
 void set_finalizing(int (*ask)());
 
-// Notes that the driver has been started in this process, so that a forked child keeps off it.
+// Notes that a driver has been started in this process, so that a forked child keeps off all of them.
 void started();
 
 inline Handle as_handle(std::uint64_t number) { return reinterpret_cast<Handle>(number); }
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

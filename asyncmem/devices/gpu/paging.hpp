@@ -8,7 +8,7 @@
 
 #include "mapping.hpp"
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 
 struct Span {
     std::uint64_t address, nbytes;
@@ -58,4 +58,4 @@ class Paging {
     std::multimap<std::uint64_t, Handle> spare_; // mapped nowhere, by size; empty between calls, unless a release failed
 };
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

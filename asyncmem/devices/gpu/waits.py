@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     from trio.lowlevel import Abort, RunVar, Task
 
-    from asyncmem.devices.cuda.fence import CudaFence
+    from asyncmem.devices.gpu.fence import GpuFence
 
 
 class Reader(Protocol):
     """What takes news of fences in on one loop."""
 
-    def wait(self, fence: CudaFence) -> Generator[object, object, int]:
+    def wait(self, fence: GpuFence) -> Generator[object, object, int]:
         """Suspend the task until the fence is reached, or never will be, and answer 0 or the driver's code."""
         ...
 
 
-def wait(fence: CudaFence) -> Generator[object, object, None]:
+def wait(fence: GpuFence) -> Generator[object, object, None]:
     """Wait for `fence` as the body of an `__await__`; a fence that is reached already takes no loop iteration.
 
     Raises:
@@ -49,7 +49,7 @@ def wait(fence: CudaFence) -> Generator[object, object, None]:
 class AsyncioReader:
     """One running asyncio loop, uvloop's included. It does not keep the loop alive."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, fence: CudaFence) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, fence: GpuFence) -> None:
         """Have the loop read a new descriptor."""
         self._loop = weakref.ref(loop)
         self._sink = fence.device.new_sink()
@@ -57,7 +57,7 @@ class AsyncioReader:
         self._waiting: dict[int, asyncio.Future[int]] = {}
         loop.add_reader(self._sink.fileno(), self._read)
 
-    def wait(self, fence: CudaFence) -> Generator[object, object, int]:
+    def wait(self, fence: GpuFence) -> Generator[object, object, int]:
         """Suspend the task on a future."""
         loop = self._loop()
         assert loop is not None
@@ -81,7 +81,7 @@ class AsyncioReader:
 class TrioReader:
     """One trio run, of which a system task reads the descriptor."""
 
-    def __init__(self, fence: CudaFence) -> None:
+    def __init__(self, fence: GpuFence) -> None:
         """Start the task."""
         import trio
 
@@ -92,11 +92,11 @@ class TrioReader:
         self._codes: dict[Task, int] = {}
         trio.lowlevel.spawn_system_task(self._serve, name="asyncmem fences")
 
-    def wait(self, fence: CudaFence) -> Generator[object, object, int]:
+    def wait(self, fence: GpuFence) -> Generator[object, object, int]:
         """Suspend the task."""
         return self._wait(fence).__await__()
 
-    async def _wait(self, fence: CudaFence) -> int:
+    async def _wait(self, fence: GpuFence) -> int:
         task = self._trio.lowlevel.current_task()
         token = next(self._numbers)
         self._waiting[token] = task
@@ -131,7 +131,7 @@ _asyncio_lock = threading.Lock()
 _trio_readers: list[RunVar[TrioReader]] = []
 
 
-def _asyncio_reader(fence: CudaFence) -> AsyncioReader:
+def _asyncio_reader(fence: GpuFence) -> AsyncioReader:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -149,7 +149,7 @@ def _asyncio_reader(fence: CudaFence) -> AsyncioReader:
     return reader
 
 
-def _trio_reader(fence: CudaFence) -> TrioReader:
+def _trio_reader(fence: GpuFence) -> TrioReader:
     import trio
 
     if not _trio_readers:

@@ -19,15 +19,15 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.cuda.driver import OUT_OF_MEMORY
-from asyncmem.devices.cuda.space import Space
+from asyncmem.devices.gpu.interface import OUT_OF_MEMORY
+from asyncmem.devices.gpu.space import Space
 from asyncmem.errors import AsyncmemError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from asyncmem.devices.cuda._calls import Context, Mapping
-    from asyncmem.devices.cuda.driver import Driver
+    from asyncmem.devices.gpu._calls import Context, Mapping
+    from asyncmem.devices.gpu.driver import Driver
 
 MIB: Final = 1 << 20
 
@@ -61,6 +61,7 @@ class VirtualSegments:
         """Reserve nothing yet."""
         self._driver = driver
         self._context = context
+        self._step = ACCESS_STEP if driver.joins_mappings else 0
         # Twice what there is, so that holes between segments never stand in the way.
         self._range = -(-2 * capacity // granularity) * granularity
         self._granularity = granularity
@@ -80,7 +81,7 @@ class VirtualSegments:
             address = self._reserve(nbytes)
             mapped = Mapped(address, nbytes, self._context.mapping(address))
             try:
-                mapped.memory.map(handle_sizes(nbytes), [self._context.device, *self._peers], ACCESS_STEP)
+                mapped.memory.map(handle_sizes(nbytes), [self._context.device, *self._peers], self._step)
             except BaseException as error:
                 self._undo(mapped, error)
                 if isinstance(error, DeviceError) and error.code == OUT_OF_MEMORY:
@@ -138,7 +139,7 @@ class VirtualSegments:
         return address
 
     def _allow(self, mapped: Mapped, devices: Sequence[int], *, allowed: bool = True) -> None:
-        mapped.memory.allow(devices, allowed, ACCESS_STEP)
+        mapped.memory.allow(devices, allowed, self._step)
 
     def _forbid(self, mappings: Iterable[Mapped], peers: Sequence[int]) -> None:
         for mapped in mappings:

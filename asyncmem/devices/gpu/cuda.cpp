@@ -1,13 +1,12 @@
+// CUDA's driver as a table: it is asked for one version of each function, the one whose signature the table has.
 #include "table.hpp"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
-#include <atomic>
 #include <cstdio>
 #include <mutex>
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 namespace {
 
 constexpr char library[] = "libcuda.so.1";
@@ -15,16 +14,6 @@ constexpr char library[] = "libcuda.so.1";
 using Find = Code (*)(const char *symbol, void **function, int version, std::uint64_t flags, int *result);
 using FindBefore12 = Code (*)(const char *symbol, void **function, int version, std::uint64_t flags);
 
-std::atomic<bool> forked{false};
-std::atomic<bool> running{false};
-std::atomic<int (*)()> finalizing{nullptr};
-
-void in_child() {
-    if (running.load())
-        forked.store(true);
-}
-
-// Asks the driver for one version of each function: the one whose signature the table has.
 class Finder {
   public:
     explicit Finder(void *loaded)
@@ -89,7 +78,7 @@ void fill(Table &table, Finder &finder) {
 
 } // namespace
 
-const Table *load(Missing &why) {
+const Table *load_cuda(Missing &why) {
     static std::mutex lock;
     static Table table;
     static bool loaded = false;
@@ -107,23 +96,15 @@ const Table *load(Missing &why) {
         std::snprintf(why.text, sizeof why.text, "%s has no cuGetProcAddress: it is older than CUDA 11.3", library);
         return nullptr;
     }
+    table.legacy = 1;
+    table.hipGetLastError = [] { return success; };
     fill(table, finder);
     if (finder.missing != nullptr) {
         std::snprintf(why.text, sizeof why.text, "%s has no %s", library, finder.missing);
         return nullptr;
     }
-    pthread_atfork(nullptr, nullptr, in_child);
     loaded = true;
     return &table;
 }
 
-bool gone() {
-    int (*ask)() = finalizing.load(std::memory_order_relaxed);
-    return forked.load(std::memory_order_relaxed) || (ask != nullptr && ask() != 0);
-}
-
-void set_finalizing(int (*ask)()) { finalizing.store(ask); }
-
-void started() { running.store(true); }
-
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

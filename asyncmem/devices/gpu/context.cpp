@@ -4,8 +4,9 @@
 #include <map>
 #include <new>
 #include <thread>
+#include <utility>
 
-namespace asyncmem::cuda {
+namespace asyncmem::gpu {
 namespace {
 
 constexpr unsigned disable_timing = 2;
@@ -17,8 +18,10 @@ std::mutex &open_lock() {
     return *lock;
 }
 
-std::map<int, Context *> &contexts() {
-    static auto *known = new std::map<int, Context *>;
+using Key = std::pair<const Table *, int>; // a driver and the number of its device
+
+std::map<Key, Context *> &contexts() {
+    static auto *known = new std::map<Key, Context *>;
     return *known;
 }
 
@@ -90,7 +93,7 @@ Context::Context(const Table &table, int ordinal) noexcept
 
 Code Context::open(const Table &driver, int ordinal, Context **context) {
     std::lock_guard<std::mutex> guard(open_lock());
-    Context *&known = contexts()[ordinal];
+    Context *&known = contexts()[{&driver, ordinal}];
     auto *fresh = new Context(driver, ordinal);
     Code code = fresh->retain();
     if (code != success) {
@@ -238,14 +241,14 @@ Code Context::record_all(Fence **fence) {
     return issue(made, code, fence);
 }
 
-// For drivers before 12.5. The legacy default stream is behind every blocking stream of the context, per-thread default
+// For CUDA's drivers before 12.5, and for HIP. The legacy default stream is behind every blocking stream of the context, per-thread default
 // streams included, and each non-blocking stream that this device made or was shown is added. What it does not cover:
 // non-blocking streams of other libraries that the device never saw.
 Code Context::join_everything(Fence *fence) {
     std::lock_guard<std::mutex> guard(streams_lock_);
     Code code = make_joining_stream();
     if (code == success)
-        code = join(legacy);
+        code = join(driver.legacy);
     for (std::uint64_t stream : streams_) {
         if (code == success)
             code = join(stream);
@@ -424,4 +427,4 @@ void Context::stop_listening() {
     }
 }
 
-} // namespace asyncmem::cuda
+} // namespace asyncmem::gpu

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.cuda.driver import PEER_ACCESS_ALREADY_ENABLED
+from asyncmem.devices.gpu.interface import PEER_ACCESS_ALREADY_ENABLED
 from asyncmem.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.devices.cuda._calls import Context
-    from asyncmem.devices.cuda.driver import Driver
+    from asyncmem.devices.gpu._calls import Context
+    from asyncmem.devices.gpu.driver import Driver
 
 _PORTABLE_AND_MAPPED: Final = 3
 
@@ -69,13 +69,13 @@ def open_to(driver: Driver, owner: Context, peers: Sequence[Context]) -> None:
     except BaseException:
         for peer in opened:
             with peer.entered():
-                driver.call("cuCtxDisablePeerAccess", owner.handle)
+                driver.call("cuCtxDisablePeerAccess", driver.home(owner))
         raise
 
 
 def _enable(driver: Driver, owner: Context) -> bool:
     try:
-        driver.call("cuCtxEnablePeerAccess", owner.handle, 0)
+        driver.call("cuCtxEnablePeerAccess", driver.home(owner), 0)
     except DeviceError as error:
         if error.code != PEER_ACCESS_ALREADY_ENABLED:
             raise

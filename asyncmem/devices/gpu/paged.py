@@ -11,15 +11,15 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Remapped
-from asyncmem.devices.cuda.driver import OUT_OF_MEMORY
+from asyncmem.devices.gpu.interface import OUT_OF_MEMORY
 from asyncmem.errors import AsyncmemError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.devices.base import Span
-    from asyncmem.devices.cuda._calls import Context
-    from asyncmem.devices.cuda.driver import Driver
+    from asyncmem.devices.gpu._calls import Context
+    from asyncmem.devices.gpu.driver import Driver
 
 STEP: Final = 256 << 20
 """Bytes that one call unmaps, or sets the access of: other threads felt it when that was for hundreds of pieces."""
@@ -34,6 +34,7 @@ class PagedMemory:
         self._driver = driver
         self._context = context
         self._page = page
+        self._step = STEP if driver.joins_mappings else 0
         self._paging = context.paging()
         self._ranges: dict[int, int] = {}
         self._peers: list[int] = []
@@ -73,7 +74,7 @@ class PagedMemory:
                 return Remapped(len(out), 0)
             with self._context.entered():
                 users = [self._context.device, *self._peers]
-                unmapped, mapped, failed = self._paging.remap(out, into, users, STEP)
+                unmapped, mapped, failed = self._paging.remap(out, into, users, self._step)
                 error: AsyncmemError | None = failed
                 if failed is not None and failed.code == OUT_OF_MEMORY:
                     error = self._driver.out_of_memory(sum(nbytes for _, nbytes in into[mapped:]))
@@ -89,7 +90,7 @@ class PagedMemory:
         """Let other devices use all that is mapped, now and later; all of them or none."""
         with self._lock:
             try:
-                self._paging.allow(peers, True, STEP)
+                self._paging.allow(peers, True, self._step)
             except BaseException:
                 self._forbid(peers)
                 raise
@@ -103,4 +104,4 @@ class PagedMemory:
 
     def _forbid(self, peers: Sequence[int]) -> None:
         with contextlib.suppress(AsyncmemError):
-            self._paging.allow(peers, False, STEP)
+            self._paging.allow(peers, False, self._step)
