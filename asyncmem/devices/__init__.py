@@ -10,6 +10,7 @@ from asyncmem.devices.joined import Joined
 from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.opencl import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
 from asyncmem.devices.order import StreamOrderError
+from asyncmem.devices.rocm import Rocm, RocmFence, RocmPinned, RocmStream
 from asyncmem.devices.simulated import Simulated
 from asyncmem.devices.simulated_graph import SimulatedGraph
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
@@ -34,6 +35,10 @@ __all__ = [
     "OpenCLFence",
     "OpenCLPinned",
     "OpenCLStream",
+    "Rocm",
+    "RocmFence",
+    "RocmPinned",
+    "RocmStream",
     "Segment",
     "Simulated",
     "SimulatedFence",

@@ -10,23 +10,24 @@ import pytest
 import trio
 import trio.testing
 
-from asyncmem.devices import Cuda, CudaFence, CudaStream
+from asyncmem.devices import Fence, Stream
 from asyncmem.devices.gpu import waits
+from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.errors import DeviceError, InvalidRequest
 
 from .fake import FakeDriver
 
-pytestmark = pytest.mark.fake_only
+pytestmark = [pytest.mark.fake_only, pytest.mark.every_vendor]
 
-Busy = Callable[[], CudaStream]
+Busy = Callable[[], Stream]
 
 
 @pytest.fixture
-def busy(fake: FakeDriver, cuda: Cuda) -> Iterator[Busy]:
+def busy(fake: FakeDriver, gpu: AnyGpu) -> Iterator[Busy]:
     """Make streams with work that does not end before `fake.release`."""
 
-    def make() -> CudaStream:
-        stream = cuda.create_stream()
+    def make() -> Stream:
+        stream = gpu.create_stream()
         fake.hold(stream.handle)
         fake.launch(stream.handle)
         return stream
@@ -35,7 +36,7 @@ def busy(fake: FakeDriver, cuda: Cuda) -> Iterator[Busy]:
     fake.release()
 
 
-async def wait_for(fence: CudaFence) -> None:
+async def wait_for(fence: Fence) -> None:
     await fence
 
 
@@ -162,7 +163,7 @@ def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> No
     gc.collect()
 
 
-async def wait_until_released(fake: FakeDriver, stream: CudaStream) -> None:
+async def wait_until_released(fake: FakeDriver, stream: Stream) -> None:
     task = asyncio.ensure_future(wait_for(stream.record()))
     await asyncio.sleep(0)
     fake.release()

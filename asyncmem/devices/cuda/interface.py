@@ -26,6 +26,20 @@ _LOST: Final = (
     "The GPU's context is lost, and with it everything in it, until the process is started anew. A kernel did this: "
     "run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see which"
 )
+_USELESS: Final = {
+    34: "the driver is a stub to link with: a directory of stubs is on the library path",
+    35: "the installed driver is too old",
+    100: "the driver sees no GPU",
+    803: "the driver and its kernel module are of different versions: a reboot loads the newer one",
+    804: "this GPU cannot run the compatibility driver that is installed",
+}
+_NAMES: Final = {NOT_INITIALIZED: "CUDA_ERROR_NOT_INITIALIZED", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"}
+_ADVICE: Final = {
+    **COMMON_ADVICE,
+    46: "Another process has the GPU for itself: see its compute mode in nvidia-smi",
+    **dict.fromkeys(LOST_CODES, _LOST),
+    NOT_FOUND: "The driver is older than what this needs; install a newer one",
+}
 
 
 @final
@@ -34,20 +48,9 @@ class CudaInterface(Interface):
 
     kind = "cuda"
     name = "CUDA"
-    useless = {
-        34: "the driver is a stub to link with: a directory of stubs is on the library path",
-        35: "the installed driver is too old",
-        100: "the driver sees no GPU",
-        803: "the driver and its kernel module are of different versions: a reboot loads the newer one",
-        804: "this GPU cannot run the compatibility driver that is installed",
-    }
-    names = {NOT_INITIALIZED: "CUDA_ERROR_NOT_INITIALIZED", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"}
-    advice = {
-        **COMMON_ADVICE,
-        46: "Another process has the GPU for itself: see its compute mode in nvidia-smi",
-        **dict.fromkeys(LOST_CODES, _LOST),
-        NOT_FOUND: "The driver is older than what this needs; install a newer one",
-    }
+    useless = _USELESS
+    names = _NAMES
+    advice = _ADVICE
 
     def load(self, library: Library, device: str) -> None:
         """Load the driver, which must not be older than `OLDEST`."""

@@ -123,5 +123,9 @@ class Driver(ABC):
         """Let devices use all that a memory pool gives out, or no longer."""
 
     @abstractmethod
+    def location(self, device: int) -> object:
+        """Describe a device as a place of memory."""
+
+    @abstractmethod
     def home(self, context: Context) -> object:
         """Answer how calls between two devices name the one that a context is of."""

@@ -17,8 +17,8 @@ class Rocm(Gpu[RocmStream, RocmFence, RocmPinned]):
     where they use the same copy of the runtime. Any number of these may exist for one GPU. Nothing is released at the
     interpreter's exit, and a forked child may not use the device.
 
-    A lost device raises `DeviceError` from every call, and its fences from every wait. A stream of the device's own that
-    is dropped with work left **blocks** until that is done: so HIP destroys streams.
+    A lost device raises `DeviceError` from every call, and its fences from every wait. To drop a stream of the device's
+    own may **block** until its work is done: so HIP destroys streams.
 
     Attributes:
         gives_notices: False: HIP does not tell when this process has more of the memory than it should.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from asyncmem.devices.gpu.driver import Driver
 from asyncmem.devices.rocm.interface import HIP, PACKAGE
@@ -68,7 +68,7 @@ class HipDriver(Driver):
         """Ask for the unit of physical memory, in bytes."""
         properties = self._bindings.hipMemAllocationProp()
         properties.type = self._bindings.hipMemAllocationType.hipMemAllocationTypePinned
-        self._place(properties, device)
+        self._fill(properties.location, device)
         least = self._bindings.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
         return int(self.call("cuMemGetAllocationGranularity", properties, least))
 
@@ -76,7 +76,7 @@ class HipDriver(Driver):
         """Make a memory pool that keeps what is free."""
         properties = self._bindings.hipMemPoolProps()
         properties.allocType = self._bindings.hipMemAllocationType.hipMemAllocationTypePinned
-        self._place(properties, device)
+        self._fill(properties.location, device)
         pool: object = self.call("cuMemPoolCreate", properties)
         threshold = self._bindings.hipMemPoolAttr.hipMemPoolAttrReleaseThreshold
         try:
@@ -91,14 +91,19 @@ class HipDriver(Driver):
         for device in devices if allowed else ():
             one = self._bindings.hipMemAccessDesc()
             one.flags = self._bindings.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
-            self._place(one, device)
+            self._fill(one.location, device)
             self.call("cuMemPoolSetAccess", pool, one, 1)
 
     def home(self, context: Context) -> object:
         """Answer the number of the device: HIP has no contexts."""
         return context.device
 
-    def _place(self, described: object, device: int) -> None:
-        location = described.location  # type: ignore[attr-defined]  # the package has no types
+    def location(self, device: int) -> object:
+        """Describe a device as a place of memory."""
+        return self._fill(self._bindings.hipMemLocation(), device)
+
+    def _fill(self, location: Any, device: int) -> object:  # noqa: ANN401  # the package has no types
         location.type = self._bindings.hipMemLocationType.hipMemLocationTypeDevice
         location.id = device
+        place: object = location
+        return place

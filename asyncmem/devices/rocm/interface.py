@@ -53,6 +53,18 @@ _OTHERWISE: Final = {
     "cuStreamGetCtx": "hipStreamGetDevice",
 }
 """Calls whose names differ by more than their first letters."""
+_USELESS: Final = {
+    35: "the installed kernel driver is too old",
+    100: "the runtime sees no GPU",
+    101: "the runtime sees no GPU",
+}
+_NAMES: Final = {NOT_INITIALIZED: "hipErrorNotInitialized", DEINITIALIZED: "hipErrorDeinitialized"}
+_ADVICE: Final = {
+    **COMMON_ADVICE,
+    CONTEXT_IS_DESTROYED: "Somebody has reset the device or destroyed the stream",
+    **dict.fromkeys(LOST_CODES, _LOST),
+    NOT_FOUND: "The HIP runtime is older than what this needs; install a newer ROCm",
+}
 
 
 @final
@@ -61,18 +73,9 @@ class HipInterface(Interface):
 
     kind = "rocm"
     name = "ROCm"
-    useless = {
-        35: "the installed kernel driver is too old",
-        100: "the runtime sees no GPU",
-        101: "the runtime sees no GPU",
-    }
-    names = {NOT_INITIALIZED: "hipErrorNotInitialized", DEINITIALIZED: "hipErrorDeinitialized"}
-    advice = {
-        **COMMON_ADVICE,
-        CONTEXT_IS_DESTROYED: "Somebody has reset the device or destroyed the stream",
-        **dict.fromkeys(LOST_CODES, _LOST),
-        NOT_FOUND: "The HIP runtime is older than what this needs; install a newer ROCm",
-    }
+    useless = _USELESS
+    names = _NAMES
+    advice = _ADVICE
 
     def load(self, library: Library, device: str) -> None:
         """Load the runtime, for whose calls by name hip-python must be there; it must not be older than `OLDEST`."""
