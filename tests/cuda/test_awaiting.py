@@ -17,7 +17,7 @@ from asyncmem.errors import DeviceError, InvalidRequest
 
 from .fake import FakeDriver
 
-pytestmark = [pytest.mark.fake_only, pytest.mark.every_vendor]
+pytestmark = pytest.mark.fake_only
 
 Busy = Callable[[], Stream]
 
@@ -40,6 +40,7 @@ async def wait_for(fence: Fence) -> None:
     await fence
 
 
+@pytest.mark.every_vendor
 @pytest.mark.asyncio
 async def test_asyncio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> None:
     """Each of a hundred waits ends when its own fence is reached, in whatever order."""
@@ -54,6 +55,7 @@ async def test_asyncio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> N
     await asyncio.wait_for(asyncio.gather(*tasks), 10)
 
 
+@pytest.mark.every_vendor
 @pytest.mark.anyio
 async def test_trio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> None:
     """The same on trio."""
@@ -77,6 +79,7 @@ async def test_trio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> None
     assert sorted(ended) == list(range(100))
 
 
+@pytest.mark.every_vendor
 @pytest.mark.asyncio
 async def test_a_wait_on_asyncio_that_is_cancelled_leaves_nothing(fake: FakeDriver, busy: Busy) -> None:
     """The task goes, the fence with it, and its event serves again although the work still runs."""
@@ -100,6 +103,7 @@ async def test_a_wait_on_asyncio_that_is_cancelled_leaves_nothing(fake: FakeDriv
     await asyncio.wait_for(wait_for(stream.record()), 10)
 
 
+@pytest.mark.every_vendor
 @pytest.mark.anyio
 async def test_a_wait_on_trio_that_is_cancelled_leaves_nothing(fake: FakeDriver, busy: Busy) -> None:
     """The same on trio, and the task can wait again."""
@@ -120,9 +124,9 @@ async def test_asyncio_hears_of_a_lost_device(fake: FakeDriver, busy: Busy) -> N
     task = asyncio.ensure_future(wait_for(fence))
     await asyncio.sleep(0)
     fake.lose(0, 719)
-    with pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED"):
+    with pytest.raises(DeviceError, match=r"(?i)launch_?fail"):
         await asyncio.wait_for(task, 10)
-    with pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED"):
+    with pytest.raises(DeviceError, match=r"(?i)launch_?fail"):
         await fence
     fake.reset()
 
@@ -148,6 +152,7 @@ async def test_trio_hears_of_a_lost_device(fake: FakeDriver, busy: Busy) -> None
     fake.reset()
 
 
+@pytest.mark.every_vendor
 def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> None:
     """News for it stay unread; the next loop begins anew, and forgets the closed one with all that waited there."""
     fence = busy().record()
@@ -170,6 +175,7 @@ async def wait_until_released(fake: FakeDriver, stream: Stream) -> None:
     await asyncio.wait_for(task, 10)
 
 
+@pytest.mark.every_vendor
 def test_loops_of_several_threads_wait_side_by_side(fake: FakeDriver, busy: Busy) -> None:
     """Each has its own descriptor."""
     fence = busy().record()
@@ -191,6 +197,7 @@ def test_loops_of_several_threads_wait_side_by_side(fake: FakeDriver, busy: Busy
         assert not thread.is_alive()
 
 
+@pytest.mark.every_vendor
 @pytest.mark.asyncio
 async def test_a_closed_devices_fences_are_awaited_all_the_same(fake: FakeDriver, busy: Busy) -> None:
     """Closing waits for those who wait, and whoever comes later is served too."""
@@ -207,6 +214,7 @@ async def test_a_closed_devices_fences_are_awaited_all_the_same(fake: FakeDriver
     await asyncio.wait_for(wait_for(stream.record()), 10)
 
 
+@pytest.mark.every_vendor
 def test_no_loop_is_a_wrong_place_to_await(busy: Busy) -> None:
     """The error says what to do instead."""
     with pytest.raises(InvalidRequest, match=r"block\(\)"):

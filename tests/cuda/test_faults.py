@@ -8,15 +8,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from asyncmem.devices import Segment
+from asyncmem.devices import Cuda, Segment
 from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.devices.gpu.ordered import OrderedSegments
 from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
-from .vendors import Kinds
 
-pytestmark = [pytest.mark.fake_only, pytest.mark.every_vendor]
+pytestmark = pytest.mark.fake_only
 
 MIB = 1 << 20
 
@@ -116,6 +115,7 @@ def run(device: AnyGpu, operation: Operation) -> None:
         operation(device, stack)
 
 
+@pytest.mark.every_vendor
 @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: AnyGpu, name: str, code: int) -> None:
@@ -141,6 +141,7 @@ def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: AnyG
     assert failed
 
 
+@pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct", "pinned"])
 def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriver, pair: AnyGpu, kind: str) -> None:
     """Half of the way back is not walked twice: the second try does what is left, and nothing is left then."""
@@ -194,6 +195,7 @@ def ends(segment: Segment) -> tuple[int, int]:
     return segment.address, segment.address + segment.nbytes - 1
 
 
+@pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct"])
 def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: AnyGpu, kind: str) -> None:
     """After a grant that failed no peer has access anywhere; after the next one it has, to later segments too."""
@@ -222,11 +224,11 @@ def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: An
     peer.close()
 
 
-def test_a_closed_device_is_closed_whatever_the_driver_says(fake: FakeDriver, kind_of_gpu: Kinds) -> None:
+def test_a_closed_device_is_closed_whatever_the_driver_says(fake: FakeDriver) -> None:
     """Calls that fail while a device closes become warnings, and close it nevertheless."""
 
-    def open_and_use() -> AnyGpu:
-        device = kind_of_gpu(0)
+    def open_and_use() -> Cuda:
+        device = Cuda(0)
         for kind in device.segment_kinds:
             segment = device.allocate_segment(MIB, kind)
             device.default_stream.synchronize_blocking()

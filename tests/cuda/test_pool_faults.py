@@ -103,7 +103,6 @@ def test_every_call_fails_once(fake: FakeDriver, gpu: AnyGpu, kind: str, code: s
     assert gpu.memory().free == gpu.capacity
 
 
-@pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", KINDS)
 def test_calls_fail_at_random(fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
     """One in thirty, of any name, for longer than any retry lasts."""
@@ -115,7 +114,6 @@ def test_calls_fail_at_random(fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
         survive(workload, fake)
 
 
-@pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lost_device_fails_every_request_and_holds_up_nobody(fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
     """Requests fail with the loss by name, and closing ends, with an error where memory could not go back."""
