@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from asyncmem.cli import opencl, rocm
 from asyncmem.cli.machine import Machine, look_around
 from asyncmem.cli.nvidia import Card, Findings, look_for_driver
-from asyncmem.cli.opencl import look_for_devices
 from asyncmem.devices import Host
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_duration, format_share, format_size
@@ -87,11 +87,27 @@ def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
         yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
     for index, card in enumerate(nvidia["cards"]):
         yield _gpu(f"cuda:{index}", card)
+    yield from _rocm()
     yield from _opencl()
 
 
+def _rocm() -> Iterator[DeviceLine]:
+    findings = rocm.look_for_devices()
+    if not findings["devices"]:
+        yield DeviceLine(name="rocm", available=False, detail=findings["reason"] or "")
+    for one in findings["devices"]:
+        total, free = one["total_bytes"], one["free_bytes"]
+        if total is None or free is None:
+            yield DeviceLine(name=one["name"], available=False, detail=f"not usable: {one['reason']}")
+        else:
+            detail = (
+                f"{format_size(free)} of {format_size(total)} free, by {one['segments'][0]} segments. {rocm.UNTRIED}"
+            )
+            yield DeviceLine(name=one["name"], available=True, detail=detail, total_bytes=total, free_bytes=free)
+
+
 def _opencl() -> Iterator[DeviceLine]:
-    findings = look_for_devices()
+    findings = opencl.look_for_devices()
     if not findings["devices"]:
         yield DeviceLine(name="opencl", available=False, detail=findings["reason"] or "")
     for one in findings["devices"]:

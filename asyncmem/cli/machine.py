@@ -7,7 +7,19 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = ("asyncmem", "numpy", "anyio", "uvloop", "cuda-python", "cuda-bindings", "pyopencl", "trio", "click", "rich")
+PACKAGES = (
+    "asyncmem",
+    "numpy",
+    "anyio",
+    "uvloop",
+    "cuda-python",
+    "cuda-bindings",
+    "hip-python",
+    "pyopencl",
+    "trio",
+    "click",
+    "rich",
+)
 """The distributions whose versions matter to somebody who reads a report."""
 
 

@@ -8,19 +8,20 @@ from typing import Final
 
 from asyncmem.devices.base import Device
 from asyncmem.devices.cuda import Cuda
-from asyncmem.devices.cuda.interface import CUDA
 from asyncmem.devices.host import Host
 from asyncmem.devices.opencl import OpenCL
 from asyncmem.devices.opencl.driver import find_devices, is_processor
+from asyncmem.devices.rocm import Rocm
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, NoDeviceHasRoom
 from asyncmem.facts import Shortfall
 from asyncmem.needs import Need, bytes_needed
 from asyncmem.options import PoolOptions
 
-_KINDS: Final = ("cuda", "opencl", "host")
+_KINDS: Final = ("cuda", "rocm", "opencl", "host")
 """The kinds of devices with memory of their own; a processor by OpenCL comes last nevertheless."""
 
-_NVIDIA: Final = 0x10DE
+_VENDORS: Final[dict[str, int]] = {"cuda": 0x10DE, "rocm": 0x1002}
+"""The numbers by which OpenCL tells of those who made the GPUs of another kind: NVIDIA, and AMD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +59,14 @@ class DeviceInfo:
 def devices() -> tuple[DeviceInfo, ...]:
     """List the GPUs, the host, and last what else OpenCL has (**blocks**: each is opened, asked and closed).
 
-    What cannot be used is listed with the reason, but OpenCL only where pyopencl is installed. An NVIDIA GPU that CUDA
-    can use is not listed a second time. The simulated device has no memory of its own, and those of other distributions
-    are loaded only by their names: neither is listed.
+    What cannot be used is listed with the reason, but ROCm only where hip-python is installed, and OpenCL only where
+    pyopencl is. A GPU that CUDA or ROCm can use is not listed a second time. The simulated device has no memory of its
+    own, and those of other distributions are loaded only by their names: neither is listed.
     """
     memory = Host().memory()
     host = DeviceInfo(name="host", total=memory.total, free=memory.free, is_processor=True)
-    cards = tuple(_cards())
-    others = tuple(_opencl_devices(nvidia=not any(card.usable for card in cards)))
+    cards = (*_cards(Cuda), *(_cards(Rocm) if find_spec("hip") is not None else ()))
+    others = tuple(_opencl_devices({_VENDORS[card.kind] for card in cards if card.usable}))
     return (
         *cards,
         *(one for one in others if not one.is_processor),
@@ -78,7 +79,7 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
     """Answer the name of a device with room for so much (**blocks**, as `devices` does).
 
     Room is what a pool may have: less than `fraction` of the device, and what is free but for `min_free`. A GPU comes
-    before the host, by CUDA before OpenCL, and among those of a kind the one with most room.
+    before the host, by CUDA before ROCm before OpenCL, and among those of a kind the one with most room.
 
     Args:
         need: A size, or an estimate, whose total is meant.
@@ -106,7 +107,7 @@ def _place(one: DeviceInfo) -> tuple[bool, bool, int]:
     return one.is_processor, one.is_processor and one.kind != "host", _KINDS.index(one.kind)
 
 
-def _opencl_devices(*, nvidia: bool) -> Iterator[DeviceInfo]:
+def _opencl_devices(known: set[int]) -> Iterator[DeviceInfo]:
     if find_spec("pyopencl") is None:
         return
     try:
@@ -115,20 +116,20 @@ def _opencl_devices(*, nvidia: bool) -> Iterator[DeviceInfo]:
         yield DeviceInfo(name="opencl", reason=_words(error))
         return
     for index, one in enumerate(found):
-        if nvidia or one.vendor_id != _NVIDIA:
+        if one.vendor_id not in known:
             yield _open(f"opencl:{index}", partial(OpenCL, index), is_processor=is_processor(one))
 
 
-def _cards() -> Iterator[DeviceInfo]:
+def _cards(make: type[Cuda] | type[Rocm]) -> Iterator[DeviceInfo]:
     try:
-        count = CUDA.count_devices()
+        count = make.interface.count_devices()
     except (BackendUnavailable, DeviceError) as error:
-        yield DeviceInfo(name="cuda", reason=_words(error))
+        yield DeviceInfo(name=make.kind, reason=_words(error))
         return
     if not count:
-        yield DeviceInfo(name="cuda", reason="the driver shows no GPU")
+        yield DeviceInfo(name=make.kind, reason="the driver shows no GPU")
     for index in range(count):
-        yield _open(f"cuda:{index}", partial(Cuda, index))
+        yield _open(f"{make.kind}:{index}", partial(make, index))
 
 
 def _open(name: str, make: Callable[[], Device], *, is_processor: bool = False) -> DeviceInfo:
@@ -159,5 +160,5 @@ def _check(wish: str) -> None:
     kind, _, number = str(wish).partition(":")
     if kind not in _KINDS or (number and (kind == "host" or not number.isdecimal())):
         raise InvalidRequest(
-            "prefer", wish, "names or kinds of devices: 'host', 'cuda', 'opencl', 'cuda:N' or 'opencl:N'"
+            "prefer", wish, "names or kinds of devices: 'host', 'cuda', 'rocm', 'opencl', or with a number: 'cuda:N'"
         )

@@ -116,6 +116,9 @@ HIP(hipStreamWaitEvent, (Handle stream, Handle event, unsigned flags),
 HIP(hipStreamBeginCapture, (Handle stream, int mode), ON(stream, cuStreamBeginCapture_v2(stream, mode)))
 HIP(hipStreamEndCapture, (Handle stream, Handle* graph), ON(stream, cuStreamEndCapture(stream, graph)))
 
+HIP(hipLaunchHostFunc, (Handle stream, CUhostFn function, void* argument),
+    ON(stream, cuLaunchHostFunc(stream, function, argument)))
+
 HIP(hipEventCreateWithFlags, (Handle* event, unsigned flags), IF_RIGHT(in_device(), cuEventCreate(event, flags)))
 HIP(hipEventDestroy, (Handle event), IF_RIGHT(in_device(), cuEventDestroy_v2(event)))
 HIP(hipEventRecord, (Handle event, Handle stream), ON(stream, cuEventRecord(event, stream)))
