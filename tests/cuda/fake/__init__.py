@@ -16,6 +16,8 @@ from pathlib import Path
 
 SONAMES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 """What the drivers of CUDA and of ROCm are looked for by."""
+NEWER = "newer"
+"""The folder, within that of the libraries, with a runtime of HIP 7.15, where streams have numbers."""
 MIB = 1 << 20
 
 Range = tuple[int, int]
@@ -29,9 +31,24 @@ def build(folder: Path) -> None:
     source, compiled = Path(__file__).with_name("fake.cpp"), folder / "fake.o"
     subprocess.run([compiler, *flags, "-o", compiled, source], check=True)
     for soname in SONAMES.values():
-        library = folder / soname
-        subprocess.run([compiler, "-shared", f"-Wl,-soname,{soname}", "-o", library, compiled, "-pthread"], check=True)
+        _link(compiled, folder / soname, "-Wl,--version-script=" + str(_without(folder, "hipStreamGetId")))
+    newer = folder / NEWER
+    newer.mkdir()
+    _link(compiled, newer / SONAMES["rocm"])
     compiled.unlink()
+
+
+def _link(compiled: Path, library: Path, *options: str) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    named = f"-Wl,-soname,{library.name}"
+    subprocess.run([compiler, "-shared", named, *options, "-o", library, compiled, "-pthread"], check=True)
+
+
+def _without(folder: Path, function: str) -> Path:
+    """Write what keeps the linker from showing a function, as an older version has not got it."""
+    script = folder / "older.map"
+    script.write_text(f"{{ local: {function}; }};\n")
+    return script
 
 
 class FakeDriver:

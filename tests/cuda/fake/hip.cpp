@@ -109,12 +109,14 @@ HIP(hipThreadExchangeStreamCaptureMode, (int* mode), cuThreadExchangeStreamCaptu
 HIP(hipStreamCreateWithFlags, (Handle* stream, unsigned flags), IF_RIGHT(in_device(), cuStreamCreate(stream, flags)))
 HIP(hipStreamDestroy, (Handle stream), ON(stream, cuStreamDestroy_v2(stream)))
 HIP(hipStreamGetDevice, (Handle stream, int* device), ON(stream, cuStreamGetDevice(stream, device)))
+HIP(hipStreamGetId, (Handle stream, unsigned long long* id), ON(stream, cuStreamGetId(stream, id)))
 HIP(hipStreamIsCapturing, (Handle stream, int* answer), ON(stream, cuStreamIsCapturing(stream, answer)))
 HIP(hipStreamSynchronize, (Handle stream), ON(stream, cuStreamSynchronize(stream)))
 HIP(hipStreamWaitEvent, (Handle stream, Handle event, unsigned flags),
     ON(stream, cuStreamWaitEvent(stream, event, flags)))
 HIP(hipStreamBeginCapture, (Handle stream, int mode), ON(stream, cuStreamBeginCapture_v2(stream, mode)))
 HIP(hipStreamEndCapture, (Handle stream, Handle* graph), ON(stream, cuStreamEndCapture(stream, graph)))
+HIP(hipGraphDestroy, (Handle graph), cuGraphDestroy(graph))
 
 HIP(hipLaunchHostFunc, (Handle stream, CUhostFn function, void* argument),
     ON(stream, cuLaunchHostFunc(stream, function, argument)))

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +32,7 @@ def load(cache: Path, vendor: str = "cuda") -> FakeDriver | None:
         try:
             unfinished.rename(folder)  # at once, so that no other session sees half of it
         except OSError:  # another session was quicker
-            for library in unfinished.iterdir():
-                library.unlink()
-            unfinished.rmdir()
+            shutil.rmtree(unfinished)
     return FakeDriver(folder / SONAMES[vendor])
 
 
