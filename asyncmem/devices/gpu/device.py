@@ -117,10 +117,6 @@ class Gpu(Device, Generic[S, F, P]):
         with contextlib.closing(cls(0, segments="auto")) as any_device, any_device.context.entered():
             return driver.known_attribute("DEVICE_ORDINAL", address)
 
-    def fence_of(self, native: _calls.Fence) -> F:
-        """Make the fence for a native one."""
-        return self.fence_kind(self, native)
-
     def attached_checker(self) -> MemoryChecker | None:
         """Answer the memory checker that this process runs under, if there is one for such a device."""
         return None
@@ -266,7 +262,7 @@ class Gpu(Device, Generic[S, F, P]):
             DeviceError: Among others when a graph is being captured on one of the streams: the driver allows no such
                 fence then, so try again when the capture has ended.
         """
-        return self.fence_of(self.context.record_all())
+        return self.fence_kind(self, self.context.record_all())
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""

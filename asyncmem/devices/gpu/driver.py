@@ -15,7 +15,7 @@ from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from asyncmem.devices.gpu._calls import Context
@@ -47,6 +47,7 @@ class Driver(ABC):
         self._interface = interface
         self._device = device
         self._bindings = self.import_bindings(device)
+        self._functions: dict[str, Callable[..., Any]] = {}
 
     @abstractmethod
     def import_bindings(self, device: str) -> ModuleType:
@@ -68,7 +69,7 @@ class Driver(ABC):
             raise self.error(function, DEINITIALIZED)
         self.calls += 1
         try:
-            code, *values = getattr(self._bindings, self._interface.symbol(function))(*arguments)
+            code, *values = (self._functions.get(function) or self._find(function))(*arguments)
         except RuntimeError:  # what the packages raise for a function that the driver has not
             raise self.error(function, NOT_FOUND) from None
         # Without a wish this says that the driver lacks memory of its own: who gives back cannot be out of memory.
@@ -85,9 +86,14 @@ class Driver(ABC):
     def out_of_memory(self, asked: int) -> OutOfMemoryError:
         """Make the error for bytes that the driver has not, with what it has."""
         self._interface.library.forget_error()
-        code, *found = getattr(self._bindings, self._interface.symbol("cuMemGetInfo"))()
+        code, *found = self._find("cuMemGetInfo")()
         free = None if code else int(found[0])
         return OutOfMemoryError(OutOfMemoryFacts(asked=asked, device=self._device, device_free=free))
+
+    def _find(self, function: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(self._bindings, self._interface.symbol(function))
+        self._functions[function] = found
+        return found
 
     def pointer_attribute(self, name: str, address: int) -> int | None:
         """Ask what memory there is at an address; None where the driver knows nothing of it."""

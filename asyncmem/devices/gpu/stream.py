@@ -52,7 +52,8 @@ class GpuStream(Stream, Generic[F]):
 
     def record(self) -> F:
         """Return a fence behind everything submitted here so far, by whichever library."""
-        return self.device.fence_of(self.device.context.record(self.handle))
+        device = self.device
+        return device.fence_kind(device, device.context.record(self.handle))
 
     def wait(self, fence: Fence) -> None:
         """Order all later work of this stream behind a fence of this or another device of the vendor's.
