@@ -1,6 +1,6 @@
 """Memory of a ROCm device in the hands of other libraries, and theirs in ours: DLPack, and array interfaces."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,12 +66,11 @@ def test_an_owner_is_told_the_default_stream_by_0(gpu: Rocm, pool: AsyncMemoryPo
 
 
 def test_an_array_interface_is_found_on_its_device(
-    gpu: Rocm, pool: AsyncMemoryPool, find_driver: Callable[[str], FakeDriver | None], monkeypatch: pytest.MonkeyPatch
+    gpu: Rocm, pool: AsyncMemoryPool, nvidia: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libraries for ROCm use CUDA's, which does not say whose memory it is: the drivers are asked."""
     monkeypatch.setattr("asyncmem.exchange._devices", {(10, 0): gpu})
-    nvidia = find_driver("cuda")
-    assert nvidia is not None
+    monkeypatch.setattr("asyncmem.exchange._cores", {})
 
     class Theirs:
         def __init__(self, array: Array) -> None:
@@ -83,5 +82,3 @@ def test_an_array_interface_is_found_on_its_device(
             taken = asyncmem.asarray(Theirs(buffer.view("float32")))
             assert (taken.buffer.device, taken.buffer.address) == (gpu, buffer.address)
             taken.buffer.free()
-    nvidia.devices(0)
-    monkeypatch.setattr("asyncmem.exchange._cores", {})

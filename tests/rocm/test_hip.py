@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,24 @@ class TestMappings:
         gpu.unreserve(start, 64 * MIB)
 
 
+class TestPeers:
+    def test_a_grant_that_hip_does_not_take_back_hides_no_error(self, fake: FakeDriver, pair: Rocm) -> None:
+        """A memory pool's stays where a later one fails, which is what is told; the fake refuses to take it back."""
+        peer = Rocm(1)
+        segment = pair.allocate_segment(MIB, "stream_ordered")
+        start = pair.reserve(64 * MIB)
+        pair.remap([], [(start, 4 * MIB)])
+        fake.fail("cuMemSetAccess", 1, 999)
+        with pytest.raises(DeviceError, match="hipMemSetAccess"):
+            pair.grant_access([peer])
+        pair.grant_access([peer])
+        pair.remap([(start, 4 * MIB)], [])
+        pair.unreserve(start, 64 * MIB)
+        pair.default_stream.synchronize_blocking()
+        pair.free_segment(segment)
+        peer.close()
+
+
 class TestErrors:
     def test_an_error_of_ours_is_left_to_nobody_else(self, fake: FakeDriver, hip: ctypes.CDLL, gpu: Rocm) -> None:
         """HIP remembers a thread's last error, for which other libraries ask after each of their kernels."""
@@ -193,20 +212,18 @@ class TestErrors:
 
 class TestBesideCuda:
     @pytest.fixture
-    def nvidia(self, find_driver: Any) -> Any:
-        """CUDA's driver, in the same process."""
-        driver = find_driver("cuda")
-        driver.reset()
+    def cuda(self, nvidia: FakeDriver) -> Iterator[Cuda]:
+        """A device of CUDA's, in the same process."""
+        nvidia.devices(1)
         device = Cuda()
         yield device
         device.close()
-        check_nothing_left(driver, {})
-        driver.devices(0)
+        check_nothing_left(nvidia, {})
 
-    def test_neither_takes_the_others_things(self, gpu: Rocm, nvidia: Cuda) -> None:
+    def test_neither_takes_the_others_things(self, gpu: Rocm, cuda: Cuda) -> None:
         """Their numbers look alike and mean something else."""
-        assert gpu.context.handle != nvidia.context.handle
-        for one, other in ((gpu, nvidia), (nvidia, gpu)):
+        assert gpu.context.handle != cuda.context.handle
+        for one, other in ((gpu, cuda), (cuda, gpu)):
             with pytest.raises(InvalidRequest, match="fence"):
                 one.default_stream.wait(other.default_stream.record())
             with pytest.raises(InvalidRequest, match="peers"):
@@ -218,9 +235,9 @@ class TestBesideCuda:
             with pytest.raises(InvalidRequest, match="stream"):
                 one.stream_of(other.create_stream())
 
-    def test_pools_of_both_work_side_by_side(self, gpu: Rocm, nvidia: Cuda) -> None:
+    def test_pools_of_both_work_side_by_side(self, gpu: Rocm, cuda: Cuda) -> None:
         """Each with its own driver's memory, streams and fences."""
-        for device in (gpu, nvidia):
+        for device in (gpu, cuda):
             with asyncmem.AsyncMemoryPool(device, limit=16 * MIB, segment_size=8 * MIB, min_free=0) as pool:
                 stream = device.create_stream()
                 for _ in range(4):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,13 +33,8 @@ def test_a_device_is_found_by_its_name(fake: FakeDriver) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_auto_takes_it_where_cuda_has_none(
-    find_driver: Callable[[str], FakeDriver | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_takes_it_where_cuda_has_none(nvidia: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes after CUDA and before OpenCL, in "auto" and where one is chosen; OpenCL does not list it again."""
-    nvidia = find_driver("cuda")
-    assert nvidia is not None
-    nvidia.devices(0)
     made = device("auto")
     assert made.name == "rocm:0"
     made.close()
@@ -52,11 +46,10 @@ def test_auto_takes_it_where_cuda_has_none(
     monkeypatch.setattr(choosing, "is_processor", lambda _: False)
     assert [one.name for one in devices()] == ["cuda", "rocm:0", "host"]
     assert select_device_for(1) == select_device_for(1, prefer="rocm") == "rocm:0"
-    nvidia.reset()
+    nvidia.devices(1)
     assert [one.name for one in devices()] == ["cuda:0", "rocm:0", "host"]
     assert select_device_for(1) == "cuda:0"
     assert select_device_for(1, prefer=("rocm:0", "cuda")) == "rocm:0"
-    nvidia.devices(0)
 
 
 def test_it_is_listed_where_somebody_has_asked_for_it(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
