@@ -113,7 +113,7 @@ class PoolOptions:
     shrink_after: float | None = _option(None, readers.optional(readers.seconds))
     """Seconds without an allocation or a free after which free segments go back to the device; None for never.
 
-    What `pregrow` asks for stays.
+    What `pregrow` or `need` asks for stays.
     """
     zero_segments: bool = _option(False, readers.switch)
     """Whether new segments are filled with zeros; reused memory is never cleared."""

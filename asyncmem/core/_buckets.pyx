@@ -122,6 +122,7 @@ cdef class Buckets:
         self._sizes[bucket * self.max_pooled_per_bucket + count] = nbytes
         self.pooled_bytes += nbytes
         self.pooled_buffers += 1
+        self._note_peak()
         return True
 
     def record_allocation(self, size, /):
@@ -133,6 +134,9 @@ cdef class Buckets:
         self.used_bytes += read(size)
         self.active_buffers += 1
         self.allocations += 1
+        self._note_peak()
+
+    cdef inline void _note_peak(self):
         self.peak_bytes = max(self.peak_bytes, self.used_bytes + self.pooled_bytes)
 
     def drop(self, int64_t keep, /):

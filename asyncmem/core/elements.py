@@ -1,7 +1,10 @@
 """Element types of arrays: numpy's plain kinds, and the short floats of accelerators that numpy has no name for."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -10,6 +13,8 @@ import numpy as np
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import DTypeLike
 
 # DLPack's type codes (dlpack.h, DLDataTypeCode).
@@ -92,3 +97,9 @@ def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
 def dtype_size(dtype: object) -> int:
     """Answer the bytes of one element of a dtype or a name."""
     return element_type(dtype).itemsize
+
+
+def extent(shape: int | Sequence[int], dtype: object) -> tuple[tuple[int, ...], int]:
+    """Answer the dimensions of an array, a lone length among them, and the bytes that it takes."""
+    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    return dims, math.prod(dims) * dtype_size(dtype)

@@ -14,11 +14,16 @@ namespace asyncmem::replay {
 
 namespace {
 
-constexpr double beat_us = 1000;  // how often fences are recorded and looked at while nothing misses
+// How often fences are recorded and looked at while nothing misses, as in asyncmem/pool/upkeep.py; and near a limit.
+constexpr double beat_us = 4000, tight_beat_us = 1000;
+// A large free has a fence of its own for so many of them after a wait of one stream for another; see retire.pxi.
+constexpr uint64_t large = 1 << 20, few = 64, most_eager = 4096;
 constexpr uint64_t beats_cached = 5;  // for so many of them blocks stay in caches at most
 constexpr uint64_t merge_ratio = 32;  // live blocks for each free, up to which all are looked at for neighbours to join
 constexpr uint64_t addresses = max_size;
 constexpr double price = 1.0 / 32;    // see worth_waiting_for
+constexpr uint64_t fine_parts = 512;  // of a limit: no handle is larger, as what lies below a border cannot be moved
+constexpr uint64_t tight = 64;  // a limit is near of which such a part is left
 constexpr uint64_t stocked = 256, most_stocked = 64 << 20, stock_parts = 4, far_off = 8;  // see stock
 constexpr double dear_share = 0.03, grace_us = 20'000;  // of the time that moves may take, as in asyncmem/pool/paging.py
 constexpr uint64_t parts = 12;  // of a request: handles are few where they need not fit below a limit, which cost by number
@@ -93,8 +98,18 @@ private:
             heap_.free(block);
             return;
         }
-        timeline_.touch(heap_.home(block));
+        uint32_t home = heap_.home(block);
+        timeline_.touch(home);
         heap_.free_behind(block, {stream, heap_.open_epoch(stream)}, false);
+        if (eager_ == 0 || nbytes < large || few * nbytes < heap_.reserved()) return;
+        --eager_;
+        fence(stream);
+        if (home != stream) fence(home);
+    }
+
+    void fence(uint32_t stream) {
+        pay(Call::Record, 0);
+        timeline_.record(stream, now_);
     }
 
     // What is due by the clock.
@@ -102,7 +117,8 @@ private:
         if (now_ >= next_beat_) {
             fences(next_beat_);
             if (setup_.kind == Kind::Paged) settle();
-            next_beat_ = (std::floor(now_ / beat_us) + 1) * beat_us;
+            double beat = heap_.reserved() + heap_.reserved() / tight > setup_.limit ? tight_beat_us : beat_us;
+            next_beat_ = (std::floor(now_ / beat) + 1) * beat;
         }
         if (now_ >= next_sample_) {
             sample();
@@ -195,7 +211,10 @@ private:
         Outcome outcome;
         BlockId block = heap_.take_foreign(ask, true, owed, outcome);
         for (size_t i = 0; i < owed.size(); ++i) pay(Call::Wait, 0);
-        tally_.foreign += !owed.empty();
+        if (!owed.empty()) {
+            ++tally_.foreign;
+            eager_ = most_eager;
+        }
         return block;
     }
 
@@ -230,9 +249,10 @@ private:
 
     // Waits for what is enough and done the soonest.
     bool grow_below_limit(const Ask& ask) {
+        uint64_t fine = std::max(usual_parts, ask.nbytes / (setup_.limit / fine_parts + 1));
         for (;;) {
-            uint64_t reserved = heap_.reserved();
-            Plan plan = heap_.plan(ask, setup_.limit > reserved ? setup_.limit - reserved : 0, 0);
+            uint64_t room = setup_.limit - std::min(setup_.limit, heap_.reserved());
+            Plan plan = heap_.plan(ask, room, 0, Foreign::Any, fine);
             if (plan.found) carry_out(plan, stock(ask, plan));
             if (plan.found || plan.waits.empty() || !setup_.take_back) return plan.found;
             wait_until(timeline_.end(plan.waits));
@@ -367,6 +387,7 @@ private:
     Tally tally_;
     size_t step_ = 0;
     uint64_t requested_ = 0;
+    uint64_t eager_ = 0;
     double now_ = 0;
     double next_ = 0, next_beat_ = 0, next_sample_;
     uint64_t peak_ = 0;  // reserved

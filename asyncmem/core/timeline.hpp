@@ -21,13 +21,18 @@ public:
         uint64_t recorded = 0;
         for (uint32_t stream = 0; stream < dirty_.size(); ++stream) {
             if (!dirty_[stream]) continue;
-            uint64_t epoch = heap_.close_epoch(stream);
-            heap_.publish(stream, epoch);
-            fences_.push_back({now + lag_, {stream, epoch}});
-            dirty_[stream] = 0;
+            record(stream, now);
             ++recorded;
         }
         return recorded;
+    }
+
+    // Record one on this stream.
+    void record(uint32_t stream, double now) {
+        uint64_t epoch = heap_.close_epoch(stream);
+        heap_.publish(stream, epoch);
+        fences_.push_back({now + lag_, {stream, epoch}});
+        dirty_[stream] = 0;
     }
 
     // Tell the heap which fences are done by now.

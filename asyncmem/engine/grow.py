@@ -56,8 +56,8 @@ class Growth:
         self._seen: tuple[float, int] | None = None
 
     def is_of_one_class(self, sizes: Sequence[int]) -> bool:
-        """Say whether all of these sizes belong in one arena."""
-        return self.arena(min(sizes)) == self.arena(max(sizes))
+        """Say whether all of these sizes belong in one arena; what has no bytes belongs in any."""
+        return self.arena(min(filter(None, sizes), default=0)) == self.arena(max(sizes))
 
     def arena(self, nbytes: int) -> int:
         """Answer which arena a request of this many bytes grows."""

@@ -41,6 +41,6 @@ class IdleWatch:
         elif now - self._since >= after and not self._shrunk and flow.closed is None:
             self._shrunk = True
             try:
-                flow.upkeep.trim(keep=flow.supply.pregrow)
+                flow.upkeep.trim(keep=flow.supply.ready)
             except DeviceError as error:
                 flow.fail(None, error)

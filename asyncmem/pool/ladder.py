@@ -163,11 +163,10 @@ class Ladder:
             self.rungs["collect"] += 1
             gc.collect()
             return  # what was freed is worth one more try
-        facts = self._flow.facts(waiting)
         if options.on_oom is not None and waiting.tries < _RETRIES:
             waiting.tries += 1
             self.rungs["ask"] += 1
-            if options.on_oom(facts):
+            if options.on_oom(self._flow.facts(waiting)):
                 self._supply.refused = None
                 return
         with self._flow.turn:

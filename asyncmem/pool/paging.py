@@ -43,7 +43,8 @@ _SPREAD: Final = 4  # a range's size by the device's: addresses are spread more 
 _DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all that somebody waits for them
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
 _PARTS: Final = 12  # a handle is no larger than such a part of a request; they cost by number
-_FINE_PARTS: Final = 16  # in a pool that was given a limit, as smaller ones fit more places
+_FINE_PARTS: Final = 16  # in a pool that was given a limit, as smaller ones fit more places,
+_LIMIT_PARTS: Final = 512  # nor larger than such a part of that: what lies below the end of a block cannot be moved
 _STOCK: Final = 256  # one part in so many of what is reserved is mapped ahead of need, where all the rest is live
 _STOCK_PARTS: Final = 4  # in handles of a quarter: it comes with what somebody waits for
 _APART: Final = 8  # pages that streams may have free beside each other in the smallest pool, as a segment holds them
@@ -66,9 +67,7 @@ class PagedSupply(Supply):
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         super().__init__(core, device, retire, turn, options)
-        self._late = options.late_fences
-        self._patience = options.patience
-        self._parts = _PARTS if options.limit is None else _FINE_PARTS
+        self._heed(options)
         self.clock = time.monotonic
         self._opened = self.clock()
         self._peak = 0
@@ -83,9 +82,12 @@ class PagedSupply(Supply):
     def reconfigure(self, options: PoolOptions, limit: int) -> None:
         """Go on with other options (with the turn held)."""
         super().reconfigure(options, limit)
+        self._heed(options)
+
+    def _heed(self, options: PoolOptions) -> None:
         self._late = options.late_fences
         self._patience = options.patience
-        self._parts = _PARTS if options.limit is None else _FINE_PARTS
+        self._limited = options.limit is not None
 
     def end(self) -> None:
         """Give the ranges back, where nothing is mapped or on its way any more."""
@@ -131,9 +133,6 @@ class PagedSupply(Supply):
 
     def _may_be_foreign(self, waiting: Waiting) -> bool:
         return self._has_several_streams() and waiting.capture is None and not self.keeps_apart(waiting)
-
-    def _has_several_streams(self) -> bool:
-        return len(self._core.stream_objects) > 1
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
@@ -183,8 +182,8 @@ class PagedSupply(Supply):
         return None
 
     def growth_ahead(self) -> Errand | None:
-        """Decide on memory that nobody waits for: what `pregrow` names. The rest comes with what somebody waits for."""
-        missing = self.pregrow - self._core.reserved() - self.coming
+        """Decide on memory that nobody waits for: what `pregrow` or `need` names; the rest comes with who waits."""
+        missing = self.ready - self._core.reserved() - self.coming
         if missing <= 0:
             return None
         return self._errand_of(self._plan_pieces((missing,), 0, foreign=False, room=self._left(), most=0))
@@ -232,7 +231,7 @@ class PagedSupply(Supply):
             if block is not None:
                 taken.append(block)
                 continue
-            plan = self._core.plan(nbytes, stream, -1, room, most, foreign, self._late, self._parts)
+            plan = self._core.plan(nbytes, stream, -1, room, most, foreign, self._late, self._parts_of(nbytes))
             if not isinstance(plan, Plan):
                 waits = plan
                 break
@@ -252,6 +251,9 @@ class PagedSupply(Supply):
             return change
         self._pages.let_go(change)
         return waits
+
+    def _parts_of(self, nbytes: int) -> int:
+        return max(_FINE_PARTS, nbytes * _LIMIT_PARTS // max(self.limit, 1)) if self._limited else _PARTS
 
     def _take(self, nbytes: int, stream: int, *, foreign: bool) -> tuple[int, Sequence[Entry]] | None:
         block = self._core.take(nbytes, stream, again=True)

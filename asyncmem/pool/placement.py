@@ -66,7 +66,7 @@ class ReusePlan:
     @cached_property
     def peak(self) -> int:
         """Bytes of the range."""
-        return max((place.offset + self.rounded(place.nbytes) for place in self.places), default=0)
+        return max((place.offset + self.rounded(place.nbytes) for place in self.places if place.nbytes), default=0)
 
     @cached_property
     def total(self) -> int:

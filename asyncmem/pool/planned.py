@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, final
 
-from asyncmem.core import STREAK_LIMIT, Ready, dtype_size
+from asyncmem.core import STREAK_LIMIT, Ready, extent
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool.lease import Lease
@@ -166,8 +165,7 @@ class PlannedMemory:
         tag: str | None = None, priority: int = 0, timeout: float | None = None,
     ) -> Array:  # fmt: skip
         """Allocate a typed array, as `AsyncMemoryPool.empty` and `allocate_async` do."""
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = math.prod(dims) * dtype_size(dtype)
+        dims, nbytes = extent(shape, dtype)
         buffer = await self.allocate_async(nbytes, key=key, stream=stream, tag=tag, priority=priority, timeout=timeout)
         return buffer.view(dtype, dims)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, dtype_size
+from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, extent
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import InvalidRequest, PoolClosed
 from asyncmem.pool.arrays import ALIGN, Layout
@@ -188,8 +187,7 @@ class Share(Allocator):
             dtype: Anything numpy takes, or "bfloat16" and the "float8_..." names.
             stream: Home stream, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
         """
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        nbytes = math.prod(dims) * dtype_size(dtype)
+        dims, nbytes = extent(shape, dtype)
         buffer = await self.allocate_async(nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
         return buffer.view(dtype, dims)
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _LATELY = 10_000
 """Allocations that an emptying of the caches has to last for."""
+_TIGHT = 64
+"""A limit is near of which such a part is left."""
 _LITTLE = 1.125
 """What may be reserved, in terms of the most that was live, so that they need not be emptied again."""
 
@@ -69,6 +71,7 @@ class Supply:
 
     Attributes:
         limit: The most that may be reserved, in bytes.
+        ready: Bytes that are kept reserved, whether or not they are used.
         min_free: Bytes of the device that growth leaves to others.
         overlap: How much may be free while streams that could share it go on side by side: bytes, or a share of the
             most that was live.
@@ -91,7 +94,7 @@ class Supply:
         self.growth = Growth(options.segment_size, options.small_limit, device.granularity, exact=self.direct)
         self._kind = options.segments
         self.zero = options.zero_segments
-        self.pregrow = options.ready
+        self.ready = options.ready
         self.min_free = 0
         self.overlap = core.overlap = options.overlap
         self._quiet: int | None = None
@@ -114,11 +117,16 @@ class Supply:
         """Go on with other options (with the turn held)."""
         self.limit = limit
         self.zero = options.zero_segments
-        self.pregrow = options.ready
+        self.ready = options.ready
         self.overlap = self._core.overlap = options.overlap
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit
         self.refused = None
+
+    def is_tight(self) -> bool:
+        """Say whether the limit is near."""
+        reserved = self._core.reserved()
+        return reserved + reserved // _TIGHT > self.limit
 
     def kinds(self) -> dict[int, str]:
         """Answer the kind of each of the heap's segments."""
@@ -161,7 +169,7 @@ class Supply:
         Growth that is there to keep streams apart adds no more than `overlap` allows.
         """
         need = sum(sizes)
-        apart = self.overlap > 0 and len(self._core.stream_objects) > 1 and self._free() >= need
+        apart = self.overlap > 0 and self._has_several_streams() and self._free() >= need
         most = need + max(0, self._slack() - self.coming) if apart else None
         return self._plan(need, self.growth.arena(max(sizes)), stream, most)
 
@@ -191,9 +199,9 @@ class Supply:
         A program that comes out a little short in each of its rounds would do so every time, and is better off with a
         little more memory: where caches were emptied only lately, growth comes first while it adds little.
         """
-        if not self.may_hold(waiting.total):
+        if not self.may_hold(waiting.total) or not self._core.cached_bytes():
             return False
-        now = self._core.counts().allocations
+        now = self._core.account(0).allocations
         lately = now - self._flushed < _LATELY
         if lately and self._is_little(waiting.total) and self.can_order(waiting.pieces):
             return False
@@ -212,7 +220,7 @@ class Supply:
         if not self.may_hold(need) or not (first or self._slack() < 0):
             return False
         # One stream's free memory is joined at each free as it is: all that can be gained are its caches.
-        return len(self._core.stream_objects) > 1 or self._core.cached_bytes() >= need
+        return self._has_several_streams() or self._core.cached_bytes() >= need
 
     def may_hold(self, need: int) -> bool:
         """Say whether so much is free, in whatever pieces."""
@@ -222,6 +230,9 @@ class Supply:
         """Answer how much has to become free before so many bytes can be had, 1 where they are free in pieces."""
         most = self.limit if self.refused is None else self._core.reserved()
         return max(need - (most - self._core.live()), 1)
+
+    def _has_several_streams(self) -> bool:
+        return len(self._core.stream_objects) > 1
 
     def _slack(self) -> int:
         most = self.overlap
@@ -234,7 +245,7 @@ class Supply:
 
     def growth_ahead(self) -> Errand | None:
         """Answer growth ahead of need, when less than the headroom is free; None where there is enough."""
-        wanted = max(self.growth.headroom(), self.pregrow - self._core.reserved() - self.coming)
+        wanted = max(self.growth.headroom(), self.ready - self._core.reserved() - self.coming)
         free = self._core.free_bytes() + self._core.cached_bytes() + self.coming
         return self._errand(self._order([wanted - free], self._last_stream)) if wanted > free else None
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _ARENAS = ("small", "large")
 _BEAT = 0.004  # seconds between looks at the pages of a pool in use
+_TIGHT_BEAT = 0.001  # and near its limit, where somebody is about to wait for what is done
+_QUIET = 64  # looks after which nothing was freed that end them; what is freed after that is seen late
 _CACHED = 5  # for so many of them blocks stay in caches at most
 _MERGE_RATIO = 32  # live blocks for each free, up to which all are looked at for neighbours to join
 
@@ -30,7 +32,7 @@ class Upkeep:
         self._supply = flow.supply
         self._ahead = False
         self._awake = False  # the worker looks after pages every few milliseconds
-        self._beats = 0
+        self._beats = self._quiet = 0
         self._frees = self._unmerged = 0
 
     def wake(self) -> None:
@@ -49,22 +51,24 @@ class Upkeep:
             return None
         self._awake = False
         self._supply.fence_frees()
-        counts = self._core.counts()
-        over = counts.frees == self._frees and not self._flow.retire.counts().open_fences
+        frees = self._core.account(0).frees
+        quiet = frees == self._frees and not self._flow.retire.counts().open_fences
+        self._quiet = self._quiet + 1 if quiet else 0
+        over = self._quiet >= _QUIET
         self._beats += 1
-        self._unmerged += counts.frees - self._frees
-        self._frees = counts.frees
+        self._unmerged += frees - self._frees
+        self._frees = frees
         with self._flow.turn:
             gained = 0
-            if over or self._beats % _CACHED == 0:
+            if quiet or self._beats % _CACHED == 0:
                 gained += self._core.flush()
-            if self._unmerged * _MERGE_RATIO >= counts.live_blocks and len(self._core.stream_objects) > 1:
+            if len(self._core.stream_objects) > 1 and self._unmerged * _MERGE_RATIO >= self._core.counts().live_blocks:
                 gained += self._core.merge()
                 self._unmerged = 0
             if gained and len(self._flow.queue):
                 self._flow.changed()
             self._awake = self._awake or not over
-        return None if over else _BEAT
+        return None if over else _TIGHT_BEAT if self._supply.is_tight() else _BEAT
 
     def grow_ahead(self) -> None:
         """Send for growth when free memory has fallen below the headroom (with the turn held)."""

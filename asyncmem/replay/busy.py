@@ -16,15 +16,23 @@ from asyncmem.devices.lane import Lane
 from asyncmem.devices.simulated_stream import SimulatedStream
 from asyncmem.errors import DeviceError, InvalidRequest
 
-SPIN: Final = b"""
+KERNELS: Final = b"""
 .version 6.3
 .target sm_70
 .address_size 64
-.visible .entry spin(.param .u64 nanoseconds) {
+.visible .entry note_time(.param .u64 where) {
+    .reg .u64 %where, %now;
+    ld.param.u64 %where, [where];
+    mov.u64 %now, %globaltimer;
+    st.global.u64 [%where], %now;
+    ret;
+}
+.visible .entry spin(.param .u64 where, .param .u64 nanoseconds) {
     .reg .pred %early;
-    .reg .u64 %start, %now, %long;
+    .reg .u64 %where, %start, %now, %long;
+    ld.param.u64 %where, [where];
     ld.param.u64 %long, [nanoseconds];
-    mov.u64 %start, %globaltimer;
+    ld.global.u64 %start, [%where];
 again:
     mov.u64 %now, %globaltimer;
     sub.u64 %now, %now, %start;
@@ -33,7 +41,10 @@ again:
     ret;
 }
 \0"""
-"""A kernel that runs for so long, as text that every driver and every card from compute capability 7.0 on takes."""
+"""One that notes the card's time, and one that ends so long after that, whenever it begins; any card from 7.0 on.
+
+The end counts and not the length, or a program of a minute would leave the card further behind with each kernel.
+"""
 
 
 class Busy(ABC):
@@ -48,8 +59,8 @@ class Busy(ABC):
         time.sleep(max(0.0, when - time.perf_counter()))
 
     @abstractmethod
-    def give(self, stream: Stream, seconds: float) -> None:
-        """Put work of that length behind all that the stream has to do."""
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
 
     def close(self) -> None:  # noqa: B027 -- most need nothing
         """Give back what this needs; called once the device has done all its work."""
@@ -58,10 +69,10 @@ class Busy(ABC):
 class HostBusy(Busy):
     """Has the stream's thread sleep."""
 
-    def give(self, stream: Stream, seconds: float) -> None:
-        """Put work of that length behind all that the stream has to do."""
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
         assert isinstance(stream, HostStream)
-        stream.run(time.sleep, seconds)
+        stream.run(self.until, until)
 
 
 class SimulatedBusy(Busy):
@@ -69,6 +80,7 @@ class SimulatedBusy(Busy):
 
     def __init__(self, device: Simulated) -> None:
         self._device = device
+        self._ends: dict[Stream, float] = {}
 
     def now(self) -> float:
         """Tell the device's time."""
@@ -82,10 +94,11 @@ class SimulatedBusy(Busy):
         else:
             time.sleep(missing)
 
-    def give(self, stream: Stream, seconds: float) -> None:
-        """Put work of that length behind all that the stream has to do."""
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
         assert isinstance(stream, SimulatedStream)
-        stream.launch(seconds)
+        stream.launch(max(0.0, until - max(self.now(), self._ends.get(stream, 0.0))))
+        self._ends[stream] = until
 
 
 class CudaBusy(Busy):
@@ -97,17 +110,27 @@ class CudaBusy(Busy):
         self._device = self._call("cuDeviceGet", device.index)
         self._before = self._call("cuCtxGetCurrent")
         self._call("cuCtxSetCurrent", self._call("cuDevicePrimaryCtxRetain", self._device))
-        self._module = self._call("cuModuleLoadData", SPIN)
-        self._kernel = self._call("cuModuleGetFunction", self._module, b"spin")
+        self._module = self._call("cuModuleLoadData", KERNELS)
+        self._spin = self._call("cuModuleGetFunction", self._module, b"spin")
+        self._began_at = int(self._call("cuMemAlloc", 8))
+        note_time = self._call("cuModuleGetFunction", self._module, b"note_time")
+        for _ in range(2):  # the first launch takes longer
+            self._launch(note_time, 0, self._began_at)
+            self._call("cuCtxSynchronize")
+            self._began = self.now()
 
-    def give(self, stream: Stream, seconds: float) -> None:
-        """Put work of that length behind all that the stream has to do."""
-        parameters = (round(seconds * 1e9),), (c_uint64,)
-        self._call("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, stream.handle, parameters, 0)
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
+        self._launch(self._spin, stream.handle, self._began_at, max(0, round((until - self._began) * 1e9)))
+
+    def _launch(self, kernel: object, stream: int, *numbers: int) -> None:
+        parameters = numbers, (c_uint64,) * len(numbers)
+        self._call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, 0)
 
     def close(self) -> None:
         """Wait for the kernels, and leave the context (blocks)."""
         self._call("cuCtxSynchronize")
+        self._call("cuMemFree", self._began_at)
         self._call("cuModuleUnload", self._module)
         self._call("cuCtxSetCurrent", self._before)
         self._call("cuDevicePrimaryCtxRelease", self._device)
@@ -126,8 +149,8 @@ class OpenCLBusy(Busy):
         self._device = device
         self._lanes: dict[Stream, Lane] = {}
 
-    def give(self, stream: Stream, seconds: float) -> None:
-        """Put work of that length behind all that the stream has to do."""
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
         assert isinstance(stream, OpenCLStream)
         driver, before = self._device.driver, stream.record()
         gate = driver.call(driver.cl.UserEvent, self._device.context)
@@ -136,7 +159,7 @@ class OpenCLBusy(Busy):
         def open_gate() -> None:
             with suppress(DeviceError):  # whoever works there is told; the gate opens in any case
                 before.block()
-            time.sleep(seconds)
+            self.until(until)
             driver.call(gate.set_status, driver.cl.command_execution_status.COMPLETE)
 
         lane = self._lanes.setdefault(stream, Lane(f"asyncmem {self._device.name} {stream.name} busy"))

@@ -85,7 +85,6 @@ class _Program:
         self._streams = _streams(pool, trace)
         self._steps = _steps(trace, self._streams)
         self._held: list[Buffer | None] = [None] * trace.allocations
-        self._ends = [-math.inf] * len(self._streams)
         self._done = 0
         self._failed: int | None = None
         self._waits = 0
@@ -143,11 +142,8 @@ class _Program:
 
     def _keep_late(self, busy: Busy) -> None:
         now = busy.now()
-        for number, stream in enumerate(self._streams):
-            missing = now + self._lag - max(now, self._ends[number])
-            if missing > 0:
-                busy.give(stream, missing)
-                self._ends[number] = now + self._lag
+        for stream in self._streams:
+            busy.hold(stream, now + self._lag)
 
     def _go(self, first: int, end: int, take: Take) -> None:
         held, at = self._held, first

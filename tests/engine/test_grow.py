@@ -26,6 +26,13 @@ def test_small_requests_start_small_and_double() -> None:
     assert sizes == [2 * MIB, 4 * MIB, 32 * MIB, 64 * MIB]
 
 
+def test_what_has_no_bytes_belongs_in_either_arena() -> None:
+    """A batch with an empty buffer among large ones is of one class."""
+    assert growth().is_of_one_class([0, MIB, 5 * MIB])
+    assert growth().is_of_one_class([0])
+    assert not growth().is_of_one_class([1, 0, MIB])
+
+
 def test_rest_of_the_limit_is_taken() -> None:
     """Near the limit a segment is what is left, and none when that is not enough."""
     assert growth().plan(MIB, LARGE, 0, Room(10 * MIB, 4 * MIB, 0)) == 6 * MIB

@@ -132,6 +132,7 @@ def test_shrinking_drops_the_largest_first() -> None:
     pool: BucketPool[Block] = BucketPool()
     for size in (1024, 2048, 4096, 8192):
         pool.return_buffer(Block(size), size)
+    assert pool.stats().peak_bytes == 1024 + 2048 + 4096 + 8192  # none of them recorded
     assert pool.shrink() == 8192
     assert pool.try_get(8192) is None
     assert pool.shrink(keep="1 KiB") == 4096 + 2048

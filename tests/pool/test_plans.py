@@ -353,6 +353,12 @@ def test_strict_plan_has_no_exceptions(device: Simulated) -> None:
     run_steps(main())
 
 
+def test_a_plan_of_empty_buffers_needs_nothing() -> None:
+    """Wherever they were said to lie."""
+    plan = ReusePlan((PlannedPlace("empty", 0, 0, 1, MIB),))
+    assert (plan.peak, str(plan)) == (0, "nothing to place")
+
+
 @pytest.mark.parametrize("plan", [None, "plan", ReusePlan(())], ids=["none", "text", "empty"])
 def test_only_a_plan_of_something_is_applied(device: Simulated, plan: ReusePlan) -> None:
     """The call says so, before anything is waited for."""

@@ -51,7 +51,7 @@ def test_what_is_measured_is_what_a_replay_measures(advice: Advice) -> None:
 
 def test_limits_are_tried_and_their_waits_bounded() -> None:
     """The smallest at all, and the smallest whose waits are short: both were tried, and the second is advised."""
-    advice = advise(read(TRACES / "stream_prefetch.npz"), model=Model(lag=0.05))
+    advice = advise(read(TRACES / "gnn_sampled.npz"), model=Model(lag=0.05))
     smallest, within = named(advice, "limit")
     assert smallest.after.completed
     assert smallest.after.wait_seconds > 0.02 * smallest.after.duration
@@ -94,7 +94,7 @@ def test_what_gains_nothing_is_not_advised() -> None:
 
 def test_what_costs_too_much_is_not_advised() -> None:
     """A program of no time at all pays no driver for moving its pages."""
-    trace = read(TRACES / "four_streams.npz")
+    trace = read(TRACES / "stream_prefetch.npz")
     (segments,) = named(advise(trace, model=Model(pace=0.01)), "segments")
     assert segments.after.peak_reserved < segments.before.peak_reserved
     assert segments.against == "the driver takes too long"

@@ -30,7 +30,7 @@ class Player:
     The beat is the replay's, unless another is asked for.
     """
 
-    def __init__(self, lag: float, *, beat: float = 0.001, takes_back: bool = True, **options: object) -> None:
+    def __init__(self, lag: float, *, beat: float = 0.004, takes_back: bool = True, **options: object) -> None:
         self.device = Simulated(80 * GIB, latencies=Latencies.zero())
         self.lag, self.beat = lag, beat
         self.options = options

@@ -73,7 +73,7 @@ def test_pages_that_are_in_use_stay() -> None:
     one = replay(swap(19 * MS), model=LATE)
     assert (one.peak_reserved, one.waits) == (32 * MIB, 0)
     assert "cuMemUnmap" not in one.driver_calls
-    assert replay(swap(22 * MS), model=LATE).peak_reserved == 24 * MIB
+    assert replay(swap(25 * MS), model=LATE).peak_reserved == 24 * MIB
 
 
 def test_without_taking_back_everything_stays() -> None:
@@ -83,17 +83,17 @@ def test_without_taking_back_everything_stays() -> None:
 
 def test_patience_waits_as_long_as_it_may() -> None:
     """A bound on each wait is one: 5 ms are waited where 10 are allowed, and none where 4 are."""
-    patient = replay(swap(16 * MS), Policy(patience=Patience(seconds=0.01)), LATE)
+    patient = replay(swap(19 * MS), Policy(patience=Patience(seconds=0.01)), LATE)
     assert (patient.peak_reserved, patient.waits) == (24 * MIB, 1)
     assert patient.wait_seconds == pytest.approx(0.005)
-    hasty = replay(swap(16 * MS), Policy(patience=Patience(seconds=0.004)), LATE)
+    hasty = replay(swap(19 * MS), Policy(patience=Patience(seconds=0.004)), LATE)
     assert (hasty.peak_reserved, hasty.waits) == (32 * MIB, 0)
 
 
 def test_patience_as_a_share_accrues() -> None:
-    """5 ms are waited after 116 where a twentieth of the time may be waited, and not where a fiftieth may."""
-    assert replay(swap(16 * MS), Policy(patience=Patience(share=0.05)), LATE).peak_reserved == 24 * MIB
-    assert replay(swap(16 * MS), Policy(patience=Patience(share=0.02)), LATE).peak_reserved == 32 * MIB
+    """5 ms are waited after 119 where a twentieth of the time may be waited, and not where a fiftieth may."""
+    assert replay(swap(19 * MS), Policy(patience=Patience(share=0.05)), LATE).peak_reserved == 24 * MIB
+    assert replay(swap(19 * MS), Policy(patience=Patience(share=0.02)), LATE).peak_reserved == 32 * MIB
 
 
 def test_patience_is_kept_for_what_is_worth_it() -> None:
@@ -105,8 +105,8 @@ def test_patience_is_kept_for_what_is_worth_it() -> None:
 
 def test_patience_counts_what_it_waited() -> None:
     """What was waited once is gone: the second time as much would be needed again."""
-    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").at(116 * MS).take("c", 16 * MIB)
-    program.at(117 * MS).free("b").at(133 * MS).take("d", 32 * MIB)
+    program = Program().take("a", 8 * MIB).take("b", 8 * MIB).at(100 * MS).free("a").at(119 * MS).take("c", 16 * MIB)
+    program.at(120 * MS).free("b").at(139 * MS).take("d", 32 * MIB)
     one = replay(program.trace(), Policy(patience=Patience(share=0.05)), LATE)
     assert one.waits == 1
     assert one.peak_reserved == 56 * MIB
@@ -116,7 +116,7 @@ def test_a_limit_is_kept_by_waiting() -> None:
     """Under a limit memory that is in use is waited for, as long as it takes."""
     one = replay(swap(5 * MS), model=LATE, limit=24 * MIB)
     assert (one.completed, one.peak_reserved, one.waits) == (True, 24 * MIB, 1)
-    assert one.wait_seconds == pytest.approx(0.016)
+    assert one.wait_seconds == pytest.approx(0.019)  # the fence is recorded at 104 ms
 
 
 def test_a_wait_moves_the_programs_time() -> None:
@@ -198,10 +198,10 @@ def test_what_the_driver_takes_is_counted_alone() -> None:
     assert one.peak_reserved == 24 * MIB
 
 
-def test_a_fence_covers_what_was_freed_within_a_millisecond() -> None:
-    """It is recorded on the next whole millisecond, whether or not the program does anything then."""
-    assert replay(swap(21 * MS - 1), model=LATE).peak_reserved == 32 * MIB
-    assert replay(swap(21 * MS), model=LATE).peak_reserved == 24 * MIB
+def test_a_fence_covers_what_was_freed_within_four_milliseconds() -> None:
+    """It is recorded every four, as a pool's worker does it, whether or not the program does anything then."""
+    assert replay(swap(24 * MS - 1), model=LATE).peak_reserved == 32 * MIB
+    assert replay(swap(24 * MS), model=LATE).peak_reserved == 24 * MIB
 
 
 def test_the_holes_at_the_peak_are_told() -> None:

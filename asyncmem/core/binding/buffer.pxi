@@ -74,8 +74,16 @@ cdef class Buffer:
         if block == 0 or (<Core>self.owner).born != _generation:
             return
         flags = (<Core>self.owner).c.free(block)
+        if self.nbytes >= (<Core>self.owner).fence_from:
+            self.fence_home()
         if flags:
             (<Core>self.owner).signal(flags)
+
+    cdef void fence_home(self) noexcept:
+        try:
+            self.core().retire.fence_home(self.home, <uint64_t>self.nbytes)
+        except BaseException as error:
+            _report(error, self.core())
 
     cdef void untag(self) noexcept:
         if self.label != NULL:
@@ -240,7 +248,7 @@ cdef class Buffer:
         self.block = 0
         self.untag()
         if self.core().retire is not None:
-            self.core().retire.fence_home(self.home)
+            self.fence_home()
         if flags:
             self.core().signal(flags)
 

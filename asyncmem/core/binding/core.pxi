@@ -52,6 +52,7 @@ cdef class Core(Heap):
     cdef double overlap_share
     cdef public int64_t overlap_least  # what `overlap` is at least, where it is a share and not none
     cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
+    cdef int64_t fence_from  # bytes from which on a free at home may have a fence recorded; see Retire.fence_home
     cdef public int streak
     cdef readonly bint lacks_pages  # whether the latest grant missed for want of memory at its addresses (with the turn held)
     cdef int64_t _exported
@@ -61,6 +62,7 @@ cdef class Core(Heap):
         self.device = device
         self.pool = pool
         self.born = _generation
+        self.fence_from = no_limit
         self.stream_objects = []
         self.stream_ids = {}
         self.tags = {}

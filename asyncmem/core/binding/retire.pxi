@@ -1,8 +1,10 @@
 # Retire: the rules of stream order, which `asyncmem.engine.retire` explains.
 
-# Of the free bytes at most this part waits for a shared fence of one stream.
 cdef enum:
-    _PARTS = 8
+    _PARTS = 8  # of the free bytes at most this part waits for a shared fence of one stream
+    _FEW = 64  # a block is large that is such a part of what is reserved,
+    _LARGE = 1 << 20  # and so many bytes
+    _EAGER = 4096  # large frees at home that have a fence after the last wait of one stream for another
 
 
 @cython.freelist(64)
@@ -52,6 +54,7 @@ cdef class Retire(Lanes):
     cdef bint polling
     cdef readonly bint plain  # no subclass, so that the fast doors may come here without asking Python
     cdef int64_t late, failed
+    cdef int eager  # large frees at home that will have a fence yet
     cdef int unattended  # releases under way long after their frees: a stream known by its number may be gone
     cdef public int64_t foreign_takes
 
@@ -154,7 +157,7 @@ cdef class Retire(Lanes):
     cdef inline bint shares(self, Lane* lane, uint64_t nbytes) noexcept:
         # Whether a free leaves its fence to a later one. What waits for one must stay so little that others are not held up:
         # whoever takes it all the same gets it behind whatever the stream was given to do meanwhile.
-        if self.batch == 1 or not lane.lasting or lane.unfenced + 1 >= self.batch:
+        if self.batch == 1 or not lane.lasting or lane.unfenced + 1 >= self.batch or self.is_large(nbytes):
             return False
         if self.c != NULL and _PARTS * (lane.unfenced_bytes + nbytes) > self.c.reserved() - self.c.live():
             return False
@@ -162,11 +165,26 @@ cdef class Retire(Lanes):
         lane.unfenced_bytes += nbytes
         return True
 
-    cdef int fence_home(self, uint32_t home) except -1:
+    cdef int fence_home(self, uint32_t home, uint64_t nbytes) except -1:
         # A free on a stream that nobody keeps alive: there may be no second chance to record its fence.
         if not self.lane(home).lasting:
-            self.owe(home, 0)
+            self.owe(home, nbytes)
+        elif self.is_large(nbytes):
+            # Whoever takes it will wait for the work up to here, and not for what the stream is given to do until then.
+            self.eager -= 1
+            self.owe(home, nbytes)
+            if self.eager <= 0:
+                self.core.fence_from = no_limit
         return 0
+
+    cdef inline bint is_large(self, uint64_t nbytes) noexcept:
+        return self.core is not None and <int64_t>nbytes >= self.core.fence_from and _FEW * nbytes >= self.c.reserved()
+
+    cdef void be_eager(self) noexcept:
+        # Streams have begun to wait for each other, which they do for less where large frees have fences of their own.
+        if self.core is not None and self.c != NULL:
+            self.eager = _EAGER
+            self.core.fence_from = _LARGE
 
     # -- freeing -----------------------------------------------------------------------------------------------------
 
@@ -179,6 +197,7 @@ cdef class Retire(Lanes):
         cdef Lane* lane
         cdef void* made = NULL
         cdef uint32_t flags
+        cdef uint64_t nbytes
         cdef Entry one
         if users is not None and users.count == 1 and (last < 0 or last == home):
             last = users.first
@@ -188,11 +207,12 @@ cdef class Retire(Lanes):
             return self.give_behind_all(block, home, last, users)
         # The commonest case by far, in one go.
         lane = self.lane(<uint32_t>last)
+        nbytes = self.c.size(block)
         one.stream = <uint32_t>last
-        if self.shares(lane, self.c.size(block)):
+        if self.shares(lane, nbytes):
             one.epoch = self.c.open_epoch(one.stream)
             flags = self.c.free_behind(block, one, False)
-            self.fence_home(home)
+            self.fence_home(home, nbytes)
             return flags
         one.epoch = self.close(one.stream)
         if self.record_natively(lane, &made):
@@ -203,7 +223,7 @@ cdef class Retire(Lanes):
             flags = self.c.free_behind(block, one, True)
             if lane.crowded():
                 self.thin_out(one.stream)
-        self.fence_home(home)
+        self.fence_home(home, nbytes)
         return flags
 
     cdef uint32_t give_behind_all(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
@@ -211,18 +231,19 @@ cdef class Retire(Lanes):
         cdef Entry one
         cdef uint32_t flags
         cdef uint32_t i
+        cdef uint64_t nbytes = self.c.size(block)
         if users is not None:
             for i in range(users.count):
                 if users.at(i) != home and users.at(i) != last:
                     one.stream = users.at(i)
-                    one.epoch = self.owe(one.stream, self.c.size(block))
+                    one.epoch = self.owe(one.stream, nbytes)
                     owed.push_back(one)
         if last >= 0 and last != home:
             one.stream = <uint32_t>last
-            one.epoch = self.owe(one.stream, self.c.size(block))
+            one.epoch = self.owe(one.stream, nbytes)
             owed.push_back(one)
         flags = self.c.free_entries(block, owed)
-        self.fence_home(home)
+        self.fence_home(home, nbytes)
         return flags
 
     # -- ordering one stream behind another --------------------------------------------------------------------------
@@ -242,6 +263,7 @@ cdef class Retire(Lanes):
         cdef Fence* fence
         if stream == taker or self.is_done(stream, epoch):
             return 0
+        self.be_eager()
         # A fence that covers this very epoch: one recorded before the last use would order nothing (rmm #2489).
         fence = self.lane(stream).covering(epoch)
         if fence != NULL:

@@ -30,7 +30,8 @@ cdef void _drop_buffer(PyObject* self) noexcept:
     cdef PyObject* owner = (<Buffer>self).owner
     cdef uint32_t block = (<Buffer>self).block
     cdef uint32_t flags = 0
-    if (_has_slots(self) or owner == NULL or (<Core>owner).born != _generation or not asyncmem_has_room(&_buffers)):
+    if (_has_slots(self) or owner == NULL or (<Core>owner).born != _generation
+            or (<Buffer>self).nbytes >= (<Core>owner).fence_from or not asyncmem_has_room(&_buffers)):
         _buffers.slow(self)
         return
     if (<Buffer>self).alive:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, final
 
-from asyncmem.core import dtype_size
+from asyncmem.core import extent
 from asyncmem.devices import HostStream
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_size
@@ -75,8 +74,8 @@ class StepContext:
         self, shape: int | Sequence[int], dtype: object = "float32", *, use: Use = "working", tag: str | None = None
     ) -> Array:
         """Wait for a typed array in the same way; see `AsyncMemoryPool.empty`."""
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        return (await self.allocate(math.prod(dims) * dtype_size(dtype), use=use, tag=tag)).view(dtype, dims)
+        dims, nbytes = extent(shape, dtype)
+        return (await self.allocate(nbytes, use=use, tag=tag)).view(dtype, dims)
 
     def save(self, *values: object) -> None:
         """Keep values from a forward until the end of its backward, which gets them; called again, others instead.

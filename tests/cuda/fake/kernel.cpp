@@ -79,11 +79,29 @@ void nothing(Machine& m, const StreamPtr& stream, Parameters) {
     m.run_or_capture(*stream, [](Stream& running) { machine().submit(running, Work{}, "nothing"); });
 }
 
-void spin(Machine& m, const StreamPtr& stream, Parameters values) {
-    const auto nanoseconds = read<std::uint64_t>(values, 0);
+void note_time(Machine& m, const StreamPtr& stream, Parameters values) {
+    const auto where = read<std::uint64_t>(values, 0);
+    const auto device = stream->context->device;
     m.run_or_capture(*stream, [=](Stream& running) {
         Work work;
-        work.lasts = std::int64_t(nanoseconds);
+        work.effect = [=] {
+            const auto now = now_ns();
+            if (usable(device, where, sizeof now)) std::memcpy(reinterpret_cast<char*>(where), &now, sizeof now);
+        };
+        machine().submit(running, std::move(work), "note_time", {}, {{where, 8}});
+    });
+}
+
+// The time that was noted is read as the kernel is launched: whoever does that has waited for it.
+void spin(Machine& m, const StreamPtr& stream, Parameters values) {
+    const auto where = read<std::uint64_t>(values, 0), nanoseconds = read<std::uint64_t>(values, 1);
+    const auto device = stream->context->device;
+    m.run_or_capture(*stream, [=](Stream& running) {
+        if (!usable(device, where, 8)) return;
+        Work work;
+        work.lasts = 1;
+        std::memcpy(&work.ends, reinterpret_cast<char*>(where), sizeof work.ends);
+        work.ends += std::int64_t(nanoseconds);
         machine().submit(running, std::move(work), "spin");
     });
 }
@@ -93,7 +111,8 @@ struct Named_kernel {
     Kernel run;
 };
 constexpr Named_kernel KERNELS[] = {
-    {"hold", hold}, {"fill", fill}, {"count_others", count_others}, {"nothing", nothing}, {"spin", spin}};
+    {"hold", hold}, {"fill", fill}, {"count_others", count_others}, {"nothing", nothing}, {"note_time", note_time},
+    {"spin", spin}};
 
 int the_module;  // there is only one, and it is never gone
 
