@@ -246,13 +246,12 @@ class Array:
             if stream is not None:
                 raise InvalidRequest("stream", stream, "None: only CUDA memory is exported to a stream")
             return
-        default, others = (1, {0}) if kind == _CUDA else (0, {1, 2})
+        default, unknown = (1, {0}) if kind == _CUDA else (0, {1, 2})
         number: object = default if stream is None else stream
-        if not isinstance(number, int) or isinstance(number, bool) or number in others or number < -1:
-            known = f"None or {default} (the legacy default stream), -1 (no order) or a stream's handle"
-            if kind == _CUDA:
-                known = known.replace("-1", "2 (the per-thread one), -1")
-            raise InvalidRequest("stream", stream, known)
+        if not isinstance(number, int) or isinstance(number, bool) or number in unknown or number < -1:
+            known = "None or 1 (the legacy default stream), 2 (the per-thread one)"
+            known = known if kind == _CUDA else "None or 0 (the default stream)"
+            raise InvalidRequest("stream", stream, f"{known}, -1 (no order) or a stream's handle")
         self.buffer._lend(None if number == -1 else number)
 
     def _need(self, action: str) -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,6 +121,9 @@ def test_the_runtime_is_looked_for_where_hip_python_does(monkeypatch: pytest.Mon
     first, second, *others = places()
     assert (first, second) == ("/loaded", str(folder / "libamdhip64.so.7"))
     assert others == ["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"]
+    monkeypatch.setattr("asyncmem.devices.rocm.library.find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "rocm_sdk", SimpleNamespace(find_libraries=lambda name: [Path("/sdk", name)]))
+    assert list(places())[:3] == ["/loaded", "/sdk/amdhip64", second]
 
 
 def test_a_machine_without_the_runtime_says_what_to_install(tmp_path: Path) -> None:

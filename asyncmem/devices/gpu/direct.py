@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from asyncmem.devices.gpu._calls import Context
     from asyncmem.devices.gpu.driver import Driver
 
-_PORTABLE_AND_MAPPED: Final = 3
+_PORTABLE_AND_MAPPED: Final = 3  # on ROCm that is coherent, too: behind a fence the host sees what was written
 
 
 class DirectSegments:

@@ -1,6 +1,6 @@
 // HIP as a table. AMD's runtime has CUDA's driver interface under names of its own, and mostly in the same form; where the
-// form differs, the difference ends here. Checked against the headers of HIP 6.2 to 7.15 and the source of 6.3; no
-// hardware has seen it.
+// form differs, the difference ends here. Checked against the headers of HIP 6.3 and 7.15 and the source of 6.3; no hardware
+// has seen it.
 #include "table.hpp"
 
 #include <dlfcn.h>

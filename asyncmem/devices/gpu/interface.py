@@ -33,10 +33,10 @@ ENDED: Final = frozenset({DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED, 
 INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
 """What helps where no GPU does."""
 
-FORKED: Final = "this process was forked from one that uses the GPU; start workers with the method 'spawn'"
+_FORKED: Final = "process was forked from one that uses the GPU; start workers with the method 'spawn'"
 COMMON_ADVICE: Final = {
-    NOT_INITIALIZED: FORKED[0].upper() + FORKED[1:],
-    DEINITIALIZED: f"Its device is closed, the interpreter is ending, or {FORKED}",
+    NOT_INITIALIZED: f"This {_FORKED}",
+    DEINITIALIZED: f"Its device is closed, the interpreter is ending, or this {_FORKED}",
     INVALID_CONTEXT: "Somebody has reset the device or destroyed its context",
     CONTEXT_IS_DESTROYED: "Somebody has reset the device or destroyed its context",
     **dict.fromkeys(
