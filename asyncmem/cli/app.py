@@ -1,5 +1,6 @@
 """The group of commands, and what becomes of errors: a sentence and an exit code where the user can do something."""
 
+import errno
 import sys
 from importlib.metadata import version
 
@@ -15,6 +16,9 @@ from asyncmem.cli.reports import REPORTS
 from asyncmem.cli.run import run
 from asyncmem.cli.top import top
 from asyncmem.errors import AsyncmemError, InvalidRequest
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What becomes of standard output where it is a file on a disk that is full."""
 
 
 class Refusal(click.ClickException):
@@ -40,6 +44,10 @@ class Commands(click.Group):
             raise _refusal(error) from error
         except ExceptionGroup as group:
             raise _refusal(_only_error(group)) from group
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise Refusal(f"the output cannot be written: {error.strerror}") from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None

@@ -16,6 +16,7 @@ from asyncmem.cli.benchmarks.measure import FULL, QUICK, Effort
 from asyncmem.cli.benchmarks.result import Row
 from asyncmem.cli.comparison import compare
 from asyncmem.cli.machine import installed_version, look_around
+from asyncmem.cli.tables import print_whole
 from asyncmem.figures import format_duration
 
 NAMES = list(dict.fromkeys([*ROWS, *DEVICE_ROWS]))
@@ -162,7 +163,7 @@ def _document(results: dict[str, Row], *, quick: bool, uvloop: bool) -> dict[str
 
 
 def _print(results: dict[str, Row], console: Console) -> None:
-    console.print(_table(results))
+    print_whole(_table(results), console)
     for name, row in results.items():
         if row.broken:
             console.print(f"{name}: {row.broken}")

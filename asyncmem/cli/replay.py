@@ -11,6 +11,8 @@ from rich.console import Console
 
 from asyncmem.cli.parameters import read_duration
 from asyncmem.cli.replays import advice, live, table
+from asyncmem.cli.reports.writing import written
+from asyncmem.cli.tables import paper
 from asyncmem.errors import InvalidRequest
 from asyncmem.replay import Model, Patience, Policy, Trace, advise, fit, read, read_costs
 from asyncmem.replay import replay as run
@@ -20,8 +22,6 @@ from asyncmem.units import parse_size
 
 SAMPLES = 2000
 """Moments that a plot shows, about."""
-
-_WIDE = 240
 
 Traces: TypeAlias = list[tuple[str, Trace]]
 """What was read, with the names of the files."""
@@ -152,7 +152,7 @@ def _on_device(
         for file, trace in traces
         for policy in policies
     ]
-    _tell(map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
+    _tell(traces, map(live.as_json, entries), lambda console: live.show(entries, console), as_json=as_json)
     return all(entry.replay.completed for entry in entries)
 
 
@@ -166,7 +166,7 @@ def _advise(traces: Traces, policies: tuple[str, ...], model: Model, *, as_json:
         for _, one in found:
             advice.show(one, console)
 
-    _tell((advice.as_json(file, one) for file, one in found), show, as_json=as_json)
+    _tell(traces, (advice.as_json(file, one) for file, one in found), show, as_json=as_json)
     return True
 
 
@@ -186,18 +186,23 @@ def _on_model(
             found = run(trace, policy, model, limit=_of(limit, trace), samples=SAMPLES if plot else 0)
             entries.append(table.Entry(file, found, fit(trace, policy, model) if fitting else None))
     if plot:
-        Path(plot).write_text(page(entry.replay for entry in entries), encoding="utf-8")
-    _tell(map(table.as_json, entries), lambda console: table.show(entries, console), as_json=as_json)
+        with written(Path(plot), force=True) as out:
+            out.write(page(entry.replay for entry in entries).encode("utf-8"))
+    _tell(traces, map(table.as_json, entries), lambda console: table.show(entries, console), as_json=as_json)
     return all(entry.replay.completed for entry in entries)
 
 
-def _tell(figures: Iterable[dict[str, object]], show: Callable[[Console], None], *, as_json: bool) -> None:
+def _tell(
+    traces: Traces, figures: Iterable[dict[str, object]], show: Callable[[Console], None], *, as_json: bool
+) -> None:
+    notes = {file: trace.note for file, trace in traces}
+    for file, note in notes.items():
+        if note:
+            click.echo(f"{file}: {note}", err=True)
     if as_json:
-        click.echo(json.dumps(list(figures), indent=2))
+        click.echo(json.dumps([{**one, "note": notes[str(one["file"])]} for one in figures], indent=2))
     else:
-        console = Console(highlight=False)
-        # What goes to a file or another program is not cut to the width of a screen.
-        show(console if console.is_terminal else Console(highlight=False, width=_WIDE))
+        show(paper(markup=True))
 
 
 def _of(limit: Limit | None, trace: Trace) -> int | None:

@@ -9,7 +9,7 @@ from rich.live import Live
 
 from asyncmem.cli.live.picture import ended, picture, plain
 from asyncmem.cli.parameters import read_duration
-from asyncmem.cli.reports.telling import WIDE
+from asyncmem.cli.tables import paper
 from asyncmem.insight.live.client import NotServing, ask, serving
 from asyncmem.insight.live.look import ProcessLook
 
@@ -34,12 +34,11 @@ def top(process: int | None, interval: float, *, once: bool, as_json: bool) -> N
     recorded, as `run` does. Press q to leave.
     """
     first = _only() if process is None else _asked(process)
-    console = Console(highlight=False, markup=False)
+    console = paper()
     if as_json:
         click.echo(json.dumps(first, indent=2))
     elif once or not console.is_terminal:
-        wide = console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)
-        wide.print(picture(first))
+        console.print(picture(first))
     else:
         _watch(first, interval, console)
 

@@ -281,6 +281,7 @@ private:
     };
     // The searches that one request goes through, each of which finds what the one before did not; the first is take()'s.
     static constexpr uint32_t narrow = 32, wide = 4096;
+    static constexpr uint32_t aged = 256;  // candidates of one index that are looked at for the oldest
     struct Reach {
         Bound bound;
         uint32_t window;
@@ -325,6 +326,8 @@ private:
     BlockId find(const FreeIndex& index, bool all, Search& search, uint32_t last) const;
     BlockId place(const Arena& arena, Search& search) const;
     BlockId place_foreign(const Arena& arena, Search& search) const;
+    BlockId oldest_of(const Arena& arena, Search& search) const;
+    uint64_t age_of(const Node& node, uint32_t taker) const;
     BlockId place(const Ask& ask, Search& search);
     BlockId take_placed(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome);

@@ -168,6 +168,8 @@ BlockId Heap::place(const Arena& arena, Search& search) const {
 }
 
 [[gnu::noinline]] BlockId Heap::place_foreign(const Arena& arena, Search& search) const {
+    if (search.bound != Bound::Done && search.granules << shift_ >= tuning_.small_limit)
+        return oldest_of(arena, search);
     auto look = [&](size_t key) -> BlockId {
         FreeIndex* index = arena.index(key);
         return index ? find(*index, false, search, FreeIndex::none) : 0;
@@ -177,6 +179,41 @@ BlockId Heap::place(const Arena& arena, Search& search) const {
         if (BlockId block = look(key)) return block;
     }
     return look(1);
+}
+
+// Of the large blocks that must be waited for, the one for which the least is: whose fences lie furthest back. It costs
+// more memory than the best fit, and much less of the time that streams work side by side.
+BlockId Heap::oldest_of(const Arena& arena, Search& search) const {
+    BlockId oldest = 0;
+    uint64_t most = 0;
+    auto look = [&](const FreeIndex& index) {
+        uint32_t end = search.touched + aged;
+        for (uint32_t cls = index.next(search.cls); cls != FreeIndex::none; cls = index.next(cls + 1)) {
+            const CandidateList& list = index.at(cls);
+            for (uint32_t i = 0; i < list.size(); ++i) {
+                if (search.touched == end) return;
+                ++search.touched;
+                BlockId block = list[i].node;
+                const Node& node = nodes_[block];
+                if (node.granules < search.granules || !eligible(node, search.stream, search.bound)) continue;
+                uint64_t age = age_of(node, search.stream);
+                if (oldest && (age < most || (age == most && better(nodes_[oldest], node)))) continue;
+                oldest = block;
+                most = age;
+            }
+        }
+    };
+    for (size_t key = 1; key < arena.by_key.size(); ++key)
+        if (FreeIndex* index = key == 2 + size_t{search.stream} ? nullptr : arena.index(key)) look(*index);
+    return oldest;
+}
+
+// How many fences its streams have had, or had none for, since the newest that a taker must wait for.
+uint64_t Heap::age_of(const Node& node, uint32_t taker) const {
+    uint64_t age = UINT64_MAX;
+    for (const Entry& entry : raw_entries(node))
+        if (entry.stream != taker) age = std::min(age, streams_[entry.stream]->epochs.open - entry.epoch);
+    return age;
 }
 
 inline BlockId Heap::place(const Ask& ask, Search& search) {

@@ -3,8 +3,9 @@
 `recording` has pools noted down, into a ring or a file (`spool`, `amem`); `records` is what is read, `names` what its
 numbers stand for. `profile`, `tracker` and `allocations` look at a block of a program, `analysis` at its habits, and
 `debug` has all of it going in the background, and `live` shows other programs what goes on now. `lifetimes` knows when
-buffers are in use, `sharing` which of them could be one, and `packing` where each would lie. `reports` has the figures
-that the commands print, `pictures` what `asyncmem report` and notebooks draw.
+buffers are in use, `sharing` which of them could be one, `packing` where each would lie, and `plan_files` keeps that.
+`reserved` is what pools had from the device. `reports` has the figures that the commands print, `pictures` what
+`asyncmem report` and notebooks draw.
 """
 
 from asyncmem.core import Kind, Level
@@ -16,6 +17,7 @@ from asyncmem.insight.groups import Group
 from asyncmem.insight.lifetimes import LifetimeAnalyzer, TraceLike
 from asyncmem.insight.live import LiveServer, serve_live
 from asyncmem.insight.names import PoolName, Site
+from asyncmem.insight.plan_files import read_plan, write_plan
 from asyncmem.insight.profile import Profile, profile_memory
 from asyncmem.insight.reading import read
 from asyncmem.insight.recording import Recording
@@ -56,7 +58,9 @@ __all__ = [
     "memory_debug",
     "profile_memory",
     "read",
+    "read_plan",
     "serve_live",
     "set_memory_debug",
     "tag",
+    "write_plan",
 ]

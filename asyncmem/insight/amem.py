@@ -106,7 +106,7 @@ def unpack(file: IO[bytes]) -> Iterator[Block | None]:
             raise EOFError
         try:
             yield decode(payload)
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             yield None
 
 
@@ -116,7 +116,12 @@ def pack_rows(rows: NDArray[np.void]) -> dict[str, bytes]:
 
 
 def unpack_rows(block: Rows, into: np.dtype[np.void]) -> NDArray[np.void]:
-    """Answer the rows of a block; columns that it has not are 0."""
+    """Answer the rows of a block; columns that it has not are 0.
+
+    Raises:
+        ValueError: A column has more or fewer rows than the block; likewise zlib's error and others, where it is
+            damaged.
+    """
     rows = np.zeros(block.count, into)
     for name in LOG_ROW.names or ():
         column = block.columns.get(name)

@@ -9,6 +9,7 @@ import numpy as np
 
 from asyncmem.core import GRANULE, Kind, Level
 from asyncmem.figures import format_count, format_duration, format_share, format_size
+from asyncmem.insight.reserved import most_reserved
 from asyncmem.insight.sources import Source, records_of
 from asyncmem.insight.summary import hit_rate
 from asyncmem.units import parse_size
@@ -99,7 +100,7 @@ def analyze_allocation_patterns(source: Source | None = None) -> AllocationPatte
     """
     records = records_of(source)
     taken = records.of(Kind.ALLOCATED)
-    reserved = _most_reserved(records)
+    reserved = most_reserved(records)
     live = min(records.peak().nbytes, reserved)
     efficiency = live / reserved if reserved else 1.0
     rate = hit_rate(records)
@@ -114,13 +115,6 @@ def analyze_allocation_patterns(source: Source | None = None) -> AllocationPatte
         warmup=warmup,
         warnings=tuple(_warnings(records, rate, reserved, live)),
     )
-
-
-def _most_reserved(records: Records) -> int:
-    rows = records.of(Kind.GREW, Kind.TRIMMED).rows
-    change = rows["nbytes"].astype(np.int64)
-    change[rows["kind"] == Kind.TRIMMED] *= -1
-    return max(int(np.cumsum(change).max(initial=0)), 0)
 
 
 def _sizes(records: Records) -> tuple[tuple[SizePattern, ...], tuple[tuple[int, int], ...]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncmem.core import LOG_ROW, Kind
+from asyncmem.insight.outline import righted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +25,7 @@ def in_order(held: NDArray[np.void], rows: NDArray[np.void], began: int, *, lost
     segments = held[held["kind"] == Kind.GREW]
     segments["time_ns"] = start
     buffers = held[held["kind"] != Kind.GREW]
-    return np.concatenate((segments, _completed(rows, buffers, start)))
+    return righted(np.concatenate((segments, _completed(rows, buffers, start))))
 
 
 def bridged(rows: NDArray[np.void], held: NDArray[np.void], gaps: Iterable[tuple[int, int]]) -> NDArray[np.void]:
@@ -70,8 +71,9 @@ def _completed(rows: NDArray[np.void], held: NDArray[np.void], began: int) -> ND
     """
     kinds = rows["kind"]
     undone = rows[kinds == Kind.UNDONE]
-    rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
-    kinds = rows["kind"]
+    if len(undone):
+        rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
+        kinds = rows["kind"]
     known = rows[(kinds == Kind.ALLOCATED) | (kinds == Kind.HELD)]
     # The row of a free tells of its allocation all but when it was, and that it does by how long it was held.
     ended = rows[kinds == Kind.FREED]

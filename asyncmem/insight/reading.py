@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from asyncmem.insight.names import Names, PoolName, Site
 from asyncmem.insight.needs import need_msgspec
 from asyncmem.insight.order import ROW, bridged, in_order
 from asyncmem.insight.records import Records
+from asyncmem.insight.soundness import need_sound
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -105,7 +107,10 @@ class _Found:
     def _add(self, block: Rows) -> None:
         from asyncmem.insight.amem import unpack_rows
 
-        rows = unpack_rows(block, ROW)
+        try:
+            rows = unpack_rows(block, ROW)
+        except (MemoryError, OverflowError, ValueError, zlib.error) as error:
+            raise BadTrace(f"damaged rows ({error})", f"{block.count:,} of them", file=self._path) from error
         (self._held if block.held else self._rows).append(rows)
         if block.lost > self._lost.get(block.pool, 0) and len(rows):
             self._gaps.append((block.pool, int(rows["time_ns"][0])))
@@ -125,6 +130,9 @@ class _Found:
             pools=self._pools,
         )  # fmt: skip
         held, rows = np.concatenate(self._held), np.concatenate(self._rows)
+        self._rows.clear()  # which may be as much memory again
+        for told in (held, rows):
+            need_sound(told, names, self._path)
         if self._ended is None:
             self._ended = int(rows["time_ns"].max(initial=began))
             self.missing[_GAPS_OPEN] = bool(self._gaps)

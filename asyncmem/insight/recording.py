@@ -131,12 +131,10 @@ class Recording:
                 witnesses.leave(self._witness, self._frames)
 
     async def __aenter__(self) -> Self:
-        """Open the pools without blocking the loop, and begin as ``with`` does."""
+        """Open the pools without blocking the loop, and begin as ``with`` does. Cancelled: nothing goes on."""
         for pool in self._pools:
             await pool.open()
-        if self._file is not None:
-            return await to_thread.run_sync(self.__enter__)
-        return self.__enter__()
+        return self.__enter__() if self._file is None else await self._enter_on_thread()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -147,6 +145,22 @@ class Recording:
             return
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(self.__exit__, kind, error, trace)
+
+    async def _enter_on_thread(self) -> Self:
+        first = threading.Lock()  # is taken by whoever is done first, so that the other one ends what has begun
+
+        def enter() -> Self:
+            self.__enter__()
+            if not first.acquire(blocking=False):
+                self.__exit__(None, None, None)
+            return self
+
+        try:
+            return await to_thread.run_sync(enter)
+        except BaseException:  # asyncio's own cancellation does not wait for the thread
+            if not first.acquire(blocking=False):
+                await self.__aexit__(None, None, None)
+            raise
 
     def records(self) -> Records:
         """Answer what was recorded: all of it, or, while recording goes on, what there is so far.

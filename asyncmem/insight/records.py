@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from asyncmem.core import Kind, Level
 from asyncmem.figures import format_count, format_duration
 from asyncmem.insight.groups import Group, grouped
 from asyncmem.insight.order import identity_of
+from asyncmem.insight.outline import NOBODY
+from asyncmem.insight.soundness import WAIT_ENDS
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncmem.insight.names import Names, Site
-
-_WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
 
 
 class Record(NamedTuple):
@@ -131,6 +131,10 @@ class Records:
         """Answer those of some kinds."""
         return self._some(self.rows[np.isin(self.rows["kind"], kinds)])
 
+    def grown(self) -> Records:
+        """Answer the growth that was recorded: it took some time. What was there before is `Kind.GREW` too, at once."""
+        return self._some(self.rows[(self.rows["kind"] == Kind.GREW) & (self.rows["span_ns"] > 0)])
+
     def in_pool(self, name: str) -> Records:
         """Answer those of the pools of that name."""
         wanted = [number for number, pool in enumerate(self.names.pools) if pool.name == name]
@@ -180,16 +184,13 @@ class Records:
         return Record(
             kind=of, time=(time - self.began) / 1e9, nbytes=nbytes, address=address, stream=stream,
             duration=0.0 if freed else span / 1e9, lifetime=span / 1e9 if freed else 0.0,
-            number=number if number != _NOBODY else -1, level=Level(level) if of is Kind.ALLOCATED else None,
+            number=number if number != NOBODY else -1, level=Level(level) if of is Kind.ALLOCATED else None,
             outcome=_outcome(of, level), tag=names.tag(tag), task=names.task(task), frames=names.frames(site),
             thread=names.thread(thread), pool=names.pools[pool].name,
         )  # fmt: skip
 
 
-_NOBODY: Final = (1 << 64) - 1
-
-
 def _outcome(kind: Kind, level: int) -> str:
     if kind is Kind.WAITED:
-        return _WAIT_ENDS[level]
+        return WAIT_ENDS[level]
     return Pressure(level).name if kind is Kind.PRESSURE else ""

@@ -37,7 +37,7 @@ class Spool:
         need_msgspec("recording to a file")
         from asyncmem.insight.amem import MAGIC
 
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # which it stays where the program goes elsewhere
         if self.path.is_dir():
             raise InvalidRequest("file", str(path), "the name of a file")
         self._file: IO[bytes] = self.path.open("wb" if force else "xb")

@@ -26,7 +26,7 @@ def summarize(records: Records) -> str:
         ("allocated", _allocated(records)),
         ("served by", _served(records)),
         ("still live", _held(records.live_at())),
-        ("growth", f"{_moved(records, Kind.GREW)} had, {_moved(records, Kind.TRIMMED)} given back"),
+        ("growth", _growth(records)),
         ("waited", _waited(records)),
     ]
     refused = len(records.of(Kind.OUT_OF_MEMORY))
@@ -67,9 +67,13 @@ def _recorded(records: Records) -> str:
     return f"{format_count(len(records), 'record')} in {format_duration(records.duration)}{lost}"
 
 
+def _nbytes(records: Records) -> int:
+    return int(records.rows["nbytes"].sum())
+
+
 def _allocated(records: Records) -> str:
     taken = records.of(Kind.ALLOCATED)
-    return f"{format_size(int(taken.rows['nbytes'].sum()))} in {format_count(len(taken), 'allocation')}"
+    return f"{format_size(_nbytes(taken))} in {format_count(len(taken), 'allocation')}"
 
 
 def _served(records: Records) -> str:
@@ -86,11 +90,13 @@ def _served(records: Records) -> str:
 
 
 def _held(live: Records) -> str:
-    return f"{format_size(int(live.rows['nbytes'].sum()))} in {format_count(len(live), 'buffer')}"
+    return f"{format_size(_nbytes(live))} in {format_count(len(live), 'buffer')}"
 
 
-def _moved(records: Records, kind: Kind) -> str:
-    return format_size(int(records.of(kind).rows["nbytes"].sum()))
+def _growth(records: Records) -> str:
+    all_had, had, back = map(_nbytes, (records.of(Kind.GREW), records.grown(), records.of(Kind.TRIMMED)))
+    before = f"; {format_size(all_had - had)} there before" if all_had > had else ""
+    return f"{format_size(had)} had, {format_size(back)} given back{before}"
 
 
 def _waited(records: Records) -> str:

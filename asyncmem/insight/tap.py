@@ -10,6 +10,7 @@ import numpy as np
 from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.insight.names import PoolName
 from asyncmem.insight.order import ROW
+from asyncmem.insight.outline import NOBODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,6 +53,7 @@ class Tap:
         self.cut = False
         self._keep = keep
         self._kept: deque[NDArray[np.void]] = deque()
+        self._count = 0  # rows of those
         self._dropped = 0
         self._last: NDArray[np.void] | None = None
         self._reserved = 0
@@ -78,10 +80,13 @@ class Tap:
         """Take out what has come since, and keep the newest of all that has come."""
         for part in self.parts():
             self._kept.append(part.rows)
+            self._count += len(part.rows)
             self.lost, self.cut = part.lost + self._dropped, part.cut
-        while sum(map(len, self._kept)) - len(self._kept[0] if self._kept else ()) >= self._keep:
-            self._dropped += len(self._kept[0])
-            self.lost += len(self._kept.popleft())
+        while self._kept and self._count - len(self._kept[0]) >= self._keep:
+            oldest = len(self._kept.popleft())
+            self._count -= oldest
+            self._dropped += oldest
+            self.lost += oldest
 
     def kept(self) -> NDArray[np.void]:
         """Answer what was collected."""
@@ -99,7 +104,7 @@ class Tap:
         change = rows["nbytes"].astype(np.int64) * ((rows["kind"] == Kind.GREW) * 1 - (rows["kind"] == Kind.TRIMMED))
         reserved = self._reserved if self._last is not None else self.core.reserved()
         segment = np.zeros(1, ROW)
-        segment["kind"], segment["number"], segment["pool"] = Kind.GREW, _NOBODY, self.number
+        segment["kind"], segment["number"], segment["pool"] = Kind.GREW, NOBODY, self.number
         segment["nbytes"] = max(reserved - int(change.sum()), 0)
         return np.concatenate((segment, self.before[self.before["kind"] != Kind.GREW]))
 
@@ -118,14 +123,12 @@ class Tap:
         return whole
 
 
-_NOBODY: Final = (1 << 64) - 1
-
-
 def _segments(house: House) -> NDArray[np.void]:
     segments = house.flow.upkeep.segments()
     rows = np.zeros(len(segments), ROW)
     rows["nbytes"] = [one.nbytes for one in segments]
-    rows["address"] = [one.address for one in segments]
+    # What lies in pages is told by its bytes alone, as their coming and going are.
+    rows["address"] = [one.address if one.kind != "paged" else 0 for one in segments]
     rows["kind"] = Kind.GREW
-    rows["number"] = _NOBODY
+    rows["number"] = NOBODY
     return rows

@@ -38,7 +38,7 @@ def fit(trace: Trace, policy: Policy | None = None, model: Model | None = None, 
     low, high = need, runner.run().peak_reserved
     while not fits(high):
         low, high = high, high + need
-    while (high - low) * PRECISION > need:
+    while high - low > max(need / PRECISION, 1):
         middle = (low + high) // 2
         if fits(middle):
             high = middle

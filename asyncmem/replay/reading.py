@@ -11,6 +11,8 @@ from asyncmem.replay.trace import Trace
 
 _ARCHIVES: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _SNAPSHOTS: Final = (b"\x80", b"{")
+_RECORDS: Final = b"asyncmem"
+"""How an .amem begins, which is read by others."""
 _SPACE: Final = b" \t\r\n"
 
 
@@ -38,7 +40,9 @@ def read(path: str | PathLike[str], device: int | None = None) -> Trace:
             file.seek(0)
             with naming(path):
                 return from_snapshot(load_snapshot(file.read()), device=device, name=path.stem)
-    raise BadTrace("another kind of file", "columns in an .npz, or a snapshot as pickle or JSON", file=str(path))
+    hint = "asyncmem export --to torch makes a snapshot of it" if head.startswith(_RECORDS) else ""
+    expected = "columns in an .npz, or a snapshot as pickle or JSON"
+    raise BadTrace("another kind of file", expected, file=str(path), hint=hint)
 
 
 def _of_device(trace: Trace, device: int | None) -> Trace:

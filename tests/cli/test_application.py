@@ -1,5 +1,6 @@
 """The command line as a whole: help, exit codes, a missing extra, an interruption."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -60,10 +61,11 @@ def a_command_that_raises(error: BaseException) -> click.Group:
         (InvalidRequest("limit", "x", "bytes"), 2),
         (PoolClosed("demo"), 1),
         (ExceptionGroup("tasks", [ExceptionGroup("inner", [PoolClosed("demo")])]), 1),
+        (OSError(errno.ENOSPC, "No space left on device"), 1),
     ],
-    ids=["wrong input", "another error", "one out of several tasks"],
+    ids=["wrong input", "another error", "one out of several tasks", "a full disk"],
 )
-def test_an_error_of_ours_is_a_sentence_and_an_exit_code(error: Exception, code: int) -> None:
+def test_what_a_user_can_cause_is_a_sentence_and_an_exit_code(error: Exception, code: int) -> None:
     """What a user can cause is shown as its sentence, without a traceback."""
     result = CliRunner().invoke(a_command_that_raises(error), ["stumble"])
     assert result.exit_code == code
@@ -72,7 +74,12 @@ def test_an_error_of_ours_is_a_sentence_and_an_exit_code(error: Exception, code:
 
 
 @pytest.mark.parametrize(
-    "defect", [ZeroDivisionError(), ExceptionGroup("tasks", [PoolClosed("demo"), ZeroDivisionError()])]
+    "defect",
+    [
+        ZeroDivisionError(),
+        OSError(errno.EBADF, "Bad file descriptor"),
+        ExceptionGroup("tasks", [PoolClosed("demo"), ZeroDivisionError()]),
+    ],
 )
 def test_a_defect_keeps_its_traceback(defect: Exception) -> None:
     """An error that is not ours is not hidden, also when one of ours stands beside it."""

@@ -44,7 +44,8 @@ def test_the_table_has_a_line_a_program(invoke: Invoke) -> None:
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert [line.split()[0] for line in lines] == ["program", "gnn_sampled", "four_streams"]
-    assert "1.03" in lines[1]
+    (one,) = figures(invoke, GNN, "--lag", "20ms")
+    assert f" {one['reserved_over_requested']:.4f} " in lines[1]
 
 
 def test_help_keeps_the_lines_of_policies(invoke: Invoke) -> None:
@@ -65,6 +66,7 @@ def test_json_is_one_array_of_flat_figures(invoke: Invoke) -> None:
             "file",
             "policy",
             "limit",
+            "note",
             "completed",
             "driver_calls_by_name",
             "stranded_by_stream",
@@ -130,6 +132,30 @@ def test_a_plot_is_written(invoke: Invoke, tmp_path: Path) -> None:
     result = invoke("replay", GNN, STREAMS, "--plot", str(path))
     assert result.exit_code == 0
     assert path.read_text(encoding="utf-8").count("<svg") == 2
+
+
+@pytest.mark.parametrize("mode", [(), ("--advise",), ("--device", "simulated")])
+def test_what_is_missing_in_a_recording_is_said(invoke: Invoke, tmp_path: Path, mode: tuple[str, ...]) -> None:
+    """On the error output, and in JSON: the figures are those of what there is."""
+    entry = {"action": "alloc", "addr": 1 << 30, "size": 512, "stream": 0, "time_us": 1, "frames": []}
+    path = tmp_path / "lacking.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [[entry, entry]]}))
+    result = invoke("replay", str(path), *mode)
+    assert "1 free missing, put in where" in result.stderr
+    assert "missing" not in result.stdout
+    (found,) = json.loads(invoke("replay", str(path), *mode, "--json").stdout)
+    assert found["note"] == read(path).note
+    whole = invoke("replay", STREAMS, "--json")
+    assert not whole.stderr
+    assert json.loads(whole.stdout)[0]["note"] == ""
+
+
+def test_a_plot_that_cannot_be_written_is_named(invoke: Invoke, tmp_path: Path) -> None:
+    """Without a traceback, with 1."""
+    result = invoke("replay", STREAMS, "--plot", str(tmp_path / "nowhere" / "out.html"))
+    assert result.exit_code == 1
+    assert "nowhere" in result.output
+    assert "Traceback" not in result.output
 
 
 def test_a_device_of_several_is_chosen(invoke: Invoke, tmp_path: Path) -> None:
@@ -219,7 +245,7 @@ class TestOnADevice:
     def test_json_has_the_same_figures(self, invoke: Invoke) -> None:
         """But for those that only the model knows."""
         (one,) = figures(invoke, GNN, "--device", "host")
-        assert set(one) == (NUMBERS | REALS | {"file", "device", "policy", "limit", "completed"}) - {
+        assert set(one) == (NUMBERS | REALS | {"file", "note", "device", "policy", "limit", "completed"}) - {
             "driver_ms",
             "largest_hole",
             "fragmentation",
@@ -284,7 +310,7 @@ class TestAdvice:
     def test_json_has_all_figures(self, invoke: Invoke) -> None:
         """Before and after each option, and what is advised in all."""
         (one,) = figures(invoke, GNN, "--advise", "--policy", "virtual")
-        assert set(one) == {"file", "before", "suggestions", "after", "arguments", "code"}
+        assert set(one) == {"file", "note", "before", "suggestions", "after", "arguments", "code"}
         assert one["before"]["policy"] == "virtual"
         for tried in one["suggestions"]:
             assert set(tried) == {"arguments", "advised", "against", "before", "after"}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from asyncmem import AsyncMemoryPool
 from asyncmem.core import LOG_ROW
 from asyncmem.insight import Kind, Recording, read, reports
 from asyncmem.insight.amem import MAGIC, VERSION, Block, End, Heading, NewNames, Pool, Rows, pack, pack_rows
+from asyncmem.insight.exports import FORMATS
 from asyncmem.insight.summary import summarize
 
 Invoke = Callable[..., Result]
@@ -168,7 +169,7 @@ def test_leaks_fail_where_there_is_one(invoke: Invoke, leaky: str, tidy: str) ->
     assert figures(invoke, "leaks", leaky, "--fail", code=1)["buffers"] == 1
 
 
-@pytest.mark.parametrize("report", [*REPORTS, "report"])
+@pytest.mark.parametrize("report", [*REPORTS, "plan", "report"])
 def test_a_wrong_file_is_named(invoke: Invoke, tmp_path: Path, report: str) -> None:
     """Without a traceback, with 2."""
     for content in (b"", b"asyncmem", b"something else"):
@@ -296,3 +297,19 @@ def test_an_export_goes_to_a_file_of_its_own(invoke: Invoke, leaky: str, tmp_pat
     assert other.read_bytes() == content
     assert invoke("export", str(copy), "--to", "nothing").exit_code == 2
     assert invoke("export", str(copy), "--to", to, "-o", str(tmp_path)).exit_code != 0
+
+
+@pytest.mark.parametrize("ends", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_nothing_is_left_half_written(
+    invoke: Invoke, leaky: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: BaseException
+) -> None:
+    """A file that could not be ended is taken away, so that the next try has its name."""
+
+    def fail(_: object, out: BinaryIO) -> None:
+        out.write(b"half")
+        raise ends
+
+    monkeypatch.setitem(FORMATS, "csv", (".csv", fail))
+    out = tmp_path / "out.csv"
+    assert invoke("export", leaky, "--to", "csv", "-o", str(out)).exit_code == (1 if isinstance(ends, OSError) else 130)
+    assert not out.exists()

@@ -61,8 +61,8 @@ def pool() -> Iterator[AsyncMemoryPool]:
         yield found
 
 
-def shown(now: ProcessLook, before: ProcessLook | None = None) -> list[str]:
-    console = Console(width=200, color_system=None, markup=False)
+def shown(now: ProcessLook, before: ProcessLook | None = None, *, width: int = 200) -> list[str]:
+    console = Console(width=width, color_system=None, markup=False)
     with console.capture() as captured:
         console.print(picture(now, before))
     return [line.rstrip() for line in captured.get().splitlines()]
@@ -179,6 +179,20 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
     assert lines[at + 1 : at + 3] == ["33 MiB  weights?[2J", " 8 MiB  cache"]
     assert not [line for line in lines if "\x1b" in line]
     assert line_of(shown(now), "first")[-1] == "-"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(200, 9), (80, 8), (60, 6), (45, 4)])
+def test_a_narrow_screen_does_without_some_columns(pool: AsyncMemoryPool, width: int, columns: int) -> None:
+    """Each pool keeps its line, its name and its figures; what is missed least is left out."""
+    now = look()
+    now["pools"] = [one for one in now["pools"] if one["stats"]["name"] == pool.name]
+    lines = shown(now, width=width)
+    headings = next(line for line in lines if line.startswith("pool "))
+    assert len(headings.replace("of the limit", "bar").replace("per second", "pace").split()) == columns
+    assert line_of(lines, "mine [here]")
+    assert "16 MiB" in next(line for line in lines if line.startswith("mine"))
+    assert "waiting" in headings
+    assert max(map(len, lines)) <= width
 
 
 # -- on a terminal -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, BadTrace, tag
+from asyncmem.core import LOG_ROW
 from asyncmem.insight import Kind, Recording, Records, read
-from asyncmem.insight.amem import MAGIC, VERSION, Heading, pack
+from asyncmem.insight.amem import MAGIC, VERSION, Block, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.reports import leaks
 
 from .support import Program, need_consistent
@@ -128,6 +130,42 @@ def test_a_script_that_forgets_to_end_its_recording_has_a_whole_file(file: Path)
     code = KILLED.partition("print")[0]
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, str(file)], check=True)
     assert not read(file).note
+
+
+def row(**values: int) -> Rows:
+    rows = np.zeros(1, LOG_ROW)
+    for name, value in values.items():
+        rows[name] = value
+    return Rows(pool=0, count=1, columns=pack_rows(rows))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (row(site=2), "site 2"),
+        (row(task=1), "task 1"),
+        (row(tag=7), "tag 7"),
+        (row(kind=200), "kind 200"),
+        (row(level=5), "level 5"),
+        (row(kind=Kind.WAITED, level=4), "level 4"),
+        (Rows(pool=1, count=1, columns={}), "pool 1"),
+        (Rows(pool=1 << 20, count=1, columns={}), "damaged"),
+        (Rows(pool=0, count=2, columns={"time_ns": b"no columns"}), "damaged"),
+        (Rows(pool=0, count=2, columns={"time_ns": zlib.compress(b"12345678" * 3)}), "damaged"),
+        (NewNames(sites=[(1, 1), (1, 3)]), "call 3"),
+        (NewNames(sites=[(9, 0)]), "line 9"),
+    ],
+)
+def test_what_points_to_nothing_is_refused(file: Path, wrong: Block, said: str) -> None:
+    """By what is wrong, when it is read and not when it is looked at; what is right beside it is read."""
+    heading = Heading(version=VERSION, began=0, wall=0.0, frames=1, program=[], process=1, python="", asyncmem="")
+    names = NewNames(places=[("a.py", 1, "f")], sites=[(1, 0)])
+    right = [heading, Pool(number=0, name="p", device="none", limit=1), names, row(site=1, level=4)]
+    file.write_bytes(MAGIC + b"".join(map(pack, right)))
+    assert len(list(read(file))) == 1
+    file.write_bytes(MAGIC + b"".join(map(pack, [*right, wrong])))
+    with pytest.raises(BadTrace, match=said):
+        read(file)
 
 
 def test_what_is_no_such_file_is_refused(file: Path) -> None:
@@ -298,3 +336,54 @@ def test_an_error_of_the_disk_is_raised_at_the_end(file: Path) -> None:
         with pytest.raises(OSError, match="Bad file descriptor"):
             recording.__exit__(None, None, None)
         assert not pool.house.core.logged
+
+
+def test_file_is_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may change its folder while it is recorded."""
+    monkeypatch.chdir(tmp_path)
+    with AsyncMemoryPool("simulated") as pool, Recording(pool, file="run.amem") as recording:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        pool.allocate(5).free()
+        assert len(recording.records().of(Kind.FREED)) == 1
+    assert len(recording.records().of(Kind.FREED)) == 1
+    assert (tmp_path / "run.amem").exists()
+
+
+def wait_for(recording: Recording, state: str) -> None:
+    end = time.monotonic() + 60
+    while not repr(recording).endswith(f": {state}>"):
+        assert time.monotonic() < end, recording
+        time.sleep(0.001)
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.asyncio
+async def test_recording_that_is_cancelled_while_it_begins_is_over(
+    file: Path, monkeypatch: pytest.MonkeyPatch, *, early: bool
+) -> None:
+    """Whether the thread that opens the file is done after the cancellation, or before the loop hears of it."""
+    going, may = threading.Event(), threading.Event()
+    begin = Recording.__enter__
+
+    def slow(self: Recording) -> Recording:
+        going.set()
+        assert may.wait(60)
+        return begin(self)
+
+    monkeypatch.setattr(Recording, "__enter__", slow)
+    async with AsyncMemoryPool("simulated") as pool:
+        recording = Recording(pool, file=file)
+        task = asyncio.create_task(recording.__aenter__())
+        assert await asyncio.to_thread(going.wait, 60)
+        if not early:
+            may.set()
+            wait_for(recording, "going on")  # and the loop does not turn meanwhile
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        may.set()
+        await asyncio.to_thread(wait_for, recording, "over")
+        pool.allocate(5).free()
+        assert not recording.records().of(Kind.FREED)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -322,3 +323,26 @@ def test_a_gpu_is_recorded_like_any_device() -> None:
     with AsyncMemoryPool("cuda:0", limit="64 MiB") as pool, Recording(pool) as recording:
         pool.allocate(MIB).free()
     assert kinds(recording.records(), Kind.ALLOCATED, Kind.FREED) == [(Kind.ALLOCATED, MIB), (Kind.FREED, MIB)]
+
+
+def test_a_look_costs_no_more_the_more_looks_there_were() -> None:
+    """What each look took out lies apart until it is asked for; how many such parts there are is not counted anew."""
+    with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
+        (tap,) = recording._taps
+
+        def fastest_hundred() -> float:
+            def hundred() -> float:
+                started = time.perf_counter()
+                for _ in range(100):
+                    pool.allocate(512).free()
+                    tap.collect()
+                return time.perf_counter() - started
+
+            return min(hundred() for _ in range(10))
+
+        early = fastest_hundred()
+        for _ in range(12_000):
+            pool.allocate(512).free()
+            tap.collect()
+        late = fastest_hundred()
+        assert late < 5 * early, (late, early)

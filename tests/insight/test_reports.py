@@ -1,6 +1,7 @@
 """Reports say of records what adding them up one by one says."""
 
 import asyncio
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,20 @@ def test_the_summary_adds_up(records: Records) -> None:
     assert {group.name for group in found.tags} <= {"block", "?"}
     assert found.most_reserved >= found.peak
     assert found.pools[0].name == "mine"
+
+
+def test_the_table_of_threads_has_what_each_allocated() -> None:
+    """For how long it was held too, where other threads freed it: those have no row, for they allocated nothing."""
+    with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
+        for nbytes in (1, 2):
+            ended = threading.Thread(target=pool.allocate(nbytes).free, name="who frees")
+            ended.start()
+            ended.join()
+    records = recording.records()
+    (row,) = reports.table(records, "thread").rows
+    assert (row.name, row.allocations) == (threading.current_thread().name, 2)
+    lifetimes = [one.lifetime for one in records.of(Kind.FREED)]
+    assert row.mean_lifetime == pytest.approx(sum(lifetimes) / 2)
 
 
 def test_the_table_adds_up(records: Records) -> None:

@@ -19,8 +19,8 @@ from asyncmem.insight import Kind, PoolName, Recording, Records
 from asyncmem.insight.exports.ground import Block, Ground, Place, tiles
 from asyncmem.insight.exports.torch import snapshot, write_torch
 from asyncmem.insight.names import Names
-from asyncmem.insight.reports.reserved import most_reserved
 from asyncmem.insight.reports.segments import segments
+from asyncmem.insight.reserved import most_reserved
 from asyncmem.replay import Op, Trace, from_snapshot, record
 
 from .support import MIB, Program

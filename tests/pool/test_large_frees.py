@@ -1,4 +1,4 @@
-"""Once streams wait for each other, a large free has a fence of its own, so that nobody waits for what comes after it."""
+"""Once streams wait for each other, a large free has a fence of its own: nobody waits for what comes after it."""
 
 import pytest
 

@@ -126,6 +126,7 @@ def test_a_missing_column_is_named(tmp_path: Path, name: str) -> None:
         (b"PK\x03\x04", "damaged"),
         (b"", "another kind of file"),
         (b"time,size\n1,2\n", "another kind of file"),
+        (b"asyncmem and records", "--to torch"),
     ],
 )
 def test_what_is_wrong_with_an_archive_is_said(tmp_path: Path, data: bytes, text: str) -> None:

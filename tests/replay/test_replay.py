@@ -235,6 +235,12 @@ def test_an_empty_program_needs_nothing() -> None:
     assert fit(trace_of([])) == 0
 
 
+@pytest.mark.parametrize("nbytes", [1, 512, 999, 1000, 1001])
+def test_a_program_that_needs_less_than_a_page_fits_into_one(nbytes: int) -> None:
+    """The halving ends, also where a thousandth of what is needed is less than a byte."""
+    assert fit(trace_of([(Op.ALLOCATE, 0, 0, nbytes, 0)])) == 2 * MIB
+
+
 @given(rows(), st.sampled_from([Policy(), Policy(patience=Patience(share=0.02)), Policy("stream_ordered")]))
 @settings(max_examples=40)
 def test_any_trace_can_be_replayed(table: list[Row], policy: Policy) -> None:

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group
 from rich.text import Text
 
-from asyncmem.cli.reports.telling import add, columns
+from asyncmem.cli.tables import add, columns
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
 
     from asyncmem.insight.live.look import Holder, PoolLook, ProcessLook, WaiterLook
 
 _BAR: Final = 20
 _SHOWN: Final = 8
+_WORDS: Final = ("pool", "device", "of the limit")
+_SPARE: Final = ("of the limit", "device", "per second", "hits", "limit")
+"""Columns that a narrow screen does without, that which is missed least first."""
 _COLOURS: Final = {"LOW": "green", "MEDIUM": "cyan", "HIGH": "yellow", "CRITICAL": "red"}
 
 
@@ -43,7 +46,7 @@ def _parts(now: ProcessLook, before: ProcessLook | None, hint: str) -> Iterator[
     if not now["pools"]:
         yield Text("No pool is open.")
         return
-    yield _pools(now, before)
+    yield _Pools(now, before)
     waiting = [(pool, one) for pool in now["pools"] for one in pool["waiters"]]
     if waiting:
         yield Text()
@@ -54,24 +57,44 @@ def _parts(now: ProcessLook, before: ProcessLook | None, hint: str) -> Iterator[
             yield _holders(title, held)
 
 
-def _pools(now: ProcessLook, before: ProcessLook | None) -> Table:
-    headings = ("pool", "device", "live", "reserved", "limit", "of the limit", "waiting", "hits", "per second")
-    table = columns(*headings, left=("pool", "device", "of the limit"))
-    earlier = {_name(pool): pool["stats"] for pool in before["pools"]} if before else {}
-    for pool in now["pools"]:
-        stats: dict[str, Any] = pool["stats"]
-        table.add_row(
-            Text(_name(pool) + (" (closed)" if pool["closed"] else "")),
-            Text(str(stats["device"])),
-            format_size(stats["allocated_bytes"]),
-            format_size(stats["reserved_bytes"]),
-            format_size(stats["limit"]),
-            _bar(stats),
-            _waiting(stats),
-            format_share(stats["cache_hit_rate"]),
-            _pace(stats, earlier.get(_name(pool)), now["time"] - before["time"] if before else 0),
-        )
-    return table
+class _Pools:
+    """The table of pools, with as many of its columns as the screen has room for."""
+
+    def __init__(self, now: ProcessLook, before: ProcessLook | None) -> None:
+        earlier = {_name(pool): pool["stats"] for pool in before["pools"]} if before else {}
+        seconds = now["time"] - before["time"] if before else 0
+        self._rows = [_cells(pool, earlier.get(_name(pool)), seconds) for pool in now["pools"]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        headings = list(self._rows[0])
+        for heading in _SPARE:
+            if console.measure(self._table(headings), options=options.update(max_width=1 << 20)).maximum <= (
+                options.max_width
+            ):
+                break
+            headings.remove(heading)
+        yield self._table(headings)
+
+    def _table(self, headings: list[str]) -> Table:
+        table = columns(*headings, left=_WORDS)
+        for row in self._rows:
+            table.add_row(*(row[heading] for heading in headings))
+        return table
+
+
+def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> dict[str, Text]:
+    stats: dict[str, Any] = pool["stats"]
+    return {
+        "pool": Text(_name(pool) + (" (closed)" if pool["closed"] else "")),
+        "device": Text(str(stats["device"])),
+        "live": Text(format_size(stats["allocated_bytes"])),
+        "reserved": Text(format_size(stats["reserved_bytes"])),
+        "limit": Text(format_size(stats["limit"])),
+        "of the limit": _bar(stats),
+        "waiting": Text(_waiting(stats)),
+        "hits": Text(format_share(stats["cache_hit_rate"])),
+        "per second": Text(_pace(stats, earlier, seconds)),
+    }
 
 
 def _waiters(waiting: list[tuple[PoolLook, WaiterLook]]) -> Table:

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from asyncmem.cli.replays.table import Entry, of_time
 from asyncmem.cli.replays.table import as_json as figures
+from asyncmem.cli.tables import print_whole
 from asyncmem.figures import format_size
 from asyncmem.replay import Advice, Replay, Suggestion
 
@@ -46,7 +47,7 @@ def show(advice: Advice, console: Console) -> None:
     for one in advice.suggestions:
         table.add_row(f"  {one}", _verdict(one), *_figures(one.after))
     table.add_row("all that is advised", "", *_figures(after))
-    console.print(table)
+    print_whole(table, console)
     console.print()
     console.print(advice.code(), markup=False, soft_wrap=True, end="")
 

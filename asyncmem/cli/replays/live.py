@@ -8,6 +8,7 @@ from rich.table import Table
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.replays.table import of_time, show_failures
+from asyncmem.cli.tables import print_whole
 from asyncmem.devices import Device, Simulated
 from asyncmem.devices import device as make_device
 from asyncmem.figures import format_size
@@ -79,7 +80,7 @@ def show(entries: list[LiveEntry], console: Console) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
         table.add_row(*_cells(entry))
-    console.print(table)
+    print_whole(table, console)
     show_failures([entry.replay for entry in entries], console)
 
 

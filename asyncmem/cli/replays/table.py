@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from asyncmem.cli.tables import print_whole
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.replay import Replay
 from asyncmem.replay.result import Outcome
@@ -60,7 +61,7 @@ def _over(nbytes: int, one: Replay) -> float:
 
 def show(entries: list[Entry], console: Console) -> None:
     """Print the table, and below it what did not complete."""
-    console.print(_table(entries))
+    print_whole(_table(entries), console)
     show_failures([entry.replay for entry in entries], console)
 
 

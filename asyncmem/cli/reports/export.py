@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from asyncmem.cli.reports.telling import file_argument, load
+from asyncmem.cli.reports.writing import force_option, need_free, written
 from asyncmem.insight.exports import FORMATS
 
 
@@ -12,7 +13,7 @@ from asyncmem.insight.exports import FORMATS
 @file_argument
 @click.option("--to", "to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @click.option("-o", "--output", metavar="OUT", help="Where it goes: FILE's name with another end without it.")
-@click.option("--force", is_flag=True, help="Write over a file that exists.")
+@force_option
 def export(file: str, to: str, output: str | None, *, force: bool) -> None:
     """Write a recording in a format that others read.
 
@@ -25,13 +26,8 @@ def export(file: str, to: str, output: str | None, *, force: bool) -> None:
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
     end, write = FORMATS[to]
     path = Path(output) if output else Path(file).with_suffix(end)
+    need_free(path, force=force)
     records = load(file)
-    try:
-        with path.open("wb" if force else "xb") as out:
-            write(records, out)
-    except FileExistsError as error:
-        message = f"{path} exists: --force writes over it, -o names another"
-        raise click.BadParameter(message, param_hint="-o") from error
-    except OSError as error:
-        raise click.FileError(str(path), error.strerror) from error
+    with written(path, force=force) as out:
+        write(records, out)
     click.echo(f"{len(records):,} records written to {path}", err=True)

@@ -3,7 +3,8 @@
 import click
 from rich.console import Console
 
-from asyncmem.cli.reports.telling import add, columns, file_argument, json_option, load, tell, top_option
+from asyncmem.cli.reports.telling import file_argument, json_option, load, tell, top_option
+from asyncmem.cli.tables import add, columns, print_whole
 from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.insight import reports
 from asyncmem.insight.reports import Leak, Leaks
@@ -39,7 +40,7 @@ def _show(found: Leaks, top: int, console: Console) -> None:
     for one in found.lines[:top]:
         age, tags = format_duration(one.age), ", ".join(one.tags)
         add(table, format_size(one.nbytes), f"{one.buffers:,}", age, tags, _place(one))
-    console.print(table)
+    print_whole(table, console)
     if len(found.lines) > top:
         console.print(f"and {len(found.lines) - top:,} more: --top shows them")
 

@@ -7,6 +7,7 @@ import click
 from rich.console import Console
 
 from asyncmem.cli.reports.telling import file_argument, json_option, load, tell
+from asyncmem.cli.reports.writing import force_option, need_free, written
 from asyncmem.figures import format_size
 from asyncmem.insight.needs import need_bokeh
 from asyncmem.insight.pictures import page
@@ -25,7 +26,7 @@ class Written:
 @click.command()
 @file_argument
 @click.option("-o", "--output", metavar="OUT.html", help="Where it goes: FILE's name and .html without it.")
-@click.option("--force", is_flag=True, help="Write over a file that exists.")
+@force_option
 @json_option
 def report(file: str, output: str | None, *, force: bool, as_json: bool) -> None:
     """Draw all of it in one page, that a browser shows without any network.
@@ -39,22 +40,12 @@ def report(file: str, output: str | None, *, force: bool, as_json: bool) -> None
     except ModuleNotFoundError as error:
         raise click.ClickException(str(error)) from error
     path = Path(output) if output else Path(file).with_suffix(".html")
-    if path.exists() and not force:  # said before all the work is done
-        raise _taken(path)
+    need_free(path, force=force)
     records = load(file)
     drawn = page(records, Path(file).name).encode("utf-8", "xmlcharrefreplace")
-    try:
-        with path.open("wb" if force else "xb") as out:
-            out.write(drawn)
-    except FileExistsError as error:
-        raise _taken(path) from error
-    except OSError as error:
-        raise click.FileError(str(path), error.strerror) from error
+    with written(path, force=force) as out:
+        out.write(drawn)
     tell(records, Written(str(path), len(drawn)), _show, as_json=as_json)
-
-
-def _taken(path: Path) -> click.BadParameter:
-    return click.BadParameter(f"{path} exists: --force writes over it, -o names another", param_hint="-o")
 
 
 def _show(written: Written, console: Console) -> None:

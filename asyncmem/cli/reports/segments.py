@@ -3,7 +3,8 @@
 import click
 from rich.console import Console
 
-from asyncmem.cli.reports.telling import add, at_option, columns, file_argument, json_option, load, tell
+from asyncmem.cli.reports.telling import at_option, file_argument, json_option, load, tell
+from asyncmem.cli.tables import add, columns, print_whole
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import reports
 from asyncmem.insight.reports import Segment, Segments
@@ -29,6 +30,7 @@ def _show(found: Segments, console: Console) -> None:
         console.print(f"No segments are in the records after {format_duration(found.time)}.")
         return
     table = columns("pool", "address", "size", "since", "held", "largest hole", "map", left=["pool", "map"])
+    table.columns[-1].no_wrap = True  # a map is of one piece
     for one in found.segments:
         add(
             table,
@@ -40,7 +42,7 @@ def _show(found: Segments, console: Console) -> None:
             format_size(one.largest_hole),
             _map(one),
         )
-    console.print(table)
+    print_whole(table, console)
 
 
 def _map(segment: Segment) -> str:

@@ -3,7 +3,8 @@
 import click
 from rich.console import Console
 
-from asyncmem.cli.reports.telling import add, columns, file_argument, json_option, load, tell
+from asyncmem.cli.reports.telling import file_argument, json_option, load, tell
+from asyncmem.cli.tables import add, columns, print_whole
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight import reports
 from asyncmem.insight.reports import Stats
@@ -38,20 +39,22 @@ def _show(found: Stats, console: Console) -> None:
 
 def _show_sizes(found: Stats, console: Console) -> None:
     table = columns("below", "allocations", "bytes", "", left=[""])
+    table.columns[-1].no_wrap = True
     most = max((one.allocations for one in found.sizes), default=1)
     for one in found.sizes:
         add(table, format_size(one.below), f"{one.allocations:,}", format_size(one.nbytes), _bar(one.allocations, most))
     console.print("\nsizes")
-    console.print(table)
+    print_whole(table, console)
 
 
 def _show_lifetimes(found: Stats, console: Console) -> None:
     table = columns("held below", "buffers", "", left=[""])
+    table.columns[-1].no_wrap = True
     most = max((one.buffers for one in found.lifetimes), default=1)
     for one in found.lifetimes:
         add(table, format_duration(one.below), f"{one.buffers:,}", _bar(one.buffers, most))
     console.print("\nlifetimes")
-    console.print(table)
+    print_whole(table, console)
 
 
 def _show_lines(found: Stats, console: Console) -> None:
@@ -60,7 +63,7 @@ def _show_lines(found: Stats, console: Console) -> None:
         share = format_share(one.nbytes / found.allocated if found.allocated else 0)
         add(table, format_size(one.nbytes), share, f"{one.allocations:,}", one.name)
     console.print("\nlines that allocate most")
-    console.print(table)
+    print_whole(table, console)
 
 
 def _bar(number: int, most: int) -> str:

@@ -3,7 +3,8 @@
 import click
 from rich.console import Console
 
-from asyncmem.cli.reports.telling import add, columns, file_argument, json_option, load, tell, top_option
+from asyncmem.cli.reports.telling import file_argument, json_option, load, tell, top_option
+from asyncmem.cli.tables import add, columns, print_whole
 from asyncmem.figures import format_duration, format_size
 from asyncmem.insight import reports
 from asyncmem.insight.groups import COLUMNS
@@ -44,6 +45,6 @@ def _show(found: Table, top: int, console: Console) -> None:
             format_duration(row.waited),
             format_size(int(row.name)) if found.by == "nbytes" else row.name,
         )
-    console.print(cells)
+    print_whole(cells, console)
     if len(found.rows) > top:
         console.print(f"and {len(found.rows) - top:,} more: --top shows them")

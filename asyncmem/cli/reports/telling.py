@@ -1,21 +1,17 @@
 """What the reports share: a file of records in, figures out, as JSON or for a person."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
 import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from asyncmem.cli.parameters import read_duration
+from asyncmem.cli.tables import paper
 from asyncmem.figures import format_count
 from asyncmem.insight import Records, read
-
-WIDE = 240
-"""Columns for output that goes to a file or another program: nothing is cut there."""
 
 _LOST = "what they freed looks as if it were live."
 
@@ -27,12 +23,13 @@ json_option = click.option(
 )
 
 
-def _read_moment(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+def read_moment(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """Read a time from the beginning of a recording, as the callback of an option that may be left out."""
     return None if text is None else read_duration(context, parameter, text)
 
 
 at_option = click.option(
-    "--at", "time", metavar="TIME", callback=_read_moment, help="When, from the beginning: at the peak without it."
+    "--at", "time", metavar="TIME", callback=read_moment, help="When, from the beginning: at the peak without it."
 )
 
 
@@ -63,24 +60,7 @@ def tell(records: Records, figures: Figures, show: Callable[[Figures, Console], 
         found = {"note": records.note, "lost": records.lost, **_plain_fields(figures)}
         click.echo(json.dumps(found, indent=2))
     else:
-        console = Console(highlight=False, markup=False)
-        show(figures, console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE))
-
-
-def columns(*headings: str, left: Sequence[str] = ()) -> Table:
-    """Make a table of numbers; the columns named `left` are text."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for heading in headings:
-        if heading in left:
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
-    return table
-
-
-def add(table: Table, *cells: str) -> None:
-    """Add a row of words that are no markup: names of files and functions have brackets."""
-    table.add_row(*map(Text, cells))
+        show(figures, paper())
 
 
 def _plain_fields(figures: object) -> dict[str, object]:

@@ -3,7 +3,8 @@
 import click
 from rich.console import Console
 
-from asyncmem.cli.reports.telling import add, columns, file_argument, json_option, load, tell, top_option
+from asyncmem.cli.reports.telling import file_argument, json_option, load, tell, top_option
+from asyncmem.cli.tables import add, columns, print_whole
 from asyncmem.figures import format_count, format_duration
 from asyncmem.insight import reports
 from asyncmem.insight.reports import Waits
@@ -35,6 +36,6 @@ def _show(found: Waits, top: int, console: Console) -> None:
     for one in found.lines[:top]:
         seconds, longest = format_duration(one.seconds), format_duration(one.longest)
         add(table, seconds, f"{one.waits:,}", longest, f"{one.given_up:,}", one.name)
-    console.print(table)
+    print_whole(table, console)
     if len(found.lines) > top:
         console.print(f"and {len(found.lines) - top:,} more: --top shows them")

@@ -10,6 +10,10 @@ CASCADE: Final = 16
 """Joins that one free may cause."""
 
 
+AGED: Final = 256
+"""Candidates of one index that are looked at for the oldest."""
+
+
 @dataclass(slots=True)
 class Arena:
     """A part of the heap whose blocks mix only with each other."""
@@ -130,12 +134,29 @@ class Placement:
         usable = [one for one in (mine, clean) if one is not None]
         if usable:
             return min(usable, key=lambda one: (one.granules, one.address))
+        if search.bound != "done" and search.granules * self.granule >= self.small_limit:
+            return self.oldest_of([by_key[key] for key in by_key if key >= 1 and key != own], search)
         for key in [*sorted(key for key in by_key if key >= 2 and key != own), 1]:
             if key in by_key:
                 found = self.find(by_key[key], search, ordered=False)
                 if found is not None:
                     return found
         return None
+
+    def oldest_of(self, indexes: list[FreeIndex], search: Search) -> Block | None:
+        """Answer the one whose newest use by another stream has had the most fences since, the smallest of those."""
+        found: list[Block] = []
+        for index in indexes:
+            lists = [index.lists[cls] for cls in sorted(index.lists) if cls >= class_of(search.granules)]
+            looked_at = [block for blocks in lists for block in blocks][:AGED]
+            search.touched += len(looked_at)
+            found += [block for block in looked_at if block.granules >= search.granules]
+        able = [block for block in found if self.eligible(block, search.stream, search.bound)]
+        return min(able, key=lambda one: (-self.age_of(one, search.stream), one.granules, one.address), default=None)
+
+    def age_of(self, block: Block, taker: int) -> int:
+        """Answer how many fences its streams have had since the newest that a taker must wait for."""
+        return min(self.epochs[stream].open - epoch for stream, epoch in block.entries.items() if stream != taker)
 
     def place(self, search: Search, arena: int, *, anywhere: bool) -> Block | None:
         """Take a block out of the index and cut it to size."""

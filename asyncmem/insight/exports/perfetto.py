@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncmem.core import Kind
 from asyncmem.figures import format_size
-from asyncmem.insight.reports.reserved import reserved
+from asyncmem.insight.reserved import reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,8 @@ def _of_pool(records: Records, name: str) -> Iterator[Event]:
         for time, value in _thinned(times, values):
             yield {"ph": "C", "name": counter, "pid": process, "ts": time / 1e3, "args": {"bytes": value}}
     for at, (kind, word) in enumerate(_SLICES.items()):
-        yield from _slices(records.of(kind), word, process, at * _TRACKS + 1)
+        slices = records.grown() if kind is Kind.GREW else records.of(kind)
+        yield from _slices(slices, word, process, at * _TRACKS + 1)
     for record in records.of(*_MARKS):
         word = _MARKS[record.kind]
         args = _args(record)

@@ -63,11 +63,8 @@ class Marks:
 
 def marks(records: Records, parts: int = PARTS) -> Marks:
     """Answer what is to be marked over time, with no more marks than there are parts."""
-    grew = records.of(Kind.GREW).rows
-    first = int(records.rows["time_ns"][0]) if len(records) else 0
     return Marks(
-        # What there was before stands first, as had at that time, which took none.
-        grew=_moments(records, grew[(grew["time_ns"] > first) | (grew["span_ns"] > 0)], parts),
+        grew=_moments(records, records.grown().rows, parts),
         trimmed=_moments(records, records.of(Kind.TRIMMED).rows, parts),
         waits=_spans(records, parts),
         out_of_memory=_moments(records, records.of(Kind.OUT_OF_MEMORY).rows, parts),

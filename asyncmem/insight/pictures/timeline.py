@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncmem.core import Kind
 from asyncmem.insight.pictures.thinning import PARTS, extremes, starts_of_parts
-from asyncmem.insight.reports.reserved import reserved
+from asyncmem.insight.reserved import reserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
 from asyncmem.core import Kind
-from asyncmem.insight.reports.reserved import most_reserved
+from asyncmem.insight.reserved import most_reserved
 from asyncmem.insight.summary import hit_rate
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ class Summary:
     """and after how many seconds."""
     most_reserved: int
     """The most bytes that were had from the device."""
+    grown: int
+    """Bytes that came from it while it was recorded,"""
+    given_back: int
+    """and that went back."""
     allocations: int
     """How many allocations there were,"""
     allocated: int
@@ -66,6 +70,8 @@ def summary(records: Records) -> Summary:
         peak=peak.nbytes,
         peak_at=peak.time,
         most_reserved=most_reserved(records),
+        grown=int(records.grown().rows["nbytes"].sum()),
+        given_back=int(records.of(Kind.TRIMMED).rows["nbytes"].sum()),
         allocations=len(taken),
         allocated=int(taken.rows["nbytes"].sum()),
         hit_rate=hit_rate(records),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, final
 
+import numpy as np
+
 from asyncmem.core import Kind
 from asyncmem.insight.groups import Group
+from asyncmem.insight.order import identity_of
 from asyncmem.insight.reports.seconds import seconds_by
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ def table(records: Records, by: str = "site") -> Table:
     Raises:
         InvalidRequest: There is no such column.
     """
-    freed, waited = records.of(Kind.FREED), records.of(Kind.WAITED)
+    freed, waited = _freed(records), records.of(Kind.WAITED)
     taken = _named(records.of(Kind.ALLOCATED).by(by))
     peak = _named(records.live_at(records.peak().time).by(by))
     end = _named(records.live_at().by(by))
@@ -73,6 +76,19 @@ def table(records: Records, by: str = "site") -> Table:
     ]
     rows.sort(key=lambda row: (-row.at_peak, -row.allocated, row.name))
     return Table(by=by, rows=tuple(rows))
+
+
+def _freed(records: Records) -> Records:
+    """Answer what was freed, each with the thread that had allocated it, whoever freed it."""
+    rows = records.of(Kind.FREED).rows.copy()
+    taken = records.of(Kind.ALLOCATED, Kind.HELD).rows
+    taken = taken[np.argsort(identity_of(taken))]
+    known, wanted = identity_of(taken), identity_of(rows)
+    at = np.searchsorted(known, wanted)
+    there = np.flatnonzero(at < len(known))
+    there = there[known[at[there]] == wanted[there]]
+    rows["thread"][there] = taken["thread"][at[there]]
+    return records._some(rows)
 
 
 _NOTHING = Group("", 0, 0)

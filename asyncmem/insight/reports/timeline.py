@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncmem.core import Kind
 from asyncmem.errors import InvalidRequest
-from asyncmem.insight.reports.reserved import reserved
+from asyncmem.insight.reserved import reserved
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from asyncmem.cli.benchmarks.device.asked import Entry
 from asyncmem.cli.benchmarks.device.run import Run
+from asyncmem.cli.tables import print_whole
 from asyncmem.figures import format_duration
 
 VERDICTS = {True: "[green]met[/]", False: "[red]not met[/]", None: "not measured"}
@@ -27,7 +28,7 @@ def show(entries: Sequence[Entry], found: Run, rows: Sequence[str], console: Con
     """Print the table, below it the unlike rows' reasons and what is asked for, and who was absent or failed."""
     ordered = [one for row in rows for one in entries if one.measured.row == row]
     reasons = _numbered(ordered)
-    console.print(_table(ordered, reasons))
+    print_whole(_table(ordered, reasons), console)
     for reason, number in reasons.items():
         console.print(f"{number}) {escape(reason)}")
     for one in ordered:
