@@ -150,7 +150,7 @@ class PoolOptions:
     With more of them a free costs less. At most an eighth of what is free waits for a shared fence; who needs that,
     too, has it recorded and gets the memory behind what the stream was given to do until then, as with `late_fences`.
     """
-    overlap: int | float = _option(0.25, readers.size_or_any_share)
+    overlap: int | float = _option(0.9, readers.size_or_any_share)
     """Free memory up to which the pool grows rather than make a stream wait for another one's unfinished work.
 
     Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.

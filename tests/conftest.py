@@ -17,11 +17,13 @@ from blockbuster import BlockBuster, BlockBusterFunction
 from hypothesis import settings
 
 from asyncmem import AsyncMemoryPool, LeakWarning
-from asyncmem.devices import OpenCL
+from asyncmem.devices import Metal, OpenCL
 from asyncmem.devices.base import Device, Fence
 
 from .cuda.fake import SONAMES, FakeDriver
 from .cuda.fake.session import load
+from .metal.fake import FakeMetal
+from .metal.session import REAL, a_machine, in_place, open_metal
 from .processor import open_processor
 
 if TYPE_CHECKING:
@@ -153,6 +155,23 @@ def the_card() -> Iterator["Card"]:
 def opencl() -> Iterator[OpenCL]:
     """The processor as a device of OpenCL; tests are skipped where there is none for it."""
     device = open_processor()
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def machine() -> Iterator[FakeMetal]:
+    """A machine with a stand-in for Metal, which this process finds meanwhile; skipped where the real one is used."""
+    if REAL:
+        pytest.skip("steers the stand-in for Metal")
+    with a_machine() as machine, in_place(machine):
+        yield machine
+
+
+@pytest.fixture
+def metal(request: pytest.FixtureRequest) -> Iterator[Metal]:
+    """A device of Metal, over the stand-in unless the real one is asked for."""
+    device = open_metal(request)
     yield device
     device.close()
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from asyncmem.cli import opencl, rocm
+from asyncmem.cli import metal, opencl, rocm
+from asyncmem.cli.listing import Findings as Listing
 from asyncmem.cli.machine import Machine, look_around
 from asyncmem.cli.nvidia import Card, Findings, look_for_driver
 from asyncmem.devices import Host
@@ -87,30 +88,15 @@ def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
         yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
     for index, card in enumerate(nvidia["cards"]):
         yield _gpu(f"cuda:{index}", card)
-    yield from _rocm()
-    yield from _opencl()
+    yield from _listed("rocm", rocm.look_for_devices())
+    yield from _listed("metal", metal.look_for_devices())
+    yield from _listed("opencl", opencl.look_for_devices())
 
 
-def _rocm() -> Iterator[DeviceLine]:
-    findings = rocm.look_for_devices()
-    if not findings["devices"]:
-        yield DeviceLine(name="rocm", available=False, detail=findings["reason"] or "")
-    for one in findings["devices"]:
-        total, free = one["total_bytes"], one["free_bytes"]
-        if total is None or free is None:
-            yield DeviceLine(name=one["name"], available=False, detail=f"not usable: {one['reason']}")
-        else:
-            detail = (
-                f"{format_size(free)} of {format_size(total)} free, by {one['segments'][0]} segments. {rocm.UNTRIED}"
-            )
-            yield DeviceLine(name=one["name"], available=True, detail=detail, total_bytes=total, free_bytes=free)
-
-
-def _opencl() -> Iterator[DeviceLine]:
-    findings = opencl.look_for_devices()
-    if not findings["devices"]:
-        yield DeviceLine(name="opencl", available=False, detail=findings["reason"] or "")
-    for one in findings["devices"]:
+def _listed(kind: str, listing: Listing) -> Iterator[DeviceLine]:
+    if not listing["devices"]:
+        yield DeviceLine(name=kind, available=False, detail=listing["reason"] or "")
+    for one in listing["devices"]:
         what, total, free = one["what"], one["total_bytes"], one["free_bytes"]
         if free is None:
             state = f"{format_size(total)}; not usable: {one['reason']}"

@@ -15,6 +15,7 @@ PACKAGES = (
     "cuda-python",
     "cuda-bindings",
     "hip-python",
+    "pyobjc-framework-Metal",
     "pyopencl",
     "trio",
     "click",

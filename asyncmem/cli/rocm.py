@@ -2,72 +2,29 @@
 
 import json
 import sys
-from importlib.util import find_spec
-from typing import TypedDict
+from collections.abc import Iterator
 
-from asyncmem.cli.probing import ask
+from asyncmem.cli.listing import Findings, list_devices, look
 from asyncmem.devices import Rocm
-from asyncmem.errors import AsyncmemError, BackendUnavailable
 
-UNTRIED = "asyncmem has never been run on AMD hardware: please run its tests there (docs/how-to/use-rocm.md) and report"
-"""What somebody who has such a GPU should know."""
-
-
-class Found(TypedDict):
-    """One GPU; `reason` says why it cannot be used."""
-
-    name: str
-    total_bytes: int | None
-    free_bytes: int | None
-    segments: list[str]
-    reason: str | None
-
-
-class Findings(TypedDict):
-    """What the probe found; `reason` says why there is nothing."""
-
-    devices: list[Found]
-    reason: str | None
+UNTRIED = "asyncmem has never been run on AMD hardware: please try `tox -e rocm`, and report"
+"""What is said of every one of them."""
 
 
 def look_for_devices() -> Findings:
-    """Ask in a child process, and answer in words whatever becomes of it."""
-    if find_spec("hip") is None:
-        return {"devices": [], "reason": "hip-python is not installed: pip install 'asyncmem[rocm]'"}
-    answer, reason = ask("asyncmem.cli.rocm")
-    if answer is None:
-        return {"devices": [], "reason": reason}
-    findings: Findings = answer
-    return findings
+    """Ask in a child process."""
+    lacking = "hip-python is not installed: pip install 'asyncmem[rocm]'"
+    return look("asyncmem.cli.rocm", package="hip", lacking=lacking)
 
 
 def probe() -> Findings:
     """List the GPUs that the HIP runtime shows, and open each of them (blocks)."""
-    try:
-        found = [_look_at(index) for index in range(Rocm.interface.count_devices())]
-    except AsyncmemError as error:
-        return {"devices": [], "reason": _words(error)}
-    return {"devices": found, "reason": None if found else "the runtime shows no GPU"}
+    return list_devices("rocm", _found, Rocm)
 
 
-def _look_at(index: int) -> Found:
-    found: Found = {
-        "name": f"rocm:{index}", "total_bytes": None, "free_bytes": None, "segments": [], "reason": None,
-    }  # fmt: skip
-    try:
-        device = Rocm(index)
-    except AsyncmemError as error:
-        found["reason"] = _words(error)
-    else:
-        memory = device.memory()
-        found["total_bytes"], found["free_bytes"] = memory.total, memory.free
-        found["segments"] = list(device.segment_kinds)
-        device.close()
-    return found
-
-
-def _words(error: AsyncmemError) -> str:
-    return f"{'; '.join(error.tried)}. {error.install}" if isinstance(error, BackendUnavailable) else str(error)
+def _found() -> Iterator[tuple[str, int]]:
+    for index in range(Rocm.interface.count_devices()):
+        yield f"AMD GPU; {UNTRIED}", Rocm.total_memory(index)
 
 
 if __name__ == "__main__":

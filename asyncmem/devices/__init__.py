@@ -8,6 +8,7 @@ from asyncmem.devices.cuda import Cuda, CudaFence, CudaPinned, CudaStream
 from asyncmem.devices.host import Host, HostStream
 from asyncmem.devices.joined import Joined
 from asyncmem.devices.latencies import Latencies
+from asyncmem.devices.metal import Metal, MetalFence, MetalStream
 from asyncmem.devices.opencl import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
 from asyncmem.devices.order import StreamOrderError
 from asyncmem.devices.rocm import Rocm, RocmFence, RocmPinned, RocmStream
@@ -31,6 +32,9 @@ __all__ = [
     "Joined",
     "Latencies",
     "MemoryInfo",
+    "Metal",
+    "MetalFence",
+    "MetalStream",
     "OpenCL",
     "OpenCLFence",
     "OpenCLPinned",

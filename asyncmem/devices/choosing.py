@@ -9,6 +9,8 @@ from typing import Final
 from asyncmem.devices.base import Device
 from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.host import Host
+from asyncmem.devices.metal import Metal
+from asyncmem.devices.metal.driver import find_devices as find_metal
 from asyncmem.devices.opencl import OpenCL
 from asyncmem.devices.opencl.driver import find_devices, is_processor
 from asyncmem.devices.rocm import Rocm
@@ -17,7 +19,7 @@ from asyncmem.facts import Shortfall
 from asyncmem.needs import Need, bytes_needed
 from asyncmem.options import PoolOptions
 
-_KINDS: Final = ("cuda", "rocm", "opencl", "host")
+_KINDS: Final = ("cuda", "rocm", "metal", "opencl", "host")
 """The kinds of devices with memory of their own; a processor by OpenCL comes last nevertheless."""
 
 _VENDORS: Final[dict[str, int]] = {"cuda": 0x10DE, "rocm": 0x1002}
@@ -59,9 +61,9 @@ class DeviceInfo:
 def devices() -> tuple[DeviceInfo, ...]:
     """List the GPUs, the host, and last what else OpenCL has (**blocks**: each is opened, asked and closed).
 
-    What cannot be used is listed with the reason, but ROCm only where hip-python is installed, and OpenCL only where
-    pyopencl is. A GPU that CUDA or ROCm can use is not listed a second time. The simulated device has no memory of its
-    own, and those of other distributions are loaded only by their names: neither is listed.
+    What cannot be used is listed with the reason, but ROCm, Metal and OpenCL only where their packages are installed. A
+    GPU that CUDA or ROCm can use is not listed a second time. The simulated device has no memory of its own, and those
+    of other distributions are loaded only by their names: neither is listed.
     """
     memory = Host().memory()
     host = DeviceInfo(name="host", total=memory.total, free=memory.free, is_processor=True)
@@ -69,6 +71,7 @@ def devices() -> tuple[DeviceInfo, ...]:
     others = tuple(_opencl_devices({_VENDORS[card.kind] for card in cards if card.usable}))
     return (
         *cards,
+        *_metal_devices(),
         *(one for one in others if not one.is_processor),
         host,
         *(one for one in others if one.is_processor),
@@ -79,7 +82,8 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
     """Answer the name of a device with room for so much (**blocks**, as `devices` does).
 
     Room is what a pool may have: less than `fraction` of the device, and what is free but for `min_free`. A GPU comes
-    before the host, by CUDA before ROCm before OpenCL, and among those of a kind the one with most room.
+    before the host, by CUDA, ROCm, Metal or OpenCL in this order, and among those of a kind the one with most
+    room.
 
     Args:
         need: A size, or an estimate, whose total is meant.
@@ -105,6 +109,12 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
 def _place(one: DeviceInfo) -> tuple[bool, bool, int]:
     """Order GPUs before the host, and that before what uses its processor in a roundabout way."""
     return one.is_processor, one.is_processor and one.kind != "host", _KINDS.index(one.kind)
+
+
+def _metal_devices() -> Iterator[DeviceInfo]:
+    if find_spec("Metal") is not None:
+        for index in range(len(find_metal("metal"))):
+            yield _open(f"metal:{index}", partial(Metal, index))
 
 
 def _opencl_devices(known: set[int]) -> Iterator[DeviceInfo]:
@@ -159,6 +169,5 @@ def _rank(one: DeviceInfo, wishes: Sequence[str]) -> int:
 def _check(wish: str) -> None:
     kind, _, number = str(wish).partition(":")
     if kind not in _KINDS or (number and (kind == "host" or not number.isdecimal())):
-        raise InvalidRequest(
-            "prefer", wish, "names or kinds of devices: 'host', 'cuda', 'rocm', 'opencl', or with a number: 'cuda:N'"
-        )
+        kinds = ", ".join(map(repr, _KINDS))
+        raise InvalidRequest("prefer", wish, f"kinds of devices, {kinds}, or names such as 'cuda:0'")

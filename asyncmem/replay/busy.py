@@ -4,10 +4,11 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from ctypes import c_uint64
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
-from asyncmem.devices import Device, Host, OpenCL, OpenCLStream, Simulated, Stream
+from asyncmem.devices import Device, Host, Metal, MetalStream, OpenCL, OpenCLStream, Simulated, Stream
 from asyncmem.devices.clock import VirtualClock
 from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.cuda.interface import CUDA
@@ -172,6 +173,15 @@ class OpenCLBusy(Busy):
             lane.join()
 
 
+class MetalBusy(Busy):
+    """Has the stream's thread on the host sleep."""
+
+    def hold(self, stream: Stream, until: float) -> None:
+        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
+        assert isinstance(stream, MetalStream)
+        stream.run_on_host(partial(self.until, until))
+
+
 def busy_for(device: Device) -> Busy:
     """Answer what keeps that device busy.
 
@@ -185,6 +195,8 @@ def busy_for(device: Device) -> Busy:
             return HostBusy()
         case Cuda():
             return CudaBusy(device)
+        case Metal():
+            return MetalBusy()
         case OpenCL():
             return OpenCLBusy(device)
-    raise InvalidRequest("lag", device, "a device that can be kept busy: host, simulated, cuda or opencl")
+    raise InvalidRequest("lag", device, "a device that can be kept busy: host, simulated, cuda, metal or opencl")

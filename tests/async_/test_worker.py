@@ -248,7 +248,7 @@ def test_pages_are_looked_after_for_as_long_as_memory_is_freed() -> None:
 def test_pages_are_looked_after_more_often_near_a_limit() -> None:
     """There somebody is about to wait for what is done."""
     with stepped_pool(device=quick_device(), segments="paged", limit="64 MiB") as pool:
-        held = pool.allocate("62 MiB")
+        held = pool.allocate("63.5 MiB")
         pauses = []
         for _ in range(2):
             pool.allocate(1000).free()

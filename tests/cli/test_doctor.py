@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from click.testing import Result
 
-from asyncmem.cli import nvidia
+from asyncmem.cli import listing, nvidia
 from asyncmem.cli import opencl as opencl_probe
 from asyncmem.cli.probing import PROBE_SECONDS
 from asyncmem.errors import BackendUnavailable
@@ -116,5 +116,5 @@ def test_a_device_of_opencl_that_cannot_be_used_says_why(monkeypatch: pytest.Mon
 
 def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started then."""
-    monkeypatch.setattr(opencl_probe, "find_spec", lambda _: None)
+    monkeypatch.setattr(listing, "find_spec", lambda _: None)
     assert "asyncmem[opencl]" in str(opencl_probe.look_for_devices()["reason"])

@@ -13,6 +13,7 @@ from asyncmem.devices import (
     Device,
     Host,
     HostStream,
+    MetalStream,
     OpenCLStream,
     Rocm,
     RocmStream,
@@ -23,6 +24,7 @@ from asyncmem.devices import (
 from asyncmem.devices.gpu.device import Gpu
 from asyncmem.devices.rocm.library import loaded_copies
 from tests.cuda.fake import FakeDriver
+from tests.metal.session import open_metal
 from tests.processor import open_processor
 
 pytest.register_assert_rewrite("asyncmem.testing.device_contract")
@@ -42,9 +44,10 @@ def vendor(request: pytest.FixtureRequest) -> str:
     return "rocm" if callspec is not None and callspec.params.get("rig") == "rocm" else "cuda"
 
 
-@pytest.fixture(params=["host", "virtual", "wall", "cuda", "rocm", "opencl"])
+@pytest.fixture(params=["host", "virtual", "wall", "cuda", "rocm", "opencl", "metal"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     make: dict[str, Callable[[], Rig]] = {"host": _host, "virtual": _virtual, "wall": _wall, "opencl": _opencl}
+    make["metal"] = lambda: _metal(request)
     card: Card | None = None
     if request.param == "cuda":
         driver: FakeDriver | None = request.getfixturevalue("driver")
@@ -121,6 +124,22 @@ def _opencl() -> Rig:
             gate.set_status(cl.command_execution_status.COMPLETE)
 
     return Rig(device, occupy, release)
+
+
+def _metal(request: pytest.FixtureRequest) -> Rig:
+    device = open_metal(request)
+    driver = device.driver
+    gate = driver.make(device.mtl_device.newSharedEvent)
+
+    def occupy(stream: Stream) -> None:
+        assert isinstance(stream, MetalStream)
+        with driver.pool():
+            work = stream.queue.commandBuffer()
+            assert work is not None
+            work.encodeWaitForEvent_value_(gate, 1)
+            work.commit()
+
+    return Rig(device, occupy, lambda: gate.setSignaledValue_(1))
 
 
 def _fake_card(driver: FakeDriver) -> Rig:

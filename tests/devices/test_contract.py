@@ -8,7 +8,7 @@ from asyncmem.testing.device_contract import DeviceContract, PagesContract, Pinn
 
 
 class TestContract(DeviceContract):
-    @pytest.mark.parametrize("rig", ["host", "virtual", "wall", "opencl"], indirect=True)
+    @pytest.mark.parametrize("rig", ["host", "virtual", "wall", "opencl", "metal"], indirect=True)
     def test_a_forgotten_streams_handle_names_nobody_again(self, device: Device) -> None:
         """Where handles are ours, each is given to one stream only, so a stale one cannot name the wrong stream."""
         stream = device.create_stream()
@@ -20,7 +20,7 @@ class TestContract(DeviceContract):
 
     @pytest.mark.parametrize("rig", ["host", "virtual", "wall", "cuda"], indirect=True)
     def test_a_fence_of_an_idle_stream_is_reached_at_once(self, device: Device) -> None:
-        """OpenCL alone takes a moment: what is queued goes by way of the driver's thread."""
+        """OpenCL and Metal take a moment: what is queued goes by way of the driver's thread."""
         fence = device.create_stream().record()
         assert fence.done()
         assert device.record_all().done()

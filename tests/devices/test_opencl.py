@@ -1,7 +1,6 @@
 """What is special about OpenCL: other people's queues and kernels, memory that nobody else counts, errors by name."""
 
 import asyncio
-import gc
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRe
 from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
 from asyncmem.devices.opencl.driver import find_devices
 from asyncmem.devices.opencl.ledger import Ledger
-from asyncmem.devices.opencl.watcher import Watcher
+from asyncmem.devices.watcher import Watcher
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -121,27 +120,6 @@ async def _awaited(copy: object) -> None:
 
 
 class TestQueues:
-    def test_of_other_code_are_streams(self, opencl: OpenCL) -> None:
-        """The same one for each time that the queue is named, and only for as long as it is used."""
-        queue = opencl.driver.cl.CommandQueue(opencl.context)
-        stream = opencl.stream_of(queue)
-        assert opencl.stream_of(queue) is stream
-        assert opencl.stream_of(stream.handle) is stream
-        assert stream.queue == queue
-
-    def test_of_other_code_are_waited_for_as_a_whole(self, opencl: OpenCL) -> None:
-        """A fence of the stream is behind commands that the device never saw."""
-        cl = opencl.driver.cl
-        queue, gate = cl.CommandQueue(opencl.context), cl.UserEvent(opencl.context)
-        stream = opencl.stream_of(queue)
-        cl.enqueue_barrier(queue, wait_for=[gate])
-        fence, everything = stream.record(), opencl.record_all()
-        assert not fence.block(0.01)
-        assert not everything.done()
-        gate.set_status(cl.command_execution_status.COMPLETE)
-        assert fence.block(10)
-        assert everything.block(10)
-
     def test_without_order_are_refused(self, opencl: OpenCL) -> None:
         """Nothing is behind anything in them."""
         cl = opencl.driver.cl
@@ -154,19 +132,6 @@ class TestQueues:
         cl = opencl.driver.cl
         with pytest.raises(InvalidRequest, match="context"):
             opencl.stream_of(cl.CommandQueue(cl.Context([opencl.place.device])))
-
-    def test_wait_for_fences_of_another_object_for_the_device(self, opencl: OpenCL, other: OpenCL) -> None:
-        """Not for those of another kind of device."""
-        cl = opencl.driver.cl
-        gate, stream = cl.UserEvent(opencl.context), other.create_stream()
-        cl.enqueue_barrier(stream.queue, wait_for=[gate])
-        opencl.default_stream.wait(stream.record())
-        behind = opencl.default_stream.record()
-        assert not behind.block(0.01)
-        gate.set_status(cl.command_execution_status.COMPLETE)
-        assert behind.block(10)
-        with pytest.raises(InvalidRequest, match="fence"):
-            opencl.default_stream.wait(Host().default_stream.record())
 
 
 class TestMemory:
@@ -214,30 +179,6 @@ class TestMemory:
         with pytest.raises(OutOfMemoryError):
             opencl.allocate_segment(1 << 46)
         assert ledger.free() == 1 << 60
-
-    def test_that_a_forgotten_device_gave_out_stays(self) -> None:
-        """Buffers may outlive whoever made them."""
-        device = OpenCL()
-        address, context = device.allocate_segment(MIB).address, device.context
-        device.close()
-        del device
-        gc.collect()
-        other = OpenCL()
-        assert other.context is context
-        other.fill(address, MIB, 5, other.default_stream)
-        back = bytearray(2)
-        other.copy_out(memoryview(back), address + MIB - 2, other.default_stream)
-        other.default_stream.synchronize_blocking()
-        assert back == b"\5\5"
-        other.close()
-
-    def test_of_another_device_is_not_copied_from(self, opencl: OpenCL, other: OpenCL) -> None:
-        """One device's objects and its page-locked memory are one place, and nothing else is."""
-        opencl.grant_access([other, other.pinned()])
-        with pytest.raises(InvalidRequest, match="peers"):
-            opencl.grant_access([Host()])
-        with pytest.raises(InvalidRequest, match="source_device"):
-            opencl.peer_copy(0, 0, 1, Host(), opencl.default_stream)
 
     def test_of_the_host_is_copied_at_once_by_the_processor_and_where_it_is_pinned(
         self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
@@ -353,73 +294,3 @@ class TestErrors:
         monkeypatch.setattr(driver, "shares_memory", lambda _: False)
         with pytest.raises(BackendUnavailable, match="no shared virtual memory"):
             OpenCL(opencl.index)
-
-    def test_refuse_work_on_a_closed_device(self) -> None:
-        """Buffers may go back, and nothing new begins."""
-        opencl = OpenCL()
-        opencl.close()
-        for call in (opencl.create_stream, lambda: opencl.allocate_segment(MIB), lambda: opencl.fill(0, 1, 0, None)):  # type: ignore[arg-type]
-            with pytest.raises(InvalidRequest, match="open"):
-                call()
-
-
-class TestThreads:
-    def test_begin_with_the_first_who_waits_and_end_with_a_forgotten_device(self) -> None:
-        """Recording and asking need none."""
-        before = set(threading.enumerate())
-        opencl = OpenCL()
-        cl = opencl.driver.cl
-        gate, told = cl.UserEvent(opencl.context), threading.Event()
-        cl.enqueue_barrier(opencl.default_stream.queue, wait_for=[gate])
-        fence = opencl.default_stream.record()
-        assert not fence.done()
-        assert set(threading.enumerate()) <= before
-        fence.notify(told.set)
-        (thread,) = set(threading.enumerate()) - before
-        assert thread.name == "asyncmem opencl:0 fences"
-        gate.set_status(cl.command_execution_status.COMPLETE)
-        assert told.wait(10)
-        del opencl, fence
-        gc.collect()
-        thread.join(10)
-        assert not thread.is_alive()
-
-    def test_that_close_a_device_wait_for_its_work(self) -> None:
-        """Also for work that nobody waits for."""
-        opencl = OpenCL()
-        cl = opencl.driver.cl
-        gate = cl.UserEvent(opencl.context)
-        cl.enqueue_barrier(opencl.default_stream.queue, wait_for=[gate])
-        closing = threading.Thread(target=opencl.close)
-        closing.start()
-        closing.join(0.05)
-        assert closing.is_alive()
-        gate.set_status(cl.command_execution_status.COMPLETE)
-        closing.join(10)
-        assert not closing.is_alive()
-
-    def test_of_a_lost_device_end_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Closing it is not refused: there is nothing left to wait for."""
-        before, opencl, told = set(threading.enumerate()), OpenCL(), threading.Event()
-        opencl.record_all().notify(told.set)
-        assert told.wait(10)
-
-        def lost(*_: object, **__: object) -> None:
-            raise DeviceError("clEnqueueMarker", code=-36, code_name="CL_INVALID_COMMAND_QUEUE")
-
-        monkeypatch.setattr(opencl.streams, "record", lost)
-        opencl.close()
-        assert set(threading.enumerate()) <= before
-
-    @pytest.mark.usefixtures("opencl")
-    def test_do_not_hold_up_the_end_of_the_program(self) -> None:
-        """Even while somebody waits for work that never ends."""
-        code = (
-            "from asyncmem.devices import OpenCL\n"
-            "device = OpenCL()\n"
-            "cl = device.driver.cl\n"
-            "cl.enqueue_barrier(device.default_stream.queue, wait_for=[cl.UserEvent(device.context)])\n"
-            "device.default_stream.record().notify(print)\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.metal.session import REAL
 from tests.processor import open_processor
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python(?P<needs> opencl|)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python(?P<needs> opencl| metal|)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`(test_\w+)`")
 TEST = re.compile(r"^ *(?:async )?def (?P<name>test_\w+)", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#]+)(#[^)]*)?\)")
@@ -45,12 +46,16 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("block", PROGRAMS)
-def test_a_program_on_a_page_runs(block: Block) -> None:
+def test_a_program_on_a_page_runs(request: pytest.FixtureRequest, block: Block) -> None:
     """Every Python block of README and docs is a program of its own that ends without an error."""
-    if block.needs == "opencl":
-        open_processor().close()
     # Empty lines before it let a traceback name the page's own line.
     program = compile("\n" * (block.line - 1) + block.code, block.page, "exec", dont_inherit=True)
+    if block.needs == "opencl":
+        open_processor().close()
+    if block.needs == "metal" and not REAL:
+        request.getfixturevalue("machine")
+        if "newLibrary" in block.code:
+            pytest.skip("the stand-in for Metal runs no kernels")
     exec(program, {"__name__": "__main__"})
 
 

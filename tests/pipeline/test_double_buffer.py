@@ -11,6 +11,7 @@ import pytest
 from asyncmem import Array, AsyncMemoryPool, BufferReleased, DeviceError, Host, InvalidRequest, OutOfMemoryError
 from asyncmem.devices import Device, SimulatedStream, Stream
 from asyncmem.pipeline import DoubleBuffer
+from tests.metal.session import open_metal
 from tests.processor import open_processor
 
 from .feeds import LIMIT, MIB, TimedDevice, all_free, read, soon
@@ -24,11 +25,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["host", "simulated", "page-locked", "opencl"])
+@pytest.fixture(params=["host", "simulated", "page-locked", "opencl", "metal"])
 def device(request: pytest.FixtureRequest) -> Device:
     """A device with real memory; one copies by itself only what is page-locked."""
     if request.param == "opencl":
         return open_processor()
+    if request.param == "metal":
+        return open_metal(request)
     return Host() if request.param == "host" else TimedDevice(0.001, locked=request.param == "page-locked")
 
 

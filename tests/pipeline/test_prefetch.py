@@ -15,6 +15,7 @@ from asyncmem import Array, AsyncMemoryPool, Host, InvalidRequest
 from asyncmem.devices import Device, SimulatedStream, Stream
 from asyncmem.pipeline import Prefetcher
 from tests.async_.loops import LOOPS, Run
+from tests.metal.session import open_metal
 from tests.processor import open_processor
 
 from .feeds import LIMIT, MIB, TimedDevice, all_free, feeding_threads, read, soon
@@ -29,11 +30,13 @@ def everywhere(request: pytest.FixtureRequest) -> Run:
     return run
 
 
-@pytest.fixture(params=["host", "simulated", "page-locked", "opencl"])
+@pytest.fixture(params=["host", "simulated", "page-locked", "opencl", "metal"])
 def device(request: pytest.FixtureRequest) -> Device:
     """A device with real memory; one copies by itself only what is page-locked."""
     if request.param == "opencl":
         return open_processor()
+    if request.param == "metal":
+        return open_metal(request)
     return Host() if request.param == "host" else TimedDevice(0.001, locked=request.param == "page-locked")
 
 

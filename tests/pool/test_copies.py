@@ -18,6 +18,7 @@ from asyncmem.devices import Device, Host, Simulated, SimulatedStream, StreamOrd
 from asyncmem.testing import Scenario, Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.tsweep import sweep_on_trio
+from tests.metal.session import open_metal
 from tests.processor import open_processor
 
 from .support import MIB, SteppedPool, quick_device
@@ -31,10 +32,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["host", "simulated", "opencl"])
+@pytest.fixture(params=["host", "simulated", "opencl", "metal"])
 def device(request: pytest.FixtureRequest) -> Device:
     """A device with real memory."""
-    make = {"host": Host, "simulated": lambda: quick_device(backing=True), "opencl": open_processor}
+    make = {
+        "host": Host,
+        "simulated": lambda: quick_device(backing=True),
+        "opencl": open_processor,
+        "metal": lambda: open_metal(request),
+    }
     made: Device = make[request.param]()
     return made
 

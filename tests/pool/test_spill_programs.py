@@ -11,6 +11,7 @@ from asyncmem import AsyncMemoryPool, Spillable
 from asyncmem.core import Buffer
 from asyncmem.devices import Host, Latencies, Simulated
 from asyncmem.testing.conservation import whole
+from tests.metal.session import open_metal
 from tests.processor import open_processor
 
 from .spill_program import PATIENCE, Program
@@ -19,14 +20,15 @@ LIMIT = 1 << 20
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["host", "backed", "ordered", "opencl"])
-def test_every_read_sees_what_was_written_there(name: str, seed: int) -> None:
+@pytest.mark.parametrize("name", ["host", "backed", "ordered", "opencl", "metal"])
+def test_every_read_sees_what_was_written_there(request: pytest.FixtureRequest, name: str, seed: int) -> None:
     """Over real memory each read has its own bytes; over none the checker sees that all work was in order."""
     device = {
         "host": Host,
         "backed": lambda: Simulated(backing=True, latencies=Latencies.zero()),
         "ordered": Simulated,
         "opencl": open_processor,
+        "metal": lambda: open_metal(request),
     }[name]()
     if isinstance(device, Simulated):
         device.suggest_capacity(8 * LIMIT)

@@ -53,12 +53,14 @@ def test_the_pool_is_asked_for_what_was_recorded(seed: int) -> None:
         assert np.array_equal(getattr(again, name)[: len(trace)], getattr(trace, name))
 
 
-@pytest.mark.parametrize("name", ["host", "simulated", "simulated by the wall", "opencl"])
+@pytest.mark.parametrize("name", ["host", "simulated", "simulated by the wall", "opencl", "metal"])
 def test_random_programs_complete_on_a_device_that_is_late(request: pytest.FixtureRequest, name: str) -> None:
     """On streams that sleep, and on either clock of the simulated device."""
-    if name == "opencl":
-        request.getfixturevalue("opencl")
-    device = Simulated(clock="wall") if name == "simulated by the wall" else name
+    device = {
+        "simulated by the wall": lambda: Simulated(clock="wall"),
+        "opencl": lambda: request.getfixturevalue("opencl"),
+        "metal": lambda: request.getfixturevalue("metal"),
+    }.get(name, lambda: name)()
     trace = random_program(7, SIZES, steps=300, streams=3)
     with AsyncMemoryPool(device) as pool:
         one = replay_on(pool, trace, lag=0.005, pace=0.1)

@@ -31,6 +31,9 @@ from asyncmem.devices import (
     Device,
     DeviceInfo,
     Fence,
+    Metal,
+    MetalFence,
+    MetalStream,
     OpenCL,
     OpenCLFence,
     OpenCLStream,
@@ -387,6 +390,16 @@ def use_opencl(device: OpenCL, array: Array) -> None:
     assert_type(device.record_all(), OpenCLFence)
     for part in (array, array.buffer):
         device.pointer(part)
+
+
+def use_metal(device: Metal, array: Array) -> None:
+    stream = device.create_stream()
+    assert_type(stream, MetalStream)
+    assert_type(stream.record(), MetalFence)
+    assert_type(device.record_all(), MetalFence)
+    for part in (array, array.buffer):
+        _, offset = device.as_buffer(part)
+        assert_type(offset, int)
 
 
 def keep_buffers() -> None:

@@ -117,6 +117,14 @@ class Gpu(Device, Generic[S, F, P]):
         with contextlib.closing(cls(0, segments="auto")) as any_device, any_device.context.entered():
             return driver.known_attribute("DEVICE_ORDINAL", address)
 
+    @classmethod
+    def total_memory(cls, index: int) -> int:
+        """Ask the started driver how many bytes a device has, without opening it; 0 where it does not say."""
+        try:
+            return int(cls.driver_kind(f"{cls.kind}:{index}").call("cuDeviceTotalMem", index))
+        except DeviceError:
+            return 0
+
     def attached_checker(self) -> MemoryChecker | None:
         """Answer the memory checker that this process runs under, if there is one for such a device."""
         return None

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
 from asyncmem.devices.opencl.driver import Driver
+from asyncmem.devices.opencl.fence import OpenCLFence
 from asyncmem.devices.opencl.pinned import OpenCLPinned
 from asyncmem.devices.opencl.place import find_place
 from asyncmem.devices.opencl.segments import Segments
 from asyncmem.devices.opencl.stream import OpenCLStream, OpenCLStreams
-from asyncmem.devices.opencl.watcher import Watcher
-from asyncmem.devices.pages import PAGE, bytes_at, bytes_of
-from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.devices.pages import bytes_at, bytes_of
+from asyncmem.devices.queued import Addressed, QueueDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyopencl as cl
 
-    from asyncmem.devices.opencl.fence import OpenCLFence
 
 KINDS: Final = ("svm", "direct")
 
 
-class Addressed(Protocol):
-    """A buffer, or an array over one."""
-
-    @property
-    def address(self) -> int:
-        """Where its first byte is."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many there are."""
-
-
-class OpenCL(Device):
+class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
     """A device of OpenCL 2.0 or later that has shared virtual memory, through pyopencl.
 
     Any number of these may exist for one device; they share its context, and what they have of its memory is counted
@@ -54,7 +38,6 @@ class OpenCL(Device):
 
     kind = "opencl"
     segment_kinds = KINDS
-    granularity = PAGE
     host_readable = False
 
     def __init__(self, index: int = 0) -> None:
@@ -68,39 +51,24 @@ class OpenCL(Device):
             BackendUnavailable: There is no pyopencl, no driver, no such device, or it lacks shared virtual memory.
             DeviceError: The driver fails.
         """
-        if index < 0:
-            raise InvalidRequest("index", index, "a device number from 0")
-        self.index = index
-        self.name = f"{self.kind}:{index}"
+        super().__init__(index)
         self.dlpack_device = (4, index)  # kDLOpenCL
-        self.driver = Driver(self.name)
+        self.driver: Driver = Driver(self.name)
         self.place = find_place(self.driver, index)
         self.context: cl.Context = self.place.context
         self.is_processor = self.place.on_host
         self.capacity = self.place.ledger.total
         self._segments = Segments(self.name, self.driver, self.place, KINDS)
-        self._closed = False
         self._pinned: weakref.ref[OpenCLPinned] | None = None
-        self._watcher = Watcher(f"asyncmem {self.name} fences")
-        # A device that is forgotten without being closed leaves no thread either.
-        weakref.finalize(self, self._watcher.stop).atexit = False
         self.streams = OpenCLStreams(self, self.driver, self.place, self._watcher)
         self.default_stream: OpenCLStream = self.streams.create("default", default=True)
 
     def __repr__(self) -> str:
         return f"<OpenCL {self.name}: {'closed' if self._closed else self.place.device.name.strip()}>"
 
-    @property
-    def driver_calls(self) -> int:
-        """How many calls of the driver this object has made."""
-        return self.driver.calls
-
     def memory(self) -> MemoryInfo:
         """Answer what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
         return MemoryInfo(free=self.place.ledger.free(), total=self.capacity)
-
-    def suggest_capacity(self, nbytes: int) -> None:
-        """Ignore it: the device has a size of its own."""
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get shared virtual memory (blocks), usable by every stream at once."""
@@ -120,11 +88,6 @@ class OpenCL(Device):
         """
         return self._range(part.address, part.nbytes)
 
-    def create_stream(self, name: str | None = None) -> OpenCLStream:
-        """Make a stream with a queue of its own."""
-        self.check_open()
-        return self.streams.create(name)
-
     def stream_of(self, source: object) -> OpenCLStream:
         """Return the stream meant by `source`.
 
@@ -137,13 +100,6 @@ class OpenCL(Device):
             InvalidRequest: It is something else, or of another device or context.
         """
         return self.streams.find(source)
-
-    def record_all(self) -> OpenCLFence:
-        """Return a fence behind everything submitted to every stream of this object, also to those that are gone.
-
-        Queues that it was not shown are not covered.
-        """
-        return self.streams.record_all()
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""
@@ -175,23 +131,6 @@ class OpenCL(Device):
         ours = pinned is not None and pinned.holds(int(data.ctypes.data), data.size)
         return bool(data.size) and not (self.is_processor or ours)
 
-    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Copy from another object for the same device, or from its page-locked memory.
-
-        Raises:
-            InvalidRequest: It is another device.
-        """
-        self.check_peers("source_device", [source_device])
-        self.copy(target, source, nbytes, stream)
-
-    def grant_access(self, peers: Sequence[Device]) -> None:
-        """Do nothing for other objects of the same device: they share the context.
-
-        Raises:
-            InvalidRequest: One of `peers` is another device.
-        """
-        self.check_peers("peers", peers)
-
     def pinned(self) -> Device:
         """Return host memory that the device reads and writes directly, with the streams of this device.
 
@@ -206,26 +145,10 @@ class OpenCL(Device):
             self._pinned = weakref.ref(found)
         return found
 
-    def close(self) -> None:
-        """Wait for all work, then end the thread (blocks); twice is fine. Segments stay as they are."""
-        if not self._closed:
-            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
-                self.record_all().block()
-            self._closed = True
-        self._watcher.stop()
-        self._watcher.join()
-
-    def check_open(self) -> None:
-        """Refuse what needs an open device."""
-        if self._closed:
-            raise InvalidRequest("device", self, "a device that is open")
-
-    def check_peers(self, what: str, peers: Sequence[Device]) -> None:
-        """Refuse devices whose addresses mean nothing here."""
-        for peer in peers:
-            own = peer.owner if isinstance(peer, OpenCLPinned) else peer
-            if not isinstance(own, OpenCL) or own.place is not self.place:
-                raise InvalidRequest(what, peer, f"another object for {self.name!r}: its memory is its own")
+    def shares_memory_with(self, peer: Device) -> bool:
+        """Tell whether it is of the same context."""
+        own = peer.owner if isinstance(peer, OpenCLPinned) else peer
+        return isinstance(own, OpenCL) and own.place is self.place
 
     def _move(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         queue = self._queue_of(stream)

@@ -6,12 +6,12 @@ likes it: a pool puts blocks anywhere, and works on the bytes of one while kerne
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Segment
 from asyncmem.devices.pages import PAGE
-from asyncmem.errors import InvalidRequest, OutOfMemoryError
+from asyncmem.devices.segments import SegmentBook
+from asyncmem.errors import OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
@@ -31,65 +31,50 @@ class Segments:
     def __init__(self, name: str, driver: Driver, place: Place, kinds: tuple[str, ...], *, fine: bool = False) -> None:
         """Serve the device of that name; `fine` segments may be read and written by the host at any time."""
         flags = driver.cl.svm_mem_flags
-        self._name = name
+        self._book = SegmentBook(name, kinds)
         self._driver = driver
         self._place = place
-        self._kinds = kinds
         self._flags = int(flags.READ_WRITE | (flags.SVM_FINE_GRAIN_BUFFER if fine else 0))
         self._ledger: Ledger = place.host_ledger if fine else place.ledger
-        self._own: dict[int, Segment] = {}
-        # Re-entrant: a finalizer may interrupt the holder on the same thread and give back.
-        self._lock = threading.RLock()
 
     def take(self, nbytes: int, kind: str) -> Segment:
         """Get whole pages (blocks)."""
-        if nbytes <= 0:
-            raise InvalidRequest("nbytes", nbytes, "a positive number of bytes")
-        if kind not in ("auto", *self._kinds):
-            raise InvalidRequest("kind", kind, f"one of {('auto', *self._kinds)}")
-        nbytes = -(-nbytes // PAGE) * PAGE
+        nbytes, kind = self._book.order(nbytes, kind)
         # The driver aligns to 128 bytes at most.
         whole = nbytes + PAGE
         if whole > self._place.most:
             raise self._beyond(nbytes)
-        free = self._ledger.take(whole, self._name)
+        free = self._ledger.take(whole, self._book.device)
         try:
             allocation = self._driver.allocate(self._place.context, whole, self._flags, free)
         except BaseException:
             self._ledger.give_back(whole)
             raise
         address = -(-allocation.svm_ptr // PAGE) * PAGE
-        segment = Segment(address, nbytes, self._kinds[0] if kind == "auto" else kind, allocation)
-        with self._lock:
-            self._own[address] = segment
-            _out[address] = allocation
+        segment = Segment(address, nbytes, kind, allocation)
+        self._book.enlist(segment)
+        _out[address] = allocation
         return segment
 
     def give_back(self, segment: Segment) -> None:
         """Free a segment (blocks); where the driver fails, it is still out."""
-        with self._lock:
-            if self._own.get(segment.address) is not segment:
-                raise InvalidRequest("segment", segment, f"a segment of {self._name!r} that is not given back yet")
-            # Off the books before the address can be somebody else's.
-            del self._own[segment.address]
-            allocation = _out.pop(segment.address)
+        self._book.withdraw(segment)
+        allocation = _out.pop(segment.address)
         try:
             self._driver.call(allocation.release)
         except BaseException:
-            with self._lock:
-                self._own[segment.address] = segment
-                _out[segment.address] = allocation
+            self._book.enlist(segment)
+            _out[segment.address] = allocation
             raise
         self._ledger.give_back(segment.nbytes + PAGE)
 
     def holds(self, address: int, nbytes: int) -> bool:
         """Tell whether a range lies in one of the segments that are out."""
-        with self._lock:
-            return any(
-                one.address <= address and address + nbytes <= one.address + one.nbytes for one in self._own.values()
-            )
+        return self._book.find(address, nbytes) is not None
 
     def _beyond(self, nbytes: int) -> OutOfMemoryError:
         advice = f"at most {self._place.most >> 20} MiB in one piece, which is all that the driver gives out"
         free = self._ledger.free()
-        return OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self._name, device_free=free, advice=(advice,)))
+        return OutOfMemoryError(
+            OutOfMemoryFacts(asked=nbytes, device=self._book.device, device_free=free, advice=(advice,))
+        )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import weakref
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from asyncmem.devices.base import Fence, Stream
 from asyncmem.devices.opencl.fence import OpenCLFence
-from asyncmem.devices.streams import StreamBook
-from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.devices.queues import QueueStreams
+from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
     from asyncmem.devices.opencl.device import OpenCL
     from asyncmem.devices.opencl.driver import Driver
     from asyncmem.devices.opencl.place import Place
-    from asyncmem.devices.opencl.watcher import Watcher
-
-_DEFAULT: Final = 0
+    from asyncmem.devices.watcher import Watcher
 
 
 class OpenCLStream(Stream):
@@ -58,35 +55,24 @@ class OpenCLStream(Stream):
         driver.call(driver.cl.enqueue_barrier, self.queue, wait_for=[fence.event])
 
 
-class OpenCLStreams:
-    """Makes and finds streams. It keeps none of them alive, but their queues until what was queued is complete."""
+class OpenCLStreams(QueueStreams["OpenCLStream", "cl.CommandQueue", OpenCLFence]):
+    """Makes and finds streams."""
 
     def __init__(self, device: OpenCL, driver: Driver, place: Place, watcher: Watcher) -> None:
         """Know none."""
+        super().__init__(device.name)
         # Where all others are waited for.
         self._meeting: cl.CommandQueue = driver.call(driver.cl.CommandQueue, place.context, place.device)
         self._device = weakref.ref(device)
         self._driver = driver
         self._place = place
         self._watcher = watcher
-        self._book: StreamBook[OpenCLStream] = StreamBook(device.name)
-        self._by_queue: weakref.WeakValueDictionary[int, OpenCLStream] = weakref.WeakValueDictionary()
-        self._queues: dict[int, cl.CommandQueue] = {}
-        self._leaving: list[OpenCLFence] = []
-        # Re-entrant: a finalizer may interrupt the holder on the same thread and name a stream.
-        self._lock = threading.RLock()
-
-    def create(self, name: str | None = None, *, default: bool = False) -> OpenCLStream:
-        """Make a stream with a queue of its own."""
-        queue = self._driver.call(self._driver.cl.CommandQueue, self._place.context, self._place.device)
-        return self._enlist(queue, name, _DEFAULT if default else self._book.next_handle())
 
     def find(self, source: object) -> OpenCLStream:
         """Return the stream that `source` means; see `OpenCL.stream_of`."""
         if not isinstance(source, self._driver.cl.CommandQueue):
-            return self._book.find(source)
-        with self._lock:
-            return self._by_queue.get(source.int_ptr) or self._adopt(source)
+            return self.book.find(source)
+        return self.adopt(source.int_ptr, partial(self._checked, source))
 
     def record(self, queue: cl.CommandQueue, *, behind: list[cl.Event] | None = None) -> OpenCLFence:
         """Return a fence behind everything in a queue so far, and behind these events."""
@@ -97,42 +83,29 @@ class OpenCLStreams:
 
     def record_all(self) -> OpenCLFence:
         """Return a fence behind everything in all queues so far, those of streams that are gone too."""
-        with self._lock:
-            self._forget_who_is_gone()
-            leaving, queues = list(self._leaving), list(self._queues.values())
-        each = [*leaving, *(self.record(queue) for queue in queues)]
-        return self.record(self._meeting, behind=[fence.event for fence in each])
+        return self.record(self._meeting, behind=[fence.event for fence in self.record_each()])
 
-    def _adopt(self, queue: cl.CommandQueue) -> OpenCLStream:
+    def new_queue(self) -> cl.CommandQueue:
+        """Make a queue that runs its commands in order."""
+        queue: cl.CommandQueue = self._driver.call(
+            self._driver.cl.CommandQueue, self._place.context, self._place.device
+        )
+        return queue
+
+    def key_of(self, queue: cl.CommandQueue) -> int:
+        """Return the address of the driver's object."""
+        return int(queue.int_ptr)
+
+    def stream_over(self, queue: cl.CommandQueue, name: str, handle: int) -> OpenCLStream:
+        """Make the stream that stands for a queue."""
+        device = self._device()
+        assert device is not None
+        return OpenCLStream(device, name, handle, queue)
+
+    def _checked(self, queue: cl.CommandQueue) -> cl.CommandQueue:
         out_of_order = self._driver.cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
         if queue.context != self._place.context or queue.device != self._place.device:
             raise InvalidRequest("stream", queue, f"a queue in the context of {self._driver.device!r}")
         if queue.properties & out_of_order:
             raise InvalidRequest("stream", queue, "a queue that runs its commands in order")
-        return self._enlist(queue, None, self._book.next_handle())
-
-    def _enlist(self, queue: cl.CommandQueue, name: str | None, handle: int) -> OpenCLStream:
-        device = self._device()
-        assert device is not None
-        stream = OpenCLStream(device, name or f"stream-{handle}", handle, queue)
-        with self._lock:
-            self._queues[handle] = queue
-            self._by_queue[queue.int_ptr] = self._book.enlist(stream)
-        # Not at exit: the driver may have gone before us.
-        weakref.finalize(stream, self._see_off, handle).atexit = False
-        return stream
-
-    def _see_off(self, handle: int) -> None:
-        """Remember what a stream that is gone has left in its queue."""
-        with self._lock:
-            queue = self._queues[handle]
-            self._forget_who_is_gone()
-            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
-                self._leaving.append(self.record(queue))
-            del self._queues[handle]
-
-    def _forget_who_is_gone(self) -> None:
-        for fence in list(self._leaving):
-            # Asking may run a finalizer, which comes here too.
-            if fence.over() and fence in self._leaving:
-                self._leaving.remove(fence)
+        return queue

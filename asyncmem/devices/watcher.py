@@ -1,7 +1,8 @@
 """Looks for fences that somebody waits for.
 
-OpenCL can call back, on a thread of its driver's: Python there meets the driver's locks with the interpreter's in hand,
-and the end of the program finds it anywhere. So a thread of our own asks, which costs a tenth of a microsecond a fence.
+OpenCL and Metal can call back, on a thread of the driver's: Python there meets the driver's locks with the
+interpreter's in hand, and the end of the program finds it anywhere. So a thread of our own asks, which by OpenCL costs
+a tenth of a microsecond a fence.
 """
 
 import threading

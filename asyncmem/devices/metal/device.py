@@ -1,0 +1,183 @@
+"""One device of Metal: shared buffers as segments, command queues as streams, values of shared events as fences."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.metal.driver import Driver
+from asyncmem.devices.metal.fence import MetalFence
+from asyncmem.devices.metal.place import KINDS, find_place
+from asyncmem.devices.metal.stream import MetalStream, MetalStreams
+from asyncmem.devices.pages import Bytes, bytes_at, bytes_of
+from asyncmem.devices.queued import Addressed, QueueDevice
+from asyncmem.devices.segments import SegmentBook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLDevice
+
+WORD: Final = 4
+"""On macOS Metal copies and fills whole words alone."""
+
+
+class Metal(QueueDevice[MetalStream, MetalFence]):
+    """A GPU of a Mac, through PyObjC. **It has never run on one**: its tests run over a stand-in for Metal.
+
+    Its memory is shared with the host, so the host reads and writes it directly, and does what Metal's own copies
+    cannot: a thread of the stream's copies from and to other memory of the host, and what is no whole words, in the
+    order of the stream. Any number of these may exist for one device. A forked child may not use the device.
+
+    Attributes:
+        mtl_device: For libraries and pipelines of your own: `MTLDevice`.
+        has_unified_memory: Whether it has no memory of its own, as on Apple silicon. Where it has, this is slow.
+    """
+
+    kind = "metal"
+    segment_kinds = KINDS
+    host_readable = True
+    dlpack_device = (1, 0)  # kDLCPU: its addresses are the host's, and for kDLMetal they would have to be objects
+
+    def __init__(self, index: int = 0) -> None:
+        """Find the device (blocks).
+
+        Args:
+            index: Which of the system's devices, of which its own first choice is the first.
+
+        Raises:
+            InvalidRequest: `index` is negative.
+            BackendUnavailable: There is no PyObjC, or no such device.
+            DeviceError: Metal fails.
+        """
+        super().__init__(index)
+        self.driver: Driver = Driver(self.name)
+        self.place = find_place(self.driver, index)
+        self.mtl_device: MTLDevice = self.place.gpu
+        self.has_unified_memory = self.place.unified
+        self.capacity = self.place.total
+        self._segments = SegmentBook(self.name, KINDS)
+        self.streams = MetalStreams(self, self.driver, self.place, self._watcher)
+        self.default_stream: MetalStream = self.streams.create("default", default=True)
+
+    def __repr__(self) -> str:
+        return f"<Metal {self.name}: {'closed' if self._closed else self.mtl_device.name()}>"
+
+    def memory(self) -> MemoryInfo:
+        """Answer what of the recommended working set this process has not taken, and the host has free (blocks)."""
+        return self.place.memory()
+
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get a shared buffer (blocks), usable by the host and every stream at once."""
+        self.check_open()
+        self.stream_of(stream)
+        nbytes, kind = self._segments.order(nbytes, kind)
+        segment = self.place.take(self.driver, nbytes, kind)
+        self._segments.enlist(segment)
+        return segment
+
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back to Metal (blocks). It lives on for as long as anybody holds what `as_buffer` answered."""
+        self._segments.withdraw(segment)
+        self.place.give_back(self.driver, segment)
+
+    def as_buffer(self, part: Addressed) -> tuple[MTLBuffer, int]:
+        """Return the `MTLBuffer` in which a buffer, or an array over one, lies, and how many bytes before it.
+
+        These are the first arguments of `setBuffer_offset_atIndex_`.
+
+        Raises:
+            InvalidRequest: It is no memory of this device.
+        """
+        return self.place.find(part.address, part.nbytes)
+
+    def stream_of(self, source: object) -> MetalStream:
+        """Return the stream meant by `source`.
+
+        Args:
+            source: None for the default stream, a stream of this device, its handle, an object with `__cuda_stream__`,
+                or a `MTLCommandQueue` of this device, which is kept with its stream.
+
+        Raises:
+            InvalidRequest: It is something else, or of another device.
+        """
+        return self.streams.find(source)
+
+    def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
+        """Set bytes to `value` (0 to 255) in the order of `stream`."""
+        if not nbytes:
+            return
+        buffer, offset = self.place.find(address, nbytes)
+        if not _whole_words(offset, nbytes):
+            self._on_host(stream, partial(_fill, bytes_at(address, nbytes), value))
+            return
+        # PyObjC takes the byte for a signed one.
+        signed = value - 256 if value > 127 else value
+        self._blit(
+            stream, lambda blit: self.driver.call(blit.fillBuffer_range_value_, buffer, (offset, nbytes), signed)
+        )
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy in the order of `stream`."""
+        if not nbytes:
+            return
+        to, there = self.place.find(target, nbytes)
+        from_, here = self.place.find(source, nbytes)
+        if not _whole_words(there, here, nbytes):
+            self._on_host(stream, partial(np.copyto, bytes_at(target, nbytes), bytes_at(source, nbytes)))
+            return
+
+        def copy(blit: MTLBlitCommandEncoder) -> None:
+            call = blit.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_
+            self.driver.call(call, from_, here, to, there, nbytes)
+
+        self._blit(stream, copy)
+
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Copy host bytes on the stream's thread; `source` is kept until then."""
+        origin = bytes_of(source)
+        if origin.size:
+            self.place.find(address, origin.size)
+            self._on_host(stream, partial(np.copyto, bytes_at(address, origin.size), origin))
+
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Copy to host bytes on the stream's thread; `target` is kept until then."""
+        goal = bytes_of(target, writable=True)
+        if goal.size:
+            self.place.find(address, goal.size)
+            self._on_host(stream, partial(np.copyto, goal, bytes_at(address, goal.size)))
+
+    def pinned(self) -> Metal:
+        """Return the device itself: its memory is the host's."""
+        return self
+
+    def shares_memory_with(self, peer: Device) -> bool:
+        """Tell whether it is of the same GPU."""
+        return isinstance(peer, Metal) and peer.place is self.place
+
+    def _blit(self, stream: Stream, encode: Callable[[MTLBlitCommandEncoder], None]) -> None:
+        self.check_open()
+
+        def write(work: MTLCommandBuffer) -> None:
+            blit = self.driver.get(work.blitCommandEncoder)
+            try:
+                encode(blit)
+            finally:
+                blit.endEncoding()
+
+        self.stream_of(stream).commands.give(write)
+
+    def _on_host(self, stream: Stream, work: Callable[[], None]) -> None:
+        self.check_open()
+        self.stream_of(stream).run_on_host(work)
+
+
+def _whole_words(*numbers: int) -> bool:
+    return not any(number % WORD for number in numbers)
+
+
+def _fill(there: Bytes, value: int) -> None:
+    there[:] = value
