@@ -33,7 +33,7 @@ from asyncmem.core._core import (
     running_task_name,
 )
 from asyncmem.core.array import Array
-from asyncmem.core.elements import ElementType, dtype_size, element_from_dlpack, element_type, extent
+from asyncmem.core.elements import ElementType, dtype_size, element_from_dlpack, element_type, extent, lengths_of
 from asyncmem.core.logged import LOG_ROW, Kind, Level
 from asyncmem.core.report import (
     AccountCounts,
@@ -99,6 +99,7 @@ __all__ = [
     "element_from_dlpack",
     "element_type",
     "extent",
+    "lengths_of",
     "log_time_ns",
     "replay_steps",
     "running_task_name",

@@ -402,10 +402,10 @@ class Waiter:
     priority: int
     seq: int
     mark: int
-    queue: object
+    queue: Any  # of the pool, which this layer does not know
     keeper: Desk
     share: Allocator
-    home: Any  # the pool's, which this layer does not know; likewise those below
+    home: Any  # likewise, and those below
     deadline: float | None
     site: str | None
     holder: Any

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -13,8 +15,6 @@ import numpy as np
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import DTypeLike
 
 # DLPack's type codes (dlpack.h, DLDataTypeCode).
@@ -101,5 +101,20 @@ def dtype_size(dtype: object) -> int:
 
 def extent(shape: int | Sequence[int], dtype: object) -> tuple[tuple[int, ...], int]:
     """Answer the dimensions of an array, a lone length among them, and the bytes that it takes."""
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    dims = lengths_of(shape)
     return dims, math.prod(dims) * dtype_size(dtype)
+
+
+def lengths_of(shape: object) -> tuple[int, ...]:
+    """Read the lengths of an array's dimensions, one of which may stand alone.
+
+    Raises:
+        InvalidRequest: They are no whole numbers, or below zero.
+    """
+    try:
+        lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
+    except TypeError:
+        lengths = (-1,)
+    if any(length < 0 for length in lengths):
+        raise InvalidRequest("shape", shape, "lengths of 0 and above")
+    return lengths

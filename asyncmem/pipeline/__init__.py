@@ -6,7 +6,7 @@ from asyncmem.pipeline.ends import Receiver, Sender
 from asyncmem.pipeline.passes import AsyncBatches, Batches
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.prefetch import Prefetched, Prefetcher
-from asyncmem.pipeline.report import PipelineReport, StageReport
+from asyncmem.pipeline.report import ChannelStats, PipelineReport, StageReport
 from asyncmem.pipeline.results import Results
 from asyncmem.pipeline.share import StageShare
 from asyncmem.pipeline.stage import Stage, stage
@@ -16,6 +16,7 @@ __all__ = [
     "AsyncBatches",
     "Batches",
     "Channel",
+    "ChannelStats",
     "DoubleBuffer",
     "Pipeline",
     "PipelineReport",

@@ -10,6 +10,7 @@ from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, pool_of
 from asyncmem.pipeline.nest import changed
+from asyncmem.pipeline.streams import Lent
 from asyncmem.pool.arrays import Layout
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Fillers:
         """Answer the filler for the batch of a number."""
         with self._lock:
             if not self._fillers:
-                self._fillers = [Filler(pool.device.create_stream("prefetch")) for _ in range(self._count)]
+                self._lent = Lent(pool)
+                self._fillers = [Filler(self._lent.stream("prefetch")) for _ in range(self._count)]
             return self._fillers[number % self._count]
 
 
@@ -125,7 +127,7 @@ class StagedBatch:
         pool = self._staging.pool
         if self._staging.pinned and holds_up(pool, pieces):
             request = pool.pinned.allocate_async(buffer.nbytes, stream=buffer.stream, tag=self._staging.tag)
-            copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces, crew.share)]
+            copies = [fill_by_way_of(self._staging.patience.wait(request), buffer, pieces, crew)]
         else:
             copies = fill(buffer, pieces)
         self.filler.has(copies)

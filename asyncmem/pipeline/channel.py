@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
@@ -11,7 +11,9 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.ends import Receiver, Sender
 from asyncmem.pipeline.line import Line
 from asyncmem.pipeline.parcels import fence_of, order_behind
-from asyncmem.units import parse_count
+from asyncmem.pipeline.report import ChannelStats
+from asyncmem.pool.share import Share
+from asyncmem.units import parse_count, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
     from asyncmem.core import Array, Buffer
     from asyncmem.devices import Fence, Stream
     from asyncmem.pool import Budget
-    from asyncmem.pool.share import Share
-    from asyncmem.stats import PoolStats
     from asyncmem.units import Size
 
 T = TypeVar("T")
+
+Parcel: TypeAlias = "tuple[T, Stream | None, Fence | None]"
+"""An item, and the stream and the fence that it comes behind where its producer named one."""
 
 _numbers = itertools.count(1)
 
@@ -53,13 +56,18 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, pool: Share, nbytes: Size, *, max_items: int | None = None, name: str | None = None) -> None:
+        if not isinstance(pool, Share):
+            raise InvalidRequest("pool", pool, "a pool or a budget")
         places = None if max_items is None else parse_count(max_items, what="max_items", least=1)
+        if parse_size(nbytes, what="nbytes") == 0:
+            raise InvalidRequest("nbytes", nbytes, "more than 0 bytes")
         budget = pool.budget(name or f"channel-{next(_numbers)}", limit=nbytes)
         if budget.own_limit() > pool.capacity():
             budget.close()
             raise InvalidRequest("nbytes", nbytes, f"at most the {pool.capacity()} bytes of {pool.name!r}")
         self._budget = budget
-        self._items: Line[tuple[T, Stream | None, Fence | None]] = Line()
+        self._items: Line[Parcel[T]] = Line()
+        self._max_items = places
         self._places: Line[None] | None = None
         if places is not None:
             self._places = Line()
@@ -78,6 +86,15 @@ class Channel(Generic[T]):
     def __len__(self) -> int:
         """Answer how many items wait to be received."""
         return len(self._items)
+
+    def __bool__(self) -> bool:
+        """Answer True: an empty channel is one, too."""
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._closed
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -98,9 +115,21 @@ class Channel(Generic[T]):
         """Allocate an array for an item; see `AsyncMemoryPool.empty`."""
         return await self._budget.empty(shape, dtype, stream=stream, tag=tag)
 
-    def stats(self) -> PoolStats:
-        """Answer the figures of the quota."""
-        return self._budget.stats()
+    def stats(self) -> ChannelStats:
+        """Answer the figures of this moment."""
+        memory = self._budget.stats()
+        return ChannelStats(
+            items=len(self),
+            max_items=self._max_items,
+            senders=self._senders,
+            receivers=self._receivers,
+            waiting_to_send=0 if self._places is None else self._places.takers,
+            waiting_to_receive=self._items.takers,
+            waiting_for_memory=memory.waiting,
+            held_bytes=memory.allocated_bytes,
+            peak_bytes=memory.peak_allocated,
+            limit_bytes=self._budget.own_limit(),
+        )
 
     # -- items -------------------------------------------------------------------------------------------------------
 
@@ -117,11 +146,22 @@ class Channel(Generic[T]):
 
         Cancelled: the item was not sent and is still the sender's.
         """
-        self._need_open()
+        parcel = self._packed(item, stream)
         await (self._items.pause() if self._places is None else self._places.take())
         self._need_open()
-        on = None if stream is None else self._budget.flow.pool.device.stream_of(stream)
-        self._items.put((item, on, fence_of(item, on)))
+        self._items.put(parcel)
+
+    def send_nowait(self, item: T, *, stream: object = None) -> None:
+        """Pass an item on as `send` does, without a wait.
+
+        Raises:
+            WouldBlock: `max_items` wait to be received already.
+            ClosedResourceError: As in `send`; likewise `BrokenResourceError`.
+        """
+        parcel = self._packed(item, stream)
+        if self._places is not None:
+            self._places.take_nowait()
+        self._items.put(parcel)
 
     async def receive(self, *, stream: object = None) -> T:
         """Wait for the next item.
@@ -135,13 +175,34 @@ class Channel(Generic[T]):
 
         Cancelled: the item stays in the channel.
         """
-        item, before, fence = await self._items.take()
+        on = self._stream_of(stream)
+        return self._unpacked(await self._items.take(), on)
+
+    def receive_nowait(self, *, stream: object = None) -> T:
+        """Take the next item as `receive` does, without a wait.
+
+        Raises:
+            WouldBlock: There is none yet.
+            EndOfStream: As in `receive`; likewise `BrokenResourceError`.
+        """
+        on = self._stream_of(stream)
+        return self._unpacked(self._items.take_nowait(), on)
+
+    def _packed(self, item: T, stream: object) -> Parcel[T]:
+        self._need_open()
+        on = self._stream_of(stream)
+        return item, on, fence_of(item, on)
+
+    def _unpacked(self, parcel: Parcel[T], on: Stream | None) -> T:
+        item, before, fence = parcel
         if self._places is not None:
             self._places.put(None)
-        if stream is not None:
-            on = self._budget.flow.pool.device.stream_of(stream)
+        if on is not None:
             order_behind(item, None if before is on else fence, on)
         return item
+
+    def _stream_of(self, stream: object) -> Stream | None:
+        return None if stream is None else self._budget.flow.pool.device.stream_of(stream)
 
     def sender(self, *, stream: object = None) -> Sender[T]:
         """Make an end for one of several producers; once all of them are closed, nothing more will be sent.

@@ -22,7 +22,7 @@ class Crew:
     but a job that nobody has begun goes before all parts, so that it has parts by the time that the others have none.
 
     Args:
-        size: How many threads there are; each is to `work`.
+        size: How many threads there are; each is to `work`, as those of `start` do.
     """
 
     def __init__(self, size: int) -> None:
@@ -32,6 +32,11 @@ class Crew:
         self._jobs: deque[Task] = deque()
         self._parts: deque[tuple[Task, Outcomes]] = deque()
         self._calls: SimpleQueue[bool] = SimpleQueue()  # one for each job or part to look for; False at the end
+
+    def start(self, name: str) -> None:
+        """Start threads for it; after `end` they end when all jobs are done."""
+        for number in range(1, self._size + 1):
+            threading.Thread(target=self.work, name=f"{name} {number}", daemon=True).start()
 
     def submit(self, job: Task) -> None:
         """Have a thread do a job, which raises nothing, once all that came before have begun."""

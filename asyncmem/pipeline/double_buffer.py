@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
-from asyncmem.core import element_type
+from asyncmem.core import element_type, lengths_of
 from asyncmem.errors import Described, InvalidRequest
+from asyncmem.pipeline.crew import Crew
 from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
+from asyncmem.pipeline.streams import Lent
 from asyncmem.pipeline.transfer import Transfer
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
@@ -56,6 +59,7 @@ class DoubleBuffer:
         buffers: How many; all but one can be filled ahead.
         stream: The stream that works on `current`; None for the device's default stream.
         pinned: Whether data that is not page-locked goes through page-locked memory, which is faster.
+        workers: How many threads read what goes that way, several buffers at a time, or the parts of one together.
         tag: A label for reports.
 
     Raises:
@@ -71,15 +75,18 @@ class DoubleBuffer:
         buffers: int = 2,
         stream: object = None,
         pinned: bool = True,
+        workers: int = 4,
         tag: str | None = None,
     ) -> None:
         self._count = parse_count(buffers, what="buffers", least=2)
         self._share = share_of(pool)
         self._pool = pool_of(self._share)
-        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._shape = lengths_of(shape)
         self._element = element_type(dtype)
         self._asked = stream
         self._pinned = pinned
+        self._workers = parse_count(workers, what="workers", least=1)
+        self._crew: Crew | None = None
         self._tag = tag
         self._batch: Batch | None = None
         self._free: deque[_Slot] = deque()
@@ -121,9 +128,12 @@ class DoubleBuffer:
     def free(self) -> None:
         """Free the buffers, behind what their streams were given, without waiting for that; twice is fine."""
         self._patience.end()
+        if self._crew is not None:
+            self._dismiss()
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.__exit__(None, None, None)
+            self._lent.give_back()
 
     def _ask(self) -> Ready[Batch] | Request[Batch]:
         if self._entered:
@@ -135,10 +145,10 @@ class DoubleBuffer:
     def _begin(self, batch: Batch) -> Self:
         self._entered = True
         batch.__enter__()
-        self._batch = batch
+        self._batch, self._lent = batch, Lent(self._pool)
         for buffer in batch:
             # A stream for each, so that whoever waits for one waits for the data that is in it, and no other.
-            buffer.hand_over(self._pool.device.create_stream("filling"))
+            buffer.hand_over(self._lent.stream("filling"))
             self._free.append(_Slot(buffer, buffer.view(self._element.name, self._shape)))
         return self
 
@@ -238,15 +248,22 @@ class DoubleBuffer:
     def _reading(self, buffer: Buffer, source: memoryview) -> Latch[Copy]:
         pieces = [(0, source)]
         if self._pinned and holds_up(self._pool, pieces):
-            reading = Latch(partial(self._stage, buffer, pieces))
-            self._pool.house.copier().submit(reading)
+            crew = self._crew or self._hire()
+            reading = Latch(partial(self._stage, crew, buffer, pieces))
+            crew.submit(reading)
         else:
             (copy,) = fill(buffer, pieces)
             reading = Latch(lambda: copy)
             reading()
         return reading
 
-    def _stage(self, buffer: Buffer, pieces: list[Piece]) -> Copy:
+    def _hire(self) -> Crew:
+        crew = self._crew = Crew(self._workers)
+        self._dismiss = weakref.finalize(self, crew.end)  # once: at the end of the block, or where that never comes
+        crew.start("asyncmem double buffer stages")
+        return crew
+
+    def _stage(self, crew: Crew, buffer: Buffer, pieces: list[Piece]) -> Copy:
         nbytes = sum(source.nbytes for _, source in pieces)
         request = self._pool.pinned.allocate_async(nbytes, stream=buffer.stream, tag=self._tag)
-        return fill_by_way_of(self._patience.wait(request), buffer, pieces)
+        return fill_by_way_of(self._patience.wait(request), buffer, pieces, crew)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from anyio import ClosedResourceError, EndOfStream
 
+from asyncmem.pool.alarm import alarm
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -24,6 +26,22 @@ class _End(Generic[T]):
         self._stream = stream
         self._open = True
         channel.count_ends(self._sending, self._receiving)
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.{type(self).__name__} of {self._channel!r}: {'open' if self._open else 'closed'}>"
+
+    def clone(self) -> Self:
+        """Make another end of the same side and stream, to be closed by itself.
+
+        Raises:
+            ClosedResourceError: This one has been closed.
+        """
+        self._need_open()
+        return type(self)(self._channel, self._stream)
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False) and not self._channel.closed:
+            alarm(f"{self!r} was dropped; the other side is not told before it is closed", ResourceWarning)
 
     def close(self) -> None:
         """Close this end; the last of its side closes that side of the channel. Twice is fine."""
@@ -66,6 +84,11 @@ class Sender(_End[T]):
         self._need_open()
         await self._channel.send(item, stream=self._stream)
 
+    def send_nowait(self, item: T) -> None:
+        """Pass an item on without a wait; see `Channel.send_nowait`."""
+        self._need_open()
+        self._channel.send_nowait(item, stream=self._stream)
+
 
 class Receiver(_End[T]):
     """A consumer's end of a channel, also by ``async for``. Made by `Channel.receiver`."""
@@ -76,6 +99,11 @@ class Receiver(_End[T]):
         """Wait for the next item; see `Channel.receive`."""
         self._need_open()
         return await self._channel.receive(stream=self._stream)
+
+    def receive_nowait(self) -> T:
+        """Take the next item without a wait; see `Channel.receive_nowait`."""
+        self._need_open()
+        return self._channel.receive_nowait(stream=self._stream)
 
     def __aiter__(self) -> Self:
         """Receive until the end."""

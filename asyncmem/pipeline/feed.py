@@ -9,6 +9,7 @@ import anyio
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.line import Line
+from asyncmem.pipeline.mishaps import is_its_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ class PlainFeed(Generic[A]):
     """Takes from an iterable at once, in whatever step allows it."""
 
     def __init__(
-        self, source: Iterable[A], take_in: Callable[[A], None], end: Callable[[Exception | None], None]
+        self, source: Iterable[A], take_in: Callable[[A], None], end: Callable[[BaseException | None], None]
     ) -> None:
         self._items = iter(source)
         self._take_in = take_in
@@ -49,7 +50,9 @@ class PlainFeed(Generic[A]):
         except StopIteration:
             self._ended = True
             self._end(None)
-        except Exception as error:  # noqa: BLE001 - whatever the source raises ends the run
+        except BaseException as error:
+            if not is_its_own(error):
+                raise
             self._ended = True
             self._end(error)
         else:
@@ -60,7 +63,7 @@ class AwaitedFeed(Generic[A]):
     """Awaits the items of an async iterable, and closes it in the end."""
 
     def __init__(
-        self, source: AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[Exception | None], None]
+        self, source: AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[BaseException | None], None]
     ) -> None:
         self._items = aiter(source)
         self._take_in = take_in
@@ -78,7 +81,9 @@ class AwaitedFeed(Generic[A]):
                     break
                 self._take_in(item)
                 del item
-        except Exception as error:  # noqa: BLE001 - whatever the source raises ends the run
+        except BaseException as error:
+            if not is_its_own(error):
+                raise
             self._end(error)
         else:
             self._end(None)
@@ -94,7 +99,7 @@ class AwaitedFeed(Generic[A]):
 
 
 def feed_from(
-    source: Iterable[A] | AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[Exception | None], None]
+    source: Iterable[A] | AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[BaseException | None], None]
 ) -> Feed:
     """Make the feed for a source.
 

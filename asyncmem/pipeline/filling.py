@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from asyncmem.core import Buffer
-    from asyncmem.pipeline.crew import Task
+    from asyncmem.pipeline.crew import Crew
     from asyncmem.pool import AsyncMemoryPool, Copy
 
 Piece: TypeAlias = tuple[int, memoryview]
@@ -32,14 +32,7 @@ def fill(target: Buffer, pieces: Sequence[Piece]) -> list[Copy]:
     return [target._copy(source.nbytes, source, None, True, offset) for offset, source in pieces]
 
 
-def _in_turn(parts: Sequence[Task]) -> None:
-    for part in parts:
-        part()
-
-
-def fill_by_way_of(
-    staging: Buffer, target: Buffer, pieces: Sequence[Piece], share: Callable[[Sequence[Task]], None] = _in_turn
-) -> Copy:
+def fill_by_way_of(staging: Buffer, target: Buffer, pieces: Sequence[Piece], crew: Crew) -> Copy:
     """Read pieces into a page-locked buffer of the target's size (blocks), and start one copy of the whole.
 
     The staging buffer is freed; its memory follows when the copy is done.
@@ -48,11 +41,11 @@ def fill_by_way_of(
         staging: The page-locked buffer.
         target: Where the pieces belong.
         pieces: What is read.
-        share: Does the reading, which comes in parts that several threads may do.
+        crew: Does the reading together, in parts.
     """
     try:
         whole = staging.view("uint8").numpy(np.uint8)
-        share([partial(_read, whole, part) for part in parts_of(pieces)])
+        crew.share([partial(_read, whole, part) for part in parts_of(pieces)])
         del whole  # an export, which would hold the staging buffer
         return target.copy_from(staging)
     finally:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from anyio import WouldBlock
 from anyio.lowlevel import checkpoint
 
 from asyncmem.pool.home import Parked, running_home
@@ -79,6 +80,20 @@ class Line(Generic[T]):
             return taker.booked.pop()
         assert self._ending is not None
         raise self._ending()
+
+    def take_nowait(self) -> T:
+        """Take the first value.
+
+        Raises:
+            WouldBlock: There is none yet.
+            Exception: What `end` was given, once no value is left.
+        """
+        if self._values and self._places > 0:
+            self._places -= 1
+            return self._values.popleft()
+        if self._ending is not None and not self._values:
+            raise self._ending()
+        raise WouldBlock
 
     async def pause(self) -> None:
         """Let the loop turn now and then, for those who only put."""

@@ -14,9 +14,10 @@ from asyncmem.pipeline.plan import IN_FLIGHT
 from asyncmem.pipeline.report import PipelineReport
 from asyncmem.pipeline.results import Results
 from asyncmem.pipeline.run import Run
-from asyncmem.pipeline.settle import settle
+from asyncmem.pipeline.settle import Settled, settle
 from asyncmem.pipeline.stage import Function, Stage, as_stage
 from asyncmem.pool.home import running_home
+from asyncmem.pool.share import Share
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncmem.pipeline.plan import AnyStage
-    from asyncmem.pipeline.station import Station
-    from asyncmem.pool import Budget
-    from asyncmem.pool.share import Share
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -55,7 +53,7 @@ class Pipeline(Generic[A, B]):
         name: What messages and statistics call it.
 
     Raises:
-        InvalidRequest: A stage is no async function, or there is none.
+        InvalidRequest: A stage is no async function, or there is none; or the pool is none.
     """
 
     @overload
@@ -83,11 +81,12 @@ class Pipeline(Generic[A, B]):
     def __init__(self, *stages: Joined[Any, Any], pool: Share, name: str | None = None) -> None:
         if not stages:
             raise InvalidRequest("stages", stages, "at least one")
+        if not isinstance(pool, Share):
+            raise InvalidRequest("pool", pool, "a pool or a budget")
         self.name = name or f"pipeline-{next(_numbers)}"
         self._stages: list[AnyStage] = [as_stage(one) for one in stages]
         self._pool = pool
-        self._stations: list[Station] = []
-        self._tops: list[Budget] = []
+        self._settled = Settled([], [], [])
         self._tasks: TaskGroup | None = None
         self._runs: list[Run] = []
         self._items = 0  # of runs that are over, as their seconds are
@@ -111,8 +110,8 @@ class Pipeline(Generic[A, B]):
         home = running_home()
         assert home is not None
         self._clock = home.now
-        self._stations, self._tops = await settle(self.name, self._stages, self._pool)
-        self._lookout = Lookout(self._stations, self._tops, self._consumers_wait)
+        self._settled = await settle(self.name, self._stages, self._pool)
+        self._lookout = Lookout(self._settled.stations, self._settled.tops, self._consumers_wait)
         self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
@@ -130,8 +129,7 @@ class Pipeline(Generic[A, B]):
         finally:
             self._last = self.report()
             self._tasks = None
-            for budget in self._tops:
-                budget.close()
+            self._settled.end()
 
     def map(
         self,
@@ -157,12 +155,15 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
         assert self._lookout is not None
-        if in_flight == "auto":
+        asked: object = in_flight  # or type checkers would take the third case for impossible
+        if asked == "auto":
             most = IN_FLIGHT * sum(stage.workers for stage in self._stages)
+        elif isinstance(asked, str):
+            raise InvalidRequest("in_flight", in_flight, '"auto", or a whole number from 1')
         else:
             most = parse_count(in_flight, what="in_flight", least=1)
         run = Run(
-            self._stations,
+            self._settled.stations,
             cast("Iterable[object]", source),
             ordered=ordered,
             in_flight=most,
@@ -175,15 +176,15 @@ class Pipeline(Generic[A, B]):
         """Answer what it has done so far, stage by stage; after the block, in all."""
         if self._last is not None:
             return self._last
-        if not self._stations:
+        if not self._settled.stations:
             raise InvalidRequest("pipeline", self, "one that has been opened")
         seconds = self._seconds + sum(run.seconds for run in self._runs)
         return PipelineReport(
-            stages=tuple(station.report(seconds) for station in self._stations),
+            stages=tuple(station.report(seconds) for station in self._settled.stations),
             items=self._items + sum(run.handed for run in self._runs),
             seconds=seconds,
-            limit_bytes=sum(budget.own_limit() for budget in self._tops),
-            peak_bytes=sum(budget.stats().peak_allocated for budget in self._tops),
+            limit_bytes=sum(budget.own_limit() for budget in self._settled.tops),
+            peak_bytes=sum(budget.stats().peak_allocated for budget in self._settled.tops),
         )
 
     def _start(self, run: Run) -> None:

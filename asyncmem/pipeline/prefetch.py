@@ -13,7 +13,7 @@ from asyncmem.pipeline.lookahead import LoopLookahead, ThreadLookahead
 from asyncmem.pipeline.memory import share_of, stream_of
 from asyncmem.pipeline.nest import changed
 from asyncmem.pipeline.passes import AsyncBatches, Batches
-from asyncmem.units import parse_count
+from asyncmem.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,8 @@ class Prefetcher:
         stream: The stream that uses the batches; None for the device's default stream.
         workers: How many threads stage; those that are idle help with the parts of a large batch.
         convert: Called with each array as its batch comes out, for what takes its place: `torch.from_dlpack`.
-        timeout: The most seconds that reading waits for a batch's memory; then `PoolTimeout` comes out in its place.
+        timeout: The most seconds that reading waits for a batch's memory, or text such as "500 ms"; then `PoolTimeout`
+            comes out in its place.
         tag: A label for reports.
 
     Raises:
@@ -62,7 +63,7 @@ class Prefetcher:
         stream: object = None,
         workers: int = 4,
         convert: Callable[[Array], object] | None = None,
-        timeout: float | None = None,
+        timeout: float | str | None = None,
         tag: str | None = None,
     ) -> None:
         self._share = share_of(pool)
@@ -70,8 +71,10 @@ class Prefetcher:
         self.workers = parse_count(workers, what="workers", least=1)
         self._pinned = pinned
         self._stream = stream
+        if convert is not None and not callable(convert):
+            raise InvalidRequest("convert", convert, "something to call with an array, such as torch.from_dlpack")
         self._convert = convert
-        self._timeout = timeout
+        self._timeout = None if timeout is None else parse_duration(timeout)
         self._tag = tag
         # One for each batch that is ahead, for the one that is in use, and for one that is about to be dropped.
         self._fillers = Fillers(self.ahead + 2)

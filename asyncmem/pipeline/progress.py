@@ -23,20 +23,30 @@ REFRESH: float = 0.25
 async def show(report: Callable[[], PipelineReport], console: Console | None = None) -> None:
     """Show a report on a console, standard error by default, until cancelled; the last state stays."""
     console = console or Console(stderr=True)
+    if not console.is_terminal:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            console.print(_table(report()))
     # No refreshing thread: it would compete with the pipeline.
     with Live(console=console, auto_refresh=False) as live:
         try:
             while True:
                 await anyio.sleep(REFRESH)
-                live.update(_table(report()), refresh=console.is_terminal)
+                live.update(_table(report()), refresh=True)
         finally:
             live.update(_table(report()), refresh=True)
 
 
 def _table(report: PipelineReport) -> Table:
-    table = Table(*HEAD, title=report.headline(), box=None, padding=(0, 1))
-    for column in table.columns[1:]:
+    # In two lines, so that 80 columns are enough.
+    table = Table(
+        *(title.replace("for ", "for\n").replace("kept ", "kept\n") for title in HEAD), title=report.headline()
+    )
+    table.box, table.padding, table.pad_edge = None, (0, 2, 0, 0), False
+    for column in table.columns:
         column.justify, column.no_wrap = "right", True
+    table.columns[0].justify = "left"
     for stage in report.stages:
         table.add_row(*cells(stage, mark=stage.name == report.bottleneck))
     return table

@@ -1,10 +1,36 @@
-"""What a pipeline has done so far, stage by stage."""
+"""What a pipeline has done so far, stage by stage, and what is in a channel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStats:
+    """One look at a channel. Sizes are bytes; all the figures of its memory are those of `channel.quota.stats()`."""
+
+    items: int
+    """Items that wait to be received."""
+    max_items: int | None
+    """The most that may wait; None leaves it to the bytes."""
+    senders: int
+    """Ends of producers that are open."""
+    receivers: int
+    """Ends of consumers that are open."""
+    waiting_to_send: int
+    """Tasks that wait because `max_items` wait to be received."""
+    waiting_to_receive: int
+    """Tasks that wait for an item."""
+    waiting_for_memory: int
+    """Requests for an item's memory that wait."""
+    held_bytes: int
+    """What items hold: those in the channel, those still made, and those received and not freed."""
+    peak_bytes: int
+    """The most that was held."""
+    limit_bytes: int
+    """The quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
+from asyncmem.figures import format_count
 from asyncmem.pipeline.run import Ended
 
 if TYPE_CHECKING:
@@ -28,6 +29,10 @@ class Results(Generic[B]):
         self._run = run
         self._start: Callable[[Run], None] | None = start
         self._thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        state = "not begun" if self._start is not None else "over" if self._run.over.is_set() else "under way"
+        return f"<asyncmem.Results: {state}, {format_count(self._run.handed, 'item')} handed out>"
 
     def __aiter__(self) -> Self:
         """Iterate over the results."""

@@ -12,6 +12,7 @@ from asyncmem.errors import StageError
 from asyncmem.pipeline.feed import feed_from
 from asyncmem.pipeline.frames import empty_frames
 from asyncmem.pipeline.line import Line
+from asyncmem.pipeline.mishaps import is_its_own, said
 from asyncmem.pipeline.parcels import PLAIN, buffers_in, fence_of, order_behind
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Run:
                 number = flight.number
                 del flight
                 empty_frames(error)
-                if not isinstance(error, Exception):
+                if not is_its_own(error):
                     raise
                 self._fail(station.stage.name, number, error)
                 return
@@ -199,7 +200,7 @@ class Run:
         self._lines[0].put(Flight(self._begun, item))
         self._begun += 1
 
-    def _source_ended(self, error: Exception | None) -> None:
+    def _source_ended(self, error: BaseException | None) -> None:
         if error is not None:
             self._fail("source", self._begun, error)
         self._exhausted = True
@@ -209,9 +210,9 @@ class Run:
         if self._exhausted and self.handed == self._begun:
             self.stop()
 
-    def _fail(self, stage: str, item: int, error: Exception) -> None:
+    def _fail(self, stage: str, item: int, error: BaseException) -> None:
         if self.error is None:
-            self.error = StageError(stage, item, f"{type(error).__name__}: {error}")
+            self.error = StageError(stage, item, said(error))
             self.error.__cause__ = error
             self.stop()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncmem.pipeline.plan import divide
 from asyncmem.pipeline.share import Region, StageBudget, ranges
 from asyncmem.pipeline.station import Station
+from asyncmem.pipeline.streams import Lent
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.runtime import device
 
@@ -18,8 +19,29 @@ if TYPE_CHECKING:
     from asyncmem.pool.share import Share
 
 
-async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> tuple[list[Station], list[Budget]]:
-    """Open the pools; make the stations of stages in their order, and the budgets that hold them, one for each device.
+class Settled(NamedTuple):
+    """Stages at their places.
+
+    Attributes:
+        stations: The stages' own, in order.
+        tops: The budgets that hold what they allocate, one for each device.
+        lent: The streams that were named and not given, for each device.
+    """
+
+    stations: list[Station]
+    tops: list[Budget]
+    lent: list[Lent]
+
+    def end(self) -> None:
+        """Give all of it back."""
+        for top in self.tops:
+            top.close()
+        for lent in self.lent:
+            lent.give_back()
+
+
+async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> Settled:
+    """Open the pools; make the stations of stages, and what they have.
 
     Raises:
         InvalidRequest: The credits are more than a pool's limit; nothing has been made then.
@@ -31,18 +53,20 @@ async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> tuple[li
         for group in groups.values()
     ]
     stations: dict[int, Station] = {}
-    tops: list[Budget] = []
+    settled = Settled([], [], [])
     try:
         for group, quotas in plans:
             root = roots[group[0]]
-            tops.append(Budget(root, name, root.capacity()))
-            made = await _make(tops[-1], [stages[at] for at in group], quotas)
+            top, lent = Budget(root, name, root.capacity()), Lent(root.flow.pool)
+            settled.tops.append(top)
+            settled.lent.append(lent)
+            made = await _make(top, lent, [stages[at] for at in group], quotas)
             stations |= zip(group, made, strict=True)
     except BaseException:
-        for top in tops:
-            top.close()
+        settled.end()
         raise
-    return [stations[at] for at in range(len(stages))], tops
+    settled.stations.extend(stations[at] for at in range(len(stages)))
+    return settled
 
 
 async def _root(stage: AnyStage, pool: Share) -> Share:
@@ -55,7 +79,7 @@ async def _root(stage: AnyStage, pool: Share) -> Share:
     return other
 
 
-async def _make(top: Budget, stages: Sequence[AnyStage], quotas: Sequence[Quota]) -> list[Station]:
+async def _make(top: Budget, lent: Lent, stages: Sequence[AnyStage], quotas: Sequence[Quota]) -> list[Station]:
     """Make the shares, the last first.
 
     A stage with credit has a region. The others have budgets, each beside a budget that holds all before it to what is
@@ -67,7 +91,7 @@ async def _make(top: Budget, stages: Sequence[AnyStage], quotas: Sequence[Quota]
     sizes = [quota.kept for stage, quota in zip(stages, quotas, strict=True) if stage.credit]
     grounds = await ranges(top, sizes, top.name)
     for stage, quota in zip(reversed(stages), reversed(quotas), strict=True):
-        stream = _stream(stage, top, streams)
+        stream = _stream(stage, lent, streams)
         if stage.credit:
             share: StageBudget = Region(grounds.pop(), stage.name, stream)
         else:
@@ -77,13 +101,13 @@ async def _make(top: Budget, stages: Sequence[AnyStage], quotas: Sequence[Quota]
     return stations[::-1]
 
 
-def _stream(stage: AnyStage, top: Budget, made: dict[str, Stream]) -> Stream | None:
+def _stream(stage: AnyStage, lent: Lent, made: dict[str, Stream]) -> Stream | None:
     """Answer a stage's stream; those that it names by the same name are the same."""
-    wanted, home = stage.stream, top.flow.pool.device
+    wanted = stage.stream
     if wanted is None:
         return None
     if not isinstance(wanted, str):
-        return home.stream_of(wanted)
+        return lent.device.stream_of(wanted)
     if wanted not in made:
-        made[wanted] = home.create_stream(wanted)
+        made[wanted] = lent.stream(wanted)
     return made[wanted]

@@ -96,6 +96,10 @@ class Region(StageBudget):
             flow.deliver(waiting, found)
         return found is not None
 
+    def held_up_at(self, waiting: Waiting) -> Share:  # noqa: ARG002 - there is no other memory that could serve it
+        """Answer the region itself, whose memory may be free in pieces that are too short."""
+        return self
+
     def close(self) -> None:
         """End the region; buffers still held become ordinary buffers of the pool."""
         super().close()

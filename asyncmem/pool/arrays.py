@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
-from operator import index
 from typing import TYPE_CHECKING, Self, final, overload
 
-from asyncmem.core import GRANULE, element_type
+from asyncmem.core import GRANULE, element_type, lengths_of
 from asyncmem.errors import InvalidRequest
 from asyncmem.units import parse_size
 
@@ -63,6 +62,8 @@ class Layout:
         Raises:
             InvalidRequest: One of the arguments cannot be right.
         """
+        if not isinstance(specs, Iterable):
+            raise InvalidRequest("specs", specs, "a list of them")
         step = parse_size(align, what="align")
         if step.bit_count() != 1 or step > GRANULE:
             raise InvalidRequest("align", align, f"a power of two up to {GRANULE}")
@@ -183,9 +184,6 @@ def _read(spec: object, dtype: object) -> tuple[tuple[int, ...], object]:
     elif not isinstance(spec, Integral) and hasattr(spec, "shape") and hasattr(spec, "dtype"):
         shape, kind = spec.shape, spec.dtype
     try:
-        lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
-    except TypeError:
-        raise InvalidRequest("specs", spec, _EXPECTED) from None
-    if any(length < 0 for length in lengths):
-        raise InvalidRequest("specs", spec, f"{_EXPECTED}, with lengths of 0 and above")
-    return lengths, kind
+        return lengths_of(shape), kind
+    except InvalidRequest as wrong:
+        raise InvalidRequest("specs", spec, f"{_EXPECTED}, with {wrong.expected}") from None

@@ -99,7 +99,10 @@ class BlockingCalls:
         # Memory is on its way to somebody before it, and what comes next may be its own: no time to fail yet.
         if flow.busy or (head is not None and head.inline):
             return self._stand_by()
-        return flow.ladder.grow_for(waiting) if flow.may_grow_behind(waiting) else None
+        queue = waiting.queue
+        growth = flow.ladder.grow_for(waiting) if queue is flow.queue and flow.may_grow_behind(waiting) else None
+        may_be_next = queue.head() is waiting or queue.may_overtake(waiting)
+        return growth or (flow.ladder.spill_for(waiting) if may_be_next else None)
 
     def _stand_by(self) -> ThreadSleeper:
         sleeper = ThreadSleeper()

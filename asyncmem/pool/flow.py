@@ -7,6 +7,7 @@ queue marks the flow as changed, and the turn pumps it before it lets go.
 
 from __future__ import annotations
 
+from bisect import insort
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
 from asyncmem.pool.postmortem import Postmortem, log
 from asyncmem.pool.pressure import PressureWatch
+from asyncmem.pool.relief import Relief
 from asyncmem.pool.request import Request
 from asyncmem.pool.snapshot import out_of_memory_facts
 from asyncmem.pool.spilling import Spilling
@@ -94,11 +96,13 @@ class Flow(Desk):
         self.kinds = Waiting, Request
         self.named = named_owner
         self.budgets = []
+        self.standing: dict[Budget, None] = {}  # budgets in which somebody stood when last looked at, or came since
         self.shares: dict[int, Share] = {0: pool}  # by the core's account
         self.ended_accounts: list[int] = []  # of closed budgets and leases, while something below them is held
         self.captures = Captures(self)
         self.pins = Pins(self.turn)
         self.spilling = Spilling(self)
+        self.relief = Relief(self)
         self.pressure = PressureWatch(self, core)
         self.squeeze = Squeeze(self)
         self.upkeep = Upkeep(self)
@@ -205,15 +209,17 @@ class Flow(Desk):
 
     def close_accounts(self) -> None:
         """Forget the accounts of closed budgets and leases of which nothing is held any more (with the turn held)."""
-        while gone := self._accounts_without_use():
-            for account in gone:
-                self.core.remove_account(account)
-            self.ended_accounts = [one for one in self.ended_accounts if one not in gone]
+        before: list[int] = []
+        while self.ended_accounts != before:  # the one above goes after the last below it
+            before = self.ended_accounts
+            self.ended_accounts = [account for account in before if not self._forget(account)]
 
-    def _accounts_without_use(self) -> list[int]:
-        accounts = [*self.ended_accounts, *(budget._account for budget in self.budgets)]
-        above = {self.core.account(account).parent for account in accounts}
-        return [one for one in self.ended_accounts if one not in above and not self.core.account(one).live]
+    def _forget(self, account: int) -> bool:
+        try:
+            self.core.remove_account(account)
+        except ValueError:
+            return False  # something of it is held, or an account below it is left
+        return True
 
     def deliver(self, waiting: Waiting, found: Buffer | Batch) -> None:
         """Hand what has been taken for a request to whoever waits (with the turn held)."""
@@ -303,15 +309,23 @@ class Flow(Desk):
     def waiters(self) -> Iterable[Waiting]:
         """Go through everybody who waits, in budgets too."""
         yield from self.queue
-        for budget in self.budgets:
+        yield from self.relief.inside
+        for budget in self.standing:
             yield from budget.queue
+
+    def anyone_waits(self) -> bool:
+        """Say whether somebody stands in a queue (with the turn held)."""
+        return not (
+            self.queue.empty and self.relief.inside.empty and all(budget.queue.empty for budget in self.standing)
+        )
 
     def close(self, error: Exception) -> None:
         """Refuse everything from now on, and fail who waits, first."""
         with self.turn:
             self.closed = self.refusing = error
             self.core.open = False
-            self.core.set_gate(0, True)
+            for account in (0, *(budget._account for budget in self.budgets)):
+                self.core.set_gate(account, True)
             for waiting in list(self.waiters()):
                 self.withdraw(waiting, error)
             self.spilling.let_stay()
@@ -405,6 +419,7 @@ class Flow(Desk):
                 self._serve()
             if head is not None and self.supply.by_pages and not (self.busy or head.inline):
                 self._provide_behind(head)
+            self._relieve()
             if head is not None and not self.busy and self.queue.overtaken > head.mark:
                 self.watch.overtaken()
             if self.core.reserved() > self.supply.limit:
@@ -427,25 +442,38 @@ class Flow(Desk):
     def _serve(self) -> None:
         if self.captures.open:
             self._serve_captures()
-        for budget in reversed(self.budgets):  # the inner ones were made last
-            if len(budget.queue):
-                for waiting in budget.queue.serve(budget.let_through, budget.room):
-                    if not waiting.done:  # a budget may have memory of its own
-                        budget.parent_queue.join(waiting)
+        if self.standing:
+            self._let_through()
+        for waiting in list(self.relief.inside):
+            if self._grant(waiting):
+                self._leave(waiting)
+                self._owed.append(waiting.wake)
         for waiting in self.queue.serve(self._grant, self._room):
             for tally in waiting.tallies():
                 tally.left(waiting)
                 tally.misses += len(waiting.sizes)
             self._owed.append(waiting.wake)
 
+    def _let_through(self) -> None:
+        todo = sorted(self.standing, key=_number)  # the inner ones were made last
+        while todo:
+            budget = todo.pop()
+            for waiting in budget.queue.serve(budget.let_through, budget.room):
+                if not waiting.done:  # a budget may have memory of its own
+                    outer = budget.pass_on(waiting)
+                    if outer is not None and outer not in todo:
+                        insort(todo, outer, key=_number)
+
     def _room(self) -> int:
         return self.core.reserved() - self.core.live()
 
     def _grant(self, waiting: Waiting) -> bool:
-        return not waiting.overdue and self._grant_at_once(waiting)
+        # Growth that would spare a stream a wait comes for the head alone.
+        may_grow = self.supply.by_pages or waiting is self.queue.head()
+        return not waiting.overdue and self._grant_at_once(waiting, may_grow=may_grow)
 
-    def _grant_at_once(self, waiting: Waiting) -> bool:
-        found = self.taker.take(waiting)
+    def _grant_at_once(self, waiting: Waiting, *, may_grow: bool = True) -> bool:
+        found = self.taker.take(waiting, may_grow=may_grow)
         if found is not None:
             self._granted(waiting, found)
         return found is not None
@@ -462,7 +490,8 @@ class Flow(Desk):
 
     def _queue_up(self, waiting: Waiting, share: Share) -> None:
         if not share.may_wait:
-            waiting.finish(None, self.out_of_memory(waiting))
+            if not self.relief.take_in(waiting):
+                waiting.finish(None, self.out_of_memory(waiting))
             return
         most = self.options.max_waiting
         standing = sum(1 for _ in self.waiters()) if most is not None else 0
@@ -473,7 +502,7 @@ class Flow(Desk):
         for tally in waiting.tallies():
             tally.waits += 1
         self.count_passed()
-        share.queue.join(waiting)
+        share.join(waiting)
         self.core.set_gate(share._account, True)
         self._left_over = self._room()
 
@@ -481,8 +510,8 @@ class Flow(Desk):
         return share.may_wait and not (self.queue.empty and share.queue.empty)
 
     def _leave(self, waiting: Waiting) -> None:
-        for queue in (self.queue, *(budget.queue for budget in self.budgets)):
-            queue.leave(waiting)
+        if waiting.queue is not None:
+            waiting.queue.leave(waiting)
         self._keep_promises(waiting)
         for tally in waiting.tallies():
             tally.left(waiting)
@@ -493,8 +522,11 @@ class Flow(Desk):
         # Above a limit that was lowered every free is looked at, until enough has gone back.
         above = self.core.reserved() > self.supply.limit
         self.core.set_gate(0, closed or above or len(self.queue) > 0)
-        for budget in self.budgets:
-            self.core.set_gate(budget._account, closed or len(budget.queue) > 0)
+        for budget in list(self.standing):
+            stands = len(budget.queue) > 0
+            self.core.set_gate(budget._account, closed or stands)
+            if not stands:
+                del self.standing[budget]
         alone = self.queue.oldest() if len(self.queue) == 1 and not (closed or above) else None
         # What is under way for it serves the only one who waits, so until that comes hits pass it by as if there were
         # nobody, within the bypass budget. A budget's waiter has no more than a promise that they could use up.
@@ -533,6 +565,13 @@ class Flow(Desk):
             if errand is not None:
                 self._send(errand)
                 return
+
+    def _relieve(self) -> None:
+        errand = self.relief.errand() if self.may_spill and not self.busy else None
+        if errand is not None:
+            self._send(errand)
+        for waiting in self.relief.beyond():
+            self.withdraw(waiting, self.out_of_memory(waiting))
 
     def may_grow_behind(self, waiting: Waiting) -> bool:
         """Say whether a request behind the head may have memory made for it (with the turn held)."""
@@ -579,11 +618,17 @@ class Flow(Desk):
 
     def _let_look_again(self) -> None:
         self.blocking.errand_ended()
+        if len(self.relief.inside):
+            self.changed()
 
 
 def _is_plain(options: PoolOptions) -> bool:
     """Say whether nothing is asked of every request that only the way in Python does."""
     return options.timeout is None and options.fallback is None and options.max_waiting is None
+
+
+def _number(budget: Budget) -> int:
+    return budget.number
 
 
 def _nothing() -> None:

@@ -150,7 +150,7 @@ class House:
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device
             flow.spilling.look_again()
-            if len(flow.queue):
+            if flow.anyone_waits():
                 flow.changed()
             flow.watch.stalled()
             flow.upkeep.defragment()

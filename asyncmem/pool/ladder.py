@@ -4,7 +4,7 @@ The rungs, in the order in which they are tried, each counted by its name: *grow
 (fences that are done), *flush* (caches), *merge* (neighbours of different streams), *wait* (for fences of idle pages),
 *trim* (segments go back, to be had in another shape), *spill* (marked buffers move to the host), *collect* (Python's
 garbage), *ask* (the user's `on_oom`). Where enough is free, *flush* comes first; where the pool is to be patient, so
-does *wait*.
+does *wait*. A request that a full budget or lease holds up has no use for any but *spill*.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Ladder:
         """Answer the errand that moves marked memory to the host for a request, or None where that cannot serve it."""
         if not self._flow.may_spill or waiting.capture is not None:
             return None
-        claimed = self._flow.spilling.claim(self._supply.shortage(waiting.total))
+        share = waiting.share.held_up_at(waiting)
+        claimed = self._flow.spilling.claim(share.shortage(waiting.total), share)
         return partial(self._spill, claimed, waiting) if claimed else None
 
     def tidy(self) -> bool:

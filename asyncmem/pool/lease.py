@@ -26,11 +26,13 @@ class Lease(Share):
     """A share of a pool that is one range of memory, held by whoever entered it. Made by `pool.lease(...)`.
 
     Inside the block every allocation is served at once from the range, or fails at once with `OutOfMemoryError` when
-    it is above the range's largest hole. Freed bytes return to the lease. At the end of the block its free bytes
-    return to the pool, and buffers still held become ordinary buffers of the pool.
+    it is above the range's largest hole; it waits only where `spillable` memory of the lease moves for it. Freed bytes
+    return to the lease. At the end of the block its free bytes return to the pool, and buffers still held become
+    ordinary buffers of the pool.
     """
 
     may_wait = False
+    laid_out = False  # whether buffers lie where a plan has them, and nowhere else
 
     def __init__(
         self, parent: Share, size: Size, *, stream: object, tag: str | None, priority: int, timeout: float | None
@@ -81,11 +83,13 @@ class Lease(Share):
         """Answer the length of the range: what bounds the pool bounded the lease as a whole already."""
         return self._size
 
-    def refusal(self, waiting: Waiting) -> Exception | None:
-        """Answer the error of a request that is longer than what is free in one piece, or None."""
-        if waiting.total > self.largest_hole():
-            self._core.merge(self._arena)
-        return self.flow.out_of_memory(waiting) if waiting.total > self.largest_hole() else None
+    def held_up_at(self, waiting: Waiting) -> Share:  # noqa: ARG002 - there is no other memory that could serve it
+        """Answer the lease itself."""
+        return self
+
+    def shortage(self, nbytes: int) -> int:
+        """Answer how much has to become free here before so many bytes can be had; 1 where they are free in pieces."""
+        return max(nbytes - (self._size - self._core.account(self._account).live), 1)
 
     def largest_hole(self) -> int:
         """Answer the largest request that would be granted now, in bytes."""
@@ -156,6 +160,7 @@ class Lease(Share):
             self._range.let_go()
             flow.core.close_lease(self._arena)
             flow.shares.pop(self._account, None)
+            flow.spilling.pass_on(self)
             flow.ended_accounts.append(self._account)
             flow.close_accounts()
             self._attach(None)  # shuts the doors

@@ -40,7 +40,7 @@ class Movable:
         away: Where its bytes are on the host, or None.
         moving: What to wait for while it is about to move, or None.
         arriving: What to wait for before the host touches what is at home, where it can, or None.
-        share: Who its memory is charged to.
+        share: Who its memory is charged to, or was when last looked at.
         stream: The home stream that it comes back to.
         owners: Who uses it now, once for each use.
         fetching: What to wait for while somebody brings it home, or None.

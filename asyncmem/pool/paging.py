@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Found = Change | Sequence[Entry]
 
 _SPREAD: Final = 4  # a range's size by the device's: addresses are spread more than memory
-_DEAR: Final = 0.03  # the share of a pool's life that moves may take, with all that somebody waits for them
+_DEAR: Final = 0.05  # the share of a pool's life that moves may take, of which the driver has three fifths
 _GRACE: Final = 0.02  # seconds that they may take in any case; beyond both new memory comes first
 _PARTS: Final = 12  # a handle is no larger than such a part of a request; they cost by number
 _FINE_PARTS: Final = 16  # in a pool that was given a limit, as smaller ones fit more places,

@@ -58,6 +58,7 @@ class PlannedMemory:
         self._parent = parent
         self._strict = strict
         self._lease = Lease(parent, plan.peak, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        self._lease.laid_out = True
         self._by_key: dict[str, list[int]] = {}
         self._by_size: dict[int, list[int]] = {}
         for index, place in enumerate(plan.places):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from asyncmem.options import OptionArguments
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.pressure import PressureChanges
+    from asyncmem.pool.share import Share
     from asyncmem.stats import PoolStats, SegmentInfo
     from asyncmem.units import Size
 
@@ -351,6 +352,14 @@ class AsyncMemoryPool(Hooks):
     def own_limit(self) -> int:
         """Answer the most bytes that may be reserved."""
         return self.flow.supply.limit
+
+    def held_up_at(self, waiting: Waiting) -> Share:  # noqa: ARG002 - a pool is a part of nothing
+        """Answer the pool: no budget holds the request up any more."""
+        return self
+
+    def shortage(self, nbytes: int) -> int:
+        """Answer how much has to become free before so many bytes can be had; 1 where they are free in pieces."""
+        return self.flow.supply.shortage(nbytes)
 
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that can never be granted, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,13 +33,17 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 
+_numbers = itertools.count()
+
+
 class Share(Allocator):
     """A pool or a part of one. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`.
 
     Attributes:
         name: What messages and statistics call it.
-        may_wait: Whether requests queue when there is no room; a lease's fail instead.
+        may_wait: Whether requests queue when there is no room; a lease's fail, unless its own memory may move.
         parent: What this is a part of; None for a pool.
+        inside: The budgets that are parts of this, and of its parts.
     """
 
     name: str
@@ -48,6 +53,7 @@ class Share(Allocator):
     def __init__(self, name: str, parent: Share | None = None) -> None:
         self.name = name
         self.parent = parent
+        self.inside: dict[Budget, None] = {}
         self.holdings = Holdings()
         self.tally = Tally()
 
@@ -70,6 +76,11 @@ class Share(Allocator):
         """Where requests of this share stand first."""
         return self.flow.queue
 
+    def join(self, waiting: Waiting) -> Budget | None:
+        """Have a request stand here (with the turn held), and answer the budget that it stands in, if it is one."""
+        self.queue.join(waiting)
+        return None
+
     def lineage(self) -> Iterator[Share]:
         """Go through this share and those that it is a part of, innermost first."""
         share: Share | None = self
@@ -86,6 +97,15 @@ class Share(Allocator):
         raise NotImplementedError
 
     _flow: Flow | None = None  # known once the pool is open, and for as long as requests may be made
+
+    def held_up_at(self, waiting: Waiting) -> Share:
+        """Answer what has no room for a request that waits: this share, or one that it is a part of."""
+        assert self.parent is not None
+        return self.parent.held_up_at(waiting)
+
+    def shortage(self, nbytes: int) -> int:
+        """Answer how much has to become free here before so many bytes can be had; 1 where they are free in pieces."""
+        raise NotImplementedError
 
     def refusal(self, waiting: Waiting) -> Exception | None:
         """Answer the error of a request that can never be granted, or None."""
@@ -157,7 +177,7 @@ class Share(Allocator):
         if tag is not None:
             waiting.tag = _text(tag)
         if priority != 0:
-            waiting.priority = _whole(priority)
+            waiting.priority = parse_priority(priority)
         if timeout is not None:
             waiting.limit_to(parse_duration(timeout))
         elif patient:
@@ -307,9 +327,11 @@ class Share(Allocator):
         away, and keeps it there until the block ends. The buffer that was given is dead. At most `spill_limit` bytes
         of the host are used for this.
 
+        It moves where a full budget or lease that it is charged to holds a request up, or the pool where that is full.
+
         Raises:
-            InvalidRequest: It is not of this pool or its budgets, is pinned or exported, belongs to a lease or to a
-                captured graph, or its home stream is a mere number.
+            InvalidRequest: It is not of this pool, is pinned or exported, lies where a plan or a captured graph has it,
+                or its home stream is a mere number.
             BufferReleased: It has been freed.
         """
         from asyncmem.pool.spillable import Spillable
@@ -345,6 +367,7 @@ class Budget(Share):
 
     def __init__(self, parent: Share, name: str, limit: int) -> None:
         super().__init__(name, parent)
+        self.number = next(_numbers)
         self._flow = flow = parent.flow
         self._limit = limit
         self._promised = 0
@@ -355,6 +378,8 @@ class Budget(Share):
         with flow.turn:
             flow.close_accounts()
             flow.budgets.append(self)
+            for share in parent.lineage():
+                share.inside[self] = None
             flow.shares[self._account] = self
 
     def __repr__(self) -> str:
@@ -376,11 +401,16 @@ class Budget(Share):
         """Where requests of this budget stand until it has room."""
         return self._queue
 
-    @property
-    def parent_queue(self) -> Queue[Waiting]:
-        """Where they stand next."""
+    def join(self, waiting: Waiting) -> Budget | None:
+        """Have a request stand here until there is room (with the turn held)."""
+        self._queue.join(waiting)
+        self.flow.standing[self] = None
+        return self
+
+    def pass_on(self, waiting: Waiting) -> Budget | None:
+        """Have a request stand next in what is around this (with the turn held); see `join`."""
         assert self.parent is not None
-        return self.parent.queue
+        return self.parent.join(waiting)
 
     def own_limit(self) -> int:
         """Answer the budget's limit in bytes."""
@@ -407,7 +437,7 @@ class Budget(Share):
         if flow is None:
             return
         with flow.turn:
-            inside = [one for one in flow.budgets if one is not self and self in one.lineage()]
+            inside = list(self.inside)
         for budget in inside:
             budget.close()
         with flow.turn:
@@ -416,6 +446,9 @@ class Budget(Share):
                 flow.withdraw(waiting, error)
             self._closed, self._flow = True, None
             flow.budgets.remove(self)
+            flow.standing.pop(self, None)
+            for share in self.lineage():
+                share.inside.pop(self, None)
             del flow.shares[self._account]
             flow.core.set_gate(self._account, False)
             flow.ended_accounts.append(self._account)
@@ -444,6 +477,16 @@ class Budget(Share):
         """Stop counting a request that left: granted ones are counted by the core (with the turn held)."""
         self._promised -= nbytes
 
+    def held_up_at(self, waiting: Waiting) -> Share:
+        """Answer this budget, unless it has room and so a limit above it is what counts (with the turn held)."""
+        if self not in waiting.promised and waiting.total > self.room():
+            return self
+        return super().held_up_at(waiting)
+
+    def shortage(self, nbytes: int) -> int:
+        """Answer how much has to become free here before so many bytes can be had, at least 1."""
+        return max(nbytes - self.room(), 1)
+
 
 def _text(tag: object) -> str:
     if isinstance(tag, str):
@@ -451,7 +494,12 @@ def _text(tag: object) -> str:
     raise InvalidRequest("tag", tag, "text or None")
 
 
-def _whole(priority: object) -> int:
+def parse_priority(priority: object) -> int:
+    """Read a priority.
+
+    Raises:
+        InvalidRequest: It is no integer.
+    """
     if isinstance(priority, int) and not isinstance(priority, bool):
         return priority
     raise InvalidRequest("priority", priority, "an integer; larger is sooner")

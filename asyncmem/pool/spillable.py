@@ -11,6 +11,7 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.holdings import current_owner
 from asyncmem.pool.home import running_home
+from asyncmem.pool.share import parse_priority
 from asyncmem.units import format_size, parse_duration
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ class Spillable:
                 names none gets the memory now or `OutOfMemoryError`, as `allocate` answers.
 
         Raises:
-            InvalidRequest: The stream is another device's, or the timeout is no time.
+            InvalidRequest: The stream is another device's, the priority is no integer, or the timeout is no time.
         """
         flow = self._spilling.flow
         if stream is not None:
             flow.stream_index(stream)  # what is wrong with it is said here
+        priority = parse_priority(priority)
         return Use(self, self._spilling, (stream, priority, None if timeout is None else parse_duration(timeout)))
 
     def free(self, stream: object = None) -> None:

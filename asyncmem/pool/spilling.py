@@ -1,6 +1,7 @@
 """Memory that moves to the host and back: which, when, and in the order of which streams.
 
-Under pressure the buffers that were used the longest ago go first, as many as a request needs. Each is copied to
+Under pressure the buffers that were used the longest ago go first, as many as a request needs: any where the pool is
+full, those of a budget or of a lease where only that is. Each is copied to
 page-locked memory on a stream of the pool's own, behind all uses that it has had, and freed behind that copy. Nobody
 waits for the copy but the streams that come after it: the memory serves the request at once.
 
@@ -19,12 +20,14 @@ from asyncmem.pool.graph import graph_of, is_captured
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.movable import Away, Movable
 from asyncmem.pool.notes import Notes, notes_of
+from asyncmem.pool.resting import Idle
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from asyncmem.devices import Stream
     from asyncmem.pool.flow import Flow
+    from asyncmem.pool.share import Share
     from asyncmem.pool.waiting import Waiting
 
 
@@ -40,8 +43,7 @@ class Spilling:
         self.flow = flow
         self.nbytes = 0
         self.refused: int | None = None
-        self._idle: dict[Movable, None] = {}  # at home and in no use, those used the longest ago first
-        self._idle_bytes = 0
+        self._idle = Idle()
         self._claimed: set[Movable] = set()  # at home and about to move
         self._joined: set[Movable] = set()  # those that somebody waits for besides whoever brings them home
         self._making = threading.Lock()
@@ -63,8 +65,9 @@ class Spilling:
         if buffer._core is not flow.core or (buffer.nbytes and not buffer._block):
             raise InvalidRequest("buffer", buffer, f"a buffer of pool {flow.pool.name!r}")
         share = flow.share_of(buffer)
-        if not share.may_wait or graph_of(buffer) is not None:
-            raise InvalidRequest("buffer", buffer, "memory of the pool or a budget, not of a lease or a captured graph")
+        if getattr(share, "laid_out", False) or graph_of(buffer) is not None:
+            expected = "memory that may lie anywhere, not where a plan or a captured graph has it"
+            raise InvalidRequest("buffer", buffer, expected)
         if not buffer.stream.lasting:
             expected = "a buffer whose home stream is kept alive"
             raise InvalidRequest("buffer", buffer, expected, hint="name streams by their objects, not by numbers")
@@ -115,6 +118,7 @@ class Spilling:
             if one.buffer is not None:
                 self._stir(one)
                 return one.begin(owner)
+            one.share = self._open_share(one.share)
             if one.fetching is None:
                 one.fetching, one.patient = Latch(_nothing), patient
                 return None
@@ -188,22 +192,26 @@ class Spilling:
 
     # -- moving out --------------------------------------------------------------------------------------------------
 
-    def claim(self, needed: int) -> list[Movable]:
-        """Answer the oldest that hold so many bytes together, none where all of them hold less (with the turn held).
+    def claim(self, needed: int, share: Share) -> list[Movable]:
+        """Answer a share's oldest that hold so many bytes together, none where all hold less (with the turn held).
 
         They are bound to move: who comes to use one now stands behind the request that they move for.
         """
-        found = self._oldest(needed)
+        found = self._oldest(needed, share)
         for one in found:
             self._stir(one)
             one.moving = Latch(_nothing)
             self._claimed.add(one)
         return found
 
-    def _oldest(self, needed: int) -> list[Movable]:
+    def could_free(self, needed: int, share: Share) -> bool:
+        """Say whether as much of a share could move, or some of it is about to (with the turn held)."""
+        return bool(self._oldest(needed, share)) or any(share in one.share.lineage() for one in self._claimed)
+
+    def _oldest(self, needed: int, share: Share) -> list[Movable]:
         found: list[Movable] = []
-        if self._idle_bytes >= needed and self.flow.options.spill_limit:
-            for one in self._idle:
+        if self._idle.bytes_of(share) >= needed and self.flow.options.spill_limit:
+            for one in self._idle.of(share):
                 if (self.refused is None or one.size < self.refused) and self._may_move(one):
                     found.append(one)
                     needed -= one.size
@@ -238,8 +246,8 @@ class Spilling:
             if latch is not None:
                 self.flow.owe(latch)
             if one.buffer is not None and not one.gone:
-                self._idle = {one: None, **self._idle}  # the oldest still
-                self._idle_bytes += one.size
+                one.share = self._open_share(one.share)
+                self._idle.add(one, oldest=True)
             self._look()
 
     def _move(self, one: Movable) -> bool:
@@ -321,21 +329,29 @@ class Spilling:
 
     # -- who may be next ---------------------------------------------------------------------------------------------
 
+    def pass_on(self, share: Share) -> None:
+        """Hear that a lease has ended: its memory makes room where its range was from (with the turn held)."""
+        self._idle.pass_on(share, self._open_share(share))
+
+    def _open_share(self, share: Share) -> Share:
+        found: Share | None = share
+        for one in share.lineage():
+            if self.flow.shares.get(one._account) is not one:
+                found = one.parent
+        return found or self.flow.pool
+
     def _rest(self, one: Movable) -> None:
-        if one not in self._idle:
-            self._idle[one] = None
-            self._idle_bytes += one.size
+        one.share = self._open_share(one.share)
+        self._idle.add(one)
         self._look()
 
     def _stir(self, one: Movable) -> None:
-        if one in self._idle:
-            del self._idle[one]
-            self._idle_bytes -= one.size
-            self.flow.may_spill = bool(self._idle)
+        self._idle.discard(one)
+        self.flow.may_spill = len(self._idle) > 0
 
     def _look(self) -> None:
-        self.flow.may_spill = bool(self._idle)
-        if len(self.flow.queue):
+        self.flow.may_spill = len(self._idle) > 0
+        if self.flow.anyone_waits():
             self.flow.changed()
 
     def _host_has_room(self) -> None:

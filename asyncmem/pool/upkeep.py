@@ -190,6 +190,7 @@ class Upkeep:
             _hold(all(not one.done for one in waiting), "a settled request still stands in a queue")
             _hold(flow.queue.bytes == sum(one.nbytes for one in flow.queue), "the queue's bytes are miscounted")
             for budget in flow.budgets:
+                _hold(budget.queue.empty or budget in flow.standing, f"nobody looks at who waits in {budget.name!r}")
                 budget.check(waiting)
 
 

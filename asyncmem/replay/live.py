@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 BEAT: Final = 1e-3
 """Seconds of program time after which a device that is to be late is given work anew."""
 
+BEATS_AFTER: Final = 8
+"""For so many of them it is when the program pauses: the pool's worker records fences of what was freed before."""
+
 LONG: Final = 1e-3
 """Seconds from which on an allocation counts as a wait."""
 
@@ -89,6 +92,7 @@ class _Program:
         self._failed: int | None = None
         self._waits = 0
         self._waited = 0.0
+        self._last = -math.inf  # when the program did something last
         self._spent = 0.0
         self._idle = 0.0  # what waits took of the real time
         self._calls = pool.stats().driver_calls
@@ -100,9 +104,7 @@ class _Program:
         began = busy.now()
         take = partial(self._take_late, busy)
         for first, end, when in _beats(times):
-            busy.until(began + when + self._waited)
-            if self._lag:
-                self._keep_late(busy)
+            self._pass_time(busy, began + when + self._waited)
             self._go(first, end, take)
             if self._failed is not None:
                 return
@@ -139,6 +141,19 @@ class _Program:
                 buffer.free()
         for stream in self._streams:
             stream.synchronize_blocking()
+
+    def _pass_time(self, busy: Busy, until: float) -> None:
+        # The device stays late while the program pauses: for as long as there may be fences yet to record.
+        while self._lag:
+            self._keep_late(busy)
+            now = busy.now()
+            if until - now < 2 * BEAT or now > self._last + BEATS_AFTER * BEAT:
+                break
+            busy.until(now + BEAT)
+        busy.until(until)
+        if self._lag:
+            self._keep_late(busy)
+        self._last = busy.now()
 
     def _keep_late(self, busy: Busy) -> None:
         now = busy.now()

@@ -8,7 +8,16 @@ from functools import partial
 
 import anyio
 
-from asyncmem import AsyncMemoryPool, BufferReleased, LeakWarning, PoolClosed, PoolTimeout, RequestCancelled
+from asyncmem import (
+    AsyncMemoryPool,
+    Budget,
+    BufferReleased,
+    LeakWarning,
+    PoolClosed,
+    PoolTimeout,
+    RequestCancelled,
+    Spillable,
+)
 from asyncmem.testing import Scenario, Stage
 from asyncmem.testing.conservation import idle, whole
 
@@ -28,7 +37,7 @@ async def use(stage: Stage, pool: AsyncMemoryPool, mib: int, *, hold: float = 1,
         await anyio.sleep(hold)
 
 
-async def keep(stage: Stage, pool: AsyncMemoryPool, mib: int) -> None:
+async def keep(stage: Stage, pool: AsyncMemoryPool | Budget, mib: int) -> None:
     """Do the same without a block, so that nobody counts as the holder."""
     buffer = await stage.watch(pool.allocate_async(mib * MIB))
     try:
@@ -272,7 +281,7 @@ async def spilled_and_brought_home(stage: Stage) -> None:
         halves = [pool.spillable(await pool.allocate_async(LIMIT // 2)) for _ in range(3)]
 
         async def both() -> None:
-            async with halves[0], halves[1].use(priority=1):
+            async with halves[0], halves[1]:
                 await turns(2)
 
         async def one() -> None:
@@ -293,6 +302,53 @@ async def spilled_and_brought_home(stage: Stage) -> None:
         assert pool.stats().spills > 0
         for half in halves:
             half.free()
+        whole(pool.spilled.of(pool))
+
+
+@scenario
+async def spilled_within_a_budget(stage: Stage) -> None:
+    """The budget is full and the pool is not: its memory moves for whoever the budget holds up, and comes home."""
+    async with staged(stage, spill_limit=LIMIT) as pool:
+        budget = pool.budget("half", limit=LIMIT // 2)
+        quarters = [pool.spillable(await budget.allocate_async(LIMIT // 4)) for _ in range(3)]
+
+        async def both() -> None:
+            async with quarters[0], quarters[1]:
+                await turns(2)
+
+        stage.actor("both", both)
+        stage.actor("plain", partial(keep, stage, budget, 3))
+        stage.actor("other", partial(keep, stage, pool, 2))
+        await stage.finish()
+        assert pool.stats().spills > 0
+        for quarter in quarters:
+            quarter.free()
+        idle(budget)
+        whole(pool.spilled.of(pool))
+
+
+@scenario
+async def spilled_within_a_lease(stage: Stage) -> None:
+    """A lease, where nobody waits for another, has its memory moved for a request, and passes it on at its end."""
+    async with staged(stage, spill_limit=LIMIT) as pool:
+        kept: list[Spillable] = []
+
+        async def lease() -> None:
+            async with pool.lease(4 * MIB) as lease:
+                kept.extend([pool.spillable(await lease.allocate_async(MIB)) for _ in range(4)])
+                async with stage.watch(lease.allocate_async(2 * MIB)):
+                    await turns()
+                async with kept[0] as buffer:
+                    await turns()
+                    assert buffer.alive
+
+        stage.actor("lease", lease)
+        stage.actor("outside", partial(keep, stage, pool, 8))
+        await stage.finish()
+        for one in kept:
+            async with one as buffer:
+                assert buffer.alive
+            one.free()
         whole(pool.spilled.of(pool))
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import pytest
-from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
+from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, WouldBlock
 
 from asyncmem import Array, AsyncMemoryPool, Buffer, InvalidRequest
 from asyncmem.devices import Simulated
 from asyncmem.devices.order import StreamOrderError
 from asyncmem.devices.simulated_stream import SimulatedStream
-from asyncmem.pipeline import Channel
+from asyncmem.pipeline import Channel, ChannelStats
 from asyncmem.testing import Scenario, Stage, run_steps, sweep
 from asyncmem.testing.tsweep import sweep_on_trio
 
@@ -44,8 +45,8 @@ def test_items_come_in_order_and_their_memory_bounds_the_producer(everywhere: Ru
                     await turns(3)
                     buffer.free()
             assert numbers == list(range(20))
-            assert channel.stats().peak_allocated == 2 * MIB
-            assert channel.stats().waits > 0
+            assert channel.stats().peak_bytes == 2 * MIB
+            assert channel.quota.stats().waits > 0
             assert pool.stats().allocated_bytes == 0
 
     everywhere(main)
@@ -189,6 +190,102 @@ def test_max_items_holds_back_items_without_memory(virtually: Run) -> None:
     virtually(main)
 
 
+def test_calls_that_do_not_wait_say_that_they_would(virtually: Run) -> None:
+    """They keep the order of those that do, and end as those do."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Channel[int](pool, MIB, max_items=2) as channel:
+            sender, receiver = channel.sender(), channel.receiver()
+            with pytest.raises(WouldBlock):
+                receiver.receive_nowait()
+            sender.send_nowait(1)
+            await sender.send(2)
+            with pytest.raises(WouldBlock):
+                channel.send_nowait(3)
+            assert receiver.receive_nowait() == 1
+            channel.send_nowait(3)
+            sender.close()
+            with pytest.raises(ClosedResourceError):
+                channel.send_nowait(4)
+            assert [channel.receive_nowait(), channel.receive_nowait()] == [2, 3]
+            with pytest.raises(EndOfStream):
+                receiver.receive_nowait()
+            receiver.close()
+            for end in (sender, receiver):
+                with pytest.raises(ClosedResourceError):
+                    end.clone()
+            with pytest.raises(BrokenResourceError):
+                channel.send_nowait(4)
+
+    virtually(main)
+
+
+def test_statistics_say_who_waits_for_what(virtually: Run) -> None:
+    """Each number of a channel at work."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Channel[object](pool, MIB, max_items=1) as channel:
+            assert channel  # though it is empty
+            async with channel.sender() as sender, channel.receiver() as receiver, anyio.create_task_group() as tasks:
+                tasks.start_soon(receiver.receive)
+                await anyio.wait_all_tasks_blocked()
+                assert channel.stats().waiting_to_receive == 1
+                await sender.send(await channel.allocate(MIB))  # goes to who waits
+                await sender.send(1)
+                tasks.start_soon(sender.send, 2)
+                buffer = await channel.allocate(MIB)
+                tasks.start_soon(partial(channel.empty, MIB, "uint8"))
+                await anyio.wait_all_tasks_blocked()
+                assert channel.stats() == ChannelStats(
+                    items=1, max_items=1, senders=1, receivers=1, waiting_to_send=1, waiting_to_receive=0,
+                    waiting_for_memory=1, held_bytes=MIB, peak_bytes=MIB, limit_bytes=MIB,
+                )  # fmt: skip
+                with sender.clone() as other, receiver.clone():
+                    assert (channel.stats().senders, channel.stats().receivers) == (2, 2)
+                    assert repr(other).startswith("<asyncmem.Sender of <asyncmem.Channel")
+                    assert "open, 1 items" in repr(other)
+                assert [await receiver.receive(), await receiver.receive()] == [1, 2]
+                buffer.free()
+            assert channel.closed
+            assert (channel.stats().senders, channel.stats().receivers) == (0, 0)
+
+    virtually(main)
+
+
+def test_a_stream_that_cannot_be_costs_no_place_and_no_item(virtually: Run) -> None:
+    """What is wrong is said before anything is taken."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Channel[int](pool, MIB, max_items=1) as channel:
+            for _ in range(3):
+                with pytest.raises(InvalidRequest):
+                    await channel.send(1, stream="none of ours")
+            await channel.send(1)
+            with pytest.raises(InvalidRequest):
+                await channel.receive(stream="none of ours")
+            assert await channel.receive() == 1
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_an_end_that_is_dropped_says_so(side: str) -> None:
+    """The other side would wait for ever."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            async with Channel[int](pool, MIB) as channel:
+                with pytest.warns(ResourceWarning, match="was dropped"):
+                    getattr(channel, side)()
+                end = getattr(channel, side)()
+                end.close()
+                del end
+                left = getattr(channel, side)()
+            del left  # the channel has ended before it
+
+    run_steps(main())
+
+
 def test_an_item_cancelled_in_delivery_keeps_its_place() -> None:
     """A consumer that is cancelled in the step in which its item came leaves it in front of those sent after it."""
 
@@ -285,8 +382,10 @@ def test_a_quota_that_cannot_be_is_refused(virtually: Run, wrong: dict[str, obje
 
     async def main() -> None:
         async with stepped_pool() as pool:
-            with pytest.raises(InvalidRequest):
+            with pytest.raises(InvalidRequest, match=next(reversed(wrong))):
                 Channel(pool, **wrong)  # type: ignore[arg-type]  # what this is about
+            with pytest.raises(InvalidRequest, match="a pool or a budget"):
+                Channel("host", MIB)  # type: ignore[arg-type]  # likewise
             assert not pool.flow.budgets
 
     virtually(main)

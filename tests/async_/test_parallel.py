@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
 import re
 from collections.abc import Callable
@@ -220,6 +221,8 @@ def test_what_cannot_be_right_is_refused(everywhere: Run) -> None:
                 PipelineParallel([], pool)
             with pytest.raises(InvalidRequest, match="pools: expected one, or one for each of 2 stages, got 3"):
                 PipelineParallel(model, [pool, pool, pool])
+            with pytest.raises(InvalidRequest, match="pools: expected a pool or a budget"):
+                PipelineParallel(model, ["host", "host"])  # type: ignore[list-item]  # what this is about
             with pytest.raises(InvalidRequest, match="schedule"):
                 PipelineParallel(model, pool, schedule="2f2b")  # type: ignore[arg-type]
             with pytest.raises(InvalidRequest, match="ahead"):
@@ -558,3 +561,25 @@ def test_a_report_is_a_table(virtually: Run) -> None:
         assert len(rows) == 2
 
     virtually(main)
+
+
+def calls_a_step(count: int) -> float:
+    """How many calls a run of so many stages in one pool takes, among its steps."""
+    micro_batches = 3
+
+    async def main() -> None:
+        limit = count * micro_batches * 8 * MIB
+        async with stepped_pool(limit) as pool:
+            model = PipelineParallel(stages(layers(count)), pool, schedule="gpipe")
+            profile.enable()
+            await model.run(range(micro_batches))
+            profile.disable()
+
+    profile = cProfile.Profile()
+    run_steps(main(), StepLoop(max_steps=10**6))
+    return sum(one.callcount for one in profile.getstats()) / (2 * count * micro_batches)
+
+
+def test_more_stages_do_not_make_each_step_dearer() -> None:
+    """What the pool does for a step is in proportion to that, however many places there are."""
+    assert calls_a_step(48) < 2 * calls_a_step(6)

@@ -485,6 +485,8 @@ def test_a_stage_is_an_async_function_and_stays_one(virtually: Run) -> None:
         stage(len)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="at least one"):
         Pipeline(pool=None)  # type: ignore[call-overload]
+    with pytest.raises(InvalidRequest, match="a pool or a budget"):
+        Pipeline(decode, pool="host")  # type: ignore[arg-type]  # what this is about
 
 
 def test_a_pipeline_is_used_inside_its_block(virtually: Run) -> None:
@@ -499,8 +501,14 @@ def test_a_pipeline_is_used_inside_its_block(virtually: Run) -> None:
                 pipe.report()
             async with pipe:
                 late = pipe.map([1])
-                with pytest.raises(InvalidRequest, match="in_flight"):
-                    pipe.map([1], in_flight=0)
+                assert repr(late) == "<asyncmem.Results: not begun, 0 items handed out>"
+                async for item in (done := pipe.map([1, 2])):
+                    assert "under way" in repr(done)
+                    del item
+                assert repr(done) == "<asyncmem.Results: over, 2 items handed out>"
+                for wrong in (0, "lots"):
+                    with pytest.raises(InvalidRequest, match=r"in_flight: expected .*from 1"):
+                        pipe.map([1], in_flight=wrong)  # type: ignore[arg-type]  # likewise
                 with pytest.raises(InvalidRequest, match="source"):
                     pipe.map(1)  # type: ignore[arg-type]  # what this is about
             with pytest.raises(InvalidRequest, match="its block has ended"):

@@ -110,15 +110,34 @@ def test_progress_shows_the_report_while_it_runs_and_at_the_end(virtually: Run) 
     """The display is asked for, writes to its console, and ends with the run."""
 
     async def main() -> None:
-        console = Console(file=io.StringIO(), width=150, force_terminal=True)
+        console = Console(file=io.StringIO(), width=80, force_terminal=True)
         async with stepped_pool() as pool, Pipeline(decode, forward, head, pool=pool) as pipe:
             results = pipe.map(range(100), progress=True)
             results._run._beside = [lambda: show(pipe.report, console)]
             assert [one async for one in results] == list(range(100))
         assert isinstance(console.file, io.StringIO)
         shown = console.file.getvalue()
-        assert shown.count("waits for memory") > 3
+        assert shown.count("waits for") > 2 * 3
         assert "100 items" in shown
+        assert "decode" in shown
+        assert "…" not in shown
+
+    virtually(main)
+
+
+def test_progress_is_told_once_where_there_is_no_terminal(virtually: Run) -> None:
+    """A log has the last state, in lines of its own."""
+
+    async def main() -> None:
+        console = Console(file=io.StringIO(), width=80)
+        async with stepped_pool() as pool, Pipeline(decode, forward, head, pool=pool) as pipe:
+            results = pipe.map(range(100), progress=True)
+            results._run._beside = [lambda: show(pipe.report, console)]
+            assert [one async for one in results] == list(range(100))
+        assert isinstance(console.file, io.StringIO)
+        shown = console.file.getvalue()
+        assert shown.count("100 items") == 1
+        assert shown.endswith("\n")
 
     virtually(main)
 

@@ -138,7 +138,7 @@ def test_every_part_of_a_pipeline_is_listed() -> None:
     listed = {name for cells in table.values() for name in names(cells[0])}
     fed = set(names(section("Feeding a device")))
     assert listed | fed >= set(asyncmem.pipeline.__all__)
-    for report in (asyncmem.pipeline.StageReport, asyncmem.pipeline.PipelineReport):
+    for report in (asyncmem.pipeline.StageReport, asyncmem.pipeline.PipelineReport, asyncmem.pipeline.ChannelStats):
         told = set(names(table[report.__name__][1]))
         assert told >= {one.name for one in fields(report)}
         assert told <= set(dir(report))

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 
 import anyio
 import numpy as np
 import pytest
 
-from asyncmem import Array, AsyncMemoryPool, BufferReleased, DeviceError, Host, InvalidRequest, OutOfMemoryError
-from asyncmem.devices import Device, SimulatedStream, Stream
+from asyncmem import (
+    Array,
+    AsyncMemoryPool,
+    BufferReleased,
+    DeviceError,
+    Host,
+    InvalidRequest,
+    OutOfMemoryError,
+)
+from asyncmem.devices import Device, Simulated, SimulatedStream, Stream
 from asyncmem.pipeline import DoubleBuffer
 from tests.metal.session import open_metal
 from tests.processor import open_processor
@@ -159,8 +169,13 @@ def test_arguments_are_looked_at_when_it_is_made() -> None:
     with AsyncMemoryPool(TimedDevice(), limit=LIMIT) as pool:
         with pytest.raises(InvalidRequest, match="buffers: expected a whole number from 2"):
             DoubleBuffer(pool, SHAPE, buffers=1)
+        with pytest.raises(InvalidRequest, match="workers: expected a whole number from 1"):
+            DoubleBuffer(pool, SHAPE, workers=0)
         with pytest.raises(InvalidRequest, match="a pool, a budget"):
             DoubleBuffer(object(), SHAPE)  # type: ignore[arg-type]  # what is tested
+        for wrong in [(2, -1), "x", 1.5]:
+            with pytest.raises(InvalidRequest, match="shape: expected lengths of 0 and above"):
+                DoubleBuffer(pool, wrong)  # type: ignore[arg-type]  # likewise
         feed = DoubleBuffer(pool.budget("feed", limit=MIB), MIB)
         assert repr(feed) == f"<asyncmem.pipeline.DoubleBuffer of 2 x float32[{MIB}]: not in use>"
         with pytest.raises(OutOfMemoryError), feed:
@@ -195,6 +210,50 @@ def test_data_that_is_not_page_locked_is_staged_if_wanted(pinned: bool) -> None:
         np.testing.assert_array_equal(read(feed.swap()), batch(3))
         assert bool(device.unlocked_in_threads) is not pinned
         assert all(name.endswith("copies") for name in device.unlocked_in_threads)
+
+
+def test_data_that_waits_for_page_locked_memory_holds_nobody_up() -> None:
+    """Threads of its own stage it, so another feed of the pool goes on, and they end with the block."""
+    device = TimedDevice(locked=True)
+    with AsyncMemoryPool(device, limit=LIMIT) as pool:
+        pinned = pool.pinned
+        with DoubleBuffer(pool, 2 * MIB, "uint8") as large, DoubleBuffer(pool, MIB, "uint8") as small:
+            left = pinned.allocate(MIB)
+            held = pinned.allocate(pinned.stats().reserved_bytes - MIB)
+            left.free()
+            host = device.pinned()
+            assert isinstance(host, Simulated)
+            host.take_elsewhere(host.capacity)
+            waits = large.prefetch_next(np.zeros(2 * MIB, np.uint8))
+            soon(lambda: pinned.stats().waiting == 1)
+            assert small.prefetch_next(np.ones(MIB, np.uint8)).block(30)
+            assert small.swap().numpy().min() == 1
+            assert not waits.done()
+            held.free()
+            assert waits.block(30)
+            soon(lambda: len(staging_threads()) == 8)
+        soon(lambda: not staging_threads())
+        all_free(pool)
+
+
+def test_buffer_that_is_dropped_in_its_block_ends_its_threads() -> None:
+    """Nobody is left to be told of what they would read."""
+    with AsyncMemoryPool(TimedDevice(locked=True), limit=LIMIT) as pool:
+        feed = DoubleBuffer(pool, SHAPE, workers=2).__enter__()
+        fetch_and_swap(feed, batch(1))
+        soon(lambda: len(staging_threads()) == 2)
+        feed.free()
+        feed = DoubleBuffer(pool, SHAPE, workers=1).__enter__()
+        fetch_and_swap(feed, batch(1))
+        soon(lambda: len(staging_threads()) == 1)
+        del feed
+        gc.collect()
+        soon(lambda: not staging_threads())
+        all_free(pool)
+
+
+def staging_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncmem double buffer")]
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -275,6 +275,8 @@ def test_what_cannot_be_right_is_refused() -> None:
         for make, words in [
             (lambda: Prefetcher(pool, ahead=0), "ahead: expected a whole number from 1"),
             (lambda: Prefetcher(pool, workers=0), "workers: expected a whole number from 1"),
+            (lambda: Prefetcher(pool, timeout="soon"), "timeout: expected seconds"),
+            (lambda: Prefetcher(pool, convert=3), "convert: expected something to call"),  # type: ignore[arg-type]
             (lambda: Prefetcher(3), "a pool, a budget"),  # type: ignore[arg-type]  # what is tested
             (lambda: Prefetcher(pool).wrap(3), "something to iterate over"),  # type: ignore[arg-type]  # likewise
             (lambda: iter(Prefetcher(pool).wrap(batches_in_a_task(1))), "async for"),

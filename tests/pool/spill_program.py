@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from asyncmem import AsyncMemoryPool, Spillable
-from asyncmem.core import Buffer
+from asyncmem import AsyncMemoryPool, Budget, Request, Spillable
+from asyncmem.core import Buffer, Ready
 from asyncmem.devices import Stream
-from asyncmem.testing.conservation import whole
+from asyncmem.testing.conservation import idle, whole
 
 PATIENCE = 120  # seconds
 
@@ -28,18 +29,29 @@ class Program:
     """Tasks that make, use, change and free marked buffers of one pool, on several streams.
 
     Args:
-        pool: Where; what it has is a third of what is made.
+        pool: Where.
         streams: What homes and users are chosen from.
         seed: The program.
         reads: Whether the device has real bytes behind its addresses.
+        shares: Parts of the pool to choose from for each buffer; the pool itself where there are none. The first has
+            the least, which is a third of what is made.
     """
 
-    def __init__(self, pool: AsyncMemoryPool, streams: list[Stream], seed: int, *, reads: bool = True) -> None:
+    def __init__(
+        self,
+        pool: AsyncMemoryPool,
+        streams: list[Stream],
+        seed: int,
+        *,
+        reads: bool = True,
+        shares: Sequence[AsyncMemoryPool | Budget] = (),
+    ) -> None:
         self.pool = pool
         self.streams = streams
         self.random = random.Random(seed)
         self.reads = reads
-        self.limit = pool.stats().limit or 0
+        self.shares = shares or [pool]
+        self.limit = self.shares[0].stats().limit or 0
         self.marked: list[Marked] = []
         self.checks = 0
 
@@ -54,7 +66,9 @@ class Program:
                 await self.use(one)
                 one.held.free()
         assert self.pool.stats().spills > 0
-        assert self.pool.stats().peak_reserved <= self.limit
+        assert self.pool.stats().peak_reserved <= (self.pool.stats().limit or 0)
+        for share in self.shares:
+            idle(share)
         whole(self.pool)
         whole(self.pool.spilled.of(self.pool))
 
@@ -68,7 +82,7 @@ class Program:
                 small = [one for one in self.marked if one.held.nbytes <= self.limit // 8]
                 await self.use(*self.random.sample(small, min(2, len(small))))
             elif choice < 0.9:
-                async with self.pool.allocate_async(self.size(3), stream=self.random.choice(self.streams)) as buffer:
+                async with self.ask() as buffer:
                     self.write(buffer, buffer.stream, 255)
             else:
                 await self.replace(self.random.choice(self.marked))
@@ -77,9 +91,14 @@ class Program:
         """Answer a size, up to so many parts of the limit."""
         return self.random.randrange(1, self.limit // self.random.choice([share, 8]))
 
+    def ask(self) -> Ready[Buffer] | Request[Buffer]:
+        """Ask one of the shares for memory."""
+        share = self.shares[0] if len(self.shares) == 1 else self.random.choice(self.shares)
+        return share.allocate_async(self.size(3), stream=self.random.choice(self.streams))
+
     async def make(self) -> Marked:
         """Allocate, fill and mark."""
-        buffer = await self.pool.allocate_async(self.size(3), stream=self.random.choice(self.streams))
+        buffer = await self.ask()
         value = self.random.randrange(255)
         self.write(buffer, buffer.stream, value)
         self.marked.append(Marked(self.pool.spillable(buffer), value))

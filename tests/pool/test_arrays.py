@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -130,9 +131,15 @@ def test_threads_get_them_too_and_blocks_free_them() -> None:
         whole(pool)
 
 
+async def take_two_below_zero(pool: AsyncMemoryPool) -> None:
+    await pool.empty((-2, -3))
+
+
 WRONG: list[tuple[Callable[[AsyncMemoryPool], object], str]] = [
     (lambda pool: pool.allocate_arrays([(3, -1)]), "lengths of 0 and above"),
     (lambda pool: pool.allocate_arrays(["abc"]), "a pair of shape and dtype"),
+    (lambda pool: pool.allocate_arrays(3), "specs: expected a list"),  # type: ignore[arg-type]  # what is tested
+    (lambda pool: asyncio.run(take_two_below_zero(pool)), "shape: expected lengths of 0 and above"),
     (lambda pool: pool.allocate_arrays([(3, "floot")]), "a numpy dtype"),
     (lambda pool: pool.allocate_arrays([3], align=3), "a power of two"),
     (lambda pool: pool.allocate_arrays([3], align=1024), "up to 512"),

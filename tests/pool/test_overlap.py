@@ -234,3 +234,23 @@ def test_segment_is_born_on_the_stream_that_wants_it(device: Simulated) -> None:
             assert device.calls_of("wait") == device.calls_of("record") == []
 
     run_steps(main())
+
+
+def test_who_overtakes_takes_what_another_stream_has_freed(device: Simulated) -> None:
+    """Nothing grows for those behind the head, so they do not wait for growth that would spare their stream a wait."""
+    busy, other = device.create_stream(), device.create_stream()
+
+    async def main() -> None:
+        async with SteppedPool(device, limit=8 * MIB, segment_size=2 * MIB, min_free=0, overlap="100%") as pool:
+            held = [await pool.allocate_async(2 * MIB, stream=busy) for _ in range(3)]
+            busy.launch(1.0, writes=[(held[0].address, MIB)])
+            head = pool.allocate_async(6 * MIB, stream=busy)
+            held.pop().free()
+            small = await pool.allocate_async(2 * MIB, stream=other)
+            assert not head.done()
+            small.free()
+            for one in held:
+                one.free()
+            (await head).free()
+
+    run_steps(main())

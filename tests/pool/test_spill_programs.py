@@ -44,6 +44,26 @@ def test_every_read_sees_what_was_written_there(request: pytest.FixtureRequest, 
     device.close()
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["backed", "ordered"])
+def test_so_it_does_where_budgets_are_full(name: str, seed: int) -> None:
+    """One in another, and one beside them; the pool has room for all three, or a little less in every other program."""
+    device = Simulated(backing=name == "backed", latencies=Latencies.zero())
+
+    async def main() -> None:
+        streams = [device.default_stream, device.create_stream()]
+        limit = 3 * LIMIT - LIMIT // 2 * (seed % 2)
+        async with AsyncMemoryPool(device, limit=limit, segment_size=LIMIT, small_limit=512, min_free=0) as pool:
+            outer = pool.budget("outer", limit=LIMIT + LIMIT // 2)
+            shares = [outer.budget("inner", limit=LIMIT), outer, pool.budget("beside", limit=LIMIT)]
+            program = Program(pool, list(streams), seed, reads=name == "backed", shares=shares)
+            await program.run(steps=40)
+            assert program.checks > 50
+
+    asyncio.run(main())
+    device.close()
+
+
 LAYERS, BATCHES, WIDTH = 8, 3, 128
 ACTIVATION = LIMIT // LAYERS
 ROWS = ACTIVATION // 8 // WIDTH

@@ -206,11 +206,13 @@ def test_captured_memory_stays() -> None:
         stream.end_capture()
 
 
-@pytest.mark.parametrize("what", ["freed", "foreign", "pinned", "leased", "no buffer"])
+@pytest.mark.parametrize("what", ["freed", "foreign", "pinned", "no buffer"])
 def test_what_cannot_be_marked_is_said_at_the_call(what: str) -> None:
     """And it stays the caller's."""
-    with make_pool() as pool, make_pool() as other, pool.lease(MIB) as lease:
-        buffer = {"foreign": other, "leased": lease}.get(what, pool).allocate(MIB)
+    with make_pool() as pool, Marks(pool) as marks, pytest.raises(InvalidRequest, match="priority"):
+        marks.now().use(priority="high")  # type: ignore[arg-type]  # on purpose
+    with make_pool() as pool, make_pool() as other:
+        buffer = (other if what == "foreign" else pool).allocate(MIB)
         pin = buffer.pin() if what == "pinned" else None
         if what == "freed":
             buffer.free()

@@ -14,6 +14,7 @@ import anyio
 from asyncmem.errors import StepError
 from asyncmem.figures import format_duration
 from asyncmem.pipeline.frames import empty_frames
+from asyncmem.pipeline.mishaps import is_its_own, said
 from asyncmem.pipeline.parallel.items import free, settle
 from asyncmem.pipeline.parallel.schedule import Step
 from asyncmem.pipeline.parallel.seat import Moment, Taken
@@ -105,12 +106,12 @@ class Run:
                 return
             try:
                 await (self._forward if step.forward else self._backward)(at, seat, step)
-            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the step
-                self._fail(seat, step, error)
-                return
             except BaseException as error:
                 empty_frames(error)
-                raise
+                if not is_its_own(error):
+                    raise
+                self._fail(seat, step, error)
+                return
         await self._follow(seat, len(seat.taken))
 
     async def _forward(self, at: int, seat: Seat, step: Step) -> None:
@@ -185,7 +186,9 @@ class Run:
                 if taken.arrived is not None:
                     await taken.arrived.wait()  # whoever sends it is held to the limit
                 await self._limited(_over(taken))
-            except Exception as error:  # noqa: BLE001 - whatever it is belongs to the step
+            except BaseException as error:
+                if not is_its_own(error):
+                    raise
                 self._fail(seat, taken.step, error)
                 return False
             seat.followed += 1
@@ -199,11 +202,10 @@ class Run:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def _fail(self, seat: Seat, step: Step, error: Exception) -> None:
+    def _fail(self, seat: Seat, step: Step, error: BaseException) -> None:
         empty_frames(error)
         if self._error is None:
-            reason = f"{type(error).__name__}: {error}"
-            self._error = StepError(seat.name, step.micro_batch, forward=step.forward, reason=reason)
+            self._error = StepError(seat.name, step.micro_batch, forward=step.forward, reason=said(error))
             self._error.__cause__ = error
             assert self._scope is not None
             self._scope.cancel()

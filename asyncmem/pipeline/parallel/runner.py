@@ -12,7 +12,9 @@ from asyncmem.pipeline.parallel.run import Run
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
 from asyncmem.pipeline.parallel.seat import Seat, Streams
 from asyncmem.pipeline.share import ranges
+from asyncmem.pipeline.streams import Lent
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool.share import Share
 from asyncmem.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from asyncmem.pipeline.parallel.schedule import Schedule
     from asyncmem.pipeline.parallel.stage import ParallelStage
     from asyncmem.pool import Lease
-    from asyncmem.pool.share import Share
 
 
 class PipelineParallel:
@@ -61,6 +62,9 @@ class PipelineParallel:
         self._stages = list(stages)
         self._names = [stage.name or f"stage {at}" for at, stage in enumerate(stages)]
         self._pools: list[Share] = list(pools) if isinstance(pools, list | tuple) else [pools] * len(stages)  # type: ignore[list-item]  # a share is no sequence
+        for pool in self._pools:
+            if not isinstance(pool, Share):
+                raise InvalidRequest("pools", pool, "a pool or a budget, or one for each stage")
         if len(self._pools) != len(stages):
             raise InvalidRequest("pools", len(self._pools), f"one, or one for each of {len(stages)} stages")
         self._schedule = SCHEDULES[schedule]
@@ -140,6 +144,6 @@ class PipelineParallel:
         for pool in dict.fromkeys(self._pools):
             need_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
         if not self._streams:
-            devices = [pool.flow.pool.device for pool in self._pools]
-            self._streams = [Streams.of(device, name) for device, name in zip(devices, self._names, strict=True)]
+            self._lent = [Lent(pool.flow.pool) for pool in self._pools]
+            self._streams = [Streams.of(lent, name) for lent, name in zip(self._lent, self._names, strict=True)]
         return needs

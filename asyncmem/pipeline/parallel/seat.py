@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncmem.pipeline.parallel.needs import Needs
     from asyncmem.pipeline.parallel.schedule import Step
     from asyncmem.pipeline.parallel.stage import ParallelStage
+    from asyncmem.pipeline.streams import Lent
     from asyncmem.pool import Lease
 
 
@@ -55,13 +56,13 @@ class Streams:
     backward: Way
 
     @classmethod
-    def of(cls, device: Device, name: str) -> Streams:
-        """Make them on a device."""
+    def of(cls, lent: Lent, name: str) -> Streams:
+        """Make them for a stage."""
 
         def way(out: str, landing: str) -> Way:
-            return Way(device.create_stream(f"{name} {out}"), device.create_stream(f"{name} {landing}"))
+            return Way(lent.stream(f"{name} {out}"), lent.stream(f"{name} {landing}"))
 
-        compute = device.create_stream(f"{name} steps")
+        compute = lent.stream(f"{name} steps")
         return cls(compute, way("outputs out", "inputs"), way("gradients out", "gradients"))
 
     def way(self, step: Step) -> Way:
