@@ -41,16 +41,17 @@ buckets = Extension(
     extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s"],
 )
-CUDA = "asyncmem/devices/cuda"
-cuda = Extension(
-    "asyncmem.devices.cuda._calls",
-    [f"{CUDA}/_calls.pyx", *[f"{CUDA}/{name}.cpp" for name in ["context", "mapping", "paging", "table", "watch"]]],
+GPU = "asyncmem/devices/gpu"
+GPU_SOURCES = ["context", "cuda", "hip", "mapping", "paging", "table", "watch"]
+gpu = Extension(
+    "asyncmem.devices.gpu._calls",
+    [f"{GPU}/_calls.pyx", *[f"{GPU}/{name}.cpp" for name in GPU_SOURCES]],
     language="c++",
-    include_dirs=[CORE, CUDA],
+    include_dirs=[CORE, GPU],
     depends=[
         f"{CORE}/fence_calls.h",
         *[
-            f"{CUDA}/{name}"
+            f"{GPU}/{name}"
             for name in [
                 "context.hpp",
                 "finalizing.h",
@@ -66,7 +67,7 @@ cuda = Extension(
     extra_link_args=["-s", "-pthread"],
 )
 
-# The driver is found at run time, so the module can be built anywhere where it could ever be.
-modules = [core, dlpack, buckets, cuda] if platform.system() == "Linux" else [core, dlpack, buckets]
+# The drivers are found at run time, so the module can be built anywhere where it could ever be.
+modules = [core, dlpack, buckets, gpu] if platform.system() == "Linux" else [core, dlpack, buckets]
 
 setup(ext_modules=cythonize(modules, language_level=3))

@@ -13,6 +13,7 @@ import numpy as np
 from asyncmem.core import Array, Buffer, Core, ElementType, element_from_dlpack, element_type
 from asyncmem.core._dlpack import receive
 from asyncmem.devices import Device, Stream, device
+from asyncmem.devices.places import gpu_at
 from asyncmem.errors import Described, InvalidRequest
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ Place = tuple[int, int]
 """DLPack's (device type, number)."""
 
 # DLPack's device types (dlpack.h, DLDeviceType): page-locked and managed memory are kinds of the host's and of CUDA's.
-_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
-_KINDS: Final = {_CPU: _CPU, _CUDA_HOST: _CPU, _CUDA: _CUDA, _CUDA_MANAGED: _CUDA}
+_CPU, _CUDA, _CUDA_HOST, _ROCM, _ROCM_HOST, _CUDA_MANAGED = 1, 2, 3, 10, 11, 13
+_KINDS: Final = {
+    _CPU: _CPU, _CUDA_HOST: _CPU, _ROCM_HOST: _CPU, _CUDA: _CUDA, _CUDA_MANAGED: _CUDA, _ROCM: _ROCM
+}  # fmt: skip
+_GPUS: Final = {_CUDA: "cuda", _ROCM: "rocm"}
 
 _DLPACK: Final = (1, 1)  # the newest version that `receive` understands
 
@@ -165,7 +169,7 @@ def _home_at(place: Place, stream: object) -> tuple[Device, Stream]:
         owner = _device_at(place)
         return owner, owner.stream_of(stream)
     # Page-locked memory is worked on by a GPU's streams.
-    owner = stream.device.pinned() if place[0] == _CUDA_HOST else stream.device
+    owner = stream.device.pinned() if place[0] in {_CUDA_HOST, _ROCM_HOST} else stream.device
     own = owner.dlpack_device
     if own == place or (_KINDS.get(own[0], own[0]), own[1]) == (_KINDS.get(place[0]), place[1]):
         return owner, stream
@@ -176,11 +180,11 @@ def _device_at(place: Place) -> Device:
     kind = _KINDS.get(place[0])
     if kind is None:
         got = Described(f"memory of DLPack device {place}")
-        raise InvalidRequest("source", got, "memory of the host or of CUDA", hint="else name a stream of its device")
-    key = (kind, place[1] if kind == _CUDA else 0)
+        raise InvalidRequest("source", got, "memory of the host, CUDA or ROCm", hint="else name a stream of its device")
+    key = (kind, place[1] if kind in _GPUS else 0)
     with _making:
         if key not in _devices:
-            _devices[key] = device("host" if kind == _CPU else f"cuda:{key[1]}")
+            _devices[key] = device("host" if kind == _CPU else f"{_GPUS[kind]}:{key[1]}")
         return _devices[key]
 
 
@@ -191,8 +195,7 @@ def _by_dlpack(source: object, stream: object) -> Array:
     export = cast("Callable[..., CapsuleType]", source.__dlpack__)  # type: ignore[attr-defined]  # the caller looked
     kind, number = source.__dlpack_device__()  # type: ignore[attr-defined]  # as above
     owner, home = _home_at((int(kind), int(number)), stream)
-    # 0 could mean either default stream, so the protocol calls the legacy one 1.
-    order = {"stream": home.handle or 1} if _KINDS.get(kind) == _CUDA else {}
+    order = _order_of(_KINDS.get(kind), home)
     try:
         capsule = export(max_version=_DLPACK, **order)
     except TypeError:
@@ -203,27 +206,31 @@ def _by_dlpack(source: object, stream: object) -> Array:
     return _borrow(_Offer(loan, loan.address, element, loan.shape, strides, loan.readonly), owner, home)
 
 
+def _order_of(kind: int | None, home: Stream) -> dict[str, int]:
+    # On CUDA 0 could mean either default stream, so the protocol calls the legacy one 1; on ROCm it forbids 1 and 2.
+    if kind == _CUDA:
+        return {"stream": home.handle or 1}
+    return {"stream": home.handle} if kind == _ROCM else {}
+
+
 def _by_interface(source: object, interface: Mapping[str, object], stream: object) -> Array:
     if interface.get("mask") is not None:
         raise InvalidRequest("source", type(source), "an array without a mask")
     address, readonly = cast("tuple[int, bool]", interface["data"])
     element = element_type(interface["typestr"])
     shape, strides = cast("tuple[int, ...]", interface["shape"]), interface.get("strides")
-    owner, home = _home_at((_CUDA, _index_of(address, stream)), stream)
+    owner, home = _home_at(_place_of(address, stream), stream)
     _after(interface.get("stream"), home)
     steps = cast("tuple[int, ...] | None", strides)
     return _borrow(_Offer(source, address, element, tuple(shape), steps, readonly), owner, home)
 
 
-def _index_of(address: int, stream: object) -> int:
+def _place_of(address: int, stream: object) -> Place:
     # The interface does not say which GPU it is on; whoever names a stream of ours does, and else the driver knows.
     if isinstance(stream, Stream):
-        return stream.device.dlpack_device[1]
-    if not address:
-        return 0
-    from asyncmem.devices.cuda.pointers import device_index
-
-    return device_index(address)
+        own = stream.device.dlpack_device
+        return own if own[0] in _GPUS else (_CUDA, own[1])
+    return gpu_at(address) if address else (_CUDA, 0)
 
 
 def _after(producer: object, home: Stream) -> None:

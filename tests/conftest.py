@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +20,7 @@ from asyncmem import AsyncMemoryPool, LeakWarning
 from asyncmem.devices import Metal, OpenCL
 from asyncmem.devices.base import Device, Fence
 
-from .cuda.fake import FakeDriver
+from .cuda.fake import SONAMES, FakeDriver
 from .cuda.fake.session import load
 from .metal.fake import FakeMetal
 from .metal.session import REAL, a_machine, in_place, open_metal
@@ -84,16 +86,38 @@ def anyio_backend() -> str:
     return "trio"
 
 
-@pytest.fixture(scope="session")
-def fake_driver(pytestconfig: pytest.Config) -> FakeDriver | None:
-    """The stand-in for the CUDA driver, built once for its sources; None where a real card is to be used."""
-    assert pytestconfig.cache is not None
-    return load(pytestconfig.cache.mkdir("fake-driver"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every test marked `every_vendor` once for each vendor's GPUs."""
+    if metafunc.definition.get_closest_marker("every_vendor"):
+        metafunc.parametrize("vendor", SONAMES, indirect=True)
 
 
 @pytest.fixture
-def driver(request: pytest.FixtureRequest, fake_driver: FakeDriver | None) -> Iterator[FakeDriver | None]:
+def vendor(request: pytest.FixtureRequest) -> str:
+    """Whose GPU a test is about: CUDA's, where it does not say that it is about every vendor's."""
+    return getattr(request, "param", "cuda")
+
+
+@pytest.fixture(scope="session")
+def find_driver(pytestconfig: pytest.Config) -> Callable[[str], FakeDriver | None]:
+    """The stand-in for a vendor's driver, built once for its sources; None where a real card is to be used."""
+
+    @functools.cache
+    def find(vendor: str) -> FakeDriver | None:
+        assert pytestconfig.cache is not None
+        return load(pytestconfig.cache.mkdir("fake-driver"), vendor)
+
+    return find
+
+
+@pytest.fixture
+def driver(
+    request: pytest.FixtureRequest, vendor: str, find_driver: Callable[[str], FakeDriver | None]
+) -> Iterator[FakeDriver | None]:
     """The fake, with one device of 1 GiB; None on a real card, where tests marked `fake_only` are skipped."""
+    if vendor == "rocm" and find_spec("hip") is None:
+        pytest.skip("hip-python is not installed")
+    fake_driver = find_driver(vendor)
     if fake_driver is None:
         if request.node.get_closest_marker("fake_only"):
             pytest.skip("steers the fake driver")

@@ -54,7 +54,7 @@ ALLOWED = {
     "pool.home": {"trio"},  # so is a pool's wait
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda.driver": {"cuda"},
-    "devices.cuda.waits": {"trio"},  # as in `devices.awaiting`
+    "devices.gpu.waits": {"trio"},  # as in `devices.awaiting`
     "devices.metal.driver": {"Metal", "objc"},
     **{f"devices.opencl.{part}": {"pyopencl"} for part in ("device", "driver", "fence", "place", "segments", "stream")},
 }

@@ -17,7 +17,7 @@ from asyncmem.cli.findings import DeviceLine, Diagnosis, diagnose
 def doctor(as_json: bool) -> None:
     """Say which devices are here or why not, the versions in play, and the options in force.
 
-    Looks for an NVIDIA driver, Metal and OpenCL, and opens each device, in child processes, so that a broken driver
+    Looks for NVIDIA drivers, ROCm, Metal and OpenCL, and opens each device, in child processes, so that a broken driver
     cannot take this command with it. Exits with 1 when no pool could be opened here: the compiled core does not load,
     or the environment holds a wrong option.
     """

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from asyncmem.cli import metal, opencl
+from asyncmem.cli import metal, opencl, rocm
 from asyncmem.cli.listing import Findings as Listing
 from asyncmem.cli.machine import Machine, look_around
 from asyncmem.cli.nvidia import Card, Findings, look_for_driver
@@ -88,6 +88,7 @@ def _devices(nvidia: Findings) -> Iterator[DeviceLine]:
         yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
     for index, card in enumerate(nvidia["cards"]):
         yield _gpu(f"cuda:{index}", card)
+    yield from _listed("rocm", rocm.look_for_devices())
     yield from _listed("metal", metal.look_for_devices())
     yield from _listed("opencl", opencl.look_for_devices())
 

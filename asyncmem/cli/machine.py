@@ -14,6 +14,7 @@ PACKAGES = (
     "uvloop",
     "cuda-python",
     "cuda-bindings",
+    "hip-python",
     "pyobjc-framework-Metal",
     "pyopencl",
     "trio",

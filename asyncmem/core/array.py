@@ -23,6 +23,7 @@ S = TypeVar("S", bound=np.generic)
 # DLPack's device types: dlpack.h, DLDeviceType.
 _CPU: Final = (1, 0)
 _CUDA: Final = 2
+_ROCM: Final = 10
 
 
 class Copying(Protocol):
@@ -160,12 +161,12 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """CUDA memory by Numba's protocol, version 3, in the order of the home stream.
+        """Memory of a GPU by Numba's protocol, version 3, in the order of the home stream; ROCm's libraries use it too.
 
         Consumers name neither their stream nor their end, only keep this object. So from the first read on it counts
         as an export itself, until it is gone, and the block then waits for all streams of the device.
         """
-        if self.__dlpack_device__()[0] != _CUDA:
+        if self.__dlpack_device__()[0] not in {_CUDA, _ROCM}:
             raise AttributeError(f"{self.buffer.location} memory is not CUDA memory")
         self._need("__cuda_array_interface__")
         interface = self._interface()
@@ -201,7 +202,8 @@ class Array:
         Args:
             stream: On CUDA the consumer's stream as the protocol numbers them (None or 1: the legacy default stream, 2:
                 the per-thread one, else a handle): it waits for the home stream, and the block waits for it. -1: the
-                consumer orders itself, and the block waits for all streams of the device.
+                consumer orders itself, and the block waits for all streams of the device. On ROCm the default stream is
+                None or 0, and 1 and 2 mean nothing.
             max_version: From (1, 0) on the capsule is a versioned one.
             dl_device: This memory's own device, or (1, 0) where the host can read it.
             copy: True makes a copy, which only memory that the host can read allows.
@@ -239,14 +241,17 @@ class Array:
         return versioned_capsule(copied, *facts, flags=COPIED) if versioned else legacy_capsule(copied, *facts)
 
     def _order(self, stream: int | None) -> None:
-        if self.__dlpack_device__()[0] != _CUDA:
+        kind = self.__dlpack_device__()[0]
+        if kind not in {_CUDA, _ROCM}:
             if stream is not None:
                 raise InvalidRequest("stream", stream, "None: only CUDA memory is exported to a stream")
             return
-        number: object = 1 if stream is None else stream
-        if not isinstance(number, int) or isinstance(number, bool) or number == 0 or number < -1:
-            known = "None or 1 (the legacy default stream), 2 (the per-thread one), -1 (no order) or a stream's handle"
-            raise InvalidRequest("stream", stream, known)
+        default, unknown = (1, {0}) if kind == _CUDA else (0, {1, 2})
+        number: object = default if stream is None else stream
+        if not isinstance(number, int) or isinstance(number, bool) or number in unknown or number < -1:
+            known = "None or 1 (the legacy default stream), 2 (the per-thread one)"
+            known = known if kind == _CUDA else "None or 0 (the default stream)"
+            raise InvalidRequest("stream", stream, f"{known}, -1 (no order) or a stream's handle")
         self.buffer._lend(None if number == -1 else number)
 
     def _need(self, action: str) -> None:

@@ -11,6 +11,7 @@ from asyncmem.devices.latencies import Latencies
 from asyncmem.devices.metal import Metal, MetalFence, MetalStream
 from asyncmem.devices.opencl import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
 from asyncmem.devices.order import StreamOrderError
+from asyncmem.devices.rocm import Rocm, RocmFence, RocmPinned, RocmStream
 from asyncmem.devices.simulated import Simulated
 from asyncmem.devices.simulated_graph import SimulatedGraph
 from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
@@ -38,6 +39,10 @@ __all__ = [
     "OpenCLFence",
     "OpenCLPinned",
     "OpenCLStream",
+    "Rocm",
+    "RocmFence",
+    "RocmPinned",
+    "RocmStream",
     "Segment",
     "Simulated",
     "SimulatedFence",

@@ -11,19 +11,20 @@ from asyncmem.devices.metal import Metal
 from asyncmem.devices.opencl import OpenCL
 from asyncmem.devices.opencl.driver import find_devices, is_processor
 from asyncmem.devices.plugins import plugin_device, plugin_names
+from asyncmem.devices.rocm import Rocm
 from asyncmem.devices.simulated import Simulated
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest
 
-_KNOWN: Final = ("auto", "host", "simulated", "simulated:N", "cuda:N", "metal:N", "opencl:N")
+_KNOWN: Final = ("auto", "host", "simulated", "simulated:N", "cuda:N", "rocm:N", "metal:N", "opencl:N")
 
 
 def device(source: str | Device = "auto", /) -> Device:
     """Return a device that the caller owns and closes; one given as such is passed through and stays its owner's.
 
     Args:
-        source: "auto" is a GPU where one can be used, by CUDA before Metal before OpenCL, else "host". "simulated" has
-            a virtual clock and an order checker. Any other name is looked for in the entry points `asyncmem.devices` of
-            what is installed. Each call with a name makes a device object of its own.
+        source: "auto" is a GPU where one can be used, by CUDA, ROCm, Metal or OpenCL in this order, else "host".
+            "simulated" has a virtual clock and an order checker. Any other name is looked for in the entry points
+            `asyncmem.devices` of what is installed. Each call with a name makes a device object of its own.
 
     Raises:
         InvalidRequest: There is no such name.
@@ -57,10 +58,14 @@ def _cuda(index: int) -> Device:
     return Cuda(index)
 
 
+def _rocm(index: int) -> Device:
+    return Rocm(index)
+
+
 def _auto(index: int) -> Device:
     if index:
         raise InvalidRequest("device", f"auto:{index}", "'auto', or 'cuda:N' for one among several")
-    for make in (Cuda, Metal, _opencl_gpu):
+    for make in (Cuda, Rocm, Metal, _opencl_gpu):
         with contextlib.suppress(BackendUnavailable, DeviceError):  # `asyncmem doctor` says what is wrong with the GPU
             return make()
     return Host()
@@ -86,6 +91,7 @@ _MAKERS: Final[dict[str, Callable[[int], Device]]] = {
     "host": _host,
     "simulated": _simulated,
     "cuda": _cuda,
+    "rocm": _rocm,
     "metal": _metal,
     "opencl": _opencl,
 }

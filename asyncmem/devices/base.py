@@ -110,7 +110,7 @@ class Stream(ABC):
 class Device(ABC):
     """Something that owns memory and streams."""
 
-    kind: str  # "host", "simulated", "cuda", "metal", "opencl"
+    kind: str  # "host", "simulated", "cuda", "rocm", "metal", "opencl"
     name: str  # the kind, with an index where there may be several: "cuda:0"
     segment_kinds: tuple[str, ...]  # the first is what "auto" means; "direct" is always there
     granularity: int  # a segment's size is rounded up to a multiple of this

@@ -8,21 +8,22 @@ from typing import Final
 
 from asyncmem.devices.base import Device
 from asyncmem.devices.cuda import Cuda
-from asyncmem.devices.cuda.driver import count_devices
 from asyncmem.devices.host import Host
 from asyncmem.devices.metal import Metal
 from asyncmem.devices.metal.driver import find_devices as find_metal
 from asyncmem.devices.opencl import OpenCL
 from asyncmem.devices.opencl.driver import find_devices, is_processor
+from asyncmem.devices.rocm import Rocm
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, NoDeviceHasRoom
 from asyncmem.facts import Shortfall
 from asyncmem.needs import Need, bytes_needed
 from asyncmem.options import PoolOptions
 
-_KINDS: Final = ("cuda", "metal", "opencl", "host")
+_KINDS: Final = ("cuda", "rocm", "metal", "opencl", "host")
 """The kinds of devices with memory of their own; a processor by OpenCL comes last nevertheless."""
 
-_NVIDIA: Final = 0x10DE
+_VENDORS: Final[dict[str, int]] = {"cuda": 0x10DE, "rocm": 0x1002}
+"""The numbers by which OpenCL tells of those who made the GPUs of another kind: NVIDIA, and AMD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +61,14 @@ class DeviceInfo:
 def devices() -> tuple[DeviceInfo, ...]:
     """List the GPUs, the host, and last what else OpenCL has (**blocks**: each is opened, asked and closed).
 
-    What cannot be used is listed with the reason, but Metal and OpenCL only where their packages are installed. An
-    NVIDIA GPU that CUDA can use is not listed a second time. The simulated device has no memory of its own, and those
+    What cannot be used is listed with the reason, but ROCm, Metal and OpenCL only where their packages are installed. A
+    GPU that CUDA or ROCm can use is not listed a second time. The simulated device has no memory of its own, and those
     of other distributions are loaded only by their names: neither is listed.
     """
     memory = Host().memory()
     host = DeviceInfo(name="host", total=memory.total, free=memory.free, is_processor=True)
-    cards = tuple(_cards())
-    others = tuple(_opencl_devices(nvidia=not any(card.usable for card in cards)))
+    cards = (*_cards(Cuda), *(_cards(Rocm) if find_spec("hip") is not None else ()))
+    others = tuple(_opencl_devices({_VENDORS[card.kind] for card in cards if card.usable}))
     return (
         *cards,
         *_metal_devices(),
@@ -81,7 +82,8 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
     """Answer the name of a device with room for so much (**blocks**, as `devices` does).
 
     Room is what a pool may have: less than `fraction` of the device, and what is free but for `min_free`. A GPU comes
-    before the host, by CUDA before Metal before OpenCL, and among those of a kind the one with most room.
+    before the host, by CUDA, ROCm, Metal or OpenCL in this order, and among those of a kind the one with most
+    room.
 
     Args:
         need: A size, or an estimate, whose total is meant.
@@ -115,7 +117,7 @@ def _metal_devices() -> Iterator[DeviceInfo]:
             yield _open(f"metal:{index}", partial(Metal, index))
 
 
-def _opencl_devices(*, nvidia: bool) -> Iterator[DeviceInfo]:
+def _opencl_devices(known: set[int]) -> Iterator[DeviceInfo]:
     if find_spec("pyopencl") is None:
         return
     try:
@@ -124,20 +126,20 @@ def _opencl_devices(*, nvidia: bool) -> Iterator[DeviceInfo]:
         yield DeviceInfo(name="opencl", reason=_words(error))
         return
     for index, one in enumerate(found):
-        if nvidia or one.vendor_id != _NVIDIA:
+        if one.vendor_id not in known:
             yield _open(f"opencl:{index}", partial(OpenCL, index), is_processor=is_processor(one))
 
 
-def _cards() -> Iterator[DeviceInfo]:
+def _cards(make: type[Cuda] | type[Rocm]) -> Iterator[DeviceInfo]:
     try:
-        count = count_devices()
+        count = make.interface.count_devices()
     except (BackendUnavailable, DeviceError) as error:
-        yield DeviceInfo(name="cuda", reason=_words(error))
+        yield DeviceInfo(name=make.kind, reason=_words(error))
         return
     if not count:
-        yield DeviceInfo(name="cuda", reason="the driver shows no GPU")
+        yield DeviceInfo(name=make.kind, reason="the driver shows no GPU")
     for index in range(count):
-        yield _open(f"cuda:{index}", partial(Cuda, index))
+        yield _open(f"{make.kind}:{index}", partial(make, index))
 
 
 def _open(name: str, make: Callable[[], Device], *, is_processor: bool = False) -> DeviceInfo:

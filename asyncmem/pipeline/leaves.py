@@ -12,8 +12,8 @@ from asyncmem.core import element_type
 from asyncmem.errors import InvalidRequest
 from asyncmem.exchange import asarray
 
-# DLPack's device types of memory that the host reads: plain, and page-locked by CUDA.
-_HOST: Final = (1, 3)
+# DLPack's device types of memory that the host reads: plain, and page-locked by CUDA or ROCm.
+_HOST: Final = (1, 3, 11)
 
 # Text, objects, records and dates: no device has such elements.
 _FOREIGN_KINDS: Final = "OSUVMm"

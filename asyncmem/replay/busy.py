@@ -11,7 +11,7 @@ from typing import Any, Final
 from asyncmem.devices import Device, Host, Metal, MetalStream, OpenCL, OpenCLStream, Simulated, Stream
 from asyncmem.devices.clock import VirtualClock
 from asyncmem.devices.cuda import Cuda
-from asyncmem.devices.cuda.driver import error_of
+from asyncmem.devices.cuda.interface import CUDA
 from asyncmem.devices.host import HostStream
 from asyncmem.devices.lane import Lane
 from asyncmem.devices.simulated_stream import SimulatedStream
@@ -139,7 +139,7 @@ class CudaBusy(Busy):
     def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 -- cuda-python says no types
         code, *values = getattr(self._driver, name)(*arguments)
         if int(code):
-            raise error_of(name, int(code), self._name)
+            raise CUDA.error_of(name, int(code), self._name)
         return values[0] if values else None
 
 

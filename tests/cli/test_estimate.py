@@ -79,11 +79,11 @@ def test_each_device_says_whether_it_has_room(invoke: Invoke, config: str, fake:
     fake.devices(2, 4096 * MIB)
     fake.others(3500 * MIB, 1)
     told = json.loads(invoke("estimate", config, "--seq", "512", "--json").stdout)
-    first, second, host, *_ = told["devices"]
+    first, second, *others = told["devices"]
     assert (first["name"], first["fits"]) == ("cuda:0", True)
     assert (second["name"], second["fits"]) == ("cuda:1", False)
     assert second["left"] == second["room"] - told["total"] < 0
-    assert host["name"] == "host"
+    assert "host" in {one["name"] for one in others}
     text = invoke("estimate", config, "--seq", "512").stdout
     for words in ("llama:", "kv cache", "cuda:0", "fits:", "too small:", "at most batch"):
         assert words in text

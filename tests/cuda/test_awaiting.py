@@ -10,23 +10,24 @@ import pytest
 import trio
 import trio.testing
 
-from asyncmem.devices import Cuda, CudaFence, CudaStream
-from asyncmem.devices.cuda import waits
+from asyncmem.devices import Fence, Stream
+from asyncmem.devices.gpu import waits
+from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.errors import DeviceError, InvalidRequest
 
 from .fake import FakeDriver
 
 pytestmark = pytest.mark.fake_only
 
-Busy = Callable[[], CudaStream]
+Busy = Callable[[], Stream]
 
 
 @pytest.fixture
-def busy(fake: FakeDriver, cuda: Cuda) -> Iterator[Busy]:
+def busy(fake: FakeDriver, gpu: AnyGpu) -> Iterator[Busy]:
     """Make streams with work that does not end before `fake.release`."""
 
-    def make() -> CudaStream:
-        stream = cuda.create_stream()
+    def make() -> Stream:
+        stream = gpu.create_stream()
         fake.hold(stream.handle)
         fake.launch(stream.handle)
         return stream
@@ -35,10 +36,11 @@ def busy(fake: FakeDriver, cuda: Cuda) -> Iterator[Busy]:
     fake.release()
 
 
-async def wait_for(fence: CudaFence) -> None:
+async def wait_for(fence: Fence) -> None:
     await fence
 
 
+@pytest.mark.every_vendor
 @pytest.mark.asyncio
 async def test_asyncio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> None:
     """Each of a hundred waits ends when its own fence is reached, in whatever order."""
@@ -53,6 +55,7 @@ async def test_asyncio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> N
     await asyncio.wait_for(asyncio.gather(*tasks), 10)
 
 
+@pytest.mark.every_vendor
 @pytest.mark.anyio
 async def test_trio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> None:
     """The same on trio."""
@@ -76,6 +79,7 @@ async def test_trio_waits_for_many_at_once(fake: FakeDriver, busy: Busy) -> None
     assert sorted(ended) == list(range(100))
 
 
+@pytest.mark.every_vendor
 @pytest.mark.asyncio
 async def test_a_wait_on_asyncio_that_is_cancelled_leaves_nothing(fake: FakeDriver, busy: Busy) -> None:
     """The task goes, the fence with it, and its event serves again although the work still runs."""
@@ -99,6 +103,7 @@ async def test_a_wait_on_asyncio_that_is_cancelled_leaves_nothing(fake: FakeDriv
     await asyncio.wait_for(wait_for(stream.record()), 10)
 
 
+@pytest.mark.every_vendor
 @pytest.mark.anyio
 async def test_a_wait_on_trio_that_is_cancelled_leaves_nothing(fake: FakeDriver, busy: Busy) -> None:
     """The same on trio, and the task can wait again."""
@@ -119,9 +124,9 @@ async def test_asyncio_hears_of_a_lost_device(fake: FakeDriver, busy: Busy) -> N
     task = asyncio.ensure_future(wait_for(fence))
     await asyncio.sleep(0)
     fake.lose(0, 719)
-    with pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED"):
+    with pytest.raises(DeviceError, match=r"(?i)launch_?fail"):
         await asyncio.wait_for(task, 10)
-    with pytest.raises(DeviceError, match="CUDA_ERROR_LAUNCH_FAILED"):
+    with pytest.raises(DeviceError, match=r"(?i)launch_?fail"):
         await fence
     fake.reset()
 
@@ -147,6 +152,7 @@ async def test_trio_hears_of_a_lost_device(fake: FakeDriver, busy: Busy) -> None
     fake.reset()
 
 
+@pytest.mark.every_vendor
 def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> None:
     """News for it stay unread; the next loop begins anew, and forgets the closed one with all that waited there."""
     fence = busy().record()
@@ -162,13 +168,14 @@ def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> No
     gc.collect()
 
 
-async def wait_until_released(fake: FakeDriver, stream: CudaStream) -> None:
+async def wait_until_released(fake: FakeDriver, stream: Stream) -> None:
     task = asyncio.ensure_future(wait_for(stream.record()))
     await asyncio.sleep(0)
     fake.release()
     await asyncio.wait_for(task, 10)
 
 
+@pytest.mark.every_vendor
 def test_loops_of_several_threads_wait_side_by_side(fake: FakeDriver, busy: Busy) -> None:
     """Each has its own descriptor."""
     fence = busy().record()
@@ -190,6 +197,7 @@ def test_loops_of_several_threads_wait_side_by_side(fake: FakeDriver, busy: Busy
         assert not thread.is_alive()
 
 
+@pytest.mark.every_vendor
 @pytest.mark.asyncio
 async def test_a_closed_devices_fences_are_awaited_all_the_same(fake: FakeDriver, busy: Busy) -> None:
     """Closing waits for those who wait, and whoever comes later is served too."""
@@ -206,6 +214,7 @@ async def test_a_closed_devices_fences_are_awaited_all_the_same(fake: FakeDriver
     await asyncio.wait_for(wait_for(stream.record()), 10)
 
 
+@pytest.mark.every_vendor
 def test_no_loop_is_a_wrong_place_to_await(busy: Busy) -> None:
     """The error says what to do instead."""
     with pytest.raises(InvalidRequest, match=r"block\(\)"):

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from asyncmem.devices import Cuda, Segment
-from asyncmem.devices.cuda.ordered import OrderedSegments
+from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu.ordered import OrderedSegments
 from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
@@ -20,11 +21,11 @@ MIB = 1 << 20
 
 OUT_OF_MEMORY, ALREADY_ENABLED, UNKNOWN = 2, 704, 999
 
-Operation = Callable[[Cuda, ExitStack], object]
+Operation = Callable[[AnyGpu, ExitStack], object]
 
 
 def take(kind: str) -> Operation:
-    def operation(device: Cuda, stack: ExitStack) -> None:
+    def operation(device: AnyGpu, stack: ExitStack) -> None:
         segment = device.allocate_segment(70 * MIB, kind)
         stack.callback(device.free_segment, segment)
         stack.callback(device.default_stream.synchronize_blocking)
@@ -32,22 +33,22 @@ def take(kind: str) -> Operation:
     return operation
 
 
-def take_pinned(device: Cuda, stack: ExitStack) -> None:
+def take_pinned(device: AnyGpu, stack: ExitStack) -> None:
     pinned = device.pinned()
     stack.callback(pinned.free_segment, pinned.allocate_segment(MIB))
 
 
-def create_stream(device: Cuda, stack: ExitStack) -> None:
+def create_stream(device: AnyGpu, stack: ExitStack) -> None:
     stack.callback(weakref.ref, device.create_stream())
 
 
-def foreign_stream(device: Cuda, stack: ExitStack) -> None:
+def foreign_stream(device: AnyGpu, stack: ExitStack) -> None:
     handle = device.context.create_stream()
     stack.callback(device.context.destroy_stream, handle)
     assert not device.stream_of(handle).lasting
 
 
-def fences(device: Cuda, stack: ExitStack) -> None:
+def fences(device: AnyGpu, stack: ExitStack) -> None:
     stream = device.default_stream
     fence = stream.record()
     assert fence.block(1)
@@ -56,20 +57,20 @@ def fences(device: Cuda, stack: ExitStack) -> None:
     assert not stream.capturing()
 
 
-def fence_of_everything(device: Cuda, stack: ExitStack) -> None:
+def fence_of_everything(device: AnyGpu, stack: ExitStack) -> None:
     fence = device.record_all()
     assert fence.block(1)
     stack.callback(weakref.ref, fence)
 
 
-def notice(device: Cuda, stack: ExitStack) -> None:
+def notice(device: AnyGpu, stack: ExitStack) -> None:
     called: list[None] = []
     fence = device.default_stream.record()
     fence.notify(lambda: called.append(None))
     stack.callback(weakref.ref, fence)
 
 
-def copies(device: Cuda, stack: ExitStack) -> None:
+def copies(device: AnyGpu, stack: ExitStack) -> None:
     stream = device.default_stream
     segment = device.allocate_segment(MIB, "direct")
     stack.callback(device.free_segment, segment)
@@ -86,8 +87,8 @@ def copies(device: Cuda, stack: ExitStack) -> None:
 OPERATIONS: dict[str, Operation] = {
     **{f"take {kind}": take(kind) for kind in ("virtual", "stream_ordered", "direct")},
     "take pinned": take_pinned,
-    "open": lambda _, stack: stack.callback(Cuda(0).close),
-    "open another": lambda _, stack: stack.callback(Cuda(1).close),
+    "open": lambda device, stack: stack.callback(type(device)(0).close),
+    "open another": lambda device, stack: stack.callback(type(device)(1).close),
     "create a stream": create_stream,
     "name a stream": foreign_stream,
     "memory": lambda device, _: device.memory(),
@@ -109,14 +110,15 @@ def live(fake: FakeDriver) -> dict[str, int]:
     return {kind: count for kind, count in fake.live().items() if kind != "contexts"}
 
 
-def run(device: Cuda, operation: Operation) -> None:
+def run(device: AnyGpu, operation: Operation) -> None:
     with ExitStack() as stack:
         operation(device, stack)
 
 
+@pytest.mark.every_vendor
 @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: Cuda, name: str, code: int) -> None:
+def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: AnyGpu, name: str, code: int) -> None:
     """Whichever call fails, the error says so, no memory stays with the driver, and the next try succeeds."""
     operation = OPERATIONS[name]
     run(pair, operation)
@@ -139,8 +141,9 @@ def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: Cuda
     assert failed
 
 
+@pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct", "pinned"])
-def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriver, pair: Cuda, kind: str) -> None:
+def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriver, pair: AnyGpu, kind: str) -> None:
     """Half of the way back is not walked twice: the second try does what is left, and nothing is left then."""
     device = pair.pinned() if kind == "pinned" else pair
 
@@ -169,9 +172,9 @@ def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriv
     assert failed
 
 
-def may_use(peer: Cuda, device: Cuda, segment: Segment) -> bool:
+def may_use(peer: AnyGpu, device: AnyGpu, segment: Segment) -> bool:
     """Ask the driver whether another device has access to a segment of this one."""
-    location = device.driver._location(peer.index)
+    location = device.driver.location(peer.index)
     with peer.context.entered():
         if segment.kind == "virtual":
             flags = [device.driver.call("cuMemGetAccess", location, at) for at in ends(segment)]
@@ -181,10 +184,10 @@ def may_use(peer: Cuda, device: Cuda, segment: Segment) -> bool:
             assert isinstance(source, OrderedSegments)
             return int(device.driver.call("cuMemPoolGetAccess", source._pool, location)) == 3
         try:
-            peer.driver.call("cuCtxEnablePeerAccess", device.context.handle, 0)
+            peer.driver.call("cuCtxEnablePeerAccess", device.driver.home(device.context), 0)
         except DeviceError as error:
             return error.code == ALREADY_ENABLED
-        peer.driver.call("cuCtxDisablePeerAccess", device.context.handle)
+        peer.driver.call("cuCtxDisablePeerAccess", device.driver.home(device.context))
         return False
 
 
@@ -192,11 +195,12 @@ def ends(segment: Segment) -> tuple[int, int]:
     return segment.address, segment.address + segment.nbytes - 1
 
 
+@pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct"])
-def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: Cuda, kind: str) -> None:
+def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: AnyGpu, kind: str) -> None:
     """After a grant that failed no peer has access anywhere; after the next one it has, to later segments too."""
     device = pair
-    peer = Cuda(1)
+    peer = type(device)(1)
     segments = [device.allocate_segment(300 * MIB, kind), device.allocate_segment(2 * MIB, kind)]
     device.default_stream.synchronize_blocking()
     failed = 0

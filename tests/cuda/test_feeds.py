@@ -1,4 +1,4 @@
-"""Feeds over the CUDA driver: page-locked staging, copies beside the work, and no use of memory without order."""
+"""Feeds over a GPU's driver: page-locked staging, copies beside the work, and no use of memory without order."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import numpy as np
 import pytest
 
 from asyncmem import Array, AsyncMemoryPool
-from asyncmem.devices import Cuda, CudaStream
+from asyncmem.devices import Stream
+from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.pipeline import DoubleBuffer, Prefetcher
 
 from .fake import FakeDriver
+
+pytestmark = pytest.mark.every_vendor
 
 MIB = 1 << 20
 WORDS = MIB // 4  # more than the driver copies at once from memory that is not page-locked
 
 
 @pytest.fixture
-def pool(request: pytest.FixtureRequest, cuda: Cuda) -> Iterator[AsyncMemoryPool]:
+def pool(request: pytest.FixtureRequest, gpu: AnyGpu) -> Iterator[AsyncMemoryPool]:
     """A pool that is whole at the end."""
-    with AsyncMemoryPool(cuda, limit=32 * MIB, segment_size=8 * MIB, min_free=0) as pool:
+    with AsyncMemoryPool(gpu, limit=32 * MIB, segment_size=8 * MIB, min_free=0) as pool:
         yield pool
         pool.check()
     request.node.funcargs.clear()  # a pool knows its streams, and would be kept until the last look at what is left
@@ -31,7 +34,7 @@ def batches(count: int) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         yield np.full(WORDS, number, np.float32), [np.full(10, number, np.int64)]
 
 
-def values(array: Array, stream: CudaStream) -> set[float]:
+def values(array: Array, stream: Stream) -> set[float]:
     """Read an array by way of a stream that has it."""
     found = np.empty(array.shape, array.dtype)  # type: ignore[arg-type]  # no test has short floats
     array.copy_to(found, stream=stream).block()
@@ -39,9 +42,9 @@ def values(array: Array, stream: CudaStream) -> set[float]:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_batches_come_out_behind_their_copies(cuda: Cuda, pool: AsyncMemoryPool, pinned: bool) -> None:
+def test_batches_come_out_behind_their_copies(gpu: AnyGpu, pool: AsyncMemoryPool, pinned: bool) -> None:
     """Through page-locked memory, and by the driver's own detour."""
-    stream = cuda.create_stream("work")
+    stream = gpu.create_stream("work")
     with Prefetcher(pool, ahead=3, stream=stream, pinned=pinned).wrap(batches(12)) as found:
         for number, (large, (small,)) in enumerate(found):
             assert values(large, stream) == values(small, stream) == {number}
@@ -49,9 +52,9 @@ def test_batches_come_out_behind_their_copies(cuda: Cuda, pool: AsyncMemoryPool,
 
 
 @pytest.mark.fake_only
-def test_batches_are_copied_while_the_stream_works(cuda: Cuda, pool: AsyncMemoryPool, fake: FakeDriver) -> None:
+def test_batches_are_copied_while_the_stream_works(gpu: AnyGpu, pool: AsyncMemoryPool, fake: FakeDriver) -> None:
     """Later batches are on the device though the stream has not done its work on the first; their memory is not its."""
-    stream = cuda.create_stream("work")
+    stream = gpu.create_stream("work")
     found = iter(Prefetcher(pool, ahead=3, stream=stream).wrap(batches(4)))
     held = [next(found)]
     fake.hold(stream.handle)
@@ -65,9 +68,9 @@ def test_batches_are_copied_while_the_stream_works(cuda: Cuda, pool: AsyncMemory
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_turns_come_behind_their_copies(cuda: Cuda, pool: AsyncMemoryPool, pinned: bool) -> None:
+def test_turns_come_behind_their_copies(gpu: AnyGpu, pool: AsyncMemoryPool, pinned: bool) -> None:
     """And are filled again behind the work on them."""
-    stream = cuda.create_stream("work")
+    stream = gpu.create_stream("work")
     with DoubleBuffer(pool, WORDS, buffers=3, stream=stream, pinned=pinned) as feed:
         for number in range(8):
             feed.prefetch_next(np.full(WORDS, number, np.float32))
@@ -77,10 +80,10 @@ def test_turns_come_behind_their_copies(cuda: Cuda, pool: AsyncMemoryPool, pinne
 
 @pytest.mark.fake_only
 def test_turn_is_filled_behind_the_work_that_was_given_before_it(
-    cuda: Cuda, pool: AsyncMemoryPool, fake: FakeDriver
+    gpu: AnyGpu, pool: AsyncMemoryPool, fake: FakeDriver
 ) -> None:
     """The host waits for neither; the fake would see a copy into memory that is being read."""
-    stream = cuda.create_stream("work")
+    stream = gpu.create_stream("work")
     with DoubleBuffer(pool, WORDS, stream=stream) as feed:
         feed.prefetch_next(np.zeros(WORDS, np.float32))
         fake.hold(stream.handle)

@@ -1,5 +1,6 @@
-"""Every device, each with a way to keep a stream busy until a test lets go; CUDA over a fake where there is no GPU."""
+"""Every device, each with a way to keep a stream busy until a test lets go; GPUs over a fake where there is none."""
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -14,10 +15,14 @@ from asyncmem.devices import (
     HostStream,
     MetalStream,
     OpenCLStream,
+    Rocm,
+    RocmStream,
     Simulated,
     SimulatedStream,
     Stream,
 )
+from asyncmem.devices.gpu.device import Gpu
+from asyncmem.devices.rocm.library import loaded_copies
 from tests.cuda.fake import FakeDriver
 from tests.metal.session import open_metal
 from tests.processor import open_processor
@@ -32,7 +37,14 @@ if TYPE_CHECKING:
 WALL_WORK = 0.4
 
 
-@pytest.fixture(params=["host", "virtual", "wall", "cuda", "opencl", "metal"])
+@pytest.fixture
+def vendor(request: pytest.FixtureRequest) -> str:
+    """Whose GPU is meant, where it is one."""
+    callspec = getattr(request.node, "callspec", None)
+    return "rocm" if callspec is not None and callspec.params.get("rig") == "rocm" else "cuda"
+
+
+@pytest.fixture(params=["host", "virtual", "wall", "cuda", "rocm", "opencl", "metal"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     make: dict[str, Callable[[], Rig]] = {"host": _host, "virtual": _virtual, "wall": _wall, "opencl": _opencl}
     make["metal"] = lambda: _metal(request)
@@ -44,12 +56,15 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
             make["cuda"] = lambda: _real_card(card)
         else:
             make["cuda"] = lambda: _fake_card(driver)
+    if request.param == "rocm":
+        request.getfixturevalue("driver")
+        make["rocm"] = _rocm
     made = make[request.param]()
     yield made
     made.release()
     if card:
         card.settle()
-    if isinstance(made.device, Cuda):
+    if isinstance(made.device, Gpu):
         for segment in list(made.device._segments._out.values()):  # some tests leave theirs to the process's end
             made.device.free_segment(segment)
     made.device.close()
@@ -134,6 +149,22 @@ def _fake_card(driver: FakeDriver) -> Rig:
         driver.launch(stream.handle)
 
     return Rig(Cuda(), occupy, driver.release)
+
+
+def _rocm() -> Rig:
+    """By a function of the host, for which no kernel has to be compiled: the same on a card and over the fake."""
+    device = Rocm()
+    gate = threading.Event()
+    wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: gate.wait())
+    launch = ctypes.CDLL(loaded_copies()[0]).hipLaunchHostFunc
+    launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+    def occupy(stream: Stream) -> None:
+        assert isinstance(stream, RocmStream)
+        with device.context.entered():
+            assert launch(stream.handle, wait, None) == 0
+
+    return Rig(device, occupy, gate.set)
 
 
 def _real_card(card: "Card") -> Rig:

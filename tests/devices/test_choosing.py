@@ -1,5 +1,7 @@
 """What is there is listed with its room or the reason, and the device that is chosen has what is needed."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, InvalidRequest, NoDeviceHasRoom, PoolOptions
@@ -10,6 +12,12 @@ from tests.cuda.leftovers import check_nothing_left
 
 ALL = PoolOptions(fraction=1.0, min_free=0)
 SMALL = estimate_inference_memory(64, 256, 2, 1000, 4, 2, 32)
+
+
+@pytest.fixture(autouse=True)
+def no_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let hip-python be missing: with it there is a line about ROCm, which `tests/rocm` is about."""
+    monkeypatch.setattr(choosing, "find_spec", lambda name: None if name == "hip" else find_spec(name))
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""A stand-in for the CUDA driver, built from the sources here, so that CUDA code runs where there is no GPU.
+"""A stand-in for the CUDA driver and for HIP's runtime, built from the sources here, for where there is no GPU.
 
 It answers as strictly as a driver does, really moves bytes, and follows the order of all work: what touches memory
 without order is told by `FakeDriver.violations`. `build` makes the library; loaded under its own name before anybody
 asks for the driver, it is the driver of this process. A process that is started with its folder on `LD_LIBRARY_PATH`
 has it too, with `FAKE_CUDA_DEVICES` devices (1), as far as `CUDA_VISIBLE_DEVICES` shows them, in `FAKE_CUDA_VERSION`
-(13000).
+(13000). HIP's runtime is the same code under another name, in `FAKE_HIP_VERSION` (60342134); faults and counts of its
+calls go by CUDA's names for them.
 """
 
 import ctypes
@@ -13,28 +14,48 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-SONAME = "libcuda.so.1"
+SONAMES = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+"""What the drivers of CUDA and of ROCm are looked for by."""
+NEWER = "newer"
+"""The folder, within that of the libraries, with a runtime of HIP 7.15, where streams have numbers."""
 MIB = 1 << 20
 
 Range = tuple[int, int]
 """An address and a number of bytes."""
 
 
-def build(folder: Path) -> Path:
-    """Compile the fake into `folder` and answer the library's path (takes some seconds)."""
-    library = folder / SONAME
+def build(folder: Path) -> None:
+    """Compile the fake into `folder`, once for all of its names (takes some seconds)."""
     compiler = os.environ.get("CXX", "g++")
-    flags = ["-std=c++20", "-shared", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
-    source = Path(__file__).with_name("fake.cpp")
-    subprocess.run([compiler, *flags, f"-Wl,-soname,{SONAME}", "-o", library, source, "-pthread"], check=True)
-    return library
+    flags = ["-std=c++20", "-c", "-fPIC", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+    source, compiled = Path(__file__).with_name("fake.cpp"), folder / "fake.o"
+    subprocess.run([compiler, *flags, "-o", compiled, source], check=True)
+    for soname in SONAMES.values():
+        _link(compiled, folder / soname, "-Wl,--version-script=" + str(_without(folder, "hipStreamGetId")))
+    newer = folder / NEWER
+    newer.mkdir()
+    _link(compiled, newer / SONAMES["rocm"])
+    compiled.unlink()
+
+
+def _link(compiled: Path, library: Path, *options: str) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    named = f"-Wl,-soname,{library.name}"
+    subprocess.run([compiler, "-shared", named, *options, "-o", library, compiled, "-pthread"], check=True)
+
+
+def _without(folder: Path, function: str) -> Path:
+    """Write what keeps the linker from showing a function, as an older version has not got it."""
+    script = folder / "older.map"
+    script.write_text(f"{{ local: {function}; }};\n")
+    return script
 
 
 class FakeDriver:
     """Steers the fake. Streams are handles (0: the default one of device 0), times ns, sizes bytes."""
 
     def __init__(self, library: Path | str) -> None:
-        """Load the library, which is the driver for every later loader of `SONAME` in this process."""
+        """Load the library, which is the driver for every later loader of its name in this process."""
         self.path = Path(library)
         self._library = ctypes.CDLL(str(library))
         self._library.fake_calls.restype = ctypes.c_int64

@@ -24,6 +24,26 @@ Context& Machine::current() {
     return *contexts.at(stacked.back(), CONTEXT_IS_DESTROYED);
 }
 
+Context& Machine::primary(CUdevice ordinal) {
+    Device& owner = device(ordinal);
+    if (!owner.primary) {
+        auto made = std::make_shared<Context>();
+        made->id = ++last_id;
+        made->device = ordinal;
+        contexts.add(made);
+        made->legacy = new_stream(*made, 0, 0);
+        made->legacy->handle = LEGACY_STREAM;
+        made->legacy->legacy = true;
+        made->gathering = new_stream(*made, STREAM_NON_BLOCKING, 0);
+        owner.primary = made.get();
+    }
+    return *owner.primary;
+}
+
+CUdevice Machine::working_on() { return mine().empty() ? 0 : contexts.at(mine().back())->device; }
+
+void Machine::work_on(CUdevice ordinal) { mine().assign(1, primary(ordinal).handle); }
+
 Context& Machine::context_of(CUdevice ordinal) {
     Device& owner = device(ordinal);
     require(owner.primary, INVALID_CONTEXT);
@@ -51,18 +71,7 @@ API CUresult cuDevicePrimaryCtxRetain(Handle* context, CUdevice ordinal) {
         require(context);
         Device& device = m.device(ordinal);
         require(!device.lost, device.lost);
-        if (!device.primary) {
-            auto made = std::make_shared<Context>();
-            made->id = ++m.last_id;
-            made->device = ordinal;
-            m.contexts.add(made);
-            made->legacy = m.new_stream(*made, 0, 0);
-            made->legacy->handle = LEGACY_STREAM;
-            made->legacy->legacy = true;
-            made->gathering = m.new_stream(*made, STREAM_NON_BLOCKING, 0);
-            device.primary = made.get();
-        }
-        ++device.primary->retained;
+        ++m.primary(ordinal).retained;
         *context = device.primary->handle;
     });
 }

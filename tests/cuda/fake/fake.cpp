@@ -19,3 +19,4 @@
 #include "stream.cpp"
 #include "virtual.cpp"
 #include "work.cpp"
+#include "hip.cpp"  // after all whose functions it calls

@@ -132,6 +132,9 @@ class Machine {
     // context.cpp
     Context& current();
     Context& context_of(CUdevice device);  // its primary one
+    Context& primary(CUdevice device);     // the same, made where there is none yet
+    CUdevice working_on();                 // HIP's way: a thread is with a device, and needs no context
+    void work_on(CUdevice device);
     void end(Context& context);
 
     // memory.cpp

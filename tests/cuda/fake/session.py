@@ -2,39 +2,44 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from . import SONAME, FakeDriver, build
+from . import SONAMES, FakeDriver, build
 
-_PROBE = f"import ctypes; raise SystemExit(ctypes.CDLL({SONAME!r}).cuInit(0))"
+_STARTS = {"cuda": "cuInit", "rocm": "hipInit"}
 
 
-def load(cache: Path) -> FakeDriver | None:
+def load(cache: Path, vendor: str = "cuda") -> FakeDriver | None:
     """Load the fake, built into `cache` unless it is there, and answer it; None where the real driver is to be used.
 
-    `ASYNCMEM_TEST_CUDA` says "fake" or "real"; else a real driver that answers is used. Call this before anybody asks
-    for the driver: the first library of its name is the only one of a process.
+    `ASYNCMEM_TEST_CUDA`, or `ASYNCMEM_TEST_ROCM`, says "fake" or "real"; else a real driver that answers is used. Call
+    this before anybody asks for the driver: the first library of its name is the only one of a process.
     """
-    choice = os.environ.get("ASYNCMEM_TEST_CUDA") or ("real" if _answers() else "fake")
+    variable = f"ASYNCMEM_TEST_{vendor.upper()}"
+    choice = os.environ.get(variable) or ("real" if _answers(vendor) else "fake")
     if choice == "real":
         return None
     if choice != "fake":
-        raise ValueError(f"ASYNCMEM_TEST_CUDA is {choice!r}, and must be 'fake' or 'real'")
+        raise ValueError(f"{variable} is {choice!r}, and must be 'fake' or 'real'")
     folder = cache / _fingerprint()
-    if not (folder / SONAME).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / str(os.getpid())
+    if not folder.exists():
+        unfinished = cache / str(os.getpid())
         unfinished.mkdir()
-        build(unfinished).replace(folder / SONAME)  # at once, so that no other session sees half of it
-        unfinished.rmdir()
-    return FakeDriver(folder / SONAME)
+        build(unfinished)
+        try:
+            unfinished.rename(folder)  # at once, so that no other session sees half of it
+        except OSError:  # another session was quicker
+            shutil.rmtree(unfinished)
+    return FakeDriver(folder / SONAMES[vendor])
 
 
-def _answers() -> bool:
+def _answers(vendor: str) -> bool:
     # In a process of its own: a driver that was loaded once, and has no device, could not be replaced here.
-    return subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, check=False).returncode == 0
+    probe = f"import ctypes; raise SystemExit(ctypes.CDLL({SONAMES[vendor]!r}).{_STARTS[vendor]}(0))"
+    return subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 0
 
 
 def _fingerprint() -> str:

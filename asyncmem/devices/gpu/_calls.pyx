@@ -1,0 +1,554 @@
+# distutils: language = c++
+# cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
+# A copied or unpickled fence would be given back twice; signatures are for help() and for the test of the stub.
+# cython: auto_pickle=False, embedsignature=True, embedsignature.format=clinic
+"""The driver's hot calls by function pointer: the primary context, fences, streams, mapped memory, notices of fences.
+
+Every driver call is made without the interpreter's lock. No call is made in a forked child or at the interpreter's end.
+"""
+
+cimport cython
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.vector cimport vector
+
+cdef extern from "finalizing.h" nogil:
+    int asyncmem_finalizing()
+
+cdef extern from "<atomic>" namespace "std" nogil:
+    cdef cppclass atomic[T]:
+        T load()
+
+cdef extern from "fence_calls.h" nogil:
+    ctypedef struct AsyncmemFenceCalls:
+        void *context
+
+cdef extern from "table.hpp" namespace "asyncmem::gpu" nogil:
+    ctypedef int Code
+    ctypedef void *Handle
+    Code SUCCESS "asyncmem::gpu::success"
+    Code NOT_INITIALIZED "asyncmem::gpu::not_initialized"
+    Code DEINITIALIZED "asyncmem::gpu::deinitialized"
+    Code NOT_READY "asyncmem::gpu::not_ready"
+    cdef cppclass Table:
+        uint64_t legacy
+        Code cuInit(unsigned)
+        Code cuDriverGetVersion(int *)
+        Code cuGetErrorName(Code, const char **)
+        Code hipGetLastError()
+        Code cuDeviceGetCount(int *)
+        Code cuStreamGetId(Handle, unsigned long long *)
+        Code cuStreamGetCtx(Handle, Handle *)
+    cdef cppclass Missing:
+        char text[512]
+    const Table *load_cuda(Missing &)
+    const Table *load_hip(const char *, Missing &)
+    void set_finalizing(int (*)())
+    void started()
+    cbool is_gone "asyncmem::gpu::gone"()
+    Handle as_handle(uint64_t)
+
+cdef extern from "context.hpp" namespace "asyncmem::gpu" nogil:
+    cdef cppclass CFence "asyncmem::gpu::Fence":
+        atomic[int] references
+    cdef cppclass CContext "asyncmem::gpu::Context":
+        const Table &driver
+        AsyncmemFenceCalls calls
+        atomic[uint64_t] call_count
+        atomic[uint64_t] over_budget
+        @staticmethod
+        Code open(const Table &, int, CContext **)
+        Handle handle()
+        int device()
+        void use()
+        void end_use()
+        Code record(uint64_t, CFence **)
+        Code record_all(CFence **)
+        Code query(CFence *)
+        Code wait(uint64_t, CFence *)
+        int capturing(uint64_t)
+        void release(CFence *)
+        void share(CFence *)
+        Code block_for(CFence *, int64_t, int64_t)
+        Code create_stream(uint64_t *)
+        void destroy_stream(uint64_t)
+        void add_stream(uint64_t)
+        void remove_stream(uint64_t)
+        Code listen()
+        void stop_listening()
+    cdef cppclass Entered:
+        Entered(CContext &)
+        Code code()
+
+cdef extern from "mapping.hpp" namespace "asyncmem::gpu" nogil:
+    cdef cppclass Outcome:
+        Code code
+        const char *call
+    cdef cppclass CMapping "asyncmem::gpu::Mapping":
+        CMapping(CContext &, uint64_t)
+        Outcome map(const vector[uint64_t] &, const vector[int] &, uint64_t) except +
+        Outcome allow(const vector[int] &, cbool, uint64_t) except +
+        Outcome clear()
+
+cdef extern from "watch.hpp" namespace "asyncmem::gpu" nogil:
+    cdef cppclass Notice:
+        uint64_t token
+        Code code
+    cdef cppclass CSink "asyncmem::gpu::Sink":
+        int descriptor()
+        vector[Notice] take()
+        void wake()
+    cdef cppclass CWatcher "asyncmem::gpu::Watcher":
+        void watch(CFence *, shared_ptr[CSink], uint64_t)
+        void forget(const CSink *, uint64_t)
+        void stop(cbool)
+    shared_ptr[CWatcher] make_watcher(CContext &)
+
+set_finalizing(asyncmem_finalizing)
+
+
+cdef class Library:
+    """A driver's library, found at run time."""
+
+    cdef const Table *table
+
+    def load_cuda(self):
+        """Load CUDA's driver; answer why it cannot be, or nothing."""
+        cdef Missing why
+        self.table = load_cuda(why)
+        return "" if self.table != NULL else why.text.decode(errors="replace")
+
+    def load_hip(self, bytes library, /):
+        """Load HIP's runtime from a file, the first time; answer why it cannot be, or nothing."""
+        cdef Missing why
+        self.table = load_hip(library, why)
+        return "" if self.table != NULL else why.text.decode(errors="replace")
+
+    @property
+    def loaded(self):
+        """Whether it is there."""
+        return self.table != NULL
+
+    @property
+    def legacy(self):
+        """The handle by which its legacy default stream is named."""
+        return self.table.legacy
+
+    def start(self):
+        """Start it, once it is loaded (blocks), and answer its code."""
+        cdef Code code
+        if is_gone():
+            return NOT_INITIALIZED
+        with nogil:
+            code = self.table.cuInit(0)
+        if code == SUCCESS:
+            started()
+        return code
+
+    def version(self):
+        """Answer its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
+        cdef int found = 0
+        if not is_gone():
+            with nogil:
+                self.table.cuDriverGetVersion(&found)
+        return found
+
+    def device_count(self):
+        """Answer how many devices this process may see; where the driver fails, minus its code."""
+        cdef int found = 0
+        cdef Code code
+        with nogil:
+            code = self.table.cuDeviceGetCount(&found)
+        return -code if code else found
+
+    def error_name(self, int code):
+        """Answer the driver's name of a code; nothing where it has none."""
+        cdef const char *name = NULL
+        if self.table == NULL or is_gone() or self.table.cuGetErrorName(code, &name) != SUCCESS or name == NULL:
+            return ""
+        return name.decode(errors="replace")
+
+    def forget_error(self):
+        """Have it forget that a call on this thread failed, where it remembers that."""
+        if self.table != NULL and not is_gone():
+            self.table.hipGetLastError()
+
+
+def gone():
+    """Tell whether no driver call may be made any more: the interpreter is ending, or this is a forked child."""
+    return is_gone()
+
+
+# A collector must not clear what is needed to let go of the rest; none of these is ever part of a cycle.
+@cython.no_gc
+cdef class Context:
+    """One use of a device's primary context, which is retained for as long as there are any."""
+
+    cdef CContext *context
+    cdef object failed
+    cdef cbool used
+
+    def __cinit__(self, Library library not None, int ordinal, failed, /):
+        """Retain the context (blocks). `failed` makes the error to raise from a call's name and its code."""
+        cdef Code code
+        cdef CContext *context = NULL
+        self.failed = failed
+        with nogil:
+            code = CContext.open(library.table[0], ordinal, &context)
+        if code != SUCCESS:
+            raise failed("cuDevicePrimaryCtxRetain", code)
+        self.context = context
+        self.used = True
+
+    def __dealloc__(self):
+        self.close()
+
+    def close(self):
+        """End this use, once (blocks where it is the last); the object goes on serving the others."""
+        if self.used:
+            self.used = False
+            with nogil:
+                self.context.end_use()
+
+    @property
+    def handle(self):
+        """The context, as the driver knows it."""
+        return <uintptr_t>self.context.handle()
+
+    @property
+    def device(self):
+        """The device, as the driver knows it."""
+        return self.context.device()
+
+    @property
+    def fence_calls(self):
+        """The address of the calls that compiled code makes by itself."""
+        return <uintptr_t>&self.context.calls
+
+    @property
+    def call_count(self):
+        """How many driver calls have been made through the context."""
+        return self.context.call_count.load()
+
+    @property
+    def over_budget(self):
+        """How many notices there have been that the process has more memory than it should."""
+        return self.context.over_budget.load()
+
+    def use(self):
+        """Begin another use, which somebody ends by `end_use`."""
+        self.context.use()
+
+    def end_use(self):
+        """End one use; the last one releases the context (blocks)."""
+        with nogil:
+            self.context.end_use()
+
+    def entered(self):
+        """Make the context current within a `with`, on this thread, undisturbed by graph captures."""
+        return Scope(self)
+
+    def mapping(self, uint64_t address, /):
+        """Begin to map memory from an address on; nothing is mapped yet."""
+        return Mapping(self, address)
+
+    def paging(self):
+        """Begin to map memory in reserved ranges; nothing is mapped yet."""
+        return Paging(self)
+
+    def record(self, uint64_t stream, /):
+        """Record a fence behind all that was submitted to a stream so far."""
+        cdef CFence *fence = NULL
+        cdef Code code
+        with nogil:
+            code = self.context.record(stream, &fence)
+        if code != SUCCESS:
+            raise self.failed("cuEventRecord", code)
+        return _fence(self, fence)
+
+    def record_all(self):
+        """Record a fence behind all that was submitted to every stream so far."""
+        cdef CFence *fence = NULL
+        cdef Code code
+        with nogil:
+            code = self.context.record_all(&fence)
+        if code != SUCCESS:
+            raise self.failed("cuCtxRecordEvent", code)
+        return _fence(self, fence)
+
+    def wait(self, uint64_t stream, Fence fence not None, /):
+        """Order later work of a stream behind a fence, which may be another device's."""
+        cdef Code code
+        with nogil:
+            code = self.context.wait(stream, fence.fence)
+        if code != SUCCESS:
+            raise self.failed("cuStreamWaitEvent", code)
+
+    def capturing(self, uint64_t stream, /):
+        """Tell whether what is submitted to a stream is captured into a graph."""
+        cdef int answer
+        with nogil:
+            answer = self.context.capturing(stream)
+        if answer < 0:
+            raise self.failed("cuStreamIsCapturing", -answer)
+        return answer == 1
+
+    def create_stream(self):
+        """Make a non-blocking stream."""
+        cdef uint64_t stream = 0
+        cdef Code code
+        with nogil:
+            code = self.context.create_stream(&stream)
+        if code != SUCCESS:
+            raise self.failed("cuStreamCreate", code)
+        return stream
+
+    def destroy_stream(self, uint64_t stream, /):
+        """Destroy a stream that `create_stream` made; what is queued there still runs."""
+        with nogil:
+            self.context.destroy_stream(stream)
+
+    def add_stream(self, uint64_t stream, /):
+        """Count somebody else's stream among those that `record_all` covers on any driver."""
+        self.context.add_stream(stream)
+
+    def remove_stream(self, uint64_t stream, /):
+        """Count it no more."""
+        self.context.remove_stream(stream)
+
+    def stream_id(self, uint64_t stream, /):
+        """Return the stream's number, which no other stream of this process ever has."""
+        cdef unsigned long long number = 0
+        cdef Code code
+        with nogil:
+            code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetId(as_handle(stream), &number)
+        if code != SUCCESS:
+            raise self.failed("cuStreamGetId", code)
+        return number
+
+    def stream_context(self, uint64_t stream, /):
+        """Return the context that a stream belongs to."""
+        cdef Handle found = NULL
+        cdef Code code
+        with nogil:
+            code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetCtx(as_handle(stream), &found)
+        if code != SUCCESS:
+            raise self.failed("cuStreamGetCtx", code)
+        return <uintptr_t>found
+
+    def listen(self):
+        """Begin to count notices of being over budget; False where the driver has none."""
+        cdef Code code
+        with nogil:
+            code = self.context.listen()
+        return code == SUCCESS
+
+    def stop_listening(self):
+        """End what `listen` has begun, once."""
+        with nogil:
+            self.context.stop_listening()
+
+
+@cython.no_gc
+cdef class Scope:
+    """What `Context.entered` answers."""
+
+    cdef Context owner
+    cdef Entered *entered
+
+    def __cinit__(self, Context owner not None, /):
+        self.owner = owner
+        self.entered = NULL
+
+    def __enter__(self):
+        cdef Code code
+        with nogil:
+            self.entered = new Entered(self.owner.context[0])
+            code = self.entered.code()
+        if code != SUCCESS:
+            self._leave()
+            raise self.owner.failed("cuCtxPushCurrent", code)
+        return self
+
+    def __exit__(self, *_error):
+        self._leave()
+
+    cdef _leave(self):
+        cdef Entered *entered = self.entered
+        self.entered = NULL
+        with nogil:
+            del entered
+
+
+@cython.no_gc
+cdef class Mapping:
+    """Physical memory under a range of addresses. Who uses it makes the context current, and keeps others off it."""
+
+    cdef CMapping *mapping
+    cdef Context owner
+
+    def __cinit__(self, Context owner not None, uint64_t address, /):
+        self.owner = owner
+        self.mapping = new CMapping(owner.context[0], address)
+
+    def __dealloc__(self):
+        del self.mapping
+
+    def map(self, sizes, devices, uint64_t step, /):
+        """Map handles of these sizes, one behind the other, for devices as `allow` does (blocks).
+
+        Where that fails, `unmap` undoes what was done.
+        """
+        cdef vector[uint64_t] wanted = sizes
+        cdef vector[int] users = devices
+        cdef Outcome outcome
+        with nogil:
+            outcome = self.mapping.map(wanted, users, step)
+        self.hold(outcome)
+
+    def allow(self, devices, cbool allowed, uint64_t step, /):
+        """Let devices use all of it or forbid it (blocks), `step` bytes a call where the handles allow that."""
+        cdef vector[int] users = devices
+        cdef Outcome outcome
+        with nogil:
+            outcome = self.mapping.allow(users, allowed, step)
+        self.hold(outcome)
+
+    def unmap(self):
+        """Give all of it back (blocks); where that fails, the rest is left for the next try."""
+        cdef Outcome outcome
+        with nogil:
+            outcome = self.mapping.clear()
+        self.hold(outcome)
+
+    cdef int hold(self, Outcome outcome) except -1:
+        if outcome.code != SUCCESS:
+            raise self.owner.failed((<bytes>outcome.call).decode(), outcome.code)
+        return 0
+
+
+include "paging.pxi"
+
+
+@cython.no_gc
+cdef class Fence:
+    """A point in a stream, by its event. Forgetting it gives the event back for the next."""
+
+    cdef CFence *fence
+    cdef Context owner
+
+    def __init__(self):
+        raise TypeError("fences are recorded: Context.record()")
+
+    def __dealloc__(self):
+        cdef CFence *fence = self.fence
+        if fence != NULL:
+            with nogil:
+                self.owner.context.release(fence)
+
+    def done(self):
+        """Tell whether the device has reached it."""
+        cdef Code code
+        with nogil:
+            code = self.owner.context.query(self.fence)
+        if code == NOT_READY:
+            return False
+        if code != SUCCESS:
+            raise self.owner.failed("cuEventQuery", code)
+        return True
+
+    def block(self, int64_t timeout, /):
+        """Wait on this thread (blocks), at most so many microseconds, or for ever below 0; False if it was not reached.
+
+        Signals are heard.
+        """
+        cdef int64_t waited = 0
+        cdef int64_t part
+        cdef Code code
+        while True:
+            part = 50_000 if timeout < 0 else min(50_000, timeout - waited)
+            with nogil:
+                code = self.owner.context.block_for(self.fence, waited, part)
+            if code == SUCCESS:
+                return True
+            if code != NOT_READY:
+                raise self.owner.failed("cuEventQuery", code)
+            PyErr_CheckSignals()
+            waited += part
+            if 0 <= timeout <= waited:
+                return False
+
+
+cdef Fence _fence(Context owner, CFence *made):
+    cdef Fence fence = Fence.__new__(Fence)
+    fence.owner = owner
+    fence.fence = made
+    return fence
+
+
+cdef class Sink:
+    """Where notices of fences arrive. Its descriptor is readable while there are some."""
+
+    cdef shared_ptr[CSink] sink
+
+    def __cinit__(self):
+        self.sink = make_shared[CSink]()
+        if self.sink.get().descriptor() < 0:
+            raise OSError("eventfd: there are no more file descriptors")
+
+    def fileno(self):
+        """The descriptor to wait for; it is closed with the sink."""
+        return self.sink.get().descriptor()
+
+    def take(self):
+        """Take what has arrived: pairs of the token and 0, or the code with which the device was lost."""
+        cdef vector[Notice] notices = self.sink.get().take()
+        return [(notices[i].token, notices[i].code) for i in range(notices.size())]
+
+    def wake(self):
+        """Make the descriptor readable although nothing has arrived."""
+        self.sink.get().wake()
+
+
+@cython.no_gc
+cdef class Watcher:
+    """Learns on a native thread that fences are reached, and tells sinks."""
+
+    cdef shared_ptr[CWatcher] watcher
+    cdef Context owner
+
+    def __cinit__(self, Context owner not None, /):
+        self.owner = owner
+        self.watcher = make_watcher(owner.context[0])
+
+    def __dealloc__(self):
+        if self.watcher.get() != NULL and not is_gone():
+            self.watcher.get().stop(False)
+
+    def watch(self, Fence fence not None, Sink sink not None, uint64_t token, /):
+        """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
+        if is_gone():
+            raise self.owner.failed("cuEventQuery", DEINITIALIZED)
+        cdef CFence *shared = fence.fence
+        cdef CWatcher *watcher = self.watcher.get()
+        cdef shared_ptr[CSink] goal = sink.sink
+        with nogil:
+            self.owner.context.share(shared)
+            watcher.watch(shared, goal, token)
+
+    def forget(self, Sink sink not None, uint64_t token, /):
+        """Have it told no more; where it is being told at this moment, the notice comes all the same."""
+        cdef CWatcher *watcher = self.watcher.get()
+        cdef const CSink *goal = sink.sink.get()
+        if not is_gone():  # a forked child has no thread, and its locks may be held for ever
+            with nogil:
+                watcher.forget(goal, token)
+
+    def stop(self):
+        """Wait until all that is watched has been told (blocks); then there is no thread any more."""
+        cdef CWatcher *watcher = self.watcher.get()
+        if not is_gone():
+            with nogil:
+                watcher.stop(True)

@@ -1,0 +1,465 @@
+"""One GPU as a device, whoever's: segments in three ways, the driver's streams, events as fences."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream
+from asyncmem.devices.gpu.direct import DirectSegments, open_to
+from asyncmem.devices.gpu.fence import GpuFence
+from asyncmem.devices.gpu.interface import INVALID_CONTEXT
+from asyncmem.devices.gpu.notices import Notices
+from asyncmem.devices.gpu.ordered import OrderedSegments
+from asyncmem.devices.gpu.paged import PagedMemory
+from asyncmem.devices.gpu.pinned import GpuPinned
+from asyncmem.devices.gpu.segments import Segments
+from asyncmem.devices.gpu.stream import GpuStream, GpuStreams, ThreadStream
+from asyncmem.devices.gpu.virtual import VirtualSegments
+from asyncmem.devices.pages import bytes_of
+from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncmem.devices.base import Span
+    from asyncmem.devices.checking import MemoryChecker
+    from asyncmem.devices.gpu import _calls
+    from asyncmem.devices.gpu.driver import Driver
+    from asyncmem.devices.gpu.interface import Interface
+    from asyncmem.devices.gpu.segments import Source
+
+VIRTUAL: Final = "virtual"
+ORDERED: Final = "stream_ordered"
+DIRECT: Final = "direct"
+_TRIES: Final = 8  # to give back a segment; a device that is lost keeps nothing
+
+_HOST_MEMORY: Final = 1  # CU_MEMORYTYPE_HOST and hipMemoryTypeHost, which mean page-locked
+
+S = TypeVar("S", bound=GpuStream[Any])
+F = TypeVar("F", bound=GpuFence)
+P = TypeVar("P", bound=GpuPinned)
+
+
+class Gpu(Device, Generic[S, F, P]):
+    """A GPU, through its driver alone. What a vendor's class of it adds is named here.
+
+    It uses the device's primary context, as torch, CuPy and numba do, so memory and streams may be shared with them.
+    Any number of these may exist for one GPU; they share the context, which is released once they are closed and the
+    last of their segments, streams and fences is gone. Nothing is released at the interpreter's exit, and a forked
+    child may not use the device.
+
+    A device that is not closed keeps its context; a lost one raises `DeviceError` from every call, and its fences from
+    every wait.
+
+    Attributes:
+        gives_notices: Whether the driver tells when this process has more of the memory than it should.
+    """
+
+    host_readable = False
+
+    interface: Interface
+    """The vendor's driver."""
+    dlpack_type: int
+    """The number that DLPack has for its memory."""
+    taken_at_once: int = 0
+    """Bytes that the driver takes with the call, whatever host memory they are in."""
+    driver_kind: Callable[[str], Driver]
+    stream_kind: type[S]
+    fence_kind: type[F]
+    pinned_kind: type[P]
+
+    def __init__(self, index: int, *, segments: str) -> None:
+        """Start the driver and retain the context (blocks)."""
+        if index < 0:
+            raise InvalidRequest("index", index, "a device number from 0")
+        self.index = index
+        self.name = name = f"{self.kind}:{index}"
+        self.dlpack_device = (self.dlpack_type, index)
+        interface = self.interface
+        interface.start(name)
+        interface.check_index(name, index)
+        self.driver = self.driver_kind(name)
+        from asyncmem.devices.gpu import _calls
+
+        # Errors are made without the device, so that nothing it makes need keep it.
+        self.context = _calls.Context(interface.library, index, lambda call, code: interface.error_of(call, code, name))
+        self._closed = False
+        self._pinned: weakref.ref[P] | None = None
+        try:
+            self._set_up(segments)
+        except BaseException:
+            self.context.close()
+            raise
+
+    @abstractmethod
+    def this_threads_stream(self) -> S:
+        """Make the stream that stands for the calling thread's default one."""
+
+    @classmethod
+    def index_of(cls, address: int) -> int:
+        """Return the index of the GPU that has the memory at `address` (blocks where the driver is not started yet).
+
+        Raises:
+            BackendUnavailable: Such GPUs cannot be used here.
+            DeviceError: The driver knows of no such memory.
+        """
+        cls.interface.start(cls.kind)
+        driver = cls.driver_kind(cls.kind)
+        try:
+            return driver.known_attribute("DEVICE_ORDINAL", address)
+        except DeviceError as error:
+            if error.code != INVALID_CONTEXT:
+                raise
+        # Nothing of CUDA is current on this thread; any GPU's context will do.
+        with contextlib.closing(cls(0, segments="auto")) as any_device, any_device.context.entered():
+            return driver.known_attribute("DEVICE_ORDINAL", address)
+
+    @classmethod
+    def total_memory(cls, index: int) -> int:
+        """Ask the started driver how many bytes a device has, without opening it; 0 where it does not say."""
+        try:
+            return int(cls.driver_kind(f"{cls.kind}:{index}").call("cuDeviceTotalMem", index))
+        except DeviceError:
+            return 0
+
+    def attached_checker(self) -> MemoryChecker | None:
+        """Answer the memory checker that this process runs under, if there is one for such a device."""
+        return None
+
+    def _set_up(self, segments: str) -> None:
+        from asyncmem.devices.gpu import _calls
+
+        device = self.context.device
+        self.capacity = int(self.driver.call("cuDeviceTotalMem", device))
+        self.checker = self.attached_checker()
+        makers = self._makers(device)
+        if segments not in ("auto", *makers):
+            raise InvalidRequest("segments", segments, f"one of {('auto', *makers)} on {self.name!r}")
+        first = next(iter(makers)) if segments == "auto" else segments
+        self.segment_kinds = (first, *(kind for kind in makers if kind != first))
+        self.granularity = self.driver.granularity(device) if VIRTUAL in makers else 2 << 20
+        makers = {kind: makers[kind] for kind in self.segment_kinds}
+        self._segments = Segments(self.name, self.context, makers, granularity=self.granularity, most=self.capacity)
+        self.page = self.granularity if VIRTUAL in makers and self.checker is None else 0
+        self._paged = PagedMemory(self.name, self.driver, self.context, self.page) if self.page else None
+        # A lost context fails here and not only when memory is needed.
+        self.memory()
+        self._peers: list[AnyGpu] = []
+        self.fence_calls = self.context.fence_calls
+        self.streams = GpuStreams(self, self.context)
+        self.default_stream: S = self.stream_kind(self, "default", self.interface.library.legacy)
+        self.watcher = _calls.Watcher(self.context)
+        self.new_sink: Callable[[], _calls.Sink] = _calls.Sink
+        self.notices = Notices(f"asyncmem {self.name} fences", _calls.Sink(), self.watcher)
+        self._over_budget_before = self.context.over_budget
+        self.gives_notices = self.context.listen()
+        # A device that is forgotten without being closed leaves no thread either.
+        weakref.finalize(self, self.notices.stop).atexit = False
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        # The first segment costs half a millisecond more than others, for addresses and what the driver puts off until
+        # then. Paid here, where the caller blocks anyway, it is felt by no loop that runs beside the first growth.
+        try:
+            segment = self._segments.take(self.granularity, "auto", self.default_stream.handle)
+        except (OutOfMemoryError, DeviceError):
+            return  # nobody needs memory yet; who does will hear of it
+        for _ in range(_TRIES):
+            with contextlib.suppress(DeviceError):
+                self._segments.give_back(segment)  # goes on from where it failed
+                break
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self.segment_kinds[0]
+        return f"<{type(self).__name__} {self.name}: {state}>"
+
+    @property
+    def driver_calls(self) -> int:
+        """How many calls of the driver there have been, those for fences by other objects of the same GPU included."""
+        return self.driver.calls + self.context.call_count
+
+    @property
+    def over_budget(self) -> int:  # type: ignore[override]  # the contract's is an attribute, here it is asked for
+        """How often the driver has said since that this process has more of the device's memory than it should.
+
+        It stays 0 where the driver gives no such notices.
+        """
+        return self.context.over_budget - self._over_budget_before
+
+    def memory(self) -> MemoryInfo:
+        """Ask the driver how much memory there is, whoever has it (blocks)."""
+        with self.context.entered():
+            free, total = self.driver.call("cuMemGetInfo")
+        return MemoryInfo(free=int(free), total=int(total))
+
+    def suggest_capacity(self, nbytes: int) -> None:
+        """Ignore it: a GPU has a size of its own."""
+
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get memory from the driver (blocks); one that is "stream_ordered" is there in the order of `stream`.
+
+        A "virtual" segment is made by calls that are short each, so that other threads get at the driver in between;
+        the other kinds take one call, of most of a millisecond for a gibibyte.
+        """
+        self.check_open()
+        home = self.stream_of(stream)
+        # Another thread's default stream is behind the legacy one, which can be named here.
+        handle = self.default_stream.handle if isinstance(home, ThreadStream) else home.handle
+        return self._segments.take(nbytes, kind, handle)
+
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back to the driver (blocks); what the driver's own pool holds of it too.
+
+        Where the driver fails, the segment is still out and may be given back again.
+        """
+        self.give_back(self._segments, segment)
+
+    def reserve(self, nbytes: int) -> int:
+        """Keep a range of addresses with no memory behind it."""
+        self.check_open()
+        return self._need_pages().reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a range of addresses back, in which nothing is mapped."""
+        self._need_pages().unreserve(address, nbytes)
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        """Change what lies behind reserved addresses (blocks), without the interpreter's lock.
+
+        Raises:
+            InvalidRequest: Memory is to be mapped where nothing is reserved, or on a device that is closed.
+        """
+        if into:
+            self.check_open()
+        return self._need_pages().remap(out, into)
+
+    def _need_pages(self) -> PagedMemory:
+        if self._paged is None:
+            raise InvalidRequest("device", self, "a device with pages")
+        return self._paged
+
+    def create_stream(self, name: str | None = None) -> S:
+        """Make a stream that does not wait for the default stream."""
+        self.check_open()
+        return self.streams.create(name)
+
+    def stream_of(self, source: object) -> S:
+        """Return the stream meant by `source`.
+
+        Args:
+            source: None, 0 or 1 for the legacy default stream, 2 for this thread's default stream, a stream of this
+                device, or an object of another library: with `__cuda_stream__`, or torch's, CuPy's or numba's. Such an
+                object is kept alive with the stream. An integer is a handle that nobody keeps: the stream must exist
+                for as long as it is used, and is not `lasting`.
+
+        Raises:
+            InvalidRequest: It is something else, or a stream of another device or context.
+        """
+        return self.streams.find(source)
+
+    def record_all(self) -> F:
+        """Return a fence behind everything submitted to every stream of the context, by whichever library.
+
+        CUDA's drivers before 12.5, and ROCm, know no such fence. There it covers the default streams, all streams that
+        are not non-blocking, and of the others those that this device made or was shown.
+
+        Raises:
+            DeviceError: Among others when a graph is being captured on one of the streams: the driver allows no such
+                fence then, so try again when the capture has ended.
+        """
+        return self.fence_kind(self, self.context.record_all())
+
+    def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
+        """Set bytes to `value` (0 to 255) in the order of `stream`."""
+        if nbytes:
+            self._submit(stream, "cuMemsetD8Async", address, value, nbytes)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy in the order of `stream`; page-locked memory has addresses of the device too."""
+        if nbytes:
+            self._submit(stream, "cuMemcpyDtoDAsync", target, source, nbytes)
+
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Copy host bytes to the device in the order of `stream`.
+
+        From page-locked memory (`pinned`) this returns at once. From any other the driver first copies to a buffer of
+        its own, for which it may wait for the stream's work: that **blocks**; `copy_holds_up` tells. The caller keeps
+        `source`, unchanged, until a later fence is reached.
+        """
+        origin = bytes_of(source)
+        if origin.size:
+            self._submit(stream, "cuMemcpyHtoDAsync", address, int(origin.ctypes.data), origin.size)
+
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Copy to host bytes in the order of `stream`.
+
+        To page-locked memory this returns at once; to any other it **blocks** until the bytes are there.
+        """
+        goal = bytes_of(target, writable=True)
+        if goal.size:
+            self._submit(stream, "cuMemcpyDtoHAsync", int(goal.ctypes.data), address, goal.size)
+
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
+        """Tell whether a copy **blocks**: not for page-locked memory, whoever locked it, nor for a small one in."""
+        data = bytes_of(host)
+        if into and data.size <= self.taken_at_once:
+            return False
+        return bool(data.size) and not (
+            self._page_locked(int(data.ctypes.data)) and self._page_locked(int(data.ctypes.data) + data.size - 1)
+        )
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Copy from another GPU's memory to this one's in the order of `stream`, which is of either.
+
+        The link between them is used where there is one, else the host; access need not have been granted.
+
+        Raises:
+            InvalidRequest: The other device is another vendor's, or none.
+        """
+        other = source_device.owner if isinstance(source_device, GpuPinned) else source_device
+        if not isinstance(other, Gpu) or other.interface is not self.interface:
+            raise InvalidRequest("source_device", source_device, f"a {self.interface.name} device")
+        runner = other if isinstance(stream, GpuStream) and stream.device is other else self
+        home = self.driver.home
+        places = (target, home(self.context), source, home(other.context))
+        if nbytes:
+            runner._submit(stream, "cuMemcpyPeerAsync", *places, nbytes)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Let other GPUs read and write all segments of this device, later ones too (blocks); all of them or none.
+
+        Raises:
+            InvalidRequest: One of them is no GPU, or has no link to this one.
+            DeviceError: The driver fails; what had been granted by then is taken back.
+        """
+        added = [peer for peer in self.gpu_peers(peers) if peer.index not in {one.index for one in self._peers}]
+        for peer in added:
+            if not self.driver.call("cuDeviceCanAccessPeer", peer.context.device, self.context.device):
+                raise InvalidRequest("peers", peer, f"devices that can reach memory of {self.name!r}")
+        if not added:
+            return
+        with self.context.entered(), contextlib.ExitStack() as undo:
+            for kind in (VIRTUAL, ORDERED):
+                source = self._segments.opened(kind)
+                if isinstance(source, VirtualSegments | OrderedSegments):
+                    source.grant([peer.context.device for peer in added])
+                    undo.callback(source.revoke, [peer.context.device for peer in added])
+            if self._paged is not None:
+                self._paged.grant([peer.context.device for peer in added])
+                undo.callback(self._paged.revoke, [peer.context.device for peer in added])
+            if any(isinstance(self._segments.opened(kind), DirectSegments) for kind in self.segment_kinds):
+                open_to(self.driver, self.context, [peer.context for peer in added])
+            self._peers += added
+            undo.pop_all()
+
+    def pinned(self) -> P:
+        """Return page-locked host memory as a device with the streams and fences of this one.
+
+        A pool may be opened over it: ``AsyncMemoryPool(gpu.pinned())``.
+        """
+        found = self._pinned() if self._pinned is not None else None
+        if found is None:
+            found = self.pinned_kind(self)
+            self._pinned = weakref.ref(found)
+        return found
+
+    def fence_error(self, call: str, code: int) -> DeviceError:
+        """Make the error for a code of the driver's, with its name and what to do."""
+        return self.interface.error_of(call, code, self.name)
+
+    def close(self) -> None:
+        """End the device's threads once the fences that they wait for are reached (blocks); twice is fine.
+
+        Segments, streams and fences stay as they are; the context is released with the last of them.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self.driver.gone():
+            return
+        self.notices.stop()
+        self.notices.join()
+        self.watcher.stop()
+        if self.gives_notices:
+            self.context.stop_listening()
+        self._segments.close()
+        pinned = self._pinned() if self._pinned is not None else None
+        if pinned is not None:
+            pinned.close_segments()
+        self.context.close()
+
+    def check_open(self) -> None:
+        """Raise `InvalidRequest` for a device that is closed."""
+        if self._closed:
+            raise InvalidRequest("device", self, "a device that is open")
+
+    def give_back(self, segments: Segments, segment: Segment) -> None:
+        """Give a segment back, where driver calls may be made."""
+        if self.driver.gone():
+            segments.forget(segment)
+        else:
+            segments.give_back(segment)
+
+    def gpu_peers(self, peers: Sequence[Device]) -> list[AnyGpu]:
+        """Return those of `peers` that are other GPUs.
+
+        Raises:
+            InvalidRequest: One is no GPU of this vendor.
+        """
+        found: dict[int, AnyGpu] = {}
+        for peer in peers:
+            if not isinstance(peer, Gpu) or peer.interface is not self.interface:
+                raise InvalidRequest("peers", peer, f"{self.interface.name} devices")
+            if peer.index != self.index:
+                found[peer.index] = peer
+        return list(found.values())
+
+    def _makers(self, device: int) -> dict[str, Callable[[], Source]]:
+        # The device must not be kept by what it keeps: a finalizer of it ends its threads.
+        me: weakref.ref[AnyGpu] = weakref.ref(self)
+        makers: dict[str, Callable[[], Source]] = {}
+        if self.driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device):
+            makers[VIRTUAL] = lambda: _owner(me)._make_virtual()
+        if self.driver.attribute("MEMORY_POOLS_SUPPORTED", device):
+            makers[ORDERED] = lambda: _owner(me)._make_ordered()
+        makers[DIRECT] = lambda: _owner(me)._make_direct()
+        if self.checker is not None:
+            # compute-sanitizer (2025.3) refuses to hear of blocks in any memory but that of cuMemAlloc.
+            return dict.fromkeys(makers, makers[DIRECT])
+        return makers
+
+    def _make_virtual(self) -> VirtualSegments:
+        made = VirtualSegments(self.driver, self.context, self.capacity, self.granularity)
+        made.grant([peer.context.device for peer in self._peers])
+        return made
+
+    def _make_ordered(self) -> OrderedSegments:
+        return OrderedSegments(self.driver, self.context, [peer.context.device for peer in self._peers])
+
+    def _make_direct(self) -> DirectSegments:
+        open_to(self.driver, self.context, [peer.context for peer in self._peers])
+        return DirectSegments(self.driver)
+
+    def _submit(self, stream: Stream, function: str, *arguments: object) -> None:
+        home = self.stream_of(stream)
+        if isinstance(home, ThreadStream) and not self.streams.is_this_threads(home):
+            raise InvalidRequest("stream", stream, "this thread's default stream, or another stream")
+        with self.context.entered():
+            self.driver.call(function, *arguments, home.handle)
+
+    def _page_locked(self, address: int) -> bool:
+        with self.context.entered():
+            return self.driver.pointer_attribute("MEMORY_TYPE", address) == _HOST_MEMORY
+
+
+AnyGpu: TypeAlias = Gpu[Any, Any, Any]
+"""A GPU of which it does not matter whose it is."""
+
+
+def _owner(reference: weakref.ref[AnyGpu]) -> AnyGpu:
+    device = reference()
+    assert device is not None
+    return device

@@ -1,0 +1,171 @@
+// HIP as a table. AMD's runtime has CUDA's driver interface under names of its own, and mostly in the same form; where the
+// form differs, the difference ends here. Checked against the headers of HIP 6.3 and 7.15 and the source of 6.3; no hardware
+// has seen it.
+#include "table.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <mutex>
+#include <vector>
+
+namespace asyncmem::gpu {
+namespace {
+
+constexpr Code invalid_handle = 400;
+constexpr Code context_is_destroyed = 709;
+
+// What the functions below need of the library.
+struct {
+    Code (*hipGetDevice)(int *device);
+    Code (*hipSetDevice)(int device);
+    Code (*hipStreamGetDevice)(Handle stream, int *device);
+    Code (*hipStreamGetId)(Handle stream, unsigned long long *id); // may be null: 7.15
+} hip;
+
+// HIP's contexts are deprecated, and were no more than its devices: a thread works with one, at first with number 0.
+// Here one stands for its context, by a handle that is not null; nothing has to be retained.
+Handle context_of(int device) { return as_handle(static_cast<std::uint64_t>(device) + 1); }
+int device_of(Handle context) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(context) - 1); }
+
+// The devices that this thread goes back to.
+thread_local std::vector<int> former;
+
+Code retain(Handle *context, int device) {
+    *context = context_of(device);
+    return success;
+}
+
+Code release(int) { return success; }
+
+// A device that somebody resets cannot be told from one that nobody has.
+Code context_id(Handle, unsigned long long *id) {
+    *id = 1;
+    return success;
+}
+
+Code get_current(Handle *context) {
+    int device = 0;
+    const Code code = hip.hipGetDevice(&device);
+    *context = context_of(device);
+    return code;
+}
+
+Code push_current(Handle context) {
+    int device = 0;
+    Code code = hip.hipGetDevice(&device);
+    if (code == success)
+        code = hip.hipSetDevice(device_of(context));
+    if (code == success)
+        former.push_back(device);
+    return code;
+}
+
+Code pop_current(Handle *context) {
+    get_current(context);
+    const int device = former.back();
+    former.pop_back();
+    return hip.hipSetDevice(device);
+}
+
+// CUDA says of a stream that is gone that its handle is invalid, HIP that its context is destroyed.
+Code of_stream(Code code) { return code == context_is_destroyed ? invalid_handle : code; }
+
+Code stream_context(Handle stream, Handle *context) {
+    int device = 0;
+    const Code code = hip.hipStreamGetDevice(stream, &device);
+    *context = context_of(device);
+    return of_stream(code);
+}
+
+// Without numbers of streams, the handle is one. Another stream may have it later, but none that runs beside the work of
+// the first: the library waits for that when it destroys a stream.
+Code stream_id(Handle stream, unsigned long long *id) {
+    if (hip.hipStreamGetId != nullptr)
+        return of_stream(hip.hipStreamGetId(stream, id));
+    Handle context = nullptr;
+    *id = reinterpret_cast<std::uintptr_t>(stream);
+    return stream_context(stream, &context);
+}
+
+class Finder {
+  public:
+    explicit Finder(void *loaded) : loaded_(loaded) {}
+
+    template <typename Function> void get(Function &function, const char *symbol, bool needed = true) {
+        function = reinterpret_cast<Function>(dlsym(loaded_, symbol));
+        if (function == nullptr && needed && missing == nullptr)
+            missing = symbol;
+    }
+
+    const char *missing = nullptr;
+
+  private:
+    void *loaded_;
+};
+
+void fill(Table &table, Finder &finder) {
+#define GET(name) finder.get(hip.name, #name)
+    GET(hipGetDevice);
+    GET(hipSetDevice);
+    GET(hipStreamGetDevice);
+#undef GET
+    finder.get(hip.hipStreamGetId, "hipStreamGetId", false);
+    finder.get(table.cuInit, "hipInit");
+    finder.get(table.cuDriverGetVersion, "hipDriverGetVersion");
+    finder.get(table.cuGetErrorName, "hipDrvGetErrorName");
+    finder.get(table.hipGetLastError, "hipGetLastError");
+    finder.get(table.cuDeviceGetCount, "hipGetDeviceCount");
+    finder.get(table.cuDeviceGet, "hipDeviceGet");
+    finder.get(table.cuThreadExchangeStreamCaptureMode, "hipThreadExchangeStreamCaptureMode");
+    finder.get(table.cuStreamCreate, "hipStreamCreateWithFlags");
+    finder.get(table.cuStreamDestroy, "hipStreamDestroy");
+    finder.get(table.cuStreamIsCapturing, "hipStreamIsCapturing");
+    finder.get(table.cuStreamWaitEvent, "hipStreamWaitEvent");
+    finder.get(table.cuEventCreate, "hipEventCreateWithFlags");
+    finder.get(table.cuEventDestroy, "hipEventDestroy");
+    finder.get(table.cuEventRecord, "hipEventRecord");
+    finder.get(table.cuEventQuery, "hipEventQuery");
+    finder.get(table.cuMemCreate, "hipMemCreate");
+    finder.get(table.cuMemRelease, "hipMemRelease");
+    finder.get(table.cuMemMap, "hipMemMap");
+    finder.get(table.cuMemUnmap, "hipMemUnmap");
+    finder.get(table.cuMemSetAccess, "hipMemSetAccess");
+    // The legacy default stream has the handle 1 only in later versions, and 0 in all.
+    table.legacy = 0;
+    table.cuDevicePrimaryCtxRetain = retain;
+    table.cuDevicePrimaryCtxRelease = release;
+    table.cuCtxGetId = context_id;
+    table.cuCtxGetCurrent = get_current;
+    table.cuCtxPushCurrent = push_current;
+    table.cuCtxPopCurrent = pop_current;
+    table.cuStreamGetId = stream_id;
+    table.cuStreamGetCtx = stream_context;
+}
+
+} // namespace
+
+const Table *load_hip(const char *library, Missing &why) {
+    static std::mutex lock;
+    static Table table{};
+    static bool loaded = false;
+    std::lock_guard<std::mutex> guard(lock);
+    if (loaded)
+        return &table;
+    void *found = dlopen(library, RTLD_NOW);
+    if (found == nullptr) {
+        const char *text = dlerror();
+        std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+        return nullptr;
+    }
+    Finder finder(found);
+    fill(table, finder);
+    if (finder.missing != nullptr) {
+        std::snprintf(why.text, sizeof why.text, "%s has no %s", library, finder.missing);
+        return nullptr;
+    }
+    loaded = true;
+    return &table;
+}
+
+} // namespace asyncmem::gpu

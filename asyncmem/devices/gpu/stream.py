@@ -1,0 +1,249 @@
+"""Streams of a GPU: its own, and those of other libraries as they come."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from asyncmem.devices.base import Fence, Stream
+from asyncmem.devices.gpu.fence import GpuFence
+from asyncmem.devices.gpu.interface import INVALID_HANDLE
+from asyncmem.errors import DeviceError, InvalidRequest
+
+if TYPE_CHECKING:
+    from asyncmem.devices.gpu._calls import Context
+    from asyncmem.devices.gpu.device import Gpu
+
+LEGACY: Final = (0, 1)
+"""Handles that mean the legacy default stream. A driver may not take both, so it is told the one that it does."""
+PER_THREAD: Final = 2
+
+# Handles are addresses of what the driver keeps of a stream; it follows whatever it is given, also into nowhere.
+_LOWEST_HANDLE: Final = 1 << 16
+_HANDLE_ALIGNMENT: Final = 8
+
+
+F = TypeVar("F", bound=GpuFence)
+
+
+class GpuStream(Stream, Generic[F]):
+    """A stream of the driver's. One that the device made is destroyed with this object, after its work."""
+
+    device: Gpu[Any, F, Any]
+
+    def __init__(
+        self, device: Gpu[Any, F, Any], name: str, handle: int, *, lasting: bool = True, keeps: object = None
+    ) -> None:
+        """Use the device's `create_stream` or `stream_of` instead."""
+        self.device = device
+        self.name = name
+        self.handle = handle
+        self.lasting = lasting
+        self.native = lasting
+        self.keeps = keeps
+
+    def __repr__(self) -> str:
+        return f"<{type(self.device).__name__}Stream {self.name!r} of {self.device.name}>"
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Offer the handle to other libraries, which must keep this object while they use it."""
+        return (0, self.handle)
+
+    def record(self) -> F:
+        """Return a fence behind everything submitted here so far, by whichever library."""
+        device = self.device
+        return device.fence_kind(device, device.context.record(self.handle))
+
+    def wait(self, fence: Fence) -> None:
+        """Order all later work of this stream behind a fence of this or another device of the vendor's.
+
+        Raises:
+            InvalidRequest: It is no such fence: await it, or block on it, before submitting the work.
+        """
+        if not isinstance(fence, GpuFence) or fence.device.interface is not self.device.interface:
+            expected = f"a fence of {self.device.name!r} or another {self.device.interface.name} device"
+            raise InvalidRequest("fence", fence, expected)
+        self.device.context.wait(self.handle, fence.native)
+
+    def capturing(self) -> bool:
+        """Tell whether what is submitted here is captured into a graph."""
+        return self.device.context.capturing(self.handle)
+
+    def keep(self, source: object) -> None:
+        """Hold what owns a stream that was known by its bare handle until now."""
+        if not self.lasting:
+            self.keeps = source
+            self.lasting = self.native = True
+
+
+class ThreadStream(GpuStream[F]):
+    """The default stream of one thread, for programs that are built to have one in each.
+
+    Its handle means another stream in every thread, so in others it can be named only together with all streams.
+    """
+
+    def __init__(self, device: Gpu[Any, F, Any]) -> None:
+        """Stand for the calling thread's."""
+        super().__init__(device, f"default of {threading.current_thread().name!r}", PER_THREAD)
+        self.native = False
+
+    def record(self) -> F:
+        """Return a fence behind everything submitted here; asked on another thread, behind all streams' work."""
+        return super().record() if self._here() else self.device.record_all()
+
+    def wait(self, fence: Fence) -> None:
+        """Order later work behind a fence; asked on another thread, that of all streams that are not non-blocking."""
+        # Work on the legacy default stream holds up later work of all blocking streams, of which this is one.
+        if self._here():
+            super().wait(fence)
+        else:
+            self.device.default_stream.wait(fence)
+
+    def capturing(self) -> bool:
+        """Tell whether a graph is captured here; on another thread that cannot be seen, and the answer is no."""
+        return self._here() and super().capturing()
+
+    def _here(self) -> bool:
+        return self.device.streams.is_this_threads(self)
+
+
+S = TypeVar("S", bound=GpuStream[Any])
+
+
+class GpuStreams(Generic[S]):
+    """Finds the object for a stream. It keeps no stream alive.
+
+    Streams are told apart by the number that the driver gives each once: a handle is soon used again.
+    """
+
+    def __init__(self, device: Gpu[S, Any, Any], context: Context) -> None:
+        """Know none but the default stream."""
+        self._device = weakref.ref(device)
+        self._context = context
+        self._known: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
+        self._by_source: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
+        self._here = threading.local()
+        # Re-entrant: a finalizer may interrupt the holder on the same thread and name a stream.
+        self._lock = threading.RLock()
+
+    def create(self, name: str | None) -> S:
+        """Make a stream that no other waits for by itself."""
+        handle = self._context.create_stream()
+        try:
+            number = self._context.stream_id(handle)
+        except BaseException:
+            self._context.destroy_stream(handle)
+            raise
+        device = self._owner()
+        stream = device.stream_kind(device, name or f"stream-{number}", handle)
+        # Not at exit: the driver may have gone before us.
+        weakref.finalize(stream, self._context.destroy_stream, handle).atexit = False
+        with self._lock:
+            self._known[number] = stream
+        return stream
+
+    def find(self, source: object) -> S:
+        """Return the stream that `source` means; see `Gpu.stream_of`."""
+        device = self._owner()
+        if source is None:
+            return device.default_stream
+        if isinstance(source, device.stream_kind) and source.device is device:
+            return source
+        self._check_device(device, source)
+        known = self._by_source.get(id(source))
+        if known is not None and known.keeps is source:
+            return known  # it has not died since, so neither has its stream
+        bare = isinstance(source, int) and not isinstance(source, bool)
+        handle = source if isinstance(source, int) and bare else _offered(source)
+        if handle in LEGACY:
+            return device.default_stream
+        if handle == PER_THREAD:
+            return self._this_threads()
+        if not _LOWEST_HANDLE <= handle < 1 << 64 or handle % _HANDLE_ALIGNMENT:
+            raise InvalidRequest("stream", source, f"the handle of a live {device.interface.name} stream")
+        return self._by_handle(handle, source, bare=bare)
+
+    def is_this_threads(self, stream: Stream) -> bool:
+        """Tell whether it is the default stream of the calling thread."""
+        return getattr(self._here, "stream", None) is stream
+
+    @staticmethod
+    def _check_device(device: Gpu[S, Any, Any], source: object) -> None:
+        # Default streams have the same handles on every device, so the object must say which is meant, if it can.
+        if isinstance(source, device.stream_kind):
+            same = source.device.index == device.index
+        else:
+            numbers = [getattr(source, name, None) for name in ("device_index", "device_id")]  # torch's, CuPy's
+            same = not isinstance(source, Stream) and {device.index, -1, None}.issuperset(numbers)
+        if not same:
+            raise InvalidRequest("stream", source, f"a stream of device {device.name!r}")
+
+    def _owner(self) -> Gpu[S, Any, Any]:
+        device = self._device()
+        assert device is not None
+        return device
+
+    def _this_threads(self) -> S:
+        stream: S | None = getattr(self._here, "stream", None)
+        if stream is None:
+            stream = self._here.stream = self._owner().this_threads_stream()
+        return stream
+
+    def _by_handle(self, handle: int, source: object, *, bare: bool) -> S:
+        number = self._number(handle, source)
+        with self._lock:
+            stream = self._known.get(number)
+            if stream is None:
+                self._check_context(handle, source)
+                device = self._owner()
+                stream = device.stream_kind(
+                    device, f"stream-{number}", handle, lasting=not bare, keeps=None if bare else source
+                )
+                self._known[number] = stream
+                added = not bare
+            else:
+                added = not bare and not stream.lasting
+                if added:
+                    stream.keep(source)
+            if stream.keeps is source and not bare:
+                self._by_source[id(source)] = stream
+        if added:
+            self._context.add_stream(handle)
+            weakref.finalize(stream, self._context.remove_stream, handle).atexit = False
+        return stream
+
+    def _number(self, handle: int, source: object) -> int:
+        try:
+            return self._context.stream_id(handle)
+        except DeviceError as error:
+            if error.code != INVALID_HANDLE:
+                raise
+            raise InvalidRequest(
+                "stream", source, f"the handle of a live {self._owner().interface.name} stream"
+            ) from None
+
+    def _check_context(self, handle: int, source: object) -> None:
+        with self._context.entered():
+            other = self._context.stream_context(handle)
+        if other != self._context.handle:
+            expected = f"a stream of device {self._owner().name!r}, in its primary context"
+            raise InvalidRequest("stream", source, expected)
+
+
+def _offered(source: object) -> int:
+    """Return the handle that an object of another library offers."""
+    offer = getattr(source, "__cuda_stream__", None)
+    if callable(offer) and not isinstance(source, type):
+        match offer():
+            case (0, int(handle)):
+                return handle
+    else:
+        # torch, CuPy and numba from before that protocol; numba's is a ctypes pointer, which is None for 0.
+        for name in ("cuda_stream", "ptr", "handle"):
+            found: object = getattr(source, name, source)
+            if found is not source:
+                value = getattr(found, "value", found)
+                if value is None or isinstance(value, int):
+                    return value or 0
+    raise InvalidRequest("stream", source, "None, a stream, its handle, or an object with __cuda_stream__()")

@@ -1,0 +1,30 @@
+#include "table.hpp"
+
+#include <pthread.h>
+
+#include <atomic>
+
+namespace asyncmem::gpu {
+namespace {
+
+std::atomic<bool> forked{false};
+std::atomic<bool> running{false};
+std::atomic<int (*)()> finalizing{nullptr};
+
+void in_child() { forked.store(true); }
+
+} // namespace
+
+bool gone() {
+    int (*ask)() = finalizing.load(std::memory_order_relaxed);
+    return forked.load(std::memory_order_relaxed) || (ask != nullptr && ask() != 0);
+}
+
+void set_finalizing(int (*ask)()) { finalizing.store(ask); }
+
+void started() {
+    if (!running.exchange(true))
+        pthread_atfork(nullptr, nullptr, in_child);
+}
+
+} // namespace asyncmem::gpu
