@@ -3,14 +3,18 @@
 Images are read, turned into floating point, and summed up, each stage on a stream of its own, so that all three work
 at once. No queue has a size to tune: what the stages may hold together is the pool's limit, and the pipeline leaves
 each of them room for the next image. Reading is far faster than the rest, and simply waits for memory.
+
+It runs on the host; ``main("cuda:0", OnGpu(cupy))`` does the same on a GPU, with a stream of it for each stage.
 """
 
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 
 import asyncmem
-from asyncmem.devices import HostStream
+from asyncmem.devices import HostStream, Stream
 from asyncmem.pipeline import Pipeline, StageShare, stage
 
 IMAGES = 100
@@ -22,73 +26,114 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def load(number: int, image: Pixels) -> None:
-    """Stand in for reading and decoding a file."""
-    image.reshape(-1)[:] = np.arange(PIXELS) * (number + 1) % 251
+class OnHost:
+    """Where a stage works: a stream of the host is a thread that runs functions in order."""
+
+    library: ModuleType = np
+
+    def run(self, stream: Stream | None, work: Callable[..., object], *arrays: object) -> None:
+        """Queue work on arrays behind all that the stream has to do."""
+        cast("HostStream", stream).run(work, *arrays)
+
+    async def answer(self, stream: Stream | None, work: Callable[..., Any], *arrays: object) -> float:
+        """Queue it and wait for the number that it answers."""
+        return float(await cast("HostStream", stream).run(work, *arrays))
 
 
-def scale(image: Pixels, scaled: Floats) -> None:
-    """Make channels first, and every channel's mean 0 and variance 1."""
-    scaled[:] = image.transpose(2, 0, 1)
-    scaled -= scaled.mean(axis=(1, 2), keepdims=True)
-    scaled /= scaled.std(axis=(1, 2), keepdims=True)
+class OnGpu(OnHost):
+    """The same by CuPy."""
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self.library = cupy
+
+    def run(self, stream: Stream | None, work: Callable[..., object], *arrays: object) -> None:
+        """Queue work on arrays behind all that the stream has to do."""
+        with self.library.cuda.ExternalStream(cast("Any", stream).handle):
+            work(*arrays)
+
+    async def answer(self, stream: Stream | None, work: Callable[..., Any], *arrays: object) -> float:
+        """Queue it and wait for the number that it answers."""
+        with self.library.cuda.ExternalStream(cast("Any", stream).handle):
+            found = work(*arrays)
+        await cast("Stream", stream).synchronize()
+        return float(found)
 
 
-def features(scaled: Floats) -> float:
-    """Stand in for a model."""
-    return float(np.abs(scaled).sum(dtype=np.float64))
+class Steps:
+    """What is done with an image, by numpy or by a library like it."""
+
+    def __init__(self, library: ModuleType) -> None:
+        self.library = library
+
+    def load(self, number: int, image: Pixels) -> None:
+        """Stand in for reading and decoding a file."""
+        image.reshape(-1)[:] = self.library.arange(PIXELS) * (number + 1) % 251
+
+    def scale(self, image: Pixels, scaled: Floats) -> None:
+        """Make channels first, and every channel's mean 0 and variance 1."""
+        scaled[:] = image.transpose(2, 0, 1)
+        scaled -= scaled.mean(axis=(1, 2), keepdims=True)
+        scaled /= scaled.std(axis=(1, 2), keepdims=True)
+
+    def features(self, scaled: Floats) -> Floats:
+        """Stand in for a model."""
+        summed: Floats = self.library.abs(scaled).sum(dtype=self.library.float64)
+        return summed
+
+    def one_by_one(self) -> list[float]:
+        """Compute the same without a pipeline, one image after the other."""
+        image, scaled = self.library.empty(SHAPE, "uint8"), self.library.empty((3, 256, 256), "float32")
+        results = []
+        for number in range(IMAGES):
+            self.load(number, image)
+            self.scale(image, scaled)
+            results.append(float(self.features(scaled)))
+        return results
 
 
-def worker(pool: StageShare) -> HostStream:
-    """Answer the stream of a stage: on the host, a thread that runs functions in order."""
-    return cast("HostStream", pool.stream)
+def stages(place: OnHost, steps: Steps) -> list[Any]:
+    """Make the three stages, each on a stream of its own."""
+    array = steps.library.asarray
+
+    @stage(credit=PIXELS, stream="read")
+    async def read(number: int, pool: StageShare) -> asyncmem.Array:
+        """Queue the reading of an image, and pass on the memory that it will be in."""
+        image = await pool.empty(SHAPE, "uint8", tag="image")
+        place.run(pool.stream, steps.load, number, array(image))
+        return image
+
+    @stage(credit=4 * PIXELS, stream="normalise")
+    async def normalise(image: asyncmem.Array, pool: StageShare) -> asyncmem.Array:
+        """Queue the next step: its stream waits for the reading, and nobody waits here."""
+        scaled = await pool.empty((3, 256, 256), "float32", tag="scaled")
+        place.run(pool.stream, steps.scale, array(image), array(scaled))
+        return scaled
+
+    @stage(credit=0, stream="model")
+    async def model(scaled: asyncmem.Array, pool: StageShare) -> float:
+        """Wait for the result. The memory goes back when the last work on it is done."""
+        return await place.answer(pool.stream, steps.features, array(scaled))
+
+    return [read, normalise, model]
 
 
-@stage(credit=PIXELS, stream="read")
-async def read(number: int, pool: StageShare) -> asyncmem.Array:
-    """Queue the reading of an image, and pass on the memory that it will be in."""
-    image = await pool.empty(SHAPE, "uint8", tag="image")
-    worker(pool).run(load, number, np.asarray(image))
-    return image
-
-
-@stage(credit=4 * PIXELS, stream="normalise")
-async def normalise(image: asyncmem.Array, pool: StageShare) -> asyncmem.Array:
-    """Queue the next step: its stream waits for the reading, and nobody waits here."""
-    scaled = await pool.empty((3, 256, 256), "float32", tag="scaled")
-    worker(pool).run(scale, np.asarray(image), np.asarray(scaled))
-    return scaled
-
-
-@stage(credit=0, stream="model")
-async def model(scaled: asyncmem.Array, pool: StageShare) -> float:
-    """Wait for the result. The memory goes back when the last work on it is done."""
-    return cast("float", await worker(pool).run(features, np.asarray(scaled)))
-
-
-def one_by_one() -> list[float]:
-    """Compute the same by plain numpy, one image after the other."""
-    image, scaled = np.empty(SHAPE, np.uint8), np.empty((3, 256, 256), np.float32)
-    results = []
-    for number in range(IMAGES):
-        load(number, image)
-        scale(image, scaled)
-        results.append(features(scaled))
-    return results
-
-
-async def main() -> None:
-    """Run the images through one small pool, and compare with plain numpy."""
-    async with asyncmem.AsyncMemoryPool("host", limit=LIMIT, segment_size=LIMIT) as pool:
-        async with Pipeline(read, normalise, model, pool=pool) as pipe:
+async def main(device: str = "host", place: OnHost | None = None) -> None:
+    """Run the images through one small pool, and compare with the same without one."""
+    place = place or OnHost()
+    steps = Steps(place.library)
+    async with asyncmem.AsyncMemoryPool(device, limit=LIMIT, segment_size=LIMIT) as pool:
+        pipe: Pipeline[int, float] = Pipeline(*stages(place, steps), pool=pool)
+        async with pipe:
             results = [result async for result in pipe.map(range(IMAGES), in_flight=16)]
         stats = pool.stats()
 
     print(pipe.report())
-    assert results == one_by_one()
+    assert results == steps.one_by_one()
     assert stats.waits > 0
     assert stats.peak_reserved <= 4 << 20
-    print(f"all {IMAGES} results are those of plain numpy, in order; the stages waited {stats.waits} times for memory")
+    print(
+        f"all {IMAGES} results are those without a pipeline, in order; the stages waited {stats.waits} times for memory"
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Rocm(Gpu[RocmStream, RocmFence, RocmPinned]):
 
         Raises:
             InvalidRequest: `index` is negative, or there is no such kind of segments on this device.
-            BackendUnavailable: There is no hip-python, no HIP runtime, no such GPU, or HIP is older than 6.2.
+            BackendUnavailable: There is no hip-python, no HIP runtime, no such GPU, or HIP is older than 6.0.
             DeviceError: The runtime fails.
         """
         super().__init__(index, segments=segments)
