@@ -69,7 +69,7 @@ def test_zero_is_a_valid_size(virtually: Run) -> None:
         {"priority": "high"},
         {"priority": 1.5},
         {"tag": 7},
-        {"stream": object()},
+        {"stream": Ellipsis},
         {"stream": "default"},
     ],
     ids=repr,
