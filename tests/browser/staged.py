@@ -30,7 +30,7 @@ def staged(tag: str = "activations") -> Records:
         row(Kind.GREW, 0, nbytes=16, address=FIRST),
         row(Kind.ALLOCATED, 5, number=0, nbytes=8, address=FIRST, tag=WEIGHTS, site=LOAD),
         row(Kind.ALLOCATED, 20, number=1, nbytes=2, address=FIRST + 10 * MIB, site=SERVE),
-        row(Kind.GREW, 40, nbytes=16, address=SECOND),
+        row(Kind.GREW, 40, span=1, nbytes=16, address=SECOND),  # growth takes time; what was there before took none
         row(Kind.ALLOCATED, 45, number=2, nbytes=12, address=SECOND + 2 * MIB, tag=ACTIVATIONS, site=FORWARD),
         row(Kind.WAITED, 60, span=30, nbytes=4, site=FORWARD),
         row(Kind.OUT_OF_MEMORY, 70, nbytes=1024, site=SERVE),
