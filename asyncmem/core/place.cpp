@@ -210,9 +210,12 @@ BlockId Heap::oldest_of(const Arena& arena, Search& search) const {
 
 // How many fences its streams have had, or had none for, since the newest that a taker must wait for.
 uint64_t Heap::age_of(const Node& node, uint32_t taker) const {
+    auto since = [&](uint32_t stream, uint64_t epoch) {
+        return stream == taker ? UINT64_MAX : streams_[stream]->epochs.open - epoch;
+    };
+    if (!node.more) return node.epoch ? since(node.stream, node.epoch) : UINT64_MAX;
     uint64_t age = UINT64_MAX;
-    for (const Entry& entry : raw_entries(node))
-        if (entry.stream != taker) age = std::min(age, streams_[entry.stream]->epochs.open - entry.epoch);
+    for (const Entry& entry : entry_pool_[node.more]) age = std::min(age, since(entry.stream, entry.epoch));
     return age;
 }
 

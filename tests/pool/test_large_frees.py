@@ -63,6 +63,19 @@ def test_a_fence_is_recorded_at_each_large_free(by_name: bool) -> None:
         device.run_until_idle()
 
 
+def test_a_batch_has_one_fence_for_all_that_is_large_in_it() -> None:
+    """They are freed together, behind the same work."""
+    device = quick_device()
+    pool, one, other = pool_of_two(device)
+    with pool:
+        use(pool, one)
+        use(pool, other)
+        before = fences(pool)
+        pool.allocate_batch([2 * MIB, 3 * MIB], stream=other).result().free()
+        assert fences(pool) == before + 1
+        device.run_until_idle()
+
+
 def test_where_nobody_waits_any_more_there_are_none() -> None:
     """A program whose streams have settled pays for no fences that nobody waits for."""
     device = quick_device()

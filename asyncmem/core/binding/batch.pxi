@@ -109,6 +109,7 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
     # Free under one lock the buffers that need no order with other streams; the rest is left to themselves.
     cdef vector[uint32_t] blocks
     cdef uint32_t flags
+    cdef PyObject* large = NULL
     cdef PyObject* item
     cdef Py_ssize_t i
     if core.born != _generation:
@@ -123,9 +124,13 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
             (<Buffer>item).untag()
             blocks.push_back((<Buffer>item).block)
             (<Buffer>item).block = 0
+            if (<Buffer>item).nbytes >= core.fence_from:
+                large = item
     if blocks.empty():
         return
     flags = core.c.free_many(blocks.data(), blocks.size())
+    if large != NULL:
+        (<Buffer>large).fence_home()  # for all: a batch has one home, unless some were handed over
     if flags:
         core.signal(flags)
 

@@ -85,12 +85,9 @@ const Table *load_cuda(Missing &why) {
     std::lock_guard<std::mutex> guard(lock);
     if (loaded)
         return &table;
-    void *found = dlopen(library, RTLD_NOW);
-    if (found == nullptr) {
-        const char *text = dlerror();
-        std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+    void *found = open_library(library, why);
+    if (found == nullptr)
         return nullptr;
-    }
     Finder finder(found);
     if (!finder.works()) {
         std::snprintf(why.text, sizeof why.text, "%s has no cuGetProcAddress: it is older than CUDA 11.3", library);

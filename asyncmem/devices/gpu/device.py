@@ -46,13 +46,7 @@ P = TypeVar("P", bound=GpuPinned)
 class Gpu(Device, Generic[S, F, P]):
     """A GPU, through its driver alone. What a vendor's class of it adds is named here.
 
-    It uses the device's primary context, as torch, CuPy and numba do, so memory and streams may be shared with them.
-    Any number of these may exist for one GPU; they share the context, which is released once they are closed and the
-    last of their segments, streams and fences is gone. Nothing is released at the interpreter's exit, and a forked
-    child may not use the device.
-
-    A device that is not closed keeps its context; a lost one raises `DeviceError` from every call, and its fences from
-    every wait.
+    What all of them promise to users stands there too, in the vendor's words.
 
     Attributes:
         gives_notices: Whether the driver tells when this process has more of the memory than it should.

@@ -152,12 +152,9 @@ const Table *load_hip(const char *library, Missing &why) {
     std::lock_guard<std::mutex> guard(lock);
     if (loaded)
         return &table;
-    void *found = dlopen(library, RTLD_NOW);
-    if (found == nullptr) {
-        const char *text = dlerror();
-        std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+    void *found = open_library(library, why);
+    if (found == nullptr)
         return nullptr;
-    }
     Finder finder(found);
     fill(table, finder);
     if (finder.missing != nullptr) {

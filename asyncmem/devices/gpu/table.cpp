@@ -1,8 +1,10 @@
 #include "table.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdio>
 
 namespace asyncmem::gpu {
 namespace {
@@ -14,6 +16,15 @@ std::atomic<int (*)()> finalizing{nullptr};
 void in_child() { forked.store(true); }
 
 } // namespace
+
+void *open_library(const char *library, Missing &why) {
+    void *found = dlopen(library, RTLD_NOW);
+    if (found == nullptr) {
+        const char *text = dlerror();
+        std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+    }
+    return found;
+}
 
 bool gone() {
     int (*ask)() = finalizing.load(std::memory_order_relaxed);

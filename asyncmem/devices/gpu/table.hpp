@@ -85,6 +85,8 @@ struct Missing {
 // of which one is named.
 const Table *load_cuda(Missing &why);
 const Table *load_hip(const char *library, Missing &why);
+// What both begin with.
+void *open_library(const char *library, Missing &why);
 
 // True where no driver call may be made any more: in a child forked after the driver was started, and once the
 // interpreter is ending, when the driver may have gone before us.
