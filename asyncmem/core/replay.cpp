@@ -14,11 +14,11 @@ namespace asyncmem::replay {
 
 namespace {
 
-// How often fences are recorded and looked at while nothing misses, as in asyncmem/pool/upkeep.py; and near a limit.
+// How often fences are recorded and looked at, as in asyncmem/pool/upkeep.py; and near a limit.
 constexpr double beat_us = 4000, tight_beat_us = 1000;
+constexpr uint32_t most_quiet = 16;  // beats at which nothing is under way, after which there is none for as long as that is so
 // A large free has a fence of its own for so many of them after a wait of one stream for another; see retire.pxi.
 constexpr uint64_t large = 1 << 20, few = 64, most_eager = 4096;
-constexpr uint64_t beats_cached = 5;  // for so many of them blocks stay in caches at most
 constexpr uint64_t merge_ratio = 32;  // live blocks for each free, up to which all are looked at for neighbours to join
 constexpr uint64_t addresses = max_size;
 constexpr double price = 1.0 / 32;    // see worth_waiting_for
@@ -93,6 +93,7 @@ private:
     void free() {
         auto [block, nbytes] = blocks_[steps_.slot[step_]];
         ++freed_;
+        ++frees_;
         --live_;
         requested_ -= nbytes;
         if (!block) return;
@@ -118,11 +119,14 @@ private:
 
     // What is due by the clock.
     void due() {
-        if (now_ >= next_beat_) {
-            fences(next_beat_);
-            if (setup_.kind == Kind::Paged) settle();
+        for (uint32_t quiet = 0; now_ >= next_beat_;) {
+            fences(next_beat_, next_beat_);
+            bool still = frees_ == beaten_ && timeline_.idle();
+            beaten_ = frees_;
+            if (setup_.kind == Kind::Paged) settle(still);
+            quiet += still;
             double beat = heap_.reserved() + heap_.reserved() / tight > setup_.limit ? tight_beat_us : beat_us;
-            next_beat_ = (std::floor(now_ / beat) + 1) * beat;
+            next_beat_ = (std::floor((quiet < most_quiet ? next_beat_ : now_) / beat) + 1) * beat;
         }
         if (now_ >= next_sample_) {
             sample();
@@ -133,18 +137,19 @@ private:
 
     // Caches hold pages that could go elsewhere, and what one stream freed is all streams' only once somebody has looked.
     // That is seen to by the clock, and not when pages are short: so blocks lie alike whether or not pages are taken back.
-    void settle() {
-        if (++beats_ % beats_cached == 0) heap_.flush(-1);
-        if (steps_.streams > 1 && freed_ * merge_ratio >= live_) {
-            heap_.merge();
-            freed_ = 0;
-        }
+    // Once nothing is under way any more, neighbours are joined that waited for different streams when it was done last.
+    void settle(bool still) {
+        heap_.flush(-1);
+        if (steps_.streams == 1 || (still ? frees_ == settled_ : freed_ * merge_ratio < live_)) return;
+        heap_.merge();
+        freed_ = 0;
+        if (still) settled_ = frees_;
     }
 
-    // Fences were recorded at a time that has just passed; what is done by now is seen.
-    void fences(double recorded_at) {
+    // Fences are recorded, and what is done by then is seen.
+    void fences(double recorded_at, double seen_at) {
         for (uint64_t recorded = timeline_.record(recorded_at); recorded; --recorded) pay(Call::Record, 0);
-        timeline_.observe(now_);
+        timeline_.observe(seen_at);
         if (setup_.kind == Kind::Direct) return_segments(UINT64_MAX);
     }
 
@@ -183,7 +188,7 @@ private:
         bool waits = setup_.limit != no_limit || allowance() > 0;
         bool looks = steps_.streams == 1 && setup_.take_back && heap_.reserved() - heap_.live() >= setup_.page;
         bool lacking = !heap_.has_addresses(ask);
-        if (lacking || waits || looks) fences(now_);
+        if (lacking || waits || looks) fences(now_, now_);
         if (lacking) tidy();
         BlockId block = 0;
         for (int tries = 0; !block && tries < most_tries && grow_pages(ask); ++tries) {
@@ -195,7 +200,7 @@ private:
 
     // Make the most of what is there, then get more.
     BlockId serve_segments(const Ask& ask) {
-        fences(now_);
+        fences(now_, now_);
         BlockId block = take_any(ask);
         if (!block && tidy()) block = take_any(ask);
         if (!block && grow_segment(ask)) block = take_any(ask);
@@ -386,7 +391,7 @@ private:
 
     // Give back wholly free segments, the largest first, until so much is missing no more; waits for their uses.
     bool make_room(uint64_t need) {
-        fences(now_);
+        fences(now_, now_);
         uint64_t reserved = heap_.reserved(), room = setup_.limit > reserved ? setup_.limit - reserved : 0;
         return need > room && return_segments(need - room);
     }
@@ -438,8 +443,8 @@ private:
     double next_ = 0, next_beat_ = 0, next_sample_;
     uint64_t peak_ = 0;  // reserved
     double moving_us_ = 0;
-    uint64_t beats_ = 0;
     uint64_t live_ = 0, freed_ = 0;  // blocks; those that were freed since the last merge
+    uint64_t frees_ = 0, beaten_ = 0, settled_ = 0;  // all of them; as of the last beat, and of when all was done and joined
     uint64_t in_arena_[2] = {};
     std::vector<uint8_t> arena_of_;  // by segment
     uint64_t next_address_ = uint64_t{1} << 40;

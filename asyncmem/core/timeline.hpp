@@ -43,6 +43,9 @@ public:
         }
     }
 
+    // Whether all that was recorded is known to be done.
+    bool idle() const { return fences_.empty(); }
+
     // When all of these uses are done, if all of them are recorded.
     double end(const Entries& entries) const {
         double latest = 0;

@@ -19,7 +19,6 @@ _ARENAS = ("small", "large")
 _BEAT = 0.004  # seconds between looks at the pages of a pool in use
 _TIGHT_BEAT = 0.001  # and near its limit, where somebody is about to wait for what is done
 _QUIET = 16  # looks after which nothing was freed that end them; what is freed after that is seen late
-_CACHED = 5  # for so many of them blocks stay in caches at most
 _MERGE_RATIO = 32  # live blocks for each free, up to which all are looked at for neighbours to join
 
 
@@ -32,8 +31,8 @@ class Upkeep:
         self._supply = flow.supply
         self._ahead = False
         self._awake = False  # the worker looks after pages every few milliseconds
-        self._beats = self._quiet = 0
-        self._frees = self._unmerged = 0
+        self._quiet = 0
+        self._frees = self._unmerged = self._settled = 0
 
     def wake(self) -> None:
         """Have the worker look after pages from now on, for as long as memory is freed (with the turn held)."""
@@ -50,25 +49,30 @@ class Upkeep:
         if not self._supply.by_pages:
             return None
         self._awake = False
-        self._supply.fence_frees()
+        with self._flow.turn:
+            gained = self._core.flush()
+        self._supply.fence_frees()  # behind what lay in caches, too
         frees = self._core.account(0).frees
         quiet = frees == self._frees and not self._flow.retire.counts().open_fences
         self._quiet = self._quiet + 1 if quiet else 0
         over = self._quiet >= _QUIET
-        self._beats += 1
         self._unmerged += frees - self._frees
         self._frees = frees
         with self._flow.turn:
-            gained = 0
-            if quiet or self._beats % _CACHED == 0:
-                gained += self._core.flush()
-            if len(self._core.stream_objects) > 1 and self._unmerged * _MERGE_RATIO >= self._core.counts().live_blocks:
+            if len(self._core.stream_objects) > 1 and self._may_join(quiet=quiet):
                 gained += self._core.merge()
                 self._unmerged = 0
+                self._settled = frees if quiet else self._settled
             if gained and len(self._flow.queue):
                 self._flow.changed()
             self._awake = self._awake or not over
         return None if over else _TIGHT_BEAT if self._supply.is_tight() else _BEAT
+
+    def _may_join(self, *, quiet: bool) -> bool:
+        # What waited for different streams when it was looked at last, and waits for none now, is joined once.
+        if quiet:
+            return self._settled != self._frees
+        return self._unmerged * _MERGE_RATIO >= self._core.counts().live_blocks
 
     def grow_ahead(self) -> None:
         """Send for growth when free memory has fallen below the headroom (with the turn held)."""

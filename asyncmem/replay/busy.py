@@ -81,7 +81,6 @@ class SimulatedBusy(Busy):
 
     def __init__(self, device: Simulated) -> None:
         self._device = device
-        self._ends: dict[Stream, float] = {}
 
     def now(self) -> float:
         """Tell the device's time."""
@@ -98,8 +97,8 @@ class SimulatedBusy(Busy):
     def hold(self, stream: Stream, until: float) -> None:
         """Put work behind all that the stream has to do that ends then, or at once where that is past."""
         assert isinstance(stream, SimulatedStream)
-        stream.launch(max(0.0, until - max(self.now(), self._ends.get(stream, 0.0))))
-        self._ends[stream] = until
+        before, _ = self._device.timeline.record(stream.lane)  # which may be another stream's work that it waits for
+        stream.launch(max(0.0, until - max(self.now(), before)))
 
 
 class CudaBusy(Busy):
