@@ -154,8 +154,10 @@ class Run:
                 for _ in range(self._in_flight):
                     self._feed.allow()
         finally:
-            for place in (*self._lines, *self._turnstiles, self._out):
-                place.clear()
+            for line in (*self._lines, self._out):
+                line.clear()
+            for turnstile in self._turnstiles:
+                turnstile.clear()
             self._ended = self._clock()
             self._out.end(Ended)
             self.over.set()
