@@ -156,10 +156,11 @@ class PoolOptions:
     Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.
     """
     patience: readers.Patience = _option(readers.Patience(0.0, math.inf), readers.patience)
-    """How long growth may wait for memory that is free but not done with, before it asks the device for more.
+    """How long growth may wait for memory that is free but not done with, before more is reserved than ever.
 
     Seconds for each request, or a share such as "2%": then all of these waits together take no more of the pool's life.
-    Where a limit stands in the way growth waits in any case. It matters for pools whose segments are "paged" only.
+    Where a limit stands in the way a pool whose segments are "paged" waits in any case. Others can do with no more than
+    whole segments that are free.
     """
     watch_captures: bool = _option(True, readers.switch)
     """Whether each allocation that names a stream of a device with graphs asks whether that is being captured.

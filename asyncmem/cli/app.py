@@ -7,6 +7,7 @@ from importlib.metadata import version
 import click
 
 from asyncmem.cli.bench import bench
+from asyncmem.cli.costs import costs
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.estimate import estimate
@@ -72,7 +73,7 @@ def commands() -> None:
     """Await GPU memory the way you await a socket."""
 
 
-for command in (doctor, demo, bench, replay, estimate, run, top, *REPORTS):
+for command in (doctor, demo, bench, replay, costs, estimate, run, top, *REPORTS):
     commands.add_command(command)
 
 

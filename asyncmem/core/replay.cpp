@@ -26,6 +26,10 @@ constexpr uint64_t fine_parts = 512;  // of a limit: no handle is larger, as wha
 constexpr uint64_t tight = 64;  // a limit is near of which such a part is left
 constexpr uint64_t stocked = 256, most_stocked = 64 << 20, stock_parts = 4, far_off = 8;  // see stock
 constexpr double dear_share = 0.03, grace_us = 20'000;  // of the time that moves may take, as in asyncmem/pool/paging.py
+// The time that segments may take which are exchanged, and how much larger than what comes one may be that goes; as in
+// asyncmem/pool/supply.py.
+constexpr double exchanging_share = 0.02;
+constexpr uint64_t uneven = 8;
 constexpr uint64_t parts = 12;  // of a request: handles are few where they need not fit below a limit, which cost by number
 constexpr int most_tries = 8;     // growth for one request: what joins behind it may be the better place
 constexpr uint64_t unbounded = uint64_t{1} << 60;
@@ -337,7 +341,10 @@ private:
             nbytes = setup_.growth(setup_.context, ask.nbytes, arena, in_arena_[arena], heap_.reserved());
         if (nbytes <= 0) return false;
         auto size = static_cast<uint64_t>(nbytes);
+        double before = tally_.bill.us;
+        bool exchanged = setup_.kind == Kind::Ordered && setup_.take_back && exchange(size);
         pay(setup_.kind == Kind::Direct ? Call::Alloc : Call::AllocAsync, size);
+        if (exchanged) moving_us_ += tally_.bill.us - before;
         uint32_t segment = heap_.add_segment(next_address_, size, arena, ask.stream);
         if (segment >= arena_of_.size()) arena_of_.resize(segment + 1);
         arena_of_[segment] = static_cast<uint8_t>(arena);
@@ -345,6 +352,36 @@ private:
         next_address_ += size + setup_.page;
         in_arena_[arena] += size;
         return true;
+    }
+
+    // Before more is reserved than ever, give back what is free and done with, as far as it is no much larger piece.
+    bool exchange(uint64_t size) {
+        auto over = [&] { return heap_.reserved() + size - std::min(heap_.reserved() + size, peak_); };
+        if (!over() || moving_us_ > exchanging_share * now_) return false;
+        if (allowance() > 0) wait_until(worth_waiting_for(unready(size)));
+        uint64_t missing = over();
+        bool any = false;
+        for (const EmptySegment& one : exchangeable(size)) {
+            if (!missing) break;
+            if (!one.entries.empty()) continue;
+            give_back(one);
+            missing -= std::min(missing, one.nbytes);
+            any = true;
+        }
+        return any;
+    }
+
+    std::vector<EmptySegment> exchangeable(uint64_t size) const {
+        std::vector<EmptySegment> empty = largest_first();
+        std::erase_if(empty, [&](auto& one) { return one.nbytes > uneven * size; });
+        return empty;
+    }
+
+    std::vector<Later> unready(uint64_t size) const {
+        std::vector<Later> later;
+        for (EmptySegment& one : exchangeable(size))
+            if (!one.entries.empty()) later.push_back({one.nbytes, std::move(one.entries)});
+        return later;
     }
 
     // Give back wholly free segments, the largest first, until so much is missing no more; waits for their uses.
@@ -357,21 +394,30 @@ private:
     // Without a number, what is done with. Says whether it came to so much; if it would not, nothing goes back.
     bool return_segments(uint64_t missing) {
         bool wait = missing != UINT64_MAX;
-        std::vector<EmptySegment> empty = heap_.empty_segments();
+        std::vector<EmptySegment> empty = largest_first();
         uint64_t sum = 0;
         for (const EmptySegment& one : empty) sum += one.nbytes;
         if (wait && sum < missing) return false;
-        std::sort(empty.begin(), empty.end(), [](auto& a, auto& b) { return a.nbytes > b.nbytes; });
         for (const EmptySegment& one : empty) {
             if (!missing) break;
             if (!wait && !one.entries.empty()) continue;
             if (wait) wait_until(timeline_.end(one.entries));
-            in_arena_[arena_of_[one.id]] -= one.nbytes;
-            heap_.remove_segment(one.id);
-            pay(setup_.kind == Kind::Direct ? Call::Free : Call::FreeAsync, one.nbytes);
+            give_back(one);
             if (wait) missing -= std::min(missing, one.nbytes);
         }
         return true;
+    }
+
+    std::vector<EmptySegment> largest_first() const {
+        std::vector<EmptySegment> empty = heap_.empty_segments();
+        std::sort(empty.begin(), empty.end(), [](auto& a, auto& b) { return a.nbytes > b.nbytes; });
+        return empty;
+    }
+
+    void give_back(const EmptySegment& one) {
+        in_arena_[arena_of_[one.id]] -= one.nbytes;
+        heap_.remove_segment(one.id);
+        pay(setup_.kind == Kind::Direct ? Call::Free : Call::FreeAsync, one.nbytes);
     }
 
     struct Held {

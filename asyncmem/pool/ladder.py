@@ -44,9 +44,9 @@ class Ladder:
         """
         if self._supply.by_pages:
             self._flow.upkeep.wake()
-            wait = self._supply.patience_for(waiting)
-            if wait is not None:
-                return partial(self._wait, wait, waiting)
+        wait = self._supply.patience_for(waiting) if self._supply.is_patient else None
+        if wait is not None:
+            return partial(self._wait, wait, waiting)
         growth = self._supply.growth_for(waiting)
         if waiting.batch and self._supply.by_pages:
             self._flow.pressure.look()  # pieces were taken and put back, past its marks

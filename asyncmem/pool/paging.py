@@ -25,7 +25,7 @@ from asyncmem.engine.grow import Room
 from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.pages import Change, Pages
-from asyncmem.pool.supply import Supply
+from asyncmem.pool.supply import LEAST, Supply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,30 +49,17 @@ _STOCK: Final = 256  # one part in so many of what is reserved is mapped ahead o
 _STOCK_PARTS: Final = 4  # in handles of a quarter: it comes with what somebody waits for
 _APART: Final = 8  # pages that streams may have free beside each other in the smallest pool, as a segment holds them
 _FAR_OFF: Final = 8  # as long as one part in so many of it may still be added
-_LEAST: Final = 1e-4  # seconds; what is left of the patience is not worth a wait below that
 _REST: Final = 0.25  # seconds after which what is above a lowered limit is offered to a device again that has failed
 
 
 class PagedSupply(Supply):
-    """The supply of a pool whose memory comes by pages. Attributes change under the pool's turn only.
-
-    Attributes:
-        clock: What tells the seconds of the pool's life.
-        takes_back: Whether idle pages are moved to where some are lacking before new memory is asked for.
-        waited: Seconds that growth has waited for fences rather than ask for new memory.
-    """
+    """The supply of a pool whose memory comes by pages. Attributes change under the pool's turn only."""
 
     by_pages = True
-    takes_back = True
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         super().__init__(core, device, retire, turn, options)
         self._heed(options)
-        self.clock = time.monotonic
-        self._opened = self.clock()
-        self._peak = 0
-        self._moving = 0.0
-        self.waited = 0.0
         self._rest_until = -math.inf
         core.overlap_least = _APART * device.page
         self._pages = Pages(
@@ -86,7 +73,6 @@ class PagedSupply(Supply):
 
     def _heed(self, options: PoolOptions) -> None:
         self._late = options.late_fences
-        self._patience = options.patience
         self._limited = options.limit is not None
 
     def end(self) -> None:
@@ -167,11 +153,8 @@ class PagedSupply(Supply):
 
     def patience_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait that comes before new memory is asked for; None for nothing, or no time."""
-        patience = self._patience
-        most = patience.seconds - waiting.age
-        if patience.share < math.inf:
-            most = min(most, patience.share * (self.clock() - self._opened) - self.waited)
-        if most < _LEAST or (waiting.inline and waiting.home is not None):
+        most = self._may_wait(waiting)
+        if most < LEAST:
             return None
         self.fence_frees()
         uses = self._uses_for(waiting, modest=True)
@@ -203,10 +186,10 @@ class PagedSupply(Supply):
 
     def _plan_for(self, waiting: Waiting, *, modest: bool = False) -> Found:
         # Moves save memory and cost time. A program that makes them go round and round is better off with more memory.
-        dear = self._moving > _GRACE + _DEAR * (self.clock() - self._opened)
+        cheap = self.lifetime.may_move(_DEAR, _GRACE)
         left = self._left()
         room = min(left, max(0, self._peak - self._core.reserved() - self.coming))
-        if dear or not self.takes_back:
+        if not (cheap and self.takes_back):
             room = left
         most = 0 if modest else left - room
         foreign = self._may_be_foreign(waiting)
@@ -246,7 +229,7 @@ class PagedSupply(Supply):
             room, most = max(0, room - fresh), most - max(0, fresh - room)
         for one, entries in reversed(taken):
             self._core.put_back(one, entries)
-        change = Change(plans, self.clock())
+        change = Change(plans, self.lifetime.clock())
         if waits is None:
             return change
         self._pages.let_go(change)
@@ -292,7 +275,7 @@ class PagedSupply(Supply):
                 self._tell_change(before, started)
                 self._peak = max(self._peak, self._core.reserved())
                 if change.out():
-                    self._moving += self.clock() - change.decided
+                    self.lifetime.note_move(change.decided)
                 if whole:
                     self._pages.let_go(change)
         # What was only not given back is the device's to try again.
@@ -334,17 +317,6 @@ class PagedSupply(Supply):
         facts = OutOfMemoryFacts(asked=more, device=self._device.name, device_free=self.memory.free)
         raise OutOfMemoryError(facts)
 
-    def _wait(self, uses: Sequence[Entry], timeout: float | None) -> None:
-        self._retire.settle(uses, timeout)
-
-    def _wait_patiently(self, uses: Sequence[Entry], timeout: float) -> None:
-        started = self.clock()
-        try:
-            self._wait(uses, timeout)
-        finally:
-            with self._turn:
-                self.waited += self.clock() - started
-
     def fence_frees(self) -> None:
         """Record fences behind what was freed on pages since the last; where that fails, a later beat does it."""
         for index in self._core.unfenced():
@@ -367,7 +339,7 @@ class PagedSupply(Supply):
             wanted: As many bytes, or a little more; None for all.
             keep: Leave at least so many bytes reserved.
         """
-        if wanted is not None and self.clock() < self._rest_until:
+        if wanted is not None and self.lifetime.clock() < self._rest_until:
             return None  # it would fail again, and nobody asks for it by name
         idle = self._core.idle_memory()[0] + self._pages.held_back
         spare = self._core.reserved() - keep - self.leaving
@@ -402,7 +374,7 @@ class PagedSupply(Supply):
                 change = Change((plan,), 0.0)
                 done = self._pages.carry_out(change)
         except BaseException:
-            self._rest_until = self.clock() + _REST
+            self._rest_until = self.lifetime.clock() + _REST
             raise
         finally:
             with self._turn:
@@ -412,6 +384,6 @@ class PagedSupply(Supply):
                 self.trims += done.unmapped > 0
                 self.refused = None
         if done.error is not None:
-            self._rest_until = self.clock() + _REST
+            self._rest_until = self.lifetime.clock() + _REST
             raise done.error
         return sum(length for _, (_, length) in change.out()[: done.unmapped])

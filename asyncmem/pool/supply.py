@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +18,15 @@ from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
 from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.pool.exchange import Exchange
+from asyncmem.pool.lifetime import Lifetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from asyncmem.core import Core, Turn
     from asyncmem.devices import Device, Segment, Stream
-    from asyncmem.engine.retire import Retire
+    from asyncmem.engine.retire import Entry, Retire
     from asyncmem.options import PoolOptions
     from asyncmem.pool.waiting import Waiting
 
@@ -36,6 +39,8 @@ _TIGHT = 64
 """A limit is near of which such a part is left."""
 _LITTLE = 1.125
 """What may be reserved, in terms of the most that was live, so that they need not be emptied again."""
+LEAST = 1e-4
+"""Seconds; what is left of the patience is not worth a wait below that."""
 
 
 class Order(NamedTuple):
@@ -81,9 +86,13 @@ class Supply:
         grows: Segments that came.
         trims: Segments that went.
         by_pages: Whether memory comes by pages, so that what is mapped says little of what is free.
+        is_patient: Whether growth may wait for fences.
+        takes_back: Whether memory in no use serves elsewhere before more than ever is asked for.
+        lifetime: What of the pool's life has gone into saving memory.
     """
 
     by_pages = False
+    takes_back = True
 
     def __init__(self, core: Core, device: Device, retire: Retire, turn: Turn, options: PoolOptions) -> None:
         self._core = core
@@ -95,6 +104,11 @@ class Supply:
         self._kind = options.segments
         self.zero = options.zero_segments
         self.ready = options.ready
+        self._patience = options.patience
+        self.is_patient = options.patience.seconds > 0
+        self.lifetime = Lifetime()
+        self._exchange = Exchange(core, retire, self.lifetime)
+        self._peak = 0  # the most that was reserved
         self.min_free = 0
         self.overlap = core.overlap = options.overlap
         self._quiet: int | None = None
@@ -118,6 +132,8 @@ class Supply:
         self.limit = limit
         self.zero = options.zero_segments
         self.ready = options.ready
+        self._patience = options.patience
+        self.is_patient = options.patience.seconds > 0
         self.overlap = self._core.overlap = options.overlap
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit
@@ -145,13 +161,63 @@ class Supply:
         """Bytes that somebody is giving back to the device just now."""
         return self.leaving - sum(one.segment.nbytes for one in self.stranded)
 
-    def patience_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
-        """Answer the wait for free memory that comes before growth, or None."""
-        return None
+    def patience_for(self, waiting: Waiting) -> Errand | None:
+        """Answer the wait that comes before more than ever is asked for; None for nothing, or no time."""
+        if waiting.capture is not None:
+            return None
+        most = self._may_wait(waiting)
+        order = self._order(waiting.pieces, waiting.stream) if most >= LEAST else None
+        uses = () if order is None else self._exchange.uses(order.nbytes, self._over(order))
+        return partial(self._wait_patiently, uses, most) if uses else None
+
+    def _may_wait(self, waiting: Waiting) -> float:
+        if waiting.inline and waiting.home is not None:
+            return 0.0
+        return self.lifetime.may_wait(self._patience, waiting.age)
+
+    def _wait(self, uses: Sequence[Entry], timeout: float | None) -> None:
+        self._retire.settle(uses, timeout)
+
+    def _wait_patiently(self, uses: Sequence[Entry], timeout: float) -> None:
+        started = self.lifetime.clock()
+        try:
+            self._wait(uses, timeout)
+        finally:
+            with self._turn:
+                self.lifetime.note_wait(started)
 
     def growth_for(self, waiting: Waiting) -> Errand | None:
-        """Answer the errand that gets memory for all of a request; None where the limit or the device forbids it."""
-        return self._errand(self._order(waiting.pieces, waiting.stream))
+        """Answer the errand that gets memory for all of a request; None where the limit or the device forbids it.
+
+        Before more is reserved than ever, segments go back that are free and done with, and too small to serve.
+        """
+        order = self._order(waiting.pieces, waiting.stream)
+        if order is None:
+            return None
+        out = self._out_for(order) if self._core.empty_segments() and waiting.capture is None else []
+        grow = self._errand(order)
+        return partial(self._fill_in_place_of, out, order) if out else grow
+
+    def _out_for(self, order: Order) -> list[Return]:
+        over = self._over(order)
+        ready = self._exchange.ready(order.nbytes) if over > 0 else ()
+        return self._take_out(over, max(0, self.ready - order.nbytes), ready) if ready else []
+
+    def _over(self, order: Order) -> int:
+        """Answer by how much growth would have more reserved than ever; nothing where that does not count."""
+        if self.direct or not self.takes_back:
+            return 0
+        return self._core.reserved() + self.leaving + self.coming + order.nbytes - self._peak
+
+    def _fill_in_place_of(self, out: list[Return], order: Order) -> None:
+        started = self.lifetime.clock()
+        try:
+            with suppress(DeviceError):  # what the device did not take is offered again
+                self._give_back(out)
+            self._fill(order)
+        finally:
+            with self._turn:
+                self.lifetime.note_move(started)
 
     def wait_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
         """Answer the wait after which there is enough for a request that growth is refused, or None."""
@@ -347,6 +413,7 @@ class Supply:
         self._arena_of[number] = order.arena
         self._in_arena[order.arena] += segment.nbytes
         self._last_stream = order.stream
+        self._peak = max(self._peak, self._core.reserved())
         if order.stream == self._quiet:
             self._core.mark_done(order.stream, self._core.close_epoch(order.stream))  # seen by `_make_ready`
 
@@ -360,10 +427,12 @@ class Supply:
         out = self._take_out(wanted, keep)
         return partial(self._give_back, out) if out else None
 
-    def _take_out(self, wanted: int | None, keep: int) -> list[Return]:
+    def _take_out(self, wanted: int | None, keep: int, among: Container[int] | None = None) -> list[Return]:
         out: list[Return] = []
         spare = self._core.reserved() - keep
         for number, _, nbytes, _ in sorted(self._core.empty_segments(), key=lambda one: -one[2]):
+            if among is not None and number not in among:
+                continue
             if wanted is not None and wanted <= 0:
                 break
             if nbytes > spare:

@@ -5,6 +5,7 @@ from asyncmem.replay.columns import Op
 from asyncmem.replay.costs import Costs, read_costs
 from asyncmem.replay.fit import fit
 from asyncmem.replay.live import replay_on
+from asyncmem.replay.measuring import measure_costs
 from asyncmem.replay.model import Model
 from asyncmem.replay.policy import Patience, Policy, pool_options
 from asyncmem.replay.reading import read
@@ -30,6 +31,7 @@ __all__ = [
     "advise",
     "fit",
     "from_snapshot",
+    "measure_costs",
     "pool_options",
     "read",
     "read_costs",

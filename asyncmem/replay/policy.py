@@ -58,8 +58,9 @@ class Policy:
 
     Attributes:
         segments: "virtual" (pages below reserved addresses), "stream_ordered" or "direct".
-        take_back: Whether pages that are in no use are moved before more than ever is taken; for "virtual".
-        patience: How long growth may wait; for "virtual".
+        take_back: Whether memory in no use is had elsewhere before more than ever is taken: pages are moved, segments
+            go back; for all but "direct".
+        patience: How long growth may wait before more than ever is taken; for all but "direct".
         options: The pool's; those in `MATTERS` count.
         text: How it was written, for tables.
 

@@ -117,6 +117,27 @@ def test_patience_is_passed_on(invoke: Invoke) -> None:
     assert one["waits"] > 0
 
 
+def test_measured_costs_are_read_again(invoke: Invoke, tmp_path: Path) -> None:
+    """What `costs --json` prints is a file for `--costs`; the simulated device's calls are those that are built in."""
+    costs = tmp_path / "costs.json"
+    result = invoke("costs", "--device", "simulated", "--json")
+    assert result.exit_code == 0, result.output
+    costs.write_text(result.stdout)
+    (measured,), (built_in,) = figures(invoke, GNN, "--costs", str(costs)), figures(invoke, GNN)
+    assert 0.8 < measured["driver_ms"] / built_in["driver_ms"] < 1.25  # type: ignore[operator]
+
+
+def test_measured_costs_are_shown_by_size(invoke: Invoke) -> None:
+    """A line for each call, a column for each size; no line for what the device has not."""
+    lines = invoke("costs", "--device", "simulated").stdout.splitlines()
+    assert lines[0].split() == ["simulated:0", "2", "MiB", "20", "MiB", "64", "MiB", "256", "MiB", "1", "GiB"]
+    assert [line.split()[0] for line in lines[1:4]] == ["cuMemCreate", "cuMemMap", "cuMemSetAccess"]
+    assert [line.split()[0] for line in invoke("costs", "--device", "host").stdout.splitlines()[1:]] == [
+        "cuMemAlloc",
+        "cuMemFree",
+    ]
+
+
 def test_costs_and_pace_are_passed_on(invoke: Invoke, tmp_path: Path) -> None:
     """Another driver's costs, and another program's speed."""
     costs = tmp_path / "costs.json"

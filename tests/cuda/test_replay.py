@@ -6,8 +6,9 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Cuda
-from asyncmem.replay import replay_on
+from asyncmem.replay import measure_costs, replay_on
 from asyncmem.replay.busy import CudaBusy
+from asyncmem.replay.costs import CALLS
 from tests.replay.programs import MIB, Program, random_program
 
 from .fake import FakeDriver
@@ -57,3 +58,15 @@ def test_a_kernel_spins_until_it_is_told(cuda: Cuda) -> None:
     assert stream.record().block(60)
     assert busy.now() - again < 0.25
     busy.close()
+
+
+def test_what_calls_take_is_measured(driver: FakeDriver | None, cuda: Cuda) -> None:
+    """All but those for fences; the first points are of small things, and nothing stays taken."""
+    free = cuda.memory().free
+    costs = measure_costs(cuda)
+    assert set(costs) == set(CALLS[:-2])
+    assert all(ns >= 0 for curve in costs.values() for _, ns in curve)
+    assert {curve[0][0] for curve in costs.values()} == {2 * MIB}
+    if driver is not None:
+        assert cuda.memory().free == free
+        assert driver.violations() == []

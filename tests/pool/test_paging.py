@@ -351,9 +351,9 @@ class TestPatience:
                 stream.launch(1.0, writes=[first])
                 first.free()
                 with pool.flow.turn:
-                    supply._opened -= 10.0
+                    supply.lifetime.began -= 10.0
                     for waited in (0.0, 0.8, 1.2):
-                        supply.waited = waited
+                        supply.lifetime.waited = waited
                         wait = supply.patience_for(waiting)
                         supply_waits.append(wait and wait.args[1])  # type: ignore[attr-defined]  # a partial
 

@@ -42,8 +42,8 @@ class Player:
         with SteppedPool(self.device, segments="paged", min_free=0, stall_after=None, **self.options) as pool:  # type: ignore[arg-type]
             supply = pool.flow.supply
             assert isinstance(supply, PagedSupply)
-            supply.clock = lambda: self.device.now
-            supply._opened = 0.0
+            supply.lifetime.clock = lambda: self.device.now
+            supply.lifetime.began = 0.0
             supply.takes_back = self.takes_back
             yield pool
 
@@ -73,7 +73,7 @@ class Player:
                     buffer.free()
                     touched.add(number)
             self.stats = pool.stats()
-            self.waited = pool.flow.supply.waited  # type: ignore[attr-defined]  # of a paged one
+            self.waited = pool.flow.supply.lifetime.waited
             pool.check()
             for buffer in live.values():
                 buffer.free()

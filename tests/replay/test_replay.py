@@ -1,5 +1,6 @@
 """A replay does what a pool would do, and its figures can be worked out by hand."""
 
+import statistics
 from dataclasses import replace as changed
 
 import pytest
@@ -333,6 +334,46 @@ def test_a_policy_that_cannot_be_read_is_refused(text: str) -> None:
     """It names the setting."""
     with pytest.raises(InvalidRequest):
         Policy.parse(text)
+
+
+SIZES = ([2 * MIB, 30 * MIB, 100_000], [MIB, 64 * MIB], [5 * MIB], [7000, 300_000, 12 * MIB], [200 * MIB, 900 * MIB])
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.005, 0.02])
+def test_segments_are_exchanged_before_more_than_ever_is_taken(lag: float) -> None:
+    """Over random programs that saves much, and costs none of them much; how much of either is the programs' affair."""
+    ratios = []
+    for seed in range(30):
+        trace = random_program(seed, SIZES[seed % len(SIZES)], steps=600, streams=1 + seed % 3)
+        lean, kept = (
+            replay(trace, Policy.parse(f"stream_ordered,take_back={switch}"), Model(lag=lag)).peak_reserved
+            for switch in ("on", "off")
+        )
+        ratios.append(lean / kept)
+    assert max(ratios) <= 1.05
+    assert statistics.geometric_mean(ratios) <= 0.97
+
+
+def test_a_segment_is_exchanged_once_it_is_done_with() -> None:
+    """Not while the device is late with it, unless growth may wait for that; nor if it is much larger."""
+    trace = Program().take("a", 100 * MIB).free("a").at(1 * MS).take("b", 200 * MIB).free("b").trace()
+    plain, patient = Policy("stream_ordered"), Policy("stream_ordered", patience=Patience(seconds=0.1))
+    assert replay(trace, plain).peak_reserved == 200 * MIB
+    assert replay(trace, plain, LATE).peak_reserved == 300 * MIB
+    late = replay(trace, patient, LATE)
+    assert (late.peak_reserved, late.waits) == (200 * MIB, 1)
+    assert replay(trace, Policy.parse("stream_ordered,take_back=off")).peak_reserved == 300 * MIB
+    small = Program().take("a", 100 * MIB).free("a").at(1 * MS).take("b", 1000).trace()
+    assert replay(small, plain).peak_reserved == 102 * MIB
+
+
+def test_exchanging_takes_a_small_share_of_the_time() -> None:
+    """A program that makes it go round and round gets more memory instead."""
+    program = Program()
+    for step in range(400):
+        program.at(step * MS).take("a", (30 + step % 37) * MIB).free("a").take("b", (300 + step % 41) * MIB).free("b")
+    one = replay(program.trace(), Policy("stream_ordered"))
+    assert one.driver_seconds <= 0.03 * one.duration
 
 
 def test_a_policy_is_read() -> None:

@@ -4,7 +4,7 @@ cdef enum:
     _PARTS = 8  # of the free bytes at most this part waits for a shared fence of one stream
     _FEW = 64  # a block is large that is such a part of what is reserved,
     _LARGE = 1 << 20  # and so many bytes
-    _EAGER = 4096  # large frees at home that have a fence after the last wait of one stream for another
+    _EAGER = 4096  # large frees at home that have a fence after the last wait of one stream for another, or growth
 
 
 @cython.freelist(64)
@@ -180,10 +180,14 @@ cdef class Retire(Lanes):
     cdef inline bint is_large(self, uint64_t nbytes) noexcept:
         return self.core is not None and <int64_t>nbytes >= self.core.fence_from and _FEW * nbytes >= self.c.reserved()
 
-    cdef void be_eager(self) noexcept:
-        # Streams have begun to wait for each other, which they do for less where large frees have fences of their own.
+    cpdef void be_eager(self, int frees=_EAGER) noexcept:
+        """Have the next large frees at home recorded each by a fence of its own.
+
+        For streams that have begun to wait for each other, which do it for less then; and for a pool that could give
+        back what it knows to be done with, as it grows.
+        """
         if self.core is not None and self.c != NULL:
-            self.eager = _EAGER
+            self.eager = max(self.eager, frees)
             self.core.fence_from = _LARGE
 
     # -- freeing -----------------------------------------------------------------------------------------------------
