@@ -138,7 +138,7 @@ async def test_budget_counts_its_own_waits() -> None:
 
 
 async def test_room_that_a_budget_has_promised_is_given_to_nobody_else() -> None:
-    """Who waits further out has it promised; a newcomer from beside it takes its turn, and no place that is not there."""
+    """Who waits further out has it promised; a newcomer from beside waits for what is left."""
     async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
         outer = pool.budget("outer", limit=6 * MIB)
         middle = outer.budget("middle", limit=4 * MIB)
