@@ -44,8 +44,9 @@ class Pipeline(Generic[A, B]):
     """Stages that work side by side: ``async with Pipeline(decode, forward, pool=pool) as pipe``.
 
     Each stage allocates from a share of its own, so a fast stage that fills the memory holds up itself and not those
-    behind it. Where stages say by `credit` (see `@stage`) what one item needs, the whole cannot lock itself up. Inside
-    the block, `map` runs it over a source, as often as is wanted.
+    behind it. Where stages say by `credit` (see `@stage`) what one item needs, the whole cannot lock itself up. Nothing
+    is kept free behind the last stage that may take memory. Inside the block, `map` runs it over a source, as often as
+    is wanted.
 
     Args:
         *stages: Async functions ``async def forward(item, pool)``, or stages made of them by `@stage`, in order.

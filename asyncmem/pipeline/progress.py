@@ -40,9 +40,8 @@ async def show(report: Callable[[], PipelineReport], console: Console | None = N
 
 def _table(report: PipelineReport) -> Table:
     # In two lines, so that 80 columns are enough.
-    table = Table(
-        *(title.replace("for ", "for\n").replace("kept ", "kept\n") for title in HEAD), title=report.headline()
-    )
+    titles = (title.replace("for ", "for\n").replace("kept ", "kept\n") for title in HEAD)
+    table = Table(*titles, title=report.headline(), caption=report.advice)
     table.box, table.padding, table.pad_edge = None, (0, 2, 0, 0), False
     for column in table.columns:
         column.justify, column.no_wrap = "right", True

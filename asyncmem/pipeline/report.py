@@ -82,6 +82,16 @@ class PipelineReport:
         """The stage that is busiest: the one to make faster, or to give more workers."""
         return max(self.stages, key=lambda stage: stage.busy).name
 
+    @property
+    def advice(self) -> str | None:
+        """What to write where stages wait for memory that is kept free for others which take none; else None."""
+        waits = max(stage.waiting_for_memory for stage in self.stages)
+        if waits <= 1 - FULL or max(stage.busy for stage in self.stages) >= FULL:
+            return None
+        unused = [stage for stage in self.stages if stage.items and stage.kept_bytes and not stage.peak_bytes]
+        kept = ", ".join(f"{format_size(stage.kept_bytes)} for {stage.name}" for stage in unused)
+        return f"kept free and never used: {kept}; @stage(credit=0) leaves it to the others" if unused else None
+
     def __str__(self) -> str:
         """Lay the figures out as a table."""
         rows = [HEAD, *(cells(stage, mark=stage.name == self.bottleneck) for stage in self.stages)]
@@ -90,7 +100,8 @@ class PipelineReport:
             "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(both))
             for both in (list(zip(row, widths, strict=True)) for row in rows)
         ]
-        return "\n".join([self.headline(), *lines])
+        advice = self.advice
+        return "\n".join([self.headline(), *lines, *([advice] if advice else [])])
 
     def headline(self) -> str:
         """Say in one line what came out."""
@@ -98,6 +109,9 @@ class PipelineReport:
         done = f"{format_count(self.items, 'item')} in {format_duration(self.seconds)}"
         return f"{done}, {self.items_per_s:,.3g} a second, {peak}"
 
+
+FULL = 0.95
+"""The share of its time from which on a stage counts as busy all of the time: more memory would not help then."""
 
 HEAD = ("stage", "workers", "items", "items/s", "busy", "waits for memory", "waits for input", "peak", "kept free")
 """The titles of the table's columns."""

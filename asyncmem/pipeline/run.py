@@ -71,6 +71,7 @@ class Run:
         self._out: Line[Flight] = Line()
         self._lines: list[Line[Flight]] = []
         self._exits: list[Callable[[Flight], None]] = []
+        self._turnstiles: list[Turnstile] = []
         self._doors: dict[int, Line[None]] = {}
         following = self._out
         for at, station in reversed(list(enumerate(stations))):
@@ -82,7 +83,9 @@ class Run:
                 self._doors[at].put(None)
             line: Line[Flight] = Line(station.quota.window) if several else Line()
             self._lines.insert(0, line)
-            self._exits.insert(0, Turnstile(line, following) if several else following.put)
+            if several:
+                self._turnstiles.append(Turnstile(line, following))
+            self._exits.insert(0, self._turnstiles[-1] if several else following.put)
             following = line
         self._feed = feed_from(source, self._take_in, self._source_ended)
         self.handed = 0
@@ -153,6 +156,8 @@ class Run:
         finally:
             for line in (*self._lines, self._out):
                 line.clear()
+            for turnstile in self._turnstiles:
+                turnstile.clear()
             self._ended = self._clock()
             self._out.end(Ended)
             self.over.set()
@@ -233,6 +238,10 @@ class Turnstile:
             self._following.put(self._early.pop(self._next))
             self._next += 1
             self._line.reopen()
+
+    def clear(self) -> None:
+        """Drop the items whose turn has not come."""
+        self._early.clear()
 
 
 def _nothing() -> None:

@@ -75,7 +75,8 @@ def stage(
         workers: How many items it works on at once.
         credit: The most bytes that one item needs here: all that it allocates, each buffer counted in units of 512
             bytes. Each item gets so much at once and in one piece, and for each worker it is kept free. Without
-            credit, the stage shares with others what is left.
+            credit, the stage shares with others what is left. One that takes nothing has a credit of 0, and needs not
+            say so where it never looks at `pool`, or at no more of it than the stream.
         device: The device whose memory it allocates, by the process's own pool; None for the pipeline's pool.
         stream: Where it queues its work: a stream of the device, or a name for one that the pipeline makes. Items are
             in order there when they come, and it is the home of what is allocated. None leaves streams to the stage.

@@ -507,7 +507,11 @@ class Flow(Desk):
         self._left_over = self._room()
 
     def _anyone_before(self, share: Share) -> bool:
-        return share.may_wait and not (self.queue.empty and share.queue.empty)
+        if not share.may_wait:
+            return False
+        # Who stands further out counts too: budgets on the way there have promised it room, which is as good as taken.
+        further_out = bool(self.standing) and any(not one.queue.empty for one in share.lineage())
+        return further_out or not self.queue.empty
 
     def _leave(self, waiting: Waiting) -> None:
         if waiting.queue is not None:

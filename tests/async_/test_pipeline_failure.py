@@ -114,6 +114,27 @@ def test_when_all_workers_raise_at_once_the_first_is_told() -> None:
     assert len(failed) > 1
 
 
+def test_what_was_finished_before_its_turn_is_let_go_too(virtually: Run) -> None:
+    """Items that wait for an earlier one, which another worker has and fails, hold nothing afterwards."""
+
+    @stage(workers=3)
+    async def fail_at_the_first(number: int, pool: StageShare) -> Buffer:
+        buffer = await pool.allocate_async(MIB)
+        if number == 0:
+            await anyio.sleep(1)
+            raise Wrong
+        return buffer
+
+    async def main() -> None:
+        async with stepped_pool(LIMIT) as pool, Pipeline(fail_at_the_first, pool=pool) as pipe:
+            results = pipe.map(range(9))
+            with pytest.raises(StageError):
+                await anext(results)
+            assert pool.stats().allocated_bytes == 0
+
+    virtually(main)
+
+
 def test_a_stage_that_hangs_is_cancelled_at_its_time_limit(virtually: Run) -> None:
     """The error is of a `TimeoutError` that says how long; what the stage held is free."""
 

@@ -137,6 +137,25 @@ async def test_budget_counts_its_own_waits() -> None:
         assert pool.budget("other", limit=MIB).stats().waits == 0
 
 
+async def test_room_that_a_budget_has_promised_is_given_to_nobody_else() -> None:
+    """Who waits further out has it promised; a newcomer from beside waits for what is left."""
+    async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
+        outer = pool.budget("outer", limit=6 * MIB)
+        middle = outer.budget("middle", limit=4 * MIB)
+        one, other = middle.budget("one", limit=4 * MIB), middle.budget("other", limit=4 * MIB)
+        held = await outer.allocate_async(4 * MIB)
+        first = one.allocate_async(3 * MIB)  # the middle one has room for it, the outer one has not
+        second = other.allocate_async(2 * MIB)
+        assert other.try_allocate(MIB) is None
+        assert not second.done()
+        held.free()
+        got = await first
+        assert not second.done()
+        assert middle.stats().allocated_bytes == 3 * MIB
+        got.free()
+        (await second).free()
+
+
 async def test_budget_that_shrinks_refuses_who_cannot_fit_any_more() -> None:
     """A limit below what is live or waited for harms nobody else, and lets nobody wait for ever."""
     async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:

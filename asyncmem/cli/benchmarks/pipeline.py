@@ -1,8 +1,9 @@
 """What does a pipeline add to an item, and does it keep its slowest stage busy when memory is for three items only?
 
 The runner is held against the same three stages, which do nothing, joined by unbounded queues of asyncio. The pace is
-that of stages of 4, 10 and 4 ms, which pass one buffer on, against the time that the second is at work on an item. (The
-loop's timers, which stand for the work, are late by up to a millisecond, and the later the more of them there are.)
+that of plain functions that take 4, 10 and 4 ms and pass one buffer on, against the time that the second is at work on
+an item. (The loop's timers, which stand for the work, are late by up to a millisecond, and the later the more of them
+there are.)
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from typing import Final
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.cli.benchmarks.measure import Effort, Loop, interleave, summary
 from asyncmem.cli.benchmarks.result import Row, compare, worst_of
-from asyncmem.pipeline import Pipeline, StageShare, stage
+from asyncmem.pipeline import Pipeline, StageShare
 
 BOUND: Final = 4.0
 PACE_BOUND: Final = 1.0 / 0.95
@@ -26,7 +27,6 @@ SLOW: Final = 0.010
 ITEMS: Final = 100
 
 
-@stage(credit=SIZE)
 async def load(number: int, pool: StageShare) -> tuple[int, Buffer]:
     """Take memory, and some time."""
     buffer = await pool.allocate_async(SIZE)
@@ -34,14 +34,12 @@ async def load(number: int, pool: StageShare) -> tuple[int, Buffer]:
     return number, buffer
 
 
-@stage(credit=0)
 async def compute(item: tuple[int, Buffer], _: StageShare) -> tuple[int, Buffer]:
     """Take the most time, in place."""
     await asyncio.sleep(SLOW)
     return item
 
 
-@stage(credit=0)
 async def finish(item: tuple[int, Buffer], _: StageShare) -> int:
     """Take some time, and let the memory go."""
     await asyncio.sleep(FAST)
