@@ -27,7 +27,7 @@ Heap::Heap(uint64_t granule, const Tuning& tuning) : shift_(static_cast<uint32_t
 }
 
 void Heap::configure(const Tuning& tuning) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     bool moved = tuning.small_limit != tuning_.small_limit;
     tuning_ = tuning;
     shared_.max_blocks = tuning.shared_cache_blocks;
@@ -179,7 +179,7 @@ BlockId Heap::take(const Ask& ask, Outcome& outcome) {
 }
 
 BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     BlockId block = take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome);
@@ -200,7 +200,7 @@ void Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& ou
 }
 
 BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     if (ask.arena < 2) throw std::invalid_argument("only the inside of a lease is taken by its addresses");
@@ -263,7 +263,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
 }
 
 uint32_t Heap::put_back(BlockId block, const Entries& owed) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : owed) need_stream(entry.stream);
     Node& node = nodes_[block];
@@ -383,7 +383,7 @@ uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     need_live(block);
     Entries everything;
     for (uint32_t s = 0; s < streams_.size(); ++s) everything.push_back({s, streams_[s]->epochs.open});
@@ -435,7 +435,7 @@ uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {
 }
 
 uint64_t Heap::flush(int64_t stream) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
     for (size_t s = 0; s < streams_.size(); ++s) {

@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -244,6 +246,30 @@ def test_the_fence_of_an_open_epoch_is_refused(heap: Heap) -> None:
     """A fence recorded before the epoch was closed would not cover frees that still join it."""
     with pytest.raises(ValueError, match="still open"):
         heap.publish(0, heap.open_epoch(0))
+
+
+def test_many_blocks_have_room() -> None:
+    """The table of blocks grows, and those that there are stay what they are."""
+    heap = Heap()
+    heap.add_segment(1 << 40, 1 << 30, 0, 0)
+    live = [heap.take(512, 0) for _ in range(150_000)]
+    assert [heap.address(block) for block in live] == [(1 << 40) + 512 * i for i in range(150_000)]
+    heap.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts addresses as Linux does")
+def test_a_heap_needs_few_addresses() -> None:
+    """Where a limit on addresses leaves no room for the whole table, a smaller one does."""
+    script = """
+import resource
+from asyncmem.core import Heap
+used = 4096 * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), resource.RLIM_INFINITY))
+heap = Heap()
+heap.add_segment(1 << 40, 1 << 22, 0, 0)
+assert heap.take(512, 0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "good_fit"])
