@@ -60,17 +60,14 @@ HIT_PATH void Heap::release(Node& node) {
 // A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
 HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
     if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
-    if (!bin.head) bin = Bin{.granules = granules, .asked = 1};
+    cache.take_over(bin, granules);
 }
 
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
-        if (!ask.again) {
-            bin.asked += bin.asked < 3;
-            bin.strikes = 0;
-        }
+        if (!ask.again) bin.strikes = 0;
         if (BlockId block = bin.head) {
             local.remove(nodes_, bin, block, granules << shift_);
             release(nodes_[block]);
@@ -78,6 +75,7 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
             outcome.touched = 1;
             return block;
         }
+        if (!ask.again) local.ask(bin, natural_arena(granules << shift_));
     } else if (!ask.again) {
         strike(local, bin, granules);
     }

@@ -9,6 +9,7 @@ import pytest
 
 from asyncmem.core import MAX_SIZE, Heap
 from asyncmem.core.reference import ReferenceHeap
+from asyncmem.core.reference.cache import Cache
 
 BASE = 1 << 30
 SPAN = 1 << 26
@@ -114,6 +115,16 @@ def test_a_size_is_cached_once_it_was_asked_for_often_enough(heap: Heap, size: i
         heap.free(heap.take(size, 0))
         cached.append(heap.cached_bytes())
     assert cached == [0] * (often - 1) + [size]
+
+
+@pytest.mark.parametrize(("others", "kept"), [(511, True), (512, False)])
+def test_a_large_size_is_cached_only_where_it_is_asked_for_often(heap: Heap, others: int, kept: bool) -> None:
+    """What is kept of a size that comes once in hundreds of requests would only divide the hole of the others."""
+    size, table = 2 << 20, Cache(8)
+    elsewhere = [granules for granules in range(1000, 2000) if table.bin(granules) is not table.bin(size // 512)]
+    for nbytes in (size, size, *(512 * granules for granules in elsewhere[:others]), size):
+        heap.free(heap.take(nbytes, 0))
+    assert heap.cached_bytes() == size * kept
 
 
 def test_another_stream_gets_a_block_only_when_its_streams_are_done() -> None:
