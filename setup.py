@@ -9,8 +9,9 @@ CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "replay", "report", "segments", "spaces", "waste"]
 PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "lanes", "line"]
 PARTS += ["quick", "ready", "replay", "retire", "spares", "turn", "witness"]
-HEADERS = ["cache.hpp", "costs.hpp", "entries.hpp", "fences.hpp", "handles.hpp", "heap.hpp", "holes.hpp", "index.hpp"]
-HEADERS += ["ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "replay.hpp", "space.hpp", "timeline.hpp"]
+HEADERS = ["cache.hpp", "costs.hpp", "entries.hpp", "fences.hpp", "few.hpp", "handles.hpp", "heap.hpp", "holes.hpp"]
+HEADERS += ["index.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "replay.hpp", "reserved.hpp"]
+HEADERS += ["space.hpp", "timeline.hpp"]
 HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.

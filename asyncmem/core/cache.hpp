@@ -13,7 +13,8 @@ struct Bin {
     BlockId head = 0, tail = 0;
     uint32_t count = 0;
     uint16_t strikes = 0;  // misses by other sizes since this bin was last asked for its own
-    uint8_t asked = 0;     // how often in a row its size was asked for, up to three times
+    uint8_t asked = 0;     // how often in a row its size was asked for and not here, up to three times
+    uint32_t since = 0;    // how many requests found nothing in the cache, up to the latest of its own
 
     // Whether it is worth keeping blocks for. By chance two requests of random sizes are alike now and then, and what is
     // kept of a large one divides the hole that all others come from: so those are to be asked for three times.
@@ -69,10 +70,27 @@ public:
     uint64_t blocks() const { return blocks_; }
     uint64_t bytes() const { return bytes_; }  // without the outsize block
 
+    // A request for a bin's size, which has none.
+    void ask(Bin& bin, bool large) {
+        uint32_t now = ++misses_;
+        // Large ones are in a row only where they follow each other closely: no kept block should outlast hundreds of others.
+        if (large && !bin.hot(large) && now - bin.since > nearby) bin.asked = 0;
+        bin.asked += bin.asked < 3;
+        bin.since = now;
+    }
+
+    // A request for another size takes an empty bin over.
+    void take_over(Bin& bin, uint64_t granules) {
+        ++misses_;
+        if (!bin.head) bin = Bin{.granules = granules, .asked = 1, .since = misses_};
+    }
+
     uint64_t max_blocks = 0;
     uint64_t max_bytes = 0;
 
 private:
+    static constexpr uint32_t nearby = 512;
+
     void count(Bin& bin, BlockId id, uint64_t nbytes) {
         ++bin.count;
         ++blocks_;
@@ -85,6 +103,7 @@ private:
     uint64_t blocks_ = 0;
     uint64_t bytes_ = 0;
     BlockId outsize_ = 0;
+    uint32_t misses_ = 0;
 };
 
 // A direct-mapped table of 2**bits bins, inside the object that holds it.

@@ -53,10 +53,7 @@ std::string Heap::check_block(BlockId block, const Segment& segment) const {
             const auto& by_key = arenas_[node.arena].by_key;
             if (key >= by_key.size() || !by_key[key]) return at(node.address, "free block without an index");
             if (node.more && entry_pool_[node.more].size() < 2) return at(node.address, "mixed block with one entry");
-            const CandidateList& list = by_key[key]->at(class_of(node.granules));
-            if (node.slot >= list.size() || list[node.slot].node != block || list[node.slot].address != node.address ||
-                list[node.slot].low != static_cast<uint32_t>(node.granules))
-                return at(node.address, "free block that its index does not hold");
+            if (!by_key[key]->holds(node, block)) return at(node.address, "free block that its index does not hold");
             for (const Entry& entry : raw_entries(node))
                 if (entry.epoch > streams_[entry.stream]->epochs.open) return at(node.address, "entry of a future epoch");
             return "";

@@ -27,7 +27,7 @@ Heap::Heap(uint64_t granule, const Tuning& tuning) : shift_(static_cast<uint32_t
 }
 
 void Heap::configure(const Tuning& tuning) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     bool moved = tuning.small_limit != tuning_.small_limit;
     tuning_ = tuning;
     shared_.max_blocks = tuning.shared_cache_blocks;
@@ -60,17 +60,14 @@ HIT_PATH void Heap::release(Node& node) {
 // A bin that other sizes keep asking for gives its blocks back, a few at a time, and then its place.
 HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
     if (bin.head && ++bin.strikes > patience) drain(cache, bin, drained_at_once);
-    if (!bin.head) bin = Bin{.granules = granules, .asked = 1};
+    cache.take_over(bin, granules);
 }
 
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
-        if (!ask.again) {
-            bin.asked += bin.asked < 3;
-            bin.strikes = 0;
-        }
+        if (!ask.again) bin.strikes = 0;
         if (BlockId block = bin.head) {
             local.remove(nodes_, bin, block, granules << shift_);
             release(nodes_[block]);
@@ -78,6 +75,7 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
             outcome.touched = 1;
             return block;
         }
+        if (!ask.again) local.ask(bin, natural_arena(granules << shift_));
     } else if (!ask.again) {
         strike(local, bin, granules);
     }
@@ -179,7 +177,7 @@ BlockId Heap::take(const Ask& ask, Outcome& outcome) {
 }
 
 BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     BlockId block = take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome);
@@ -200,7 +198,7 @@ void Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& ou
 }
 
 BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     if (ask.arena < 2) throw std::invalid_argument("only the inside of a lease is taken by its addresses");
@@ -263,7 +261,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
 }
 
 uint32_t Heap::put_back(BlockId block, const Entries& owed) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : owed) need_stream(entry.stream);
     Node& node = nodes_[block];
@@ -383,7 +381,7 @@ uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     need_live(block);
     Entries everything;
     for (uint32_t s = 0; s < streams_.size(); ++s) everything.push_back({s, streams_[s]->epochs.open});
@@ -435,7 +433,7 @@ uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {
 }
 
 uint64_t Heap::flush(int64_t stream) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
     for (size_t s = 0; s < streams_.size(); ++s) {

@@ -253,15 +253,8 @@ private:
         uint64_t stamped = 0;  // the latest epoch noted as a use of a handle
         BinTable<8> cache;
     };
-    // An arena's latest free block, not in its index yet, and the block before it whose free is not finished (place.cpp).
-    struct Edge {
-        BlockId rest = 0;
-        BlockId parked = 0;
-    };
     struct Arena {
         std::vector<std::unique_ptr<FreeIndex>> by_key;  // 0 clean, 1 several streams, 2 + s only stream s
-        Edge edge;
-        uint32_t futile = 0;   // edges in a row that served nothing
         uint32_t segment = 0;  // a lease's own range
         uint32_t space = 0;    // 1 + the segment that is its space, 0 for none
         bool used = false;
@@ -275,7 +268,6 @@ private:
         uint32_t stream;
         Bound bound;
         uint32_t window;  // candidates looked at in one class
-        uint32_t cls = class_of(granules);
         uint32_t touched = 0;
         bool bare = false;  // a block was found, and memory is missing behind it
     };
@@ -289,21 +281,13 @@ private:
     static constexpr Reach reaches[] = {
         {Bound::Done, narrow}, {Bound::Done, wide}, {Bound::Recorded, wide}, {Bound::Any, wide}};
 
-    // The lock, for all that looks at free blocks: it finds them where they belong.
-    class Settled {
+    // The lock, for all that looks at the uses of handles, or at their queue: it finds them noted.
+    class Noted {
     public:
-        explicit Settled(const Heap& heap) : guard_(heap.lock_) {
-            if (heap.edges_open_) const_cast<Heap&>(heap).close_edges();
-        }
+        explicit Noted(const Heap& heap) : guard_(heap.lock_) { const_cast<Heap&>(heap).catch_up(); }
 
     private:
         std::lock_guard<Lock> guard_;
-    };
-
-    // The same for all that looks at the uses of handles, or at their queue: it finds them noted.
-    class Noted : Settled {
-    public:
-        explicit Noted(const Heap& heap) : Settled(heap) { const_cast<Heap&>(heap).catch_up(); }
     };
 
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
@@ -323,7 +307,9 @@ private:
     bool eligible(const Node& node, uint32_t stream, Bound bound) const;
     static bool better(const Node& a, const Node& b);
     BlockId best_of(const CandidateList& list, bool fit, bool all, Search& search) const;
-    BlockId find(const FreeIndex& index, bool all, Search& search, uint32_t last) const;
+    BlockId find(const FreeIndex& index, bool all, Search& search, BlockId known) const;
+    BlockId find_eligible(const Few& few, Search& search) const;
+    BlockId find_listed(const FreeIndex& index, bool all, Search& search, BlockId known) const;
     BlockId place(const Arena& arena, Search& search) const;
     BlockId place_foreign(const Arena& arena, Search& search) const;
     BlockId oldest_of(const Arena& arena, Search& search) const;
@@ -336,12 +322,9 @@ private:
     void settle(BlockId block);
     BlockId join(BlockId block);
     void merge_in(const Segment& segment);
-    BlockId take_edge(Arena& arena, Search& search);
-    bool edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const;
-    bool park(Arena& arena, BlockId block);
-    void lay(BlockId block);
-    void close_edge(Arena& arena);
-    void close_edges();
+    bool sink(BlockId block);
+    void link(BlockId before, BlockId block);
+    BlockId take_front(BlockId block, uint64_t granules);
     bool joins(const Node& a, const Node& b) const;
     bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
@@ -352,6 +335,7 @@ private:
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
     void index_remove(Node& node);
+    void index_resize(BlockId block, uint64_t address, uint64_t granules);
 
     // entries (place.cpp)
     static uint32_t key_of(const Node& node);
@@ -464,7 +448,6 @@ private:
     EntryPool entry_pool_;
     std::vector<std::unique_ptr<Stream>> streams_;
     std::vector<Arena> arenas_;
-    uint32_t edges_open_ = 0;  // arenas that have an edge
     std::vector<uint32_t> free_arenas_;
     std::vector<Segment> segments_;
     std::vector<uint32_t> free_segments_;

@@ -1,4 +1,5 @@
-// The free index: segregated lists of free blocks with bitmaps over them, one for each (arena, stream key).
+// The free index, one for each (arena, stream key): a handful of free blocks side by side, or, where there are more,
+// segregated lists with bitmaps over them.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "few.hpp"
 #include "node.hpp"
 
 namespace asyncmem {
@@ -74,29 +76,40 @@ class FreeIndex {
 public:
     static constexpr uint32_t none = UINT32_MAX;
 
-    void add(Node& node, BlockId id) {
-        uint32_t cls = class_of(node.granules), row = cls >> 5;
-        if (!rows_[row]) [[unlikely]] rows_[row] = std::make_unique<CandidateList[]>(32);
-        CandidateList& list = rows_[row][cls & 31];
-        node.slot = list.size();
-        node.link = cls;
-        list.add(node.address, static_cast<uint32_t>(node.granules), id);
-        filled_[row] |= 1u << (cls & 31);
-        summary_ |= uint64_t{1} << row;
+    void add(NodeTable& nodes, Node& node, BlockId id) {
+        if (few_ && places_.full()) [[unlikely]] spread(nodes);
         ++count_;
+        if (few_) {
+            places_.add(node, id);
+        } else {
+            list(node, id);
+        }
     }
 
-    // Without a branch: which candidate is the last, or the only one, is nothing that a processor could foresee.
     void remove(NodeTable& nodes, const Node& node) {
-        uint32_t cls = node.link, slot = node.slot, row = cls >> 5;
-        CandidateList& list = rows_[row][cls & 31];
-        nodes[list.remove(slot)].slot = slot;
-        filled_[row] &= ~(uint32_t{list.empty()} << (cls & 31));
-        summary_ &= ~(uint64_t{!filled_[row]} << row);
         --count_;
+        if (few_) {
+            places_.remove(node);
+        } else {
+            unlist(nodes, node);
+            if (count_ == Few::most / 2) [[unlikely]] gather(nodes);
+        }
     }
 
-    // The first class at or above `cls` that holds a block, or `none`.
+    // A block here has grown or shrunk.
+    void resize(NodeTable& nodes, Node& node, BlockId id) {
+        if (few_) {
+            places_.resize(node);
+        } else {
+            remove(nodes, node);
+            add(nodes, node, id);
+        }
+    }
+
+    // The blocks, as long as they are few; else none.
+    const Few* few() const { return few_ ? &places_ : nullptr; }
+
+    // The first class at or above `cls` that holds a block, or `none`; for many.
     uint32_t next(uint32_t cls) const {
         uint32_t row = cls >> 5;
         uint32_t filled = filled_[row] >> (cls & 31);
@@ -107,21 +120,71 @@ public:
         return (row << 5) + static_cast<uint32_t>(std::countr_zero(filled_[row]));
     }
 
-    // The highest class that holds a block, or `none`.
-    uint32_t top() const {
-        if (!summary_) return none;
-        uint32_t row = 63 - static_cast<uint32_t>(std::countl_zero(summary_));
-        return (row << 5) + 31 - static_cast<uint32_t>(std::countl_zero(filled_[row]));
-    }
-
     const CandidateList& at(uint32_t cls) const { return rows_[cls >> 5][cls & 31]; }
     size_t count() const { return count_; }
 
+    bool holds(const Node& node, BlockId id) const {
+        if (few_) return places_.holds(node, id);
+        uint32_t cls = class_of(node.granules);
+        if (node.link != cls || !rows_[cls >> 5] || node.slot >= at(cls).size()) return false;
+        const Candidate& c = at(cls)[node.slot];
+        return c.node == id && c.address == node.address && c.low == static_cast<uint32_t>(node.granules);
+    }
+
+    // All blocks, the smaller classes first where there are many.
+    template <typename Look>
+    void each(Look&& look) const {
+        if (few_) return places_.each(look);
+        for (uint32_t cls = next(0); cls != none; cls = next(cls + 1))
+            for (const Candidate& c : at(cls)) look(c.node);
+    }
+
 private:
+    void list(Node& node, BlockId id) {
+        uint32_t cls = class_of(node.granules), row = cls >> 5;
+        if (!rows_[row]) [[unlikely]] rows_[row] = std::make_unique<CandidateList[]>(32);
+        CandidateList& list = rows_[row][cls & 31];
+        node.slot = list.size();
+        node.link = cls;
+        list.add(node.address, static_cast<uint32_t>(node.granules), id);
+        filled_[row] |= 1u << (cls & 31);
+        summary_ |= uint64_t{1} << row;
+    }
+
+    // Without a branch: which candidate is the last, or the only one, is nothing that a processor could foresee.
+    void unlist(NodeTable& nodes, const Node& node) {
+        uint32_t cls = node.link, slot = node.slot, row = cls >> 5;
+        CandidateList& list = rows_[row][cls & 31];
+        nodes[list.remove(slot)].slot = slot;
+        filled_[row] &= ~(uint32_t{list.empty()} << (cls & 31));
+        summary_ &= ~(uint64_t{!filled_[row]} << row);
+    }
+
+    // From places to lists, where the lowest block counts as the oldest, and back.
+    [[gnu::noinline]] void spread(NodeTable& nodes) {
+        BlockId all[Few::most], *end = all;
+        places_.each([&](BlockId id) { *end++ = id; });
+        std::sort(all, end, [&](BlockId a, BlockId b) { return nodes[a].address < nodes[b].address; });
+        places_ = Few{};
+        few_ = false;
+        for (BlockId id : all) list(nodes[id], id);
+    }
+
+    [[gnu::noinline]] void gather(NodeTable& nodes) {
+        few_ = true;
+        for (uint32_t cls = next(0); cls != none; cls = next(cls)) {
+            BlockId id = at(cls)[0].node;
+            unlist(nodes, nodes[id]);
+            places_.add(nodes[id], id);
+        }
+    }
+
     static constexpr uint32_t row_count = 35;  // sizes up to 2**38 granules
 
-    uint64_t summary_ = 0;  // rows in which a class holds a block
     size_t count_ = 0;
+    bool few_ = true;
+    Few places_;
+    uint64_t summary_ = 0;  // rows in which a class holds a block
     uint32_t filled_[row_count] = {};
     std::unique_ptr<CandidateList[]> rows_[row_count];  // of 32 classes each
 };

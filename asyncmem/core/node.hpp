@@ -2,10 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
-#include <vector>
+
+#include "reserved.hpp"
 
 namespace asyncmem {
 
@@ -32,7 +30,7 @@ struct Node {
     uint32_t stream;         // live: home; not live: whose entry `epoch` is
     uint32_t more;           // entry list in the EntryPool (two or more streams), else 0
     uint32_t before, after;  // neighbours by address within the segment
-    uint32_t slot;           // Free: position in its candidate list; Cached: next in the bin; Leased: its arena
+    uint32_t slot;           // Free: place in its index; Cached: next in the bin; Leased: its arena
     uint32_t link;           // Free: class of its candidate list; Cached: previous in the bin; Live: level of the take
     uint32_t segment;
     uint32_t arena;
@@ -46,53 +44,48 @@ struct Node {
 };
 static_assert(sizeof(Node) == 64, "one node a cache line");
 
-// Nodes never move: growing adds a chunk, so no operation copies the table.
+// Nodes never move: the table has its addresses from the start, and growing puts memory behind more of them.
 class NodeTable {
 public:
-    // With the first chunk, because a pool's first growth, on whose way it would come else, has an event loop beside it.
-    NodeTable() { add_chunk(0); }
+    // With its first nodes, because a pool's first growth, on whose way they would come else, has an event loop beside it.
+    NodeTable() {
+        grow();
+        nodes_[0].state = State::Unused;  // touched: what lies there may be a page of 2 MiB
+    }
 
-    Node& operator[](BlockId id) { return chunks_[id >> chunk_bits][id & (chunk_nodes - 1)]; }
-    const Node& operator[](BlockId id) const { return chunks_[id >> chunk_bits][id & (chunk_nodes - 1)]; }
+    Node& operator[](BlockId id) { return nodes_[id]; }
+    const Node& operator[](BlockId id) const { return nodes_[id]; }
     bool known(BlockId id) const { return id != 0 && id < size_; }
     uint32_t size() const { return size_; }
 
     // A node to be filled in, of whatever there was before.
     BlockId acquire() {
-        if (!reuse_.empty()) {
-            BlockId id = reuse_.back();
-            reuse_.pop_back();
-            return id;
-        }
-        if (!chunks_[size_ >> chunk_bits]) add_chunk(size_ >> chunk_bits);
+        if (reusable_) return reuse_[--reusable_];
+        if (size_ == room_) [[unlikely]] grow();
         return size_++;
     }
 
     void release(BlockId id) {
-        (*this)[id].state = State::Unused;
-        reuse_.push_back(id);
+        nodes_[id].state = State::Unused;
+        reuse_[reusable_++] = id;
     }
 
 private:
-    static constexpr uint32_t chunk_bits = 16;
-    static constexpr uint32_t chunk_nodes = 1u << chunk_bits;
-    static constexpr uint32_t most_chunks = 4096;
-    struct Freed {
-        void operator()(Node* chunk) const { std::free(chunk); }
-    };
+    static constexpr uint32_t step = 1u << 16;
+    static constexpr uint32_t most = 1u << 26;
 
-    void add_chunk(uint32_t at) {
-        if (at + 1 == most_chunks) throw std::bad_alloc();
-        reuse_.reserve(size_t{at + 1} * chunk_nodes);  // so that release() never allocates
-        // calloc: the pages of a fresh chunk are touched one by one as nodes are used, not all at once.
-        chunks_[at].reset(static_cast<Node*>(std::calloc(chunk_nodes, sizeof(Node))));
-        if (!chunks_[at]) throw std::bad_alloc();
+    void grow() {
+        uint32_t room = room_ + step;
+        nodes_range_.back(size_t{room} * sizeof(Node));
+        reuse_range_.back(size_t{room} * sizeof(BlockId));
+        room_ = room;
     }
 
-    // The table of chunks lies in the object itself: one load less on the way to every node.
-    std::unique_ptr<Node[], Freed> chunks_[most_chunks];
-    std::vector<BlockId> reuse_;
-    uint32_t size_ = 1;
+    Reserved nodes_range_{size_t{most} * sizeof(Node)};
+    Reserved reuse_range_{size_t{most} * sizeof(BlockId)};  // for all of them, so that release() never allocates
+    Node* const nodes_ = static_cast<Node*>(nodes_range_.start());
+    BlockId* const reuse_ = static_cast<BlockId*>(reuse_range_.start());
+    uint32_t size_ = 1, room_ = 0, reusable_ = 0;
 };
 
 }  // namespace asyncmem

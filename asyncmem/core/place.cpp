@@ -8,8 +8,6 @@ namespace asyncmem {
 
 namespace {
 constexpr uint32_t cascade = 16;  // joins that one free may cause
-constexpr uint32_t patience = 4;  // edges in a row that may serve nothing, before there is one for a block in `seldom`
-constexpr uint32_t seldom = 16;
 }  // namespace
 
 // What a free block waits for.
@@ -110,7 +108,7 @@ inline FreeIndex& Heap::index_of(const Node& node) {
 
 void Heap::index_add(BlockId block) {
     Node& node = nodes_[block];
-    index_of(node).add(node, block);
+    index_of(node).add(nodes_, node, block);
     node.state = State::Free;
     if (node.granules >= paged_from_) [[unlikely]] file_hole(block);
 }
@@ -119,6 +117,16 @@ void Heap::index_remove(Node& node) {
     if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
     arenas_[node.arena].by_key[key_of(node)]->remove(nodes_, node);
     node.state = State::Pending;
+}
+
+// Move where a block of the index begins.
+inline void Heap::index_resize(BlockId block, uint64_t address, uint64_t granules) {
+    Node& node = nodes_[block];
+    if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
+    node.address = address;
+    node.granules = granules;
+    arenas_[node.arena].by_key[key_of(node)]->resize(nodes_, node, block);
+    if (granules >= paged_from_) [[unlikely]] file_hole(block);
 }
 
 // Searching.
@@ -146,12 +154,31 @@ inline BlockId Heap::best_of(const CandidateList& list, bool fit, bool all, Sear
     return best ? best->node : 0;
 }
 
-// Search one index from the class of the size up to the last one, for at most two windows of candidates.
-inline BlockId Heap::find(const FreeIndex& index, bool all, Search& search, uint32_t last) const {
+// Search one index, for what is better than `known` if there is that; `all` of it may be taken.
+inline BlockId Heap::find(const FreeIndex& index, bool all, Search& search, BlockId known) const {
+    const Few* few = index.few();
+    if (!few) return find_listed(index, all, search, known);
+    search.touched += static_cast<uint32_t>(index.count());
+    return all ? few->best(search.granules, nodes_) : find_eligible(*few, search);
+}
+
+[[gnu::noinline]] BlockId Heap::find_eligible(const Few& few, Search& search) const {
+    BlockId best = 0;
+    few.each([&](BlockId block) {
+        const Node& node = nodes_[block];
+        if (node.granules < search.granules || (best && better(nodes_[best], node))) return;
+        if (eligible(node, search.stream, search.bound)) best = block;
+    });
+    return best;
+}
+
+// From the class of the size up to the last one that could be better, for at most two windows of candidates.
+inline BlockId Heap::find_listed(const FreeIndex& index, bool all, Search& search, BlockId known) const {
+    uint32_t least = class_of(search.granules), last = known ? class_of(nodes_[known].granules) : FreeIndex::none;
     uint32_t most = search.touched + 2 * search.window;
-    uint32_t cls = index.next(search.cls);
+    uint32_t cls = index.next(least);
     while (cls != FreeIndex::none && cls <= last && search.touched < most) {
-        if (BlockId block = best_of(index.at(cls), cls > search.cls, all, search)) return block;
+        if (BlockId block = best_of(index.at(cls), cls > least, all, search)) return block;
         cls = index.next(cls + 1);
     }
     return 0;
@@ -161,8 +188,8 @@ inline BlockId Heap::find(const FreeIndex& index, bool all, Search& search, uint
 BlockId Heap::place(const Arena& arena, Search& search) const {
     FreeIndex* mine = arena.index(2 + size_t{search.stream});
     FreeIndex* unowed = arena.index(0);
-    BlockId own = mine ? find(*mine, true, search, FreeIndex::none) : 0;
-    BlockId clean = unowed ? find(*unowed, true, search, own ? nodes_[own].link : FreeIndex::none) : 0;
+    BlockId own = mine ? find(*mine, true, search, 0) : 0;
+    BlockId clean = unowed ? find(*unowed, true, search, own) : 0;
     if (own && clean) return better(nodes_[own], nodes_[clean]) ? own : clean;
     return own ? own : clean ? clean : place_foreign(arena, search);
 }
@@ -172,7 +199,7 @@ BlockId Heap::place(const Arena& arena, Search& search) const {
         return oldest_of(arena, search);
     auto look = [&](size_t key) -> BlockId {
         FreeIndex* index = arena.index(key);
-        return index ? find(*index, false, search, FreeIndex::none) : 0;
+        return index ? find(*index, false, search, 0) : 0;
     };
     for (size_t key = 2; key < arena.by_key.size(); ++key) {
         if (key == 2 + size_t{search.stream}) continue;
@@ -186,25 +213,26 @@ BlockId Heap::place(const Arena& arena, Search& search) const {
 BlockId Heap::oldest_of(const Arena& arena, Search& search) const {
     BlockId oldest = 0;
     uint64_t most = 0;
-    auto look = [&](const FreeIndex& index) {
-        uint32_t end = search.touched + aged;
-        for (uint32_t cls = index.next(search.cls); cls != FreeIndex::none; cls = index.next(cls + 1)) {
-            const CandidateList& list = index.at(cls);
-            for (uint32_t i = 0; i < list.size(); ++i) {
-                if (search.touched == end) return;
-                ++search.touched;
-                BlockId block = list[i].node;
-                const Node& node = nodes_[block];
-                if (node.granules < search.granules || !eligible(node, search.stream, search.bound)) continue;
-                uint64_t age = age_of(node, search.stream);
-                if (oldest && (age < most || (age == most && better(nodes_[oldest], node)))) continue;
-                oldest = block;
-                most = age;
+    auto look = [&](BlockId block) {
+        ++search.touched;
+        const Node& node = nodes_[block];
+        if (node.granules < search.granules || !eligible(node, search.stream, search.bound)) return;
+        uint64_t age = age_of(node, search.stream);
+        if (oldest && (age < most || (age == most && better(nodes_[oldest], node)))) return;
+        oldest = block;
+        most = age;
+    };
+    auto look_at = [&](const FreeIndex& index) {
+        if (const Few* few = index.few()) return few->each(look);
+        uint32_t left = aged;
+        for (uint32_t cls = index.next(class_of(search.granules)); cls != FreeIndex::none; cls = index.next(cls + 1))
+            for (const Candidate& c : index.at(cls)) {
+                if (!left--) return;
+                look(c.node);
             }
-        }
     };
     for (size_t key = 1; key < arena.by_key.size(); ++key)
-        if (FreeIndex* index = key == 2 + size_t{search.stream} ? nullptr : arena.index(key)) look(*index);
+        if (FreeIndex* index = key == 2 + size_t{search.stream} ? nullptr : arena.index(key)) look_at(*index);
     return oldest;
 }
 
@@ -221,23 +249,19 @@ uint64_t Heap::age_of(const Node& node, uint32_t taker) const {
 
 inline BlockId Heap::place(const Ask& ask, Search& search) {
     uint32_t at = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
-    Arena& arena = arenas_[at];
-    if (arena.edge.rest) {
-        if (BlockId block = take_edge(arena, search)) return block;
-        close_edge(arena);
-    }
-    BlockId block = place(arena, search);
-    if (!block && ask.anywhere && at < 2) {
-        close_edge(arenas_[1 - at]);
-        block = place(arenas_[1 - at], search);
-    }
+    BlockId block = place(arenas_[at], search);
+    if (!block && ask.anywhere && at < 2) block = place(arenas_[1 - at], search);
     if (!block) return 0;
-    Node& node = nodes_[block];
-    search.bare = node.bare && bare_pages(node, search.granules << shift_);
+    const Node& hole = nodes_[block];
+    search.bare = hole.bare && bare_pages(hole, search.granules << shift_);
     if (search.bare) return 0;
-    index_remove(node);
-    carve(block, search.granules);
-    if (search.bound == Bound::Done) adopt(node, search.stream);
+    if (hole.granules == search.granules || hole.more) [[unlikely]] {
+        index_remove(nodes_[block]);
+        carve(block, search.granules);
+    } else {
+        block = take_front(block, search.granules);
+    }
+    if (search.bound == Bound::Done) adopt(nodes_[block], search.stream);
     return block;
 }
 
@@ -337,7 +361,7 @@ void Heap::carve(BlockId block, uint64_t granules) {
     uint32_t bare = std::exchange(nodes_[block].bare, 0);  // what is served has memory behind all of it
     BlockId rest = cut(block, granules);
     nodes_[rest].bare = bare;
-    lay(rest);
+    index_add(rest);
     ++total_.splits;
 }
 
@@ -387,7 +411,7 @@ void Heap::unite(BlockId low, BlockId high) {
     a.granules += b.granules;
     a.bare += b.bare;
     a.after = b.after;
-    if (a.after) nodes_[a.after].before = low;
+    nodes_[a.after].before = low;  // or node 0, which is nobody's
     nodes_.release(high);
 }
 
@@ -423,114 +447,59 @@ BlockId Heap::join(BlockId block) {
     if (arena.space && segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
     node.state = State::Pending;
     node.bare = 0;
-    if (arena.edge.rest) {
-        if (park(arena, block)) return;
-        close_edge(arena);
-    }
-    lay(join(block));
+    if (!sink(block)) index_add(join(block));
 }
 
-// The edge. To take from a hole and to give back right before what is left of it would move the hole in and out of the
-// index twice, cut it and join it, all to the same end. So the block that an arena's index should get next (`rest`) waits
-// outside, and of a block freed right before it (`parked`) the joining is put off: where the two together are what serves
-// the next take, only the border between them moves. What is served, and every count, is what it would be without:
-// whatever else happens to the arena, or looks at it, closes the edge first.
-
-// Give a block to the index, as the arena's edge, which is closed; where edges serve nothing, only now and then.
-inline void Heap::lay(BlockId block) {
-    Node& node = nodes_[block];
-    Arena& arena = arenas_[node.arena];
-    if (arena.futile >= patience && ++arena.futile % seldom) {
-        index_add(block);
-        return;
-    }
-    node.state = State::Pending;
-    arena.edge.rest = block;
-    ++edges_open_;
-}
-
-// Whether the edge, were it in the index of the stream's own blocks, would be what placement finds there.
-inline bool Heap::edge_serves(const Arena& arena, uint64_t address, uint64_t granules, Search& search) const {
-    auto yields = [&](size_t key) {  // whether nothing in that index serves better
-        const FreeIndex* index = arena.index(key);
-        if (!index) return true;
-        uint32_t cls = class_of(granules), first = index->next(search.cls);
-        if (first != cls) return first > cls;
-        if (!tuning_.best_fit) return key != 0;
-        const CandidateList& list = index->at(cls);
-        if (list.size() >= search.window) return false;
-        BlockId rival = best_of(list, cls > search.cls, true, search);
-        if (!rival) return true;
-        const Node& node = nodes_[rival];
-        return node.granules != granules ? node.granules > granules : node.address > address;
-    };
-    return granules >= search.granules && yields(2 + size_t{search.stream}) && yields(0);
-}
-
-// Serve a take from the arena's edge, if placement would, else answer 0.
-inline BlockId Heap::take_edge(Arena& arena, Search& search) {
-    BlockId block = arena.edge.rest;
-    Node& rest = nodes_[block];
-    if (rest.bare) return 0;
-    search.touched = 1;
-    if (BlockId parked = arena.edge.parked) {
-        Node& front = nodes_[parked];
-        uint64_t all = front.granules + rest.granules;
-        if (front.stream == search.stream && all > search.granules && edge_serves(arena, front.address, all, search)) {
-            arena.edge.parked = 0;
-            arena.futile = 0;
-            front.granules = search.granules;
-            rest.address = front.address + (search.granules << shift_);
-            rest.granules = all - search.granules;
-            rest.stream = front.stream;
-            rest.epoch = front.epoch;
-            ++total_.merges, ++total_.splits;
-            return parked;
-        }
-    } else if (rest.epoch && !rest.more && rest.stream == search.stream &&
-               edge_serves(arena, rest.address, rest.granules, search)) {
-        arena.edge.rest = 0;
-        arena.futile = 0;
-        --edges_open_;
-        carve(block, search.granules);
-        return block;
-    }
-    search.touched = 0;
-    return 0;
-}
-
-// Put off the joining of a freed block with the edge behind it, if it would join that for sure and nothing else.
-inline bool Heap::park(Arena& arena, BlockId block) {
-    Node& node = nodes_[block];
-    if (arena.edge.parked && node.after == arena.edge.parked) {
-        purge(nodes_[arena.edge.rest]);
-        absorb(arena.edge.parked, arena.edge.rest);
-        arena.edge = {.rest = arena.edge.parked};
-    }
-    const Node& rest = nodes_[arena.edge.rest];
-    if (node.after != arena.edge.rest || arena.edge.parked) return false;
-    if (rest.bare || node.more || rest.more || !node.epoch || !joins(node, rest)) return false;
-    if (rest.stream == node.stream && rest.epoch > node.epoch) return false;
-    if (nodes_[node.before].state == State::Free || nodes_[rest.after].state == State::Free) return false;
-    arena.edge.parked = block;
+// Give a freed block to the hole behind it, which keeps its place in the index, if it joins that for sure and nothing else.
+// The memory below both is noted already, as what the block lay on.
+inline bool Heap::sink(BlockId block) {
+    const Node& node = nodes_[block];
+    BlockId behind = node.after;
+    Node& hole = nodes_[behind];
+    if (hole.state != State::Free || hole.more || node.more || !hole.epoch || !node.epoch || hole.stream != node.stream)
+        return false;
+    if (nodes_[node.before].state == State::Free || nodes_[hole.after].state == State::Free) return false;
+    hole.epoch = std::max(hole.epoch, node.epoch);
+    hole.before = node.before;
+    link(node.before, behind);
+    index_resize(behind, node.address, hole.granules + node.granules);
+    nodes_.release(block);
+    ++total_.merges;
     return true;
 }
 
-void Heap::close_edge(Arena& arena) {
-    if (!arena.edge.rest) return;
-    BlockId rest = std::exchange(arena.edge.rest, 0), parked = std::exchange(arena.edge.parked, 0);
-    ++arena.futile;
-    --edges_open_;
-    index_add(rest);
-    if (parked) index_add(join(parked));
+// Make a block known to what lies before it: by an index, because a branch could not be foreseen.
+inline void Heap::link(BlockId before, BlockId block) {
+    BlockId* links[] = {&segments_[nodes_[block].segment].first, &nodes_[before].after};
+    *links[before != 0] = block;
 }
 
-void Heap::close_edges() {
-    for (Arena& arena : arenas_) close_edge(arena);
+// Cut a block off the front of a hole that waits for no more than one stream; the rest keeps its place in the index.
+inline BlockId Heap::take_front(BlockId block, uint64_t granules) {
+    BlockId front = nodes_.acquire();
+    const Node& hole = nodes_[block];
+    Node& node = nodes_[front];
+    node.address = hole.address;
+    node.granules = granules;
+    node.epoch = hole.epoch;
+    node.stream = hole.stream;
+    node.more = 0;
+    node.before = hole.before;
+    node.after = block;
+    node.segment = hole.segment;
+    node.arena = hole.arena;
+    node.bare = 0;
+    node.state = State::Pending;
+    node.shared = false;
+    nodes_[block].before = front;
+    link(node.before, front);
+    index_resize(block, hole.address + (granules << shift_), hole.granules - granules);
+    ++total_.splits;
+    return front;
 }
 
 uint64_t Heap::merge(int64_t arena) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     if (arena >= 2 && !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint64_t before = total_.merges;
     if (arena >= 2) {

@@ -15,7 +15,7 @@ namespace asyncmem::replay {
 namespace {
 
 // How often fences are recorded and looked at, as in asyncmem/pool/upkeep.py; and near a limit.
-constexpr double beat_us = 4000, tight_beat_us = 1000;
+constexpr double beat_us = 4000, tight_beat_us = 500;
 constexpr uint32_t most_quiet = 16;  // beats at which nothing is under way, after which there is none for as long as that is so
 // A large free has a fence of its own for so many of them after a wait of one stream for another; see retire.pxi.
 constexpr uint64_t large = 1 << 20, few = 64, most_eager = 4096;

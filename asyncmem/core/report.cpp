@@ -8,15 +8,14 @@ namespace asyncmem {
 
 // The largest free block outside the caches: of one arena, or (-1) of arenas 0 and 1.
 uint64_t Heap::largest(int32_t arena) const {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     if (arena >= 0 && !known_arena(arena))
         throw std::invalid_argument("unknown arena");
     uint64_t most = 0;
     for (size_t a = 0; a < arenas_.size(); ++a) {
         if (arena >= 0 ? a != static_cast<size_t>(arena) : a > 1) continue;
         for (auto& index : arenas_[a].by_key) {
-            if (!index || !index->count()) continue;
-            for (const Candidate& c : index->at(index->top())) most = std::max(most, bytes(nodes_[c.node]));
+            if (index) index->each([&](BlockId block) { most = std::max(most, bytes(nodes_[block])); });
         }
     }
     return most;
@@ -44,23 +43,22 @@ uint64_t Heap::cached_bytes() const {
 
 // Free bytes outside leases that some stream has still to be done with. Walks the blocks that owe anything.
 uint64_t Heap::pending_bytes() const {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     uint64_t pending = 0;
     for (uint32_t a : {0, 1}) {
         auto& by_key = arenas_[a].by_key;
         for (size_t key = 1; key < by_key.size(); ++key) {
             if (!by_key[key]) continue;
-            const FreeIndex& index = *by_key[key];
-            for (uint32_t cls = index.next(0); cls != FreeIndex::none; cls = index.next(cls + 1))
-                for (const Candidate& c : index.at(cls))
-                    if (!undone(raw_entries(nodes_[c.node])).empty()) pending += mapped(nodes_[c.node]);
+            by_key[key]->each([&](BlockId block) {
+                if (!undone(raw_entries(nodes_[block])).empty()) pending += mapped(nodes_[block]);
+            });
         }
     }
     return pending;
 }
 
 Counts Heap::counts() const {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     Counts c = total_;
     c.reserved = reserved_;
     c.live = ledger_[0].live;
@@ -93,7 +91,7 @@ Counts Heap::counts() const {
 }
 
 std::vector<SegmentInfo> Heap::segments() const {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     std::vector<SegmentInfo> all;
     for (uint32_t s = 0; s < segments_.size(); ++s)
         if (segments_[s].used && !segments_[s].container) all.push_back(survey(s));
@@ -124,7 +122,7 @@ SegmentInfo Heap::survey(uint32_t id) const {
 }
 
 std::vector<EmptySegment> Heap::empty_segments() const {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     std::vector<EmptySegment> empty;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
@@ -138,7 +136,7 @@ std::vector<EmptySegment> Heap::empty_segments() const {
 
 // Every block, segment by segment in address order; the inside of a lease after the segments.
 std::vector<BlockInfo> Heap::blocks() const {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     std::vector<BlockInfo> all;
     for (bool leases : {false, true}) {
         for (const Segment& segment : segments_) {

@@ -17,7 +17,7 @@ namespace {
 }  // namespace
 
 uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     if (arena > 1 || arenas_[arena].space) refuse("there is one space in each of arenas 0 and 1");
     if (!std::has_single_bit(page) || page < (uint64_t{1} << shift_)) refuse("a page must be a power of two of granules");
     if (!nbytes || nbytes > max_size || address + nbytes < address || ((address | nbytes) & (page - 1)))
@@ -180,7 +180,7 @@ BlockId Heap::held_part(Space& space, uint64_t address, uint64_t nbytes, State s
 }
 
 void Heap::set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) {
-    Settled settled(*this);
+    std::lock_guard lock(lock_);
     Space& space = space_of(segment);
     nodes_[held_part(space, address, nbytes, State::Filling)].state = State::Lifted;
     HandleId id = handles_.add(segment, address, nbytes);

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ARENAS = ("small", "large")
 _BEAT = 0.004  # seconds between looks at the pages of a pool in use
-_TIGHT_BEAT = 0.001  # and near its limit, where somebody is about to wait for what is done
+_TIGHT_BEAT = 0.0005  # and near its limit, where somebody is about to wait for what is done
 _QUIET = 16  # looks after which nothing was freed that end them; what is freed after that is seen late
 _MERGE_RATIO = 32  # live blocks for each free, up to which all are looked at for neighbours to join
 

@@ -2,11 +2,14 @@
 
 import itertools
 import random
+import subprocess
+import sys
 
 import pytest
 
 from asyncmem.core import MAX_SIZE, Heap
 from asyncmem.core.reference import ReferenceHeap
+from asyncmem.core.reference.cache import Cache
 
 BASE = 1 << 30
 SPAN = 1 << 26
@@ -112,6 +115,16 @@ def test_a_size_is_cached_once_it_was_asked_for_often_enough(heap: Heap, size: i
         heap.free(heap.take(size, 0))
         cached.append(heap.cached_bytes())
     assert cached == [0] * (often - 1) + [size]
+
+
+@pytest.mark.parametrize(("others", "kept"), [(511, True), (512, False)])
+def test_a_large_size_is_cached_only_where_it_is_asked_for_often(heap: Heap, others: int, kept: bool) -> None:
+    """What is kept of a size that comes once in hundreds of requests would only divide the hole of the others."""
+    size, table = 2 << 20, Cache(8)
+    elsewhere = [granules for granules in range(1000, 2000) if table.bin(granules) is not table.bin(size // 512)]
+    for nbytes in (size, size, *(512 * granules for granules in elsewhere[:others]), size):
+        heap.free(heap.take(nbytes, 0))
+    assert heap.cached_bytes() == size * kept
 
 
 def test_another_stream_gets_a_block_only_when_its_streams_are_done() -> None:
@@ -244,6 +257,30 @@ def test_the_fence_of_an_open_epoch_is_refused(heap: Heap) -> None:
     """A fence recorded before the epoch was closed would not cover frees that still join it."""
     with pytest.raises(ValueError, match="still open"):
         heap.publish(0, heap.open_epoch(0))
+
+
+def test_many_blocks_have_room() -> None:
+    """The table of blocks grows, and those that there are stay what they are."""
+    heap = Heap()
+    heap.add_segment(1 << 40, 1 << 30, 0, 0)
+    live = [heap.take(512, 0) for _ in range(150_000)]
+    assert [heap.address(block) for block in live] == [(1 << 40) + 512 * i for i in range(150_000)]
+    heap.check()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts addresses as Linux does")
+def test_a_heap_needs_few_addresses() -> None:
+    """Where a limit on addresses leaves no room for the whole table, a smaller one does."""
+    script = """
+import resource
+from asyncmem.core import Heap
+used = 4096 * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), resource.RLIM_INFINITY))
+heap = Heap()
+heap.add_segment(1 << 40, 1 << 22, 0, 0)
+assert heap.take(512, 0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "good_fit"])

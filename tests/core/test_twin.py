@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from asyncmem.core.reference import ReferenceHeap
 from asyncmem.core.reference.blocks import Block, Entries
+from asyncmem.core.reference.index import FreeIndex
 from asyncmem.core.reference.place import Search
 
 from .history import SEGMENT, SIZES, Pair, live_through_many, random_step
@@ -70,6 +71,21 @@ def test_takes_and_frees_on_three_streams_are_equal(steps: list[tuple[int, int, 
         pair.compare()
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_histories_with_few_and_with_many_holes_are_equal(seed: int) -> None:
+    """What the index knows of a few blocks and of many, and what becomes of it in between, serves the same."""
+    draw = random.Random(seed)
+    pair = Pair(strategy="good_fit" if seed % 4 == 3 else "best_fit")
+    pair.add_segment(96 * SEGMENT, 1, 0)
+    for live in (320, 160, 300, 12, 250, 130, 0):
+        while len(pair.live) != live:
+            if (draw.random() < 0.9 and len(pair.live) < live) or not pair.live:
+                pair.take((1 << 20) + draw.choice((0, draw.randrange(1 << 15))), 0, (0, -1))
+            else:
+                pair.free(draw.randrange(len(pair.live)), [])
+        pair.compare()
+
+
 class DropsDependencyOnMerge(ReferenceHeap):
     @override
     def absorb(self, low: Block, high: Block) -> None:
@@ -91,8 +107,8 @@ class ForgetsOtherUsers(ReferenceHeap):
 
 class TakesTheLargest(ReferenceHeap):
     @override
-    def best_of(self, candidates: list[Block], search: Search, *, ordered: bool) -> Block | None:
-        return max(candidates, key=lambda block: block.granules) if ordered else None
+    def best_of_all(self, index: FreeIndex, search: Search) -> Block | None:
+        return max(index.blocks, key=lambda block: block.granules, default=None)
 
 
 BROKEN = [DropsDependencyOnMerge, IgnoresOtherStreams, ForgetsOtherUsers, TakesTheLargest]

@@ -14,7 +14,9 @@ class Bin:
     strikes: int = 0
     """Misses by other sizes since the bin was last asked for its own."""
     asked: int = 0
-    """How often in a row its size was asked for, up to three times."""
+    """How often in a row its size was asked for and not there, up to three times."""
+    since: int = 0
+    """The cache's misses, up to the latest of its own."""
 
 
 class Cache:
@@ -29,6 +31,7 @@ class Cache:
         """Without the outsize block."""
         self.outsize: Block | None = None
         """The one block larger than all that `max_bytes` allows."""
+        self.misses = 0
 
     @property
     def blocks(self) -> int:

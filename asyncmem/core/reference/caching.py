@@ -10,6 +10,8 @@ PATIENCE: Final = 16
 """Strikes of other sizes before a slot gives blocks back."""
 DRAINED_AT_ONCE: Final = 8
 """Blocks that a struck slot gives back in one operation."""
+NEARBY: Final = 512
+"""Misses of a stream's cache that may lie between two requests of one large size which count as in a row."""
 SHARED_DEPTH: Final = 8
 """Blocks of a shared slot looked at for one take."""
 
@@ -40,12 +42,21 @@ class Caching(Placement):
         slot = local.bin(granules)
         if slot.granules == granules:
             if not again:
-                slot.asked, slot.strikes = min(slot.asked + 1, 3), 0
+                slot.strikes = 0
             if slot.blocks:
                 return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
+            if not again:
+                self.ask(local, slot, large=granules * self.granule >= self.small_limit)
         elif not again:
             self.strike(local, slot, granules)
         return self.take_shared(granules, stream)
+
+    def ask(self, cache: Cache, slot: Bin, *, large: bool) -> None:
+        """Count a request for a slot's size that has none; of a large one, in a row with those shortly before it."""
+        cache.misses += 1
+        if large and slot.asked < 3 and cache.misses - slot.since > NEARBY:
+            slot.asked = 0
+        slot.asked, slot.since = min(slot.asked + 1, 3), cache.misses
 
     def take_shared(self, granules: int, stream: int) -> tuple[Block | None, int, int]:
         """Look for a block in the shared cache that the stream may use at once."""
@@ -77,12 +88,13 @@ class Caching(Placement):
 
     def strike(self, cache: Cache, slot: Bin, granules: int) -> None:
         """Count a miss by another size; a slot with too many gives its blocks back, and then its place."""
+        cache.misses += 1
         if slot.blocks:
             slot.strikes += 1
             if slot.strikes > PATIENCE:
                 self.drain(cache, slot, DRAINED_AT_ONCE)
         if not slot.blocks:
-            slot.granules, slot.strikes, slot.asked = granules, 0, 1
+            slot.granules, slot.strikes, slot.asked, slot.since = granules, 0, 1, cache.misses
 
     def drain(self, cache: Cache, slot: Bin, most: int | None = None) -> int:
         """Give up to `most` blocks of a slot to the index, in their order, and answer their bytes."""

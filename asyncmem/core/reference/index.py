@@ -1,6 +1,11 @@
-"""The free index: lists of free blocks by size class, newest last."""
+"""The free index: lists of free blocks by size class, newest last; of a few blocks the order counts nothing."""
+
+from typing import Final
 
 from asyncmem.core.reference.blocks import Block
+
+FEW: Final = 32
+"""Blocks that are all looked at; once there are more, it is half as many again."""
 
 
 def class_of(granules: int) -> int:
@@ -14,12 +19,20 @@ class FreeIndex:
 
     def __init__(self) -> None:
         self.lists: dict[int, list[Block]] = {}
+        self.few = True
 
     def __len__(self) -> int:
         return sum(map(len, self.lists.values()))
 
+    @property
+    def blocks(self) -> list[Block]:
+        """All of them."""
+        return [block for candidates in self.lists.values() for block in candidates]
+
     def add(self, block: Block) -> None:
         """Put a block at the new end of its list."""
+        if self.few and len(self) == FEW:
+            self.order()
         candidates = self.lists.setdefault(class_of(block.granules), [])
         block.position = len(candidates)
         candidates.append(block)
@@ -33,6 +46,16 @@ class FreeIndex:
             last.position = block.position
         if not candidates:
             del self.lists[class_of(block.granules)]
+        if len(self) == FEW // 2:
+            self.few = True
+
+    def order(self) -> None:
+        """From now on there is an order: the lowest block counts as the oldest."""
+        self.few = False
+        for candidates in self.lists.values():
+            candidates.sort(key=lambda block: block.address)
+            for position, block in enumerate(candidates):
+                block.position = position
 
     def next(self, cls: int) -> int | None:
         """Answer the first class at or above `cls` that holds a block."""

@@ -113,8 +113,17 @@ class Placement:
                     break
         return best
 
+    def best_of_all(self, index: FreeIndex, search: Search) -> Block | None:
+        """Answer the smallest, then lowest, of few blocks that fit and may be taken."""
+        search.touched += len(index)
+        fit = [block for block in index.blocks if block.granules >= search.granules]
+        able = [block for block in fit if self.eligible(block, search.stream, search.bound)]
+        return min(able, key=lambda one: (one.granules, one.address), default=None)
+
     def find(self, index: FreeIndex, search: Search, *, ordered: bool, last: int | None = None) -> Block | None:
         """Search one index from the class of the size up to `last`; `ordered`: its blocks need nothing waited for."""
+        if index.few:
+            return self.best_of_all(index, search)
         most = search.touched + 2 * search.window
         cls = index.next(class_of(search.granules))
         while cls is not None and (last is None or cls <= last) and search.touched < most:
@@ -148,7 +157,7 @@ class Placement:
         found: list[Block] = []
         for index in indexes:
             lists = [index.lists[cls] for cls in sorted(index.lists) if cls >= class_of(search.granules)]
-            looked_at = [block for blocks in lists for block in blocks][:AGED]
+            looked_at = index.blocks if index.few else [block for blocks in lists for block in blocks][:AGED]
             search.touched += len(looked_at)
             found += [block for block in looked_at if block.granules >= search.granules]
         able = [block for block in found if self.eligible(block, search.stream, search.bound)]
