@@ -436,12 +436,14 @@ uint64_t Heap::flush(int64_t stream) {
     std::lock_guard lock(lock_);
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;
-    for (size_t s = 0; s < streams_.size(); ++s) {
-        if ((stream >= 0 && s != static_cast<size_t>(stream)) || !streams_[s]->cache.blocks()) continue;
-        for (Bin& bin : streams_[s]->cache.bins()) drained += drain(streams_[s]->cache, bin, UINT32_MAX);
-    }
-    if (stream < 0 && shared_.blocks())
-        for (Bin& bin : shared_.bins()) drained += drain(shared_, bin, UINT32_MAX);
+    auto empty = [&](auto& cache) {
+        // Often, and mostly of few blocks: so it ends with the last of them.
+        for (auto bin = cache.bins().begin(); cache.blocks(); ++bin)
+            if (bin->head) drained += drain(cache, *bin, UINT32_MAX);
+    };
+    for (size_t s = 0; s < streams_.size(); ++s)
+        if (stream < 0 || s == static_cast<size_t>(stream)) empty(streams_[s]->cache);
+    if (stream < 0) empty(shared_);
     return drained;
 }
 
