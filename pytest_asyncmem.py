@@ -1,6 +1,7 @@
 """Marks for pytest: how much memory a test may have, and that it gives all of it back.
 
 pytest imports this at every start, so it lies outside of asyncmem, which is imported only where a test has a mark.
+PYTEST_DONT_REWRITE (it asserts nothing): pytest cannot rewrite what an editable install finds, and would warn of it.
 """
 
 from __future__ import annotations
