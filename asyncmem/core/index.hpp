@@ -139,6 +139,14 @@ public:
             for (const Candidate& c : at(cls)) look(c.node);
     }
 
+    // Those among which the largest is: all, or where there are many the highest class.
+    template <typename Look>
+    void each_large(Look&& look) const {
+        if (few_) return places_.each(look);
+        uint32_t row = 63 - static_cast<uint32_t>(std::countl_zero(summary_));
+        for (const Candidate& c : at((row << 5) + 31 - static_cast<uint32_t>(std::countl_zero(filled_[row])))) look(c.node);
+    }
+
 private:
     void list(Node& node, BlockId id) {
         uint32_t cls = class_of(node.granules), row = cls >> 5;

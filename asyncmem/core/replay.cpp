@@ -27,7 +27,7 @@ constexpr uint64_t tight = 64;  // a limit is near of which such a part is left
 constexpr uint64_t stocked = 256, most_stocked = 64 << 20, stock_parts = 4, far_off = 8;  // see stock
 constexpr double dear_share = 0.03, grace_us = 20'000;  // of the time that moves may take, as in asyncmem/pool/paging.py
 // The time that segments may take which are exchanged, and how much larger than what comes one may be that goes; as in
-// asyncmem/pool/supply.py.
+// asyncmem/pool/exchange.py.
 constexpr double exchanging_share = 0.02;
 constexpr uint64_t uneven = 8;
 constexpr uint64_t parts = 12;  // of a request: handles are few where they need not fit below a limit, which cost by number
@@ -92,7 +92,6 @@ private:
 
     void free() {
         auto [block, nbytes] = blocks_[steps_.slot[step_]];
-        ++freed_;
         ++frees_;
         --live_;
         requested_ -= nbytes;
@@ -120,7 +119,7 @@ private:
     // What is due by the clock.
     void due() {
         for (uint32_t quiet = 0; now_ >= next_beat_;) {
-            fences(next_beat_, next_beat_);
+            fences(next_beat_);
             bool still = frees_ == beaten_ && timeline_.idle();
             beaten_ = frees_;
             if (setup_.kind == Kind::Paged) settle(still);
@@ -140,16 +139,16 @@ private:
     // Once nothing is under way any more, neighbours are joined that waited for different streams when it was done last.
     void settle(bool still) {
         heap_.flush(-1);
-        if (steps_.streams == 1 || (still ? frees_ == settled_ : freed_ * merge_ratio < live_)) return;
+        if (steps_.streams == 1 || (still ? frees_ == settled_ : (frees_ - merged_) * merge_ratio < live_)) return;
         heap_.merge();
-        freed_ = 0;
+        merged_ = frees_;
         if (still) settled_ = frees_;
     }
 
-    // Fences are recorded, and what is done by then is seen.
-    void fences(double recorded_at, double seen_at) {
-        for (uint64_t recorded = timeline_.record(recorded_at); recorded; --recorded) pay(Call::Record, 0);
-        timeline_.observe(seen_at);
+    // Fences are recorded then, and what is done by then is seen.
+    void fences(double when) {
+        for (uint64_t recorded = timeline_.record(when); recorded; --recorded) pay(Call::Record, 0);
+        timeline_.observe(when);
         if (setup_.kind == Kind::Direct) return_segments(UINT64_MAX);
     }
 
@@ -188,7 +187,7 @@ private:
         bool waits = setup_.limit != no_limit || allowance() > 0;
         bool looks = steps_.streams == 1 && setup_.take_back && heap_.reserved() - heap_.live() >= setup_.page;
         bool lacking = !heap_.has_addresses(ask);
-        if (lacking || waits || looks) fences(now_, now_);
+        if (lacking || waits || looks) fences(now_);
         if (lacking) tidy();
         BlockId block = 0;
         for (int tries = 0; !block && tries < most_tries && grow_pages(ask); ++tries) {
@@ -200,7 +199,7 @@ private:
 
     // Make the most of what is there, then get more.
     BlockId serve_segments(const Ask& ask) {
-        fences(now_, now_);
+        fences(now_);
         BlockId block = take_any(ask);
         if (!block && tidy()) block = take_any(ask);
         if (!block && grow_segment(ask)) block = take_any(ask);
@@ -391,7 +390,7 @@ private:
 
     // Give back wholly free segments, the largest first, until so much is missing no more; waits for their uses.
     bool make_room(uint64_t need) {
-        fences(now_, now_);
+        fences(now_);
         uint64_t reserved = heap_.reserved(), room = setup_.limit > reserved ? setup_.limit - reserved : 0;
         return need > room && return_segments(need - room);
     }
@@ -443,8 +442,9 @@ private:
     double next_ = 0, next_beat_ = 0, next_sample_;
     uint64_t peak_ = 0;  // reserved
     double moving_us_ = 0;
-    uint64_t live_ = 0, freed_ = 0;  // blocks; those that were freed since the last merge
-    uint64_t frees_ = 0, beaten_ = 0, settled_ = 0;  // all of them; as of the last beat, and of when all was done and joined
+    uint64_t live_ = 0;  // blocks
+    // Frees so far: now, at the last beat, at the last merge, and at the last one that found nothing under way.
+    uint64_t frees_ = 0, beaten_ = 0, merged_ = 0, settled_ = 0;
     uint64_t in_arena_[2] = {};
     std::vector<uint8_t> arena_of_;  // by segment
     uint64_t next_address_ = uint64_t{1} << 40;

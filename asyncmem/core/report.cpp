@@ -15,7 +15,7 @@ uint64_t Heap::largest(int32_t arena) const {
     for (size_t a = 0; a < arenas_.size(); ++a) {
         if (arena >= 0 ? a != static_cast<size_t>(arena) : a > 1) continue;
         for (auto& index : arenas_[a].by_key) {
-            if (index) index->each([&](BlockId block) { most = std::max(most, bytes(nodes_[block])); });
+            if (index) index->each_large([&](BlockId block) { most = std::max(most, bytes(nodes_[block])); });
         }
     }
     return most;

@@ -32,7 +32,7 @@ _UNEVEN: Final = 8
 
 
 class Exchange:
-    """Chooses for one pool (with its turn held)."""
+    """Chooses for one pool: with its turn held, but for `look`, which calls the device."""
 
     def __init__(self, core: Core, retire: Retire, lifetime: Lifetime) -> None:
         self._core = core
@@ -48,24 +48,23 @@ class Exchange:
                 found += entries
         return found
 
-    def ready(self, nbytes: int) -> set[int]:
-        """Answer the numbers of the segments that may go back at once for `nbytes` that come."""
-        found = self._candidates(nbytes)
-        unseen = {stream for *_, entries in found for stream, _ in entries}
-        if unseen:
-            self._retire.be_eager(_WATCHED)  # by the next time it is known of more what is done with
-            self._look(unseen)
-            found = self._candidates(nbytes)
-        return {number for number, _, _, entries in found if not entries}
-
-    def _candidates(self, nbytes: int) -> list[EmptySegment]:
-        found = [one for one in self._core.empty_segments() if one[2] <= _UNEVEN * nbytes]
-        found.sort(key=lambda one: -one[2])
-        return found if found and self._lifetime.may_move(_SHARE) else []
-
-    def _look(self, streams: set[int]) -> None:
+    def look(self, nbytes: int) -> None:
+        """Record fences behind the uses of what could go back for `nbytes` that come, and see which are done."""
+        streams = {stream for *_, entries in self._candidates(nbytes) for stream, _ in entries}
+        if not streams:
+            return
+        self._retire.be_eager(_WATCHED)  # by the next time it is known of more what is done with
         for index in streams:
             with suppress(DeviceError):  # whoever waits for it is told
                 self._retire.fence(index)
         with suppress(DeviceError):
             self._retire.poll()
+
+    def ready(self, nbytes: int) -> set[int]:
+        """Answer the numbers of the segments that may go back at once for `nbytes` that come."""
+        return {number for number, _, _, entries in self._candidates(nbytes) if not entries}
+
+    def _candidates(self, nbytes: int) -> list[EmptySegment]:
+        found = [one for one in self._core.empty_segments() if one[2] <= _UNEVEN * nbytes]
+        found.sort(key=lambda one: -one[2])
+        return found if found and self._lifetime.may_move(_SHARE) else []

@@ -44,7 +44,7 @@ class Ladder:
         """
         if self._supply.by_pages:
             self._flow.upkeep.wake()
-        wait = self._supply.patience_for(waiting) if self._supply.is_patient else None
+        wait = self._supply.patience_for(waiting) if self._supply.patience.seconds > 0 else None
         if wait is not None:
             return partial(self._wait, wait, waiting)
         growth = self._supply.growth_for(waiting)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncmem.readers import Patience
+
+
+_LEAST: Final = 1e-4
+"""Seconds; what is left of the patience is not worth a wait below that."""
 
 
 class Lifetime:
@@ -29,11 +33,11 @@ class Lifetime:
         self.moved = 0.0
 
     def may_wait(self, patience: Patience, age: float) -> float:
-        """Answer the seconds that a request which has waited for `age` may wait yet."""
+        """Answer the seconds that a request which has waited for `age` may wait yet, 0 for none."""
         most = patience.seconds - age
         if patience.share < math.inf:
             most = min(most, patience.share * self._passed() - self.waited)
-        return most
+        return most if most >= _LEAST else 0.0
 
     def may_move(self, share: float, grace: float = 0.0) -> bool:
         """Say whether moves have taken no more than a share of the life, and some seconds."""

@@ -25,7 +25,7 @@ from asyncmem.engine.grow import Room
 from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.pages import Change, Pages
-from asyncmem.pool.supply import LEAST, Supply
+from asyncmem.pool.supply import Supply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ class PagedSupply(Supply):
     def patience_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait that comes before new memory is asked for; None for nothing, or no time."""
         most = self._may_wait(waiting)
-        if most < LEAST:
+        if not most:
             return None
         self.fence_frees()
         uses = self._uses_for(waiting, modest=True)

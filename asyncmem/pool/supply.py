@@ -39,8 +39,6 @@ _TIGHT = 64
 """A limit is near of which such a part is left."""
 _LITTLE = 1.125
 """What may be reserved, in terms of the most that was live, so that they need not be emptied again."""
-LEAST = 1e-4
-"""Seconds; what is left of the patience is not worth a wait below that."""
 
 
 class Order(NamedTuple):
@@ -86,7 +84,7 @@ class Supply:
         grows: Segments that came.
         trims: Segments that went.
         by_pages: Whether memory comes by pages, so that what is mapped says little of what is free.
-        is_patient: Whether growth may wait for fences.
+        patience: How long growth may wait for fences.
         takes_back: Whether memory in no use serves elsewhere before more than ever is asked for.
         lifetime: What of the pool's life has gone into saving memory.
     """
@@ -104,8 +102,7 @@ class Supply:
         self._kind = options.segments
         self.zero = options.zero_segments
         self.ready = options.ready
-        self._patience = options.patience
-        self.is_patient = options.patience.seconds > 0
+        self.patience = options.patience
         self.lifetime = Lifetime()
         self._exchange = Exchange(core, retire, self.lifetime)
         self._peak = 0  # the most that was reserved
@@ -132,8 +129,7 @@ class Supply:
         self.limit = limit
         self.zero = options.zero_segments
         self.ready = options.ready
-        self._patience = options.patience
-        self.is_patient = options.patience.seconds > 0
+        self.patience = options.patience
         self.overlap = self._core.overlap = options.overlap
         self.growth.segment_size = options.segment_size
         self.growth.small_limit = options.small_limit
@@ -166,14 +162,14 @@ class Supply:
         if waiting.capture is not None:
             return None
         most = self._may_wait(waiting)
-        order = self._order(waiting.pieces, waiting.stream) if most >= LEAST else None
-        uses = () if order is None else self._exchange.uses(order.nbytes, self._over(order))
+        order = self._order(waiting.pieces, waiting.stream) if most else None
+        uses = () if order is None else self._exchange.uses(order.nbytes, self._over() + order.nbytes)
         return partial(self._wait_patiently, uses, most) if uses else None
 
     def _may_wait(self, waiting: Waiting) -> float:
         if waiting.inline and waiting.home is not None:
             return 0.0
-        return self.lifetime.may_wait(self._patience, waiting.age)
+        return self.lifetime.may_wait(self.patience, waiting.age)
 
     def _wait(self, uses: Sequence[Entry], timeout: float | None) -> None:
         self._retire.settle(uses, timeout)
@@ -192,32 +188,41 @@ class Supply:
         Before more is reserved than ever, segments go back that are free and done with, and too small to serve.
         """
         order = self._order(waiting.pieces, waiting.stream)
-        if order is None:
-            return None
-        out = self._out_for(order) if self._core.empty_segments() and waiting.capture is None else []
         grow = self._errand(order)
-        return partial(self._fill_in_place_of, out, order) if out else grow
+        if order is not None and self._core.empty_segments() and waiting.capture is None and self._over() > 0:
+            return partial(self._fill_in_place, order)
+        return grow
 
-    def _out_for(self, order: Order) -> list[Return]:
-        over = self._over(order)
-        ready = self._exchange.ready(order.nbytes) if over > 0 else ()
-        return self._take_out(over, max(0, self.ready - order.nbytes), ready) if ready else []
-
-    def _over(self, order: Order) -> int:
-        """Answer by how much growth would have more reserved than ever; nothing where that does not count."""
+    def _over(self) -> int:
+        """Answer by how much what is ordered will have more reserved than ever; nothing where that does not count."""
         if self.direct or not self.takes_back:
             return 0
-        return self._core.reserved() + self.leaving + self.coming + order.nbytes - self._peak
+        return self._core.reserved() + self.leaving + self.coming - self._peak
 
-    def _fill_in_place_of(self, out: list[Return], order: Order) -> None:
+    def _fill_in_place(self, order: Order) -> None:
+        """Carry out an order (blocks), after segments have gone back for it that can."""
         started = self.lifetime.clock()
         try:
-            with suppress(DeviceError):  # what the device did not take is offered again
-                self._give_back(out)
+            out = self._out_for(order)
+            if out:
+                with suppress(DeviceError):  # what the device did not take is offered again
+                    self._give_back(out)
+        except BaseException:
+            with self._turn:
+                self.coming -= order.nbytes
+            raise
+        try:
             self._fill(order)
         finally:
-            with self._turn:
-                self.lifetime.note_move(started)
+            if out:
+                with self._turn:
+                    self.lifetime.note_move(started)
+
+    def _out_for(self, order: Order) -> list[Return]:
+        self._exchange.look(order.nbytes)
+        with self._turn:
+            ready = self._exchange.ready(order.nbytes)
+            return self._take_out(self._over(), max(0, self.ready - order.nbytes), ready) if ready else []
 
     def wait_for(self, waiting: Waiting) -> Errand | None:  # noqa: ARG002  # segments are not waited for
         """Answer the wait after which there is enough for a request that growth is refused, or None."""

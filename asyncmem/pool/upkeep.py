@@ -32,7 +32,8 @@ class Upkeep:
         self._ahead = False
         self._awake = False  # the worker looks after pages every few milliseconds
         self._quiet = 0
-        self._frees = self._unmerged = self._settled = 0
+        # Frees so far: at the last look, at the last merge, and at the last one that found nothing under way.
+        self._frees = self._merged = self._settled = 0
 
     def wake(self) -> None:
         """Have the worker look after pages from now on, for as long as memory is freed (with the turn held)."""
@@ -56,12 +57,11 @@ class Upkeep:
         quiet = frees == self._frees and not self._flow.retire.counts().open_fences
         self._quiet = self._quiet + 1 if quiet else 0
         over = self._quiet >= _QUIET
-        self._unmerged += frees - self._frees
         self._frees = frees
         with self._flow.turn:
             if len(self._core.stream_objects) > 1 and self._may_join(quiet=quiet):
                 gained += self._core.merge()
-                self._unmerged = 0
+                self._merged = frees
                 self._settled = frees if quiet else self._settled
             if gained and len(self._flow.queue):
                 self._flow.changed()
@@ -72,7 +72,7 @@ class Upkeep:
         # What waited for different streams when it was looked at last, and waits for none now, is joined once.
         if quiet:
             return self._settled != self._frees
-        return self._unmerged * _MERGE_RATIO >= self._core.counts().live_blocks
+        return (self._frees - self._merged) * _MERGE_RATIO >= self._core.counts().live_blocks
 
     def grow_ahead(self) -> None:
         """Send for growth when free memory has fallen below the headroom (with the turn held)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -129,14 +128,9 @@ def test_it_takes_a_small_share_of_the_life() -> None:
 def test_what_is_kept_ready_is_not_given_back() -> None:
     """`pregrow` names what is to be there, whoever asks for how much."""
     with opened(quick_device(512 * MIB), pregrow="32 MiB") as pool:
-        asyncio.run(_idle())
         before = pool.stats().reserved_bytes
         one_after_another(pool, 34)
         assert pool.stats().reserved_bytes >= before >= 32 * MIB
-
-
-async def _idle() -> None:
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("nth", [1, 2])

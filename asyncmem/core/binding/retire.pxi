@@ -4,7 +4,7 @@ cdef enum:
     _PARTS = 8  # of the free bytes at most this part waits for a shared fence of one stream
     _FEW = 64  # a block is large that is such a part of what is reserved,
     _LARGE = 1 << 20  # and so many bytes
-    _EAGER = 4096  # large frees at home that have a fence after the last wait of one stream for another, or growth
+    _EAGER = 4096  # large frees at home that have a fence after the last wait of one stream for another
 
 
 @cython.freelist(64)
