@@ -164,6 +164,7 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     outcome.touched = 0;
     if (granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
         block = take_cached(granules, ask, outcome);
+    if (!block && front_.rests) block = slide(granules, ask, outcome);
     return block ? block : take_placed(granules, ask, outcome);
 }
 
@@ -324,6 +325,15 @@ bool Heap::keep_shared(BlockId block) {
     return true;
 }
 
+// Lay the block to rest that is known to lie before the hole that it belongs to.
+HIT_PATH bool Heap::rest(BlockId block) {
+    Node& node = nodes_[block];
+    if (block != front_.block || node.more || node.stream != nodes_[node.after].stream) return false;
+    node.state = State::Pending;
+    node.bare = 0;
+    return front_.rests = true;
+}
+
 // Everything about a free but the account's side of it.
 HIT_PATH void Heap::give_back(BlockId block, const Entries* extra) {
     Node& node = nodes_[block];
@@ -333,7 +343,7 @@ HIT_PATH void Heap::give_back(BlockId block, const Entries* extra) {
         normalise(sorted);
         store_entries(node, joined({{node.stream, node.epoch}}, sorted));
     }
-    if (!keep(block, node.more == 0)) settle(block);
+    if (!keep(block, node.more == 0) && !rest(block)) settle(block);
 }
 
 HIT_PATH uint32_t Heap::free_locked(BlockId block, const Entries* extra) {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cache.hpp"
@@ -261,6 +262,16 @@ private:
 
         FreeIndex* index(size_t key) const;  // none where it holds nothing
     };
+    // A block that is placed and freed in turn, before the hole that it is cut from, for as long as nothing else is cut or
+    // joined. Freed, it rests there: the next request moves the border between the two, which is all that joining them and
+    // cutting the hole anew would come to.
+    struct Front {
+        BlockId block = 0;  // 0: none
+        bool rests = false;
+        FreeIndex* index = nullptr;  // of the hole
+        uint64_t rival = 0;          // granules of the next smaller hole: what fits there is not for this one
+        uint32_t looked = 0;         // holes among which the search would choose
+    };
     // How far an entry of another stream must have come for its block to be eligible.
     enum class Bound : uint8_t { Done, Recorded, Any };
     struct Search {
@@ -281,13 +292,18 @@ private:
     static constexpr Reach reaches[] = {
         {Bound::Done, narrow}, {Bound::Done, wide}, {Bound::Recorded, wide}, {Bound::Any, wide}};
 
-    // The lock, for all that looks at the uses of handles, or at their queue: it finds them noted.
-    class Noted {
+    // The lock, for all that looks at blocks and their neighbours, but for takes and frees: it finds none at rest.
+    class Settled {
     public:
-        explicit Noted(const Heap& heap) : guard_(heap.lock_) { const_cast<Heap&>(heap).catch_up(); }
+        explicit Settled(const Heap& heap) : guard_(heap.lock_) { const_cast<Heap&>(heap).rouse(); }
 
     private:
         std::lock_guard<Lock> guard_;
+    };
+    // The same for all that looks at the uses of handles, or at their queue: it finds them noted.
+    class Noted : Settled {
+    public:
+        explicit Noted(const Heap& heap) : Settled(heap) { const_cast<Heap&>(heap).catch_up(); }
     };
 
     uint64_t bytes(const Node& node) const { return node.granules << shift_; }
@@ -322,7 +338,16 @@ private:
     void settle(BlockId block);
     BlockId join(BlockId block);
     void merge_in(const Segment& segment);
-    bool sink(BlockId block);
+    bool sinks(const Node& node) const;
+    void sink(BlockId block);
+    bool stand_in_front(BlockId block);
+    BlockId slide(uint64_t granules, const Ask& ask, Outcome& outcome);
+    bool rest(BlockId block);
+    // Before blocks are cut, joined or looked at: none rests, and nobody relies any longer on what lies where.
+    void rouse() {
+        BlockId block = std::exchange(front_.block, 0);
+        if (std::exchange(front_.rests, false)) sink(block);
+    }
     void link(BlockId before, BlockId block);
     BlockId take_front(BlockId block, uint64_t granules);
     bool joins(const Node& a, const Node& b) const;
@@ -454,6 +479,8 @@ private:
     std::vector<std::unique_ptr<Space>> spaces_;
     Handles handles_;
     Notes notes_;  // what was freed on them, and is not noted there yet
+    Front front_;
+    BlockId newest_ = 0;  // the latest that was placed
     Ledger ledger_;
     BinTable<10> shared_;
     // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would

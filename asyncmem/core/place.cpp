@@ -248,6 +248,7 @@ uint64_t Heap::age_of(const Node& node, uint32_t taker) const {
 }
 
 inline BlockId Heap::place(const Ask& ask, Search& search) {
+    rouse();
     uint32_t at = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
     BlockId block = place(arenas_[at], search);
     if (!block && ask.anywhere && at < 2) block = place(arenas_[1 - at], search);
@@ -273,6 +274,7 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
     total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
     if (block) {
         outcome.level = 3;
+        newest_ = block;
     } else {
         outcome.reason = search.bare ? NoPages : NoMemory;
         ++total_.misses;
@@ -296,6 +298,7 @@ BlockId Heap::take_reaching(uint64_t granules, const Ask& ask, bool late, Outcom
 
 // Cut just these bytes out of the free blocks of a lease that they lie in; 0 where not all of them are free and eligible.
 BlockId Heap::place_at(const Segment& range, uint64_t address, Search& search) {
+    rouse();
     uint64_t end = address + (search.granules << shift_);
     BlockId first = range.first;
     for (; nodes_[first].address + bytes(nodes_[first]) <= address; first = nodes_[first].after) ++search.touched;
@@ -441,31 +444,82 @@ BlockId Heap::join(BlockId block) {
 
 // Give a block that is in no list to the index.
 [[gnu::flatten]] void Heap::settle(BlockId block) {
+    rouse();
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
     purge(node);
     if (arena.space && segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
     node.state = State::Pending;
     node.bare = 0;
-    if (!sink(block)) index_add(join(block));
+    if (!sinks(node)) {
+        index_add(join(block));
+    } else if (block != newest_ || !stand_in_front(block)) {
+        sink(block);
+    }
 }
 
-// Give a freed block to the hole behind it, which keeps its place in the index, if it joins that for sure and nothing else.
-// The memory below both is noted already, as what the block lay on.
-inline bool Heap::sink(BlockId block) {
+// Whether a freed block joins the hole behind it for sure, and nothing else.
+inline bool Heap::sinks(const Node& node) const {
+    const Node& hole = nodes_[node.after];
+    if (hole.state != State::Free || hole.more || node.more || !hole.epoch || !node.epoch || hole.stream != node.stream)
+        return false;
+    return nodes_[node.before].state != State::Free && nodes_[hole.after].state != State::Free;
+}
+
+// Give a freed block to the hole behind it, which keeps its place in the index. The memory below both is noted already, as
+// what the block lay on.
+void Heap::sink(BlockId block) {
     const Node& node = nodes_[block];
     BlockId behind = node.after;
     Node& hole = nodes_[behind];
-    if (hole.state != State::Free || hole.more || node.more || !hole.epoch || !node.epoch || hole.stream != node.stream)
-        return false;
-    if (nodes_[node.before].state == State::Free || nodes_[hole.after].state == State::Free) return false;
     hole.epoch = std::max(hole.epoch, node.epoch);
     hole.before = node.before;
     link(node.before, behind);
     index_resize(behind, node.address, hole.granules + node.granules);
     nodes_.release(block);
     ++total_.merges;
+}
+
+// Have a freed block rest before the hole that it belongs to, where it is easily told which requests that one serves.
+bool Heap::stand_in_front(BlockId block) {
+    const Node& node = nodes_[block];
+    const Arena& arena = arenas_[node.arena];
+    if (arena.space) return false;
+    uint64_t granules = node.granules + nodes_[node.after].granules;
+    Front front{block, true, arena.index(2 + size_t{node.stream})};
+    for (FreeIndex* index : {front.index, arena.index(0)}) {
+        if (!index) continue;
+        if (!index->few()) return false;
+        front.looked += static_cast<uint32_t>(index->count());
+        index->each([&](BlockId other) {
+            uint64_t size = nodes_[other].granules;
+            if (size <= granules && other != node.after) front.rival = std::max(front.rival, size);
+        });
+    }
+    front_ = front;
     return true;
+}
+
+// Serve a request by the block at rest, whose border to the hole behind it moves; 0 where another hole is for it.
+BlockId Heap::slide(uint64_t granules, const Ask& ask, Outcome& outcome) {
+    Node& node = nodes_[front_.block];
+    Node& hole = nodes_[node.after];
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    if (ask.stream != node.stream || arena != node.arena) return 0;
+    if (granules <= front_.rival || granules >= node.granules + hole.granules) return 0;
+    uint64_t more = granules - node.granules;  // wraps around where it is less
+    node.granules = granules;
+    hole.address += more << shift_;
+    hole.granules -= more;
+    hole.epoch = node.epoch;
+    front_.index->resize(nodes_, hole, node.after);
+    ++total_.merges;
+    ++total_.splits;
+    front_.rests = false;
+    outcome.level = 3;
+    outcome.touched += front_.looked;
+    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
+    return front_.block;
 }
 
 // Make a block known to what lies before it: by an index, because a branch could not be foreseen.
@@ -499,7 +553,7 @@ inline BlockId Heap::take_front(BlockId block, uint64_t granules) {
 }
 
 uint64_t Heap::merge(int64_t arena) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     if (arena >= 2 && !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint64_t before = total_.merges;
     if (arena >= 2) {

@@ -157,7 +157,7 @@ std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nby
 }
 
 bool Heap::has_addresses(const Ask& ask, Foreign foreign) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     need_stream(ask.stream);
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);

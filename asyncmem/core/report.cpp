@@ -8,7 +8,7 @@ namespace asyncmem {
 
 // The largest free block outside the caches: of one arena, or (-1) of arenas 0 and 1.
 uint64_t Heap::largest(int32_t arena) const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     if (arena >= 0 && !known_arena(arena))
         throw std::invalid_argument("unknown arena");
     uint64_t most = 0;
@@ -43,7 +43,7 @@ uint64_t Heap::cached_bytes() const {
 
 // Free bytes outside leases that some stream has still to be done with. Walks the blocks that owe anything.
 uint64_t Heap::pending_bytes() const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     uint64_t pending = 0;
     for (uint32_t a : {0, 1}) {
         auto& by_key = arenas_[a].by_key;
@@ -58,7 +58,7 @@ uint64_t Heap::pending_bytes() const {
 }
 
 Counts Heap::counts() const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     Counts c = total_;
     c.reserved = reserved_;
     c.live = ledger_[0].live;
@@ -91,7 +91,7 @@ Counts Heap::counts() const {
 }
 
 std::vector<SegmentInfo> Heap::segments() const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     std::vector<SegmentInfo> all;
     for (uint32_t s = 0; s < segments_.size(); ++s)
         if (segments_[s].used && !segments_[s].container) all.push_back(survey(s));
@@ -122,7 +122,7 @@ SegmentInfo Heap::survey(uint32_t id) const {
 }
 
 std::vector<EmptySegment> Heap::empty_segments() const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     std::vector<EmptySegment> empty;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
@@ -136,7 +136,7 @@ std::vector<EmptySegment> Heap::empty_segments() const {
 
 // Every block, segment by segment in address order; the inside of a lease after the segments.
 std::vector<BlockInfo> Heap::blocks() const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     std::vector<BlockInfo> all;
     for (bool leases : {false, true}) {
         for (const Segment& segment : segments_) {

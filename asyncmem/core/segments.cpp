@@ -56,7 +56,7 @@ int Heap::entry_state(uint32_t stream, uint64_t epoch) const {
 }
 
 uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     need_stream(stream);
     uint64_t mask = (uint64_t{1} << shift_) - 1;
     if (arena > 1) throw std::invalid_argument("segments are born in arena 0 or 1");
@@ -94,7 +94,7 @@ uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream
 }
 
 Entries Heap::remove_segment(uint32_t segment) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     if (segment >= segments_.size() || !segments_[segment].used || segments_[segment].container || segments_[segment].space)
         throw std::invalid_argument("unknown segment");
     BlockId block = segments_[segment].first;
@@ -111,7 +111,7 @@ Entries Heap::remove_segment(uint32_t segment) {
 }
 
 uint32_t Heap::open_lease(BlockId block) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     need_live(block);
     uint32_t arena = new_arena();
     Node& node = nodes_[block];
@@ -140,7 +140,7 @@ uint32_t Heap::new_arena() {
 }
 
 uint32_t Heap::close_lease(uint32_t arena) {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     if (arena < 2 || !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint32_t range_id = arenas_[arena].segment;
     Segment range = segments_[range_id];

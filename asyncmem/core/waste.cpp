@@ -8,7 +8,7 @@ namespace asyncmem {
 // Walks all blocks. A hole is a stretch of memory, free or cached, whatever it still waits for; it ends where a block is in
 // use, and where there is no memory.
 Waste Heap::waste() const {
-    std::lock_guard lock(lock_);
+    Settled settled(*this);
     Waste found;
     found.stranded.resize(streams_.size());
     uint64_t hole = 0;

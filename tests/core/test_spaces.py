@@ -86,6 +86,21 @@ def test_long_histories_are_equal_step_by_step(seed: int) -> None:
     live_through(seed, 200)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_histories_that_nobody_looks_into_are_equal(seed: int) -> None:
+    """What is put off until somebody looks changes neither which memory serves nor which is idle."""
+    draw = random.Random(seed)
+    pair = PagedPair()
+    for _ in range(30):
+        for _ in range(draw.randrange(1, 20)):
+            if draw.random() < 0.3:
+                paged_step(pair, draw)
+            pair.take(draw.choice((70_000, 9 * PAGE, draw.randrange(1, 1 << draw.randrange(10, 20)))), 0, (0, -1))
+            if pair.live:
+                pair.free(-1)
+        pair.compare()
+
+
 class ForgetsUses(ReferenceHeap):
     @override
     def stamp(self, handle: Handle, entries: Entries) -> None:

@@ -1,12 +1,14 @@
 """The compiled heap and its plain twin live through the same histories and never differ."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from asyncmem.core import Heap
 from asyncmem.core.reference import ReferenceHeap
 from asyncmem.core.reference.blocks import Block, Entries
 from asyncmem.core.reference.index import FreeIndex
@@ -50,6 +52,34 @@ def test_histories_that_nobody_looks_into_are_equal(seed: int) -> None:
         pair.compare()
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_blocks_that_come_and_go_in_turn_are_equal(seed: int) -> None:
+    """A block that rests before its hole until the next request serves as if it had joined, whatever comes between."""
+    draw = random.Random(seed)
+    pair = Pair(strategy="good_fit" if seed % 4 == 3 else "best_fit")
+    pair.add_stream()
+    for _ in range(1 + seed % 3):
+        pair.add_segment(draw.choice((2, 3, 4)) * SEGMENT, 1, 0)
+    for _ in range(60):
+        stream = draw.randrange(pair.streams) if draw.random() < 0.3 else 0
+        if draw.random() < 0.1:
+            pair.finish(stream)
+            pair.both(lambda heap: heap.merge())
+        for _ in range(draw.randrange(1, 12)):
+            if draw.random() < 0.03:
+                random_step(pair, draw)
+            pair.take((1 << 20) + draw.choice((0, 512, draw.randrange(3 * SEGMENT))), stream, (0, -1))
+            assert pair.fast.last_level() == pair.twin.last_level()
+            assert pair.fast.touched() == pair.twin.touched()
+            if pair.live and draw.random() < 0.05:
+                pair.hand_over(-1, draw.randrange(pair.streams))
+            if pair.live and draw.random() < 0.95:
+                pair.free(-1, [(stream, 1)] if draw.random() < 0.1 else [])
+        if len(pair.live) > draw.randrange(3):
+            pair.free_many(pair.live[-3:])
+        pair.compare()
+
+
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(SIZES), st.integers(0, 2), st.integers(0, 9)), max_size=60))
 def test_takes_and_frees_on_three_streams_are_equal(steps: list[tuple[int, int, int]]) -> None:
@@ -84,6 +114,58 @@ def test_histories_with_few_and_with_many_holes_are_equal(seed: int) -> None:
             else:
                 pair.free(draw.randrange(len(pair.live)), [])
         pair.compare()
+        for _ in range(20):
+            pair.take((1 << 20) + draw.randrange(1 << 20), 0, (0, -1))
+            pair.free(-1)
+        pair.compare()
+
+
+LOOKS: dict[str, Callable[[Heap | ReferenceHeap], object]] = {
+    "blocks": lambda heap: heap.blocks(),
+    "report": lambda heap: heap.report(),
+    "segments": lambda heap: heap.segments(),
+    "largest": lambda heap: heap.largest(),
+    "pending": lambda heap: heap.pending(),
+    "empty_segments": lambda heap: heap.empty_segments(),
+    "merge": lambda heap: (
+        heap.mark_done(0, heap.close_epoch(0)),
+        heap.merge(),
+        heap.take(1 << 20, 0) > 0,
+        heap.blocks(),
+    ),
+    "has_addresses": lambda heap: heap.has_addresses(2 * SEGMENT, 0),
+    "check": lambda heap: heap.check(),
+    "remove_segment": lambda heap: heap.remove_segment(1),
+    "add_segment": lambda heap: (heap.add_segment(1 << 40, 1 << 20, 1, 0), heap.take(1 << 20, 0) > 0, heap.blocks()),
+    "take_foreign": lambda heap: (heap.take_foreign(2 * SEGMENT, 0) is None, heap.blocks()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_whoever_looks_finds_no_block_at_rest(look: Callable[[Heap | ReferenceHeap], object]) -> None:
+    """Asked right after a block was laid to rest, everything answers as if it had joined its hole."""
+    pair = Pair()
+    pair.add_segment(SEGMENT, 0, 0)
+    pair.add_segment(2 * SEGMENT, 1, 0)
+    for nbytes in (3 << 20, 2 << 20, 4 << 20):
+        pair.take(nbytes, 0, (0, -1))
+        pair.free(-1)
+    pair.both(look)
+
+
+def test_a_block_at_rest_in_a_lease_joins_before_an_address_is_asked_for() -> None:
+    """What `take_at` asks for may lie where a block rests that was freed just now."""
+    pair = Pair()
+    pair.add_segment(SEGMENT, 1, 0)
+    pair.take(SEGMENT, 0, (0, -1))
+    address = pair.fast.address(pair.live[0][0])
+    pair.open_lease(0)
+    account, arena = pair.inner[pair.leases[0]], pair.leases[0]
+    for nbytes in (4096, 8192, 4096):
+        pair.take(nbytes, 0, (account, arena))
+        pair.free(-1)
+    assert pair.fast.take_at(address, SEGMENT, 0, account, arena, True) is not None
+    pair.fast.check()
 
 
 class DropsDependencyOnMerge(ReferenceHeap):
