@@ -80,10 +80,12 @@ class Taker(threading.Thread):
 
     def __init__(self, pool: AsyncMemoryPool, nbytes: int) -> None:
         super().__init__(name="take_back", daemon=True)
-        self._nbytes = nbytes
+        stats = pool.stats()
+        # More than lies free in one piece while nothing runs, or there would be nothing to map and to take back.
+        self._nbytes = max(nbytes, stats.largest_hole + 1)
         self.taken = 0
         self._pool = pool
-        self._keep = pool.stats().reserved_bytes
+        self._keep = stats.reserved_bytes
         self._ready = threading.Event()
         self._idle = threading.Event()
         self._loop: asyncio.AbstractEventLoop
