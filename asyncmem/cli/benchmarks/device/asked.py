@@ -79,9 +79,7 @@ ASKED: Final = (
         for case in ("16 MiB", "1 GiB")
     ),
     *(
-        Asked(
-            row="large", case=case, peer=OURS, bound=BESIDE_HIT, sense=MOST, held=_beside("large", "1 MiB in that loop")
-        )
+        Asked(row="large", case=case, peer=OURS, bound=BESIDE_HIT, sense=MOST, held=_figure("to_other"))
         for case in ("random, 1 live", "random, 8 live")
     ),
     Asked(row="cross_stream", peer="cuMemAllocAsync", bound=3),
@@ -89,7 +87,7 @@ ASKED: Final = (
     Asked(row="streams", case="time", peer=OURS, bound=1.05, sense=MOST, held=_figure("to_torch")),
     Asked(row="loop_stall", peer=OURS, bound=150_000, sense=MOST, held=_figure("more_ns")),
     *(
-        Asked(row="take_back", case=case, peer=OURS, bound=1.02, sense=MOST, held=_figure("to_floor_median"))
+        Asked(row="take_back", case=case, peer=OURS, bound=1.02, sense=MOST, held=_figure("to_floor"))
         for case in ("256 MiB a time", "2 GiB a time")
     ),
     *(Asked(row="replay", peer=peer, bound=1) for peer in ("torch raw", "CuPy pool")),

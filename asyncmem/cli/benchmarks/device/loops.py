@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from asyncmem.cli.benchmarks.device.measured import Measured, timed
 from asyncmem.cli.benchmarks.measure import UNROLL, Effort, plainly, time_apart, unrolled
@@ -18,23 +19,30 @@ def hit(row: str, peer: Peer, effort: Effort, size: int, *, case: str = "") -> M
     return _figure(row, peer, timings, case)
 
 
-def over_plan(row: str, peer: Peer, effort: Effort, plan: Plan, *, case: str = "") -> Measured:
+def over_plan(
+    row: str, peer: Peer, effort: Effort, plan: Plan, *, case: str = "", against: Plan | None = None
+) -> Measured:
     """Time a plan in which every step replaces the block of a slot: give back, then allocate; per step.
 
-    The plan has to end with what it begins with, as `circular` makes it.
+    The plan has to end with what it begins with, as `circular` makes it. With another plan to hold it against, the peer
+    follows both in turn, that one by an allocator of its own, and the figure `to_other` tells how they compare.
     """
-    with opened(peer) as ways:
-        held = [fill(way, plan) for way in ways]
+    with opened(peer) as ways, ExitStack() as stack:
+        runs = [(way, plan) for way in ways]
+        if against is not None:
+            runs.append((stack.enter_context(peer.opened()), against))
+        held = [fill(way, steps) for way, steps in runs]
         try:
             sides = [
-                (unrolled(way.follow(), {**way.names, "plan": plan, "live": live}, times=1), len(plan))
-                for way, live in zip(ways, held, strict=True)
+                (unrolled(way.follow(), {**way.names, "plan": steps, "live": live}, times=1), len(steps))
+                for (way, steps), live in zip(runs, held, strict=True)
             ]
             timings = plainly(time_apart(sides, effort))
         finally:
-            for way, live in zip(ways, held, strict=True):
-                empty(way, plan, live)
-    return _figure(row, peer, timings, case)
+            for (way, steps), live in zip(runs, held, strict=True):
+                empty(way, steps, live)
+    figure = _figure(row, peer, timings[: len(ways)], case)
+    return figure if against is None else replace(figure, figures={"to_other": timings[0].ns / timings[-1].ns})
 
 
 def over_program(row: str, peer: Peer, effort: Effort, plan: Plan, *, limit: int | None = None) -> Measured:

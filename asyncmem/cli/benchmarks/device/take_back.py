@@ -157,14 +157,14 @@ def _beside(peer: Together, effort: Effort, nbytes: int, heights: tuple[int, int
         training = Training(peer.torch, pool)
         for _ in range(3):
             _steps(training, rows)
-        still: list[int] = []
-        busy: list[int] = []
+        still: list[list[int]] = []
+        busy: list[list[int]] = []
         started = time.perf_counter()
         with Taker(pool, nbytes) as taker:
             for _ in range(max(2, round(ROUNDS * effort.share))):
-                still.extend(_steps(training, rows))
+                still.append(_steps(training, rows))
                 with taker.open():
-                    busy.extend(_steps(training, rows))
+                    busy.append(_steps(training, rows))
         seconds = (time.perf_counter() - started) / 2
         trims = pool.stats().trims
         peer.torch.cuda.synchronize()
@@ -173,17 +173,26 @@ def _beside(peer: Together, effort: Effort, nbytes: int, heights: tuple[int, int
         row="take_back",
         peer=peer.name,
         case=case,
-        min=min(busy),
-        median=statistics.median(busy),
-        floor=min(still),
+        min=min(map(sum, busy)) / STEPS,
+        median=_usual(busy),
+        floor=min(map(sum, still)) / STEPS,
         figures={
-            "floor_median_ns": round(statistics.median(still)),
-            "to_floor_median": round(statistics.median(busy) / statistics.median(still), 4),
+            "floor_median_ns": round(_usual(still)),
+            "to_floor": round(_usual(busy) / _usual(still), 4),
             "taken_back_bytes_per_second": round(taker.taken / seconds),
             "trims": trims,
         },
         broken="" if taker.taken else "nothing was taken back",
     )
+
+
+def _usual(rounds: list[list[int]]) -> float:
+    """Answer the mean of the steps of a round, each the median of its repeats.
+
+    Steps are compared with themselves: a median over all would lie between two of them, which differ by a tenth.
+    """
+    medians: list[float] = [statistics.median(repeats) for repeats in zip(*rounds, strict=True)]
+    return sum(medians) / STEPS
 
 
 def _steps(training: Training, rows: list[int]) -> list[int]:
