@@ -6,12 +6,13 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
-SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "replay", "report", "segments", "spaces", "waste"]
+SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "replay", "report"]
+SOURCES += ["resting", "segments", "spaces", "waste"]
 PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "lanes", "line"]
 PARTS += ["quick", "ready", "replay", "retire", "spares", "turn", "witness"]
 HEADERS = ["cache.hpp", "costs.hpp", "entries.hpp", "fences.hpp", "few.hpp", "handles.hpp", "heap.hpp", "holes.hpp"]
 HEADERS += ["index.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "replay.hpp", "reserved.hpp"]
-HEADERS += ["space.hpp", "timeline.hpp"]
+HEADERS += ["resting.hpp", "space.hpp", "timeline.hpp"]
 HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.

@@ -1,6 +1,7 @@
 // Bins: blocks of exactly one size, most of them handed out newest first. A direct-mapped table of them makes a cache.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -12,13 +13,34 @@ struct Bin {
     uint64_t granules = 0;  // the size this bin serves
     BlockId head = 0, tail = 0;
     uint32_t count = 0;
-    uint16_t strikes = 0;  // misses by other sizes since this bin was last asked for its own
-    uint8_t asked = 0;     // how often in a row its size was asked for and not here, up to three times
-    uint32_t since = 0;    // how many requests found nothing in the cache, up to the latest of its own
+    uint16_t strikes = 0;    // misses by other sizes since this bin was last asked for its own
+    bool flushed = false;    // since a block of it served
+    uint8_t more = 0;        // times that it is to be asked for beyond the usual, before anything is kept
+    uint8_t asked = 0;       // how often in a row its size was asked for and not here
+    uint32_t since = 0;      // how many requests found nothing in the cache, up to the latest of its own
 
     // Whether it is worth keeping blocks for. By chance two requests of random sizes are alike now and then, and what is
     // kept of a large one divides the hole that all others come from: so those are to be asked for three times.
-    bool hot(bool large) const { return asked >= 2 + large; }
+    bool hot(bool large) const { return asked >= 2 + large + more; }
+
+    // A block served.
+    void serve() {
+        strikes = 0;
+        flushed = false;
+        more = 0;
+    }
+
+    // Large blocks went back before one served. The second time in a row, and each time from then on, the size has to be
+    // asked for twice as often as before: else what is kept and flushed by turns costs a flush each time.
+    void doubt() {
+        if (flushed) {
+            more = static_cast<uint8_t>(std::min(2 * more + 3, most_asked - 3));
+            asked = 0;
+        }
+        flushed = true;
+    }
+
+    static constexpr int most_asked = 192;
 };
 
 // What a table of bins has in common whatever its size: caps, totals, and how blocks come and go.
@@ -75,7 +97,7 @@ public:
         uint32_t now = ++misses_;
         // Large ones are in a row only where they follow each other closely: no kept block should outlast hundreds of others.
         if (large && !bin.hot(large) && now - bin.since > nearby) bin.asked = 0;
-        bin.asked += bin.asked < 3;
+        bin.asked += bin.asked < Bin::most_asked;
         bin.since = now;
     }
 

@@ -67,15 +67,18 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
     auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
     if (bin.granules == granules) {
-        if (!ask.again) bin.strikes = 0;
         if (BlockId block = bin.head) {
+            if (!ask.again) bin.serve();
             local.remove(nodes_, bin, block, granules << shift_);
             release(nodes_[block]);
             outcome.level = 1;
             outcome.touched = 1;
             return block;
         }
-        if (!ask.again) local.ask(bin, natural_arena(granules << shift_));
+        if (!ask.again) {
+            bin.strikes = 0;
+            local.ask(bin, natural_arena(granules << shift_));
+        }
     } else if (!ask.again) {
         strike(local, bin, granules);
     }
@@ -164,7 +167,7 @@ HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     outcome.touched = 0;
     if (granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
         block = take_cached(granules, ask, outcome);
-    if (!block && front_.rests) block = slide(granules, ask, outcome);
+    if (!block && resting_.count && !resting_.out) block = slide(granules, ask, outcome);
     return block ? block : take_placed(granules, ask, outcome);
 }
 
@@ -325,13 +328,14 @@ bool Heap::keep_shared(BlockId block) {
     return true;
 }
 
-// Lay the block to rest that is known to lie before the hole that it belongs to.
+// Have the front that is out rest again.
 HIT_PATH bool Heap::rest(BlockId block) {
     Node& node = nodes_[block];
-    if (block != front_.block || node.more || node.stream != nodes_[node.after].stream) return false;
+    if (block != resting_.out || !resting_.out_fronts || node.more || node.stream != resting_.stream) return false;
     node.state = State::Pending;
     node.bare = 0;
-    return front_.rests = true;
+    resting_.out = 0;
+    return true;
 }
 
 // Everything about a free but the account's side of it.
@@ -449,7 +453,10 @@ uint64_t Heap::flush(int64_t stream) {
     auto empty = [&](auto& cache) {
         // Often, and mostly of few blocks: so it ends with the last of them.
         for (auto bin = cache.bins().begin(); cache.blocks(); ++bin)
-            if (bin->head) drained += drain(cache, *bin, UINT32_MAX);
+            if (bin->head) {
+                if (natural_arena(bin->granules << shift_)) bin->doubt();
+                drained += drain(cache, *bin, UINT32_MAX);
+            }
     };
     for (size_t s = 0; s < streams_.size(); ++s)
         if (stream < 0 || s == static_cast<size_t>(stream)) empty(streams_[s]->cache);

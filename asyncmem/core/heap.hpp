@@ -21,6 +21,7 @@
 #include "log.hpp"
 #include "node.hpp"
 #include "notes.hpp"
+#include "resting.hpp"
 #include "space.hpp"
 
 namespace asyncmem {
@@ -262,16 +263,6 @@ private:
 
         FreeIndex* index(size_t key) const;  // none where it holds nothing
     };
-    // A block that is placed and freed in turn, before the hole that it is cut from, for as long as nothing else is cut or
-    // joined. Freed, it rests there: the next request moves the border between the two, which is all that joining them and
-    // cutting the hole anew would come to.
-    struct Front {
-        BlockId block = 0;  // 0: none
-        bool rests = false;
-        FreeIndex* index = nullptr;  // of the hole
-        uint64_t rival = 0;          // granules of the next smaller hole: what fits there is not for this one
-        uint32_t looked = 0;         // holes among which the search would choose
-    };
     // How far an entry of another stream must have come for its block to be eligible.
     enum class Bound : uint8_t { Done, Recorded, Any };
     struct Search {
@@ -339,15 +330,7 @@ private:
     BlockId join(BlockId block);
     void merge_in(const Segment& segment);
     bool sinks(const Node& node) const;
-    void sink(BlockId block);
-    bool stand_in_front(BlockId block);
-    BlockId slide(uint64_t granules, const Ask& ask, Outcome& outcome);
-    bool rest(BlockId block);
-    // Before blocks are cut, joined or looked at: none rests, and nobody relies any longer on what lies where.
-    void rouse() {
-        BlockId block = std::exchange(front_.block, 0);
-        if (std::exchange(front_.rests, false)) sink(block);
-    }
+    void sink(BlockId block, uint64_t granules);
     void link(BlockId before, BlockId block);
     BlockId take_front(BlockId block, uint64_t granules);
     bool joins(const Node& a, const Node& b) const;
@@ -361,6 +344,16 @@ private:
     void index_add(BlockId block);
     void index_remove(Node& node);
     void index_resize(BlockId block, uint64_t address, uint64_t granules);
+
+    // resting (resting.cpp; rest() in heap.cpp)
+    bool lay_down(BlockId block);
+    bool rest(BlockId block);
+    BlockId slide(uint64_t granules, const Ask& ask, Outcome& outcome);
+    void tell_index();
+    void rouse() {
+        if (resting_.count) rouse_all();
+    }
+    void rouse_all();
 
     // entries (place.cpp)
     static uint32_t key_of(const Node& node);
@@ -479,8 +472,9 @@ private:
     std::vector<std::unique_ptr<Space>> spaces_;
     Handles handles_;
     Notes notes_;  // what was freed on them, and is not noted there yet
-    Front front_;
-    BlockId newest_ = 0;  // the latest that was placed
+    Resting resting_;
+    BlockId newest_ = 0;    // the latest that was placed
+    uint64_t in_turn_ = 0;  // how many blocks in a row were freed before another was placed
     Ledger ledger_;
     BinTable<10> shared_;
     // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would

@@ -90,7 +90,7 @@ bool Heap::eligible(const Node& node, uint32_t stream, Bound bound) const {
 
 // The free index of an arena.
 
-inline FreeIndex* Heap::Arena::index(size_t key) const {
+FreeIndex* Heap::Arena::index(size_t key) const {
     return key < by_key.size() && by_key[key] && by_key[key]->count() ? by_key[key].get() : nullptr;
 }
 
@@ -120,7 +120,7 @@ void Heap::index_remove(Node& node) {
 }
 
 // Move where a block of the index begins.
-inline void Heap::index_resize(BlockId block, uint64_t address, uint64_t granules) {
+void Heap::index_resize(BlockId block, uint64_t address, uint64_t granules) {
     Node& node = nodes_[block];
     if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
     node.address = address;
@@ -248,12 +248,12 @@ uint64_t Heap::age_of(const Node& node, uint32_t taker) const {
 }
 
 inline BlockId Heap::place(const Ask& ask, Search& search) {
-    rouse();
     uint32_t at = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(search.granules << shift_);
     BlockId block = place(arenas_[at], search);
     if (!block && ask.anywhere && at < 2) block = place(arenas_[1 - at], search);
     if (!block) return 0;
     const Node& hole = nodes_[block];
+    if (resting_.count && nodes_[hole.before].state == State::Pending) [[unlikely]] rouse();
     search.bare = hole.bare && bare_pages(hole, search.granules << shift_);
     if (search.bare) return 0;
     if (hole.granules == search.granules || hole.more) [[unlikely]] {
@@ -269,12 +269,18 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
 // What take() finds beyond the caches.
 [[gnu::flatten]] BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
     Search search{granules, ask.stream, Bound::Done, narrow};
+    if (resting_.count) {
+        if (resting_.out) rouse();
+        tell_index();
+    }
     BlockId block = place(ask, search);
     outcome.touched += search.touched;
     total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
     if (block) {
         outcome.level = 3;
         newest_ = block;
+        resting_.out = block;
+        resting_.out_fronts = false;
     } else {
         outcome.reason = search.bare ? NoPages : NoMemory;
         ++total_.misses;
@@ -284,6 +290,7 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
 
 // What other streams have to be done with first, or are asked to wait for: by one search after the other.
 BlockId Heap::take_reaching(uint64_t granules, const Ask& ask, bool late, Outcome& outcome) {
+    rouse();
     for (Reach reach : reaches) {
         if (reach.bound == Bound::Any && !late) break;
         Search search{granules, ask.stream, reach.bound, reach.window};
@@ -444,7 +451,10 @@ BlockId Heap::join(BlockId block) {
 
 // Give a block that is in no list to the index.
 [[gnu::flatten]] void Heap::settle(BlockId block) {
-    rouse();
+    bool alone = block == resting_.out && !resting_.out_fronts;  // all others rest
+    if (!alone) rouse();
+    resting_.out = 0;
+    in_turn_ = block == newest_ ? in_turn_ + 1 : 0;
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
     purge(node);
@@ -452,9 +462,10 @@ BlockId Heap::join(BlockId block) {
     node.state = State::Pending;
     node.bare = 0;
     if (!sinks(node)) {
+        rouse();
         index_add(join(block));
-    } else if (block != newest_ || !stand_in_front(block)) {
-        sink(block);
+    } else if (in_turn_ < 2 || !lay_down(block)) {
+        sink(block, node.granules + nodes_[node.after].granules);
     }
 }
 
@@ -466,60 +477,18 @@ inline bool Heap::sinks(const Node& node) const {
     return nodes_[node.before].state != State::Free && nodes_[hole.after].state != State::Free;
 }
 
-// Give a freed block to the hole behind it, which keeps its place in the index. The memory below both is noted already, as
-// what the block lay on.
-void Heap::sink(BlockId block) {
+// Give a freed block to the hole behind it, which keeps its place in the index, and has so many granules then. The memory
+// below both is noted already, as what the block lay on.
+void Heap::sink(BlockId block, uint64_t granules) {
     const Node& node = nodes_[block];
     BlockId behind = node.after;
     Node& hole = nodes_[behind];
     hole.epoch = std::max(hole.epoch, node.epoch);
     hole.before = node.before;
     link(node.before, behind);
-    index_resize(behind, node.address, hole.granules + node.granules);
+    index_resize(behind, node.address, granules);
     nodes_.release(block);
     ++total_.merges;
-}
-
-// Have a freed block rest before the hole that it belongs to, where it is easily told which requests that one serves.
-bool Heap::stand_in_front(BlockId block) {
-    const Node& node = nodes_[block];
-    const Arena& arena = arenas_[node.arena];
-    if (arena.space) return false;
-    uint64_t granules = node.granules + nodes_[node.after].granules;
-    Front front{block, true, arena.index(2 + size_t{node.stream})};
-    for (FreeIndex* index : {front.index, arena.index(0)}) {
-        if (!index) continue;
-        if (!index->few()) return false;
-        front.looked += static_cast<uint32_t>(index->count());
-        index->each([&](BlockId other) {
-            uint64_t size = nodes_[other].granules;
-            if (size <= granules && other != node.after) front.rival = std::max(front.rival, size);
-        });
-    }
-    front_ = front;
-    return true;
-}
-
-// Serve a request by the block at rest, whose border to the hole behind it moves; 0 where another hole is for it.
-BlockId Heap::slide(uint64_t granules, const Ask& ask, Outcome& outcome) {
-    Node& node = nodes_[front_.block];
-    Node& hole = nodes_[node.after];
-    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
-    if (ask.stream != node.stream || arena != node.arena) return 0;
-    if (granules <= front_.rival || granules >= node.granules + hole.granules) return 0;
-    uint64_t more = granules - node.granules;  // wraps around where it is less
-    node.granules = granules;
-    hole.address += more << shift_;
-    hole.granules -= more;
-    hole.epoch = node.epoch;
-    front_.index->resize(nodes_, hole, node.after);
-    ++total_.merges;
-    ++total_.splits;
-    front_.rests = false;
-    outcome.level = 3;
-    outcome.touched += front_.looked;
-    total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
-    return front_.block;
 }
 
 // Make a block known to what lies before it: by an index, because a branch could not be foreseen.

@@ -58,6 +58,7 @@ def test_blocks_that_come_and_go_in_turn_are_equal(seed: int) -> None:
     draw = random.Random(seed)
     pair = Pair(strategy="good_fit" if seed % 4 == 3 else "best_fit")
     pair.add_stream()
+    pair.add_stream()
     for _ in range(1 + seed % 3):
         pair.add_segment(draw.choice((2, 3, 4)) * SEGMENT, 1, 0)
     for _ in range(60):
@@ -74,7 +75,8 @@ def test_blocks_that_come_and_go_in_turn_are_equal(seed: int) -> None:
             if pair.live and draw.random() < 0.05:
                 pair.hand_over(-1, draw.randrange(pair.streams))
             if pair.live and draw.random() < 0.95:
-                pair.free(-1, [(stream, 1)] if draw.random() < 0.1 else [])
+                users = draw.sample(range(pair.streams), draw.randrange(3)) if draw.random() < 0.15 else ()
+                pair.free(-1, [(user, pair.fast.open_epoch(user)) for user in users])
         if len(pair.live) > draw.randrange(3):
             pair.free_many(pair.live[-3:])
         pair.compare()
@@ -118,6 +120,40 @@ def test_histories_with_few_and_with_many_holes_are_equal(seed: int) -> None:
             pair.take((1 << 20) + draw.randrange(1 << 20), 0, (0, -1))
             pair.free(-1)
         pair.compare()
+
+
+def test_more_blocks_come_and_go_in_turn_than_rest_at_once() -> None:
+    """Each of a dozen holes has its sizes; two are alike, of which the lower one serves."""
+    draw = random.Random(0)
+    pair = Pair()
+    sizes = [(2 << 20) + number * (1 << 18) for number in range(12)]
+    for nbytes in [*sizes, sizes[3]]:
+        pair.add_segment(nbytes, 1, 0)
+    for number in range(800):
+        pair.take(draw.choice(sizes) - 512 * draw.randrange(1, 400), 0, (0, -1))
+        assert pair.fast.touched() == pair.twin.touched()
+        pair.free(-1)
+        if number % 100 == 99:
+            pair.compare()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_large_blocks_that_are_flushed_before_they_serve_are_kept_less_readily(seed: int) -> None:
+    """Both keep and give back the same, for as long as one may be doubted, and begin anew once a block has served."""
+    draw = random.Random(seed)
+    pair = Pair(shared_cache_blocks=0)
+    pair.add_segment(4 * SEGMENT, 1, 0)
+    kept = []
+    for _ in range(600):
+        pair.take(1 << 20, 0, (0, -1))
+        pair.free(-1)
+        if pair.fast.cached_bytes() and draw.random() < (0.99, 0.8, 0.5)[seed % 3]:
+            pair.both(lambda heap: heap.flush(0))
+            kept.append(True)
+        else:
+            kept.append(False)
+        pair.compare()
+    assert sum(kept[:20]) > sum(kept[-20:]) == 0 or seed
 
 
 LOOKS: dict[str, Callable[[Heap | ReferenceHeap], object]] = {

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from asyncmem.core.reference.blocks import Block
 
 
+MOST_ASKED = 192
+
+
 @dataclass(slots=True)
 class Bin:
     """Blocks of exactly one size, the next one to be looked at last."""
@@ -13,10 +16,29 @@ class Bin:
     blocks: list[Block] = field(default_factory=list)
     strikes: int = 0
     """Misses by other sizes since the bin was last asked for its own."""
+    flushed: bool = False
+    """Whether blocks went back by a flush since one served."""
+    more: int = 0
+    """Times that the size is to be asked for beyond the usual before anything is kept."""
     asked: int = 0
-    """How often in a row its size was asked for and not there, up to three times."""
+    """How often in a row its size was asked for and not there."""
     since: int = 0
     """The cache's misses, up to the latest of its own."""
+
+    def begin(self, granules: int, asked: int, since: int) -> None:
+        """Serve another size from now on."""
+        self.granules, self.strikes, self.flushed, self.more = granules, 0, False, 0
+        self.asked, self.since = asked, since
+
+    def serve(self) -> None:
+        """Note that a block served."""
+        self.strikes, self.flushed, self.more = 0, False, 0
+
+    def doubt(self) -> None:
+        """Note a flush of large blocks; from the second fruitless one on more requests are needed, twice as many each."""
+        if self.flushed:
+            self.asked, self.more = 0, min(2 * self.more + 3, MOST_ASKED - 3)
+        self.flushed = True
 
 
 class Cache:

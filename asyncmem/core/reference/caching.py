@@ -3,7 +3,7 @@
 from typing import Final
 
 from asyncmem.core.reference.blocks import Block, Epochs
-from asyncmem.core.reference.cache import Bin, Cache
+from asyncmem.core.reference.cache import MOST_ASKED, Bin, Cache
 from asyncmem.core.reference.place import Placement
 
 PATIENCE: Final = 16
@@ -41,11 +41,12 @@ class Caching(Placement):
         local = self.caches[stream]
         slot = local.bin(granules)
         if slot.granules == granules:
-            if not again:
-                slot.strikes = 0
             if slot.blocks:
+                if not again:
+                    slot.serve()
                 return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
             if not again:
+                slot.strikes = 0
                 self.ask(local, slot, large=granules * self.granule >= self.small_limit)
         elif not again:
             self.strike(local, slot, granules)
@@ -54,9 +55,9 @@ class Caching(Placement):
     def ask(self, cache: Cache, slot: Bin, *, large: bool) -> None:
         """Count a request for a slot's size that has none; of a large one, in a row with those shortly before it."""
         cache.misses += 1
-        if large and slot.asked < 3 and cache.misses - slot.since > NEARBY:
+        if large and slot.asked < 3 + slot.more and cache.misses - slot.since > NEARBY:
             slot.asked = 0
-        slot.asked, slot.since = min(slot.asked + 1, 3), cache.misses
+        slot.asked, slot.since = min(slot.asked + 1, MOST_ASKED), cache.misses
 
     def take_shared(self, granules: int, stream: int) -> tuple[Block | None, int, int]:
         """Look for a block in the shared cache that the stream may use at once."""
@@ -94,7 +95,7 @@ class Caching(Placement):
             if slot.strikes > PATIENCE:
                 self.drain(cache, slot, DRAINED_AT_ONCE)
         if not slot.blocks:
-            slot.granules, slot.strikes, slot.asked, slot.since = granules, 0, 1, cache.misses
+            slot.begin(granules, 1, cache.misses)
 
     def drain(self, cache: Cache, slot: Bin, most: int | None = None) -> int:
         """Give up to `most` blocks of a slot to the index, in their order, and answer their bytes."""
@@ -111,7 +112,7 @@ class Caching(Placement):
         arena = self.natural_arena(nbytes)
         local = self.caches[block.home]
         slot = local.bin(block.granules)
-        if slot.granules != block.granules or slot.asked < 2 + arena or block.arena != arena:
+        if slot.granules != block.granules or slot.asked < 2 + arena + slot.more or block.arena != arena:
             return False
         if len(block.entries) == 1 and (
             local.has_room(nbytes) or (local.is_outsize(nbytes) and self.vacate(local, block.granules))
@@ -152,11 +153,14 @@ class Caching(Placement):
 
     def flush(self, stream: int = -1) -> int:
         """Empty one stream's cache, or (-1) every cache, into the free index."""
-        caches = self.caches if stream == -1 else [self.caches[stream]]
-        drained = sum(self.drain(cache, slot) for cache in caches for slot in cache.bins)
-        if stream == -1:
-            drained += sum(self.drain(self.shared, slot) for slot in self.shared.bins)
-        return drained
+        caches = [*self.caches, self.shared] if stream == -1 else [self.caches[stream]]
+        return sum(self.flush_bin(cache, slot) for cache in caches for slot in cache.bins if slot.blocks)
+
+    def flush_bin(self, cache: Cache, slot: Bin) -> int:
+        """Empty a slot; one of large blocks keeps its next ones the less readily the less these have served."""
+        if self.natural_arena(slot.granules * self.granule):
+            slot.doubt()
+        return self.drain(cache, slot)
 
     def fit_caches(self, *, empty: bool) -> None:
         """Empty the caches that are over their caps, or all of them."""

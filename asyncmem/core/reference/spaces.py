@@ -77,7 +77,7 @@ class Spaces(Takes):
             for slot in cache.bins:
                 if not self.cacheable(slot.granules):
                     self.drain(cache, slot)
-                    slot.granules, slot.strikes, slot.asked, slot.since = 0, 0, 0, 0
+                    slot.begin(0, 0, 0)
 
     def remove_space(self, segment: int) -> None:
         """Take a space out that has no memory mapped."""
