@@ -208,7 +208,7 @@ def test_bounds_hold_what_they_say() -> None:
     entries = judge(
         [
             found("hit", "asyncmem", 60.0),
-            found("large", "asyncmem", 63.0, "1 GiB"),
+            found("large", "asyncmem", 63.0, "1 GiB", to_other=1.05),
             found("large", "asyncmem", 130.0, "random, 1 live", to_other=1.08),
             found("large", "asyncmem", 180.0, "random, 8 live", to_other=1.5),
             found("streams", "asyncmem", 1.9, "reserved ÷ live"),

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from asyncmem.core.reference.blocks import Block
 
-
 MOST_ASKED = 192
 
 
@@ -35,7 +34,7 @@ class Bin:
         self.strikes, self.flushed, self.more = 0, False, 0
 
     def doubt(self) -> None:
-        """Note a flush of large blocks; from the second fruitless one on more requests are needed, twice as many each."""
+        """Note a flush of large blocks; from the second in a row on twice as many requests are needed each time."""
         if self.flushed:
             self.asked, self.more = 0, min(2 * self.more + 3, MOST_ASKED - 3)
         self.flushed = True

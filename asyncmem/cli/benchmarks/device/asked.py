@@ -41,14 +41,6 @@ def _figure(name: str) -> Held:
     return held
 
 
-def _beside(row: str, case: str) -> Held:
-    def held(one: Measured, found: Found) -> float | None:
-        other = found.get((row, case, one.peer))
-        return None if other is None else one.min / other.min
-
-    return held
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One bound."""
@@ -75,12 +67,8 @@ ASKED: Final = (
     Asked(row="churn", peer="torch raw", bound=5),
     Asked(row="batch", peer="torch.empty", bound=20),
     *(
-        Asked(row="large", case=case, peer=OURS, bound=BESIDE_HIT, sense=MOST, held=_beside("hit", ""))
-        for case in ("16 MiB", "1 GiB")
-    ),
-    *(
         Asked(row="large", case=case, peer=OURS, bound=BESIDE_HIT, sense=MOST, held=_figure("to_other"))
-        for case in ("random, 1 live", "random, 8 live")
+        for case in ("16 MiB", "1 GiB", "random, 1 live", "random, 8 live")
     ),
     Asked(row="cross_stream", peer="cuMemAllocAsync", bound=3),
     Asked(row="streams", case="reserved ÷ live", peer=OURS, bound=2, sense=MOST, held=_itself),

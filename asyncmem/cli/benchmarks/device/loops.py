@@ -11,12 +11,14 @@ from asyncmem.cli.benchmarks.peers.way import FLOOR, Plan, Way
 from asyncmem.cli.benchmarks.result import Timing
 
 
-def hit(row: str, peer: Peer, effort: Effort, size: int, *, case: str = "") -> Measured:
-    """Time one size, allocated and given back at once."""
+def hit(row: str, peer: Peer, effort: Effort, size: int, *, case: str = "", against: int | None = None) -> Measured:
+    """Time one size, allocated and given back at once; with another, both in turn, as `over_plan` does."""
     with opened(peer) as ways:
-        sides = [(unrolled(way.once(str(size)), way.names), UNROLL) for way in ways]
+        runs = [(way, size) for way in ways] + ([] if against is None else [(ways[0], against)])
+        sides = [(unrolled(way.once(str(nbytes)), way.names), UNROLL) for way, nbytes in runs]
         timings = plainly(time_apart(sides, effort))
-    return _figure(row, peer, timings, case)
+    figure = _figure(row, peer, timings[: len(ways)], case)
+    return figure if against is None else _held_against(figure, timings)
 
 
 def over_plan(
@@ -42,7 +44,7 @@ def over_plan(
             for (way, steps), live in zip(runs, held, strict=True):
                 empty(way, steps, live)
     figure = _figure(row, peer, timings[: len(ways)], case)
-    return figure if against is None else replace(figure, figures={"to_other": timings[0].ns / timings[-1].ns})
+    return figure if against is None else _held_against(figure, timings)
 
 
 def over_program(row: str, peer: Peer, effort: Effort, plan: Plan, *, limit: int | None = None) -> Measured:
@@ -73,6 +75,10 @@ def opened(peer: Peer, limit: int | None = None) -> Iterator[list[Way]]:
         if peer.beside is not None and limit is None:
             ways.append(stack.enter_context(peer.beside.opened()))
         yield ways
+
+
+def _held_against(figure: Measured, timings: Sequence[Timing]) -> Measured:
+    return replace(figure, figures={"to_other": timings[0].ns / timings[-1].ns})
 
 
 def _figure(row: str, peer: Peer, timings: Sequence[Timing], case: str = "") -> Measured:
