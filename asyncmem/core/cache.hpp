@@ -14,7 +14,7 @@ struct Bin {
     BlockId head = 0, tail = 0;
     uint32_t count = 0;
     uint16_t strikes = 0;    // misses by other sizes since this bin was last asked for its own
-    bool flushed = false;    // since a block of it served
+    uint8_t flushes = 0;     // that took blocks of it since one served
     uint8_t more = 0;        // times that it is to be asked for beyond the usual, before anything is kept
     uint8_t asked = 0;       // how often in a row its size was asked for and not here
     uint32_t since = 0;      // how many requests found nothing in the cache, up to the latest of its own
@@ -26,21 +26,20 @@ struct Bin {
     // A block served.
     void serve() {
         strikes = 0;
-        flushed = false;
+        flushes = 0;
         more = 0;
     }
 
-    // Large blocks went back before one served. The second time in a row, and each time from then on, the size has to be
-    // asked for twice as often as before: else what is kept and flushed by turns costs a flush each time.
+    // Large blocks went back before one served. From the 64th time in a row on the size has to be asked for twice as often
+    // as before, each time: else what is kept and flushed by turns costs a flush each time.
     void doubt() {
-        if (flushed) {
-            more = static_cast<uint8_t>(std::min(2 * more + 3, most_asked - 3));
-            asked = 0;
-        }
-        flushed = true;
+        if (flushes < patient) ++flushes;
+        if (flushes < patient) return;
+        more = static_cast<uint8_t>(std::min(2 * more + 3, most_asked - 3));
+        asked = 0;
     }
 
-    static constexpr int most_asked = 192;
+    static constexpr int most_asked = 192, patient = 64;
 };
 
 // What a table of bins has in common whatever its size: caps, totals, and how blocks come and go.

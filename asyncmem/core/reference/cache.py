@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from asyncmem.core.reference.blocks import Block
 
 MOST_ASKED = 192
+PATIENT = 64
 
 
 @dataclass(slots=True)
@@ -15,8 +16,8 @@ class Bin:
     blocks: list[Block] = field(default_factory=list)
     strikes: int = 0
     """Misses by other sizes since the bin was last asked for its own."""
-    flushed: bool = False
-    """Whether blocks went back by a flush since one served."""
+    flushes: int = 0
+    """How many took blocks of it since one served."""
     more: int = 0
     """Times that the size is to be asked for beyond the usual before anything is kept."""
     asked: int = 0
@@ -26,18 +27,18 @@ class Bin:
 
     def begin(self, granules: int, asked: int, since: int) -> None:
         """Serve another size from now on."""
-        self.granules, self.strikes, self.flushed, self.more = granules, 0, False, 0
+        self.granules, self.strikes, self.flushes, self.more = granules, 0, 0, 0
         self.asked, self.since = asked, since
 
     def serve(self) -> None:
         """Note that a block served."""
-        self.strikes, self.flushed, self.more = 0, False, 0
+        self.strikes, self.flushes, self.more = 0, 0, 0
 
     def doubt(self) -> None:
-        """Note a flush of large blocks; from the second in a row on twice as many requests are needed each time."""
-        if self.flushed:
+        """Note a flush of large blocks; from the 64th in a row on twice as many requests are needed each time."""
+        self.flushes += 1
+        if self.flushes >= PATIENT:
             self.asked, self.more = 0, min(2 * self.more + 3, MOST_ASKED - 3)
-        self.flushed = True
 
 
 class Cache:
