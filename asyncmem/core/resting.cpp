@@ -53,10 +53,12 @@ BlockId Heap::slide(uint64_t granules, const Ask& ask, Outcome& outcome) {
     return front.block;
 }
 
-// Before a search: holes are as large as they are with what rests before them.
+// Before a search: holes are as large as they are with what rests before them, and wait for as much.
 void Heap::tell_index() {
     for (const Front& front : resting_.fronts()) {
         const Node& node = nodes_[front.block];
+        Node& hole = nodes_[node.after];
+        hole.epoch = std::max(hole.epoch, node.epoch);
         index_resize(node.after, node.address, front.whole);
     }
 }

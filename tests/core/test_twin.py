@@ -77,6 +77,10 @@ def test_blocks_that_come_and_go_in_turn_are_equal(seed: int) -> None:
             if pair.live and draw.random() < 0.95:
                 users = draw.sample(range(pair.streams), draw.randrange(3)) if draw.random() < 0.15 else ()
                 pair.free(-1, [(user, pair.fast.open_epoch(user)) for user in users])
+            if draw.random() < 0.1:
+                pair.finish(stream)
+            if draw.random() < 0.05:
+                pair.take((1 << 20) + draw.randrange(SEGMENT), draw.randrange(pair.streams), (0, -1))
         if len(pair.live) > draw.randrange(3):
             pair.free_many(pair.live[-3:])
         pair.compare()
@@ -120,6 +124,23 @@ def test_histories_with_few_and_with_many_holes_are_equal(seed: int) -> None:
             pair.take((1 << 20) + draw.randrange(1 << 20), 0, (0, -1))
             pair.free(-1)
         pair.compare()
+
+
+def test_another_stream_waits_for_the_last_use_of_a_block_at_rest() -> None:
+    """Though its hole itself is done with, as what was freed earlier is."""
+    pair = Pair()
+    pair.add_stream()
+    pair.add_segment(2 * SEGMENT, 1, 0)
+    for nbytes in (2 << 20, 3 << 20, 4 << 20, 3 << 20):
+        pair.take(nbytes, 0, (0, -1))
+        pair.free(-1)
+    pair.finish(0)
+    pair.take(2 << 20, 0, (0, -1))
+    pair.free(-1)
+    assert not pair.live
+    pair.take(1 << 20, 1, (0, -1))
+    assert not pair.live
+    pair.compare()
 
 
 def test_more_blocks_come_and_go_in_turn_than_rest_at_once() -> None:
