@@ -52,6 +52,24 @@ def test_histories_that_nobody_looks_into_are_equal(seed: int) -> None:
         pair.compare()
 
 
+def come_and_go(pair: Pair, draw: random.Random, stream: int) -> None:
+    """Take a block and mostly free it, with something else before, between or after it now and then."""
+    if draw.random() < 0.03:
+        random_step(pair, draw)
+    pair.take((1 << 20) + draw.choice((0, 512, draw.randrange(3 * SEGMENT))), stream, (0, -1))
+    assert pair.fast.last_level() == pair.twin.last_level()
+    assert pair.fast.touched() == pair.twin.touched()
+    if pair.live and draw.random() < 0.05:
+        pair.hand_over(-1, draw.randrange(pair.streams))
+    if pair.live and draw.random() < 0.95:
+        users = draw.sample(range(pair.streams), draw.randrange(3)) if draw.random() < 0.15 else ()
+        pair.free(-1, [(user, pair.fast.open_epoch(user)) for user in users])
+    if draw.random() < 0.1:
+        pair.finish(stream)
+    if draw.random() < 0.05:
+        pair.take((1 << 20) + draw.randrange(SEGMENT), draw.randrange(pair.streams), (0, -1))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_blocks_that_come_and_go_in_turn_are_equal(seed: int) -> None:
     """A block that rests before its hole until the next request serves as if it had joined, whatever comes between."""
@@ -67,20 +85,7 @@ def test_blocks_that_come_and_go_in_turn_are_equal(seed: int) -> None:
             pair.finish(stream)
             pair.both(lambda heap: heap.merge())
         for _ in range(draw.randrange(1, 12)):
-            if draw.random() < 0.03:
-                random_step(pair, draw)
-            pair.take((1 << 20) + draw.choice((0, 512, draw.randrange(3 * SEGMENT))), stream, (0, -1))
-            assert pair.fast.last_level() == pair.twin.last_level()
-            assert pair.fast.touched() == pair.twin.touched()
-            if pair.live and draw.random() < 0.05:
-                pair.hand_over(-1, draw.randrange(pair.streams))
-            if pair.live and draw.random() < 0.95:
-                users = draw.sample(range(pair.streams), draw.randrange(3)) if draw.random() < 0.15 else ()
-                pair.free(-1, [(user, pair.fast.open_epoch(user)) for user in users])
-            if draw.random() < 0.1:
-                pair.finish(stream)
-            if draw.random() < 0.05:
-                pair.take((1 << 20) + draw.randrange(SEGMENT), draw.randrange(pair.streams), (0, -1))
+            come_and_go(pair, draw, stream)
         if len(pair.live) > draw.randrange(3):
             pair.free_many(pair.live[-3:])
         pair.compare()
