@@ -13,11 +13,11 @@ struct Bin {
     uint64_t granules = 0;  // the size this bin serves
     BlockId head = 0, tail = 0;
     uint32_t count = 0;
-    uint16_t strikes = 0;    // misses by other sizes since this bin was last asked for its own
-    uint8_t flushes = 0;     // that took blocks of it since one served
-    uint8_t more = 0;        // times that it is to be asked for beyond the usual, before anything is kept
-    uint8_t asked = 0;       // how often in a row its size was asked for and not here
-    uint32_t since = 0;      // how many requests found nothing in the cache, up to the latest of its own
+    uint16_t strikes = 0;  // misses by other sizes since this bin was last asked for its own
+    uint8_t flushes = 0;   // that took blocks of it since one served
+    uint8_t more = 0;      // times that it is to be asked for beyond the usual, before anything is kept
+    uint8_t asked = 0;     // how often in a row its size was asked for and not here
+    uint32_t since = 0;    // how many requests found nothing in the cache, up to the latest of its own
 
     // Whether it is worth keeping blocks for. By chance two requests of random sizes are alike now and then, and what is
     // kept of a large one divides the hole that all others come from: so those are to be asked for three times.

@@ -39,8 +39,8 @@ public:
 
     uint32_t count = 0;
     uint32_t stream = 0, arena = 0;
-    uint32_t looked = 0;     // holes among which a search would choose
-    BlockId out = 0;         // the one block that does not rest: it is taken
+    uint32_t looked = 0;      // holes among which a search would choose
+    BlockId out = 0;          // the one block that does not rest: it is taken
     bool out_fronts = false;  // and whether it is one of the fronts
 
 private:

@@ -158,7 +158,7 @@ def _beside(peer: Together, effort: Effort, nbytes: int, heights: tuple[int, int
     with collector_off(), AsyncMemoryPool(peer.device) as pool:
         with pool.allocate(PEAK):
             pass
-        asyncio.run(_trim(pool))
+        asyncio.run(pool.trim())
         training = Training(peer.torch, pool)
         for _ in range(3):
             _steps(training, rows)
@@ -189,10 +189,6 @@ def _beside(peer: Together, effort: Effort, nbytes: int, heights: tuple[int, int
         },
         broken="" if taker.taken else "nothing was taken back",
     )
-
-
-async def _trim(pool: AsyncMemoryPool) -> None:
-    await pool.trim()
 
 
 def _usual(rounds: list[list[int]]) -> float:
