@@ -52,6 +52,7 @@ gpu = Extension(
     include_dirs=[CORE, GPU],
     depends=[
         f"{CORE}/fence_calls.h",
+        f"{CORE}/lock.hpp",
         *[
             f"{GPU}/{name}"
             for name in [

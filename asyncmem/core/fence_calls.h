@@ -12,12 +12,19 @@
 extern "C" {
 #endif
 
+/* What a call answers that does nothing because it would become a part of a graph: its stream is being captured. */
+#define ASYNCMEM_CAPTURED (-0x7FFFFFFE)
+
 typedef struct AsyncmemFenceCalls {
     void *context; /* the device's own; the first argument of every call */
 
-    /* A fence behind all that was submitted to the stream so far. The caller owns it until `release`. */
+    /* A fence behind all that was submitted to the stream so far. The caller owns it until `release`. Nothing, and
+     * ASYNCMEM_CAPTURED, where the stream is being captured, or minus the driver's code where it could not be asked. */
     int (*record)(void *context, uint64_t stream, void **fence);
-    /* The same behind all that was submitted to every stream. */
+    /* The same, and later work of `later` runs behind it: `record` and `wait` in one, but nothing where either stream
+     * is being captured. With a fence made, `*refused` is what `wait` would have answered. */
+    int (*order)(void *context, uint64_t earlier, uint64_t later, void **fence, int *refused);
+    /* A fence behind all that was submitted to every stream. */
     int (*record_all)(void *context, void **fence);
     /* 0 when the device has reached the fence, -1 when it has not, else the driver's code. */
     int (*query)(void *context, void *fence);

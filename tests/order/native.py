@@ -16,6 +16,7 @@ from asyncmem.errors import DeviceError
 _P, _U = ctypes.c_void_p, ctypes.c_uint64
 _TYPES: dict[str, Any] = {
     "record": ctypes.CFUNCTYPE(ctypes.c_int, _P, _U, ctypes.POINTER(_P)),
+    "order": ctypes.CFUNCTYPE(ctypes.c_int, _P, _U, _U, ctypes.POINTER(_P), ctypes.POINTER(ctypes.c_int)),
     "record_all": ctypes.CFUNCTYPE(ctypes.c_int, _P, ctypes.POINTER(_P)),
     "query": ctypes.CFUNCTYPE(ctypes.c_int, _P, _P),
     "wait": ctypes.CFUNCTYPE(ctypes.c_int, _P, _U, _P),
@@ -38,6 +39,7 @@ _used: set["NativeSimulated"] = set()
 """Devices with fences that are not released yet."""
 
 NOT_YET = -1
+CAPTURED = -0x7FFFFFFE
 REFUSED = 700
 """The code of a call that was told to fail."""
 
@@ -78,7 +80,7 @@ class NativeSimulated(Simulated):
         def guarded(_context: object, *arguments: Any) -> int | None:
             device = me()
             assert device is not None, f"{name} of a device that is gone"
-            device.called[name] += 1
+            device.called[name] += name != "record"  # which counts where it is made
             call: Callable[..., int | None] = getattr(device, f"call_{name}")
             try:
                 return call(*arguments)
@@ -97,8 +99,27 @@ class NativeSimulated(Simulated):
         made[0] = number
         return 0
 
+    def _refusal(self, stream: int) -> int:
+        captured = self.call_capturing(stream)
+        return CAPTURED if captured > 0 else captured
+
+    def record(self, stream: int) -> Fence:
+        """Make a fence, as `call_record` and `call_order` do."""
+        self.called["record"] += 1
+        return self.stream_of(stream).record()
+
     def call_record(self, stream: int, made: Any) -> int:
-        return self._hand_out(self.stream_of(stream).record(), made)
+        return self._refusal(stream) or self._hand_out(self.record(stream), made)
+
+    def call_order(self, earlier: int, later: int, made: Any, refused: Any) -> int:
+        code = self._refusal(earlier) or self._refusal(later) or self._hand_out(self.record(earlier), made)
+        if code == 0:
+            self.called["wait"] += 1
+            try:
+                refused[0] = self.call_wait(later, made[0])
+            except DeviceError:
+                refused[0] = REFUSED
+        return code
 
     def call_record_all(self, made: Any) -> int:
         return self._hand_out(self.record_all(), made)
@@ -144,9 +165,9 @@ class RecordsOncePerStream(NativeSimulated):
         self.firsts: dict[int, Fence] = {}
         super().__init__(capacity, autojump=autojump)
 
-    def call_record(self, stream: int, made: Any) -> int:
-        first = self.firsts.setdefault(stream, self.stream_of(stream).record())
-        return self._hand_out(first, made)
+    def record(self, stream: int) -> Fence:
+        fence = super().record(stream)
+        return self.firsts.setdefault(stream, fence)
 
 
 class RecordsOneStreamForAll(NativeSimulated):

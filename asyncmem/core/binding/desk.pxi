@@ -1,9 +1,9 @@
 # Desk: the plain ways of a request through the pool, compiled: to queue, to sleep, and to be handed what was just freed.
 #
 # An asyncio.Queue hands over in 3.8 us, of which most is the event loop's; the same in Python took 11. So these three
-# steps make no Python call of our own (the row `handover` of the benchmarks), but to decide on growth, which in Python from
-# end to end held a loop for twice as long. Whatever is not plain they leave as it is and to `asyncmem.pool`: budgets,
-# batches, deadlines, owners who hold something, other threads and other loops.
+# steps make no Python call of our own (the row `handover` of the benchmarks), but to send the worker for growth. Whatever is
+# not plain they leave as it is and to `asyncmem.pool`: budgets, batches, deadlines, owners who hold something, other
+# threads and other loops.
 
 cdef extern from "Python.h":
     int PyContextVar_Get(object var, PyObject* fallback, PyObject** value) except -1

@@ -1,9 +1,13 @@
 # Lanes: the streams of a pool by number, the fences recorded on them, and the driver calls about both.
 
 cdef extern from "fence_calls.h":
+    enum:
+        ASYNCMEM_CAPTURED
+
     ctypedef struct AsyncmemFenceCalls:
         void* context
         int (*record)(void* context, uint64_t stream, void** fence) noexcept nogil
+        int (*order)(void* context, uint64_t earlier, uint64_t later, void** fence, int* refused) noexcept nogil
         int (*record_all)(void* context, void** fence) noexcept nogil
         int (*query)(void* context, void* fence) noexcept nogil
         int (*wait)(void* context, uint64_t stream, void* fence) noexcept nogil
@@ -44,7 +48,6 @@ cdef extern from "Python.h":
 
 
 cdef int _ASLEEP = -0x7FFFFFFF
-cdef int _CAPTURED = -0x7FFFFFFE
 
 
 # A Retire that the garbage collector cleared would leave its heap before the buffers that still use both.
@@ -197,38 +200,25 @@ cdef class Lanes:
                 if lane.everywhere:
                     code = self.calls.record_all(self.calls.context, made)
                 else:
-                    code = self.is_captured(lane)
-                    if code == 0:
-                        code = self.calls.record(self.calls.context, lane.handle, made)
+                    code = self.calls.record(self.calls.context, lane.handle, made)
         if code:
             lane.owed = True
         return code
 
-    cdef int record_and_wait(self, Lane* home, Lane* other, void** made, int* refused) noexcept:
-        # The same, and a wait of the other stream, whose code goes to `refused`: in one go, and nothing into a capture.
+    cdef int order_natively(self, Lane* home, Lane* other, void** made, int* refused) noexcept:
+        # The same, and a wait of the other stream, whose code goes to `refused`.
         cdef int code = _ASLEEP
         if not self.asleep():
             with nogil:
-                code = self.is_captured(home)
-                if code == 0:
-                    code = self.is_captured(other)
-                if code == 0:
-                    code = self.calls.record(self.calls.context, home.handle, made)
-                if code == 0:
-                    refused[0] = self.calls.wait(self.calls.context, other.handle, made[0])
+                code = self.calls.order(self.calls.context, home.handle, other.handle, made, refused)
         if code:
             home.owed = True
         return code
 
-    cdef int is_captured(self, Lane* lane) noexcept nogil:
-        # 0, or the answer for `refusal`: a fence recorded now would be a part of the graph.
-        cdef int code = self.calls.capturing(self.calls.context, lane.handle)
-        return _CAPTURED if code > 0 else code
-
     cdef object refusal(self, Lane* lane, int code):
         if code == _ASLEEP:
             return self.resting("record")
-        if code == _CAPTURED:
+        if code == ASYNCMEM_CAPTURED:
             return self.captured()
         if code < 0:
             return self.error("capturing", -code)

@@ -328,8 +328,8 @@ cdef class Retire(Lanes):
             self.use_on(home, other)
             return True
         epoch = self.close(home)
-        code = self.record_and_wait(lane, waiter, &made, &refused)
-        if code == _CAPTURED:
+        code = self.order_natively(lane, waiter, &made, &refused)
+        if code == ASYNCMEM_CAPTURED:
             return False
         if code:
             raise self.refusal(lane, code)

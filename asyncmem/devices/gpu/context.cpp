@@ -29,7 +29,11 @@ Context *self(void *context) { return static_cast<Context *>(context); }
 Fence *fence_of(void *fence) { return static_cast<Fence *>(fence); }
 
 int call_record(void *context, std::uint64_t stream, void **fence) {
-    return self(context)->record(stream, reinterpret_cast<Fence **>(fence));
+    return self(context)->record_outside(stream, reinterpret_cast<Fence **>(fence));
+}
+
+int call_order(void *context, std::uint64_t earlier, std::uint64_t later, void **fence, int *refused) {
+    return self(context)->order(earlier, later, reinterpret_cast<Fence **>(fence), refused);
 }
 
 int call_record_all(void *context, void **fence) {
@@ -87,8 +91,8 @@ Relaxed::~Relaxed() {
 Entered::Entered(Context &context) : current_(context), relaxed_(context.driver) {}
 
 Context::Context(const Table &table, int ordinal) noexcept
-    : driver(table), calls{this,       call_record, call_record_all, call_query,
-                           call_wait, call_block,  call_capturing,  call_release},
+    : driver(table), calls{this,      call_record, call_order,     call_record_all, call_query,
+                           call_wait, call_block,  call_capturing, call_release},
       ordinal_(ordinal) {}
 
 Code Context::open(const Table &driver, int ordinal, Context **context) {
@@ -169,7 +173,7 @@ template <typename Call> Code Context::on_stream(std::uint64_t stream, Call call
 
 Code Context::take(Fence **fence) {
     {
-        std::lock_guard<std::mutex> guard(spare_lock_);
+        std::lock_guard<Lock> guard(spare_lock_);
         if (spare_ != nullptr) {
             *fence = spare_;
             spare_ = spare_->next;
@@ -192,7 +196,7 @@ Code Context::take(Fence **fence) {
 }
 
 void Context::put(Fence *fence) {
-    std::lock_guard<std::mutex> guard(spare_lock_);
+    std::lock_guard<Lock> guard(spare_lock_);
     fence->next = spare_;
     spare_ = fence;
 }
@@ -210,9 +214,36 @@ Code Context::issue(Fence *made, Code code, Fence **fence) {
 }
 
 Code Context::record(std::uint64_t stream, Fence **fence) {
-    if (gone() || !alive_.load(std::memory_order_relaxed))
+    if (closed())
         return deinitialized;
     call_count.fetch_add(1, std::memory_order_relaxed);
+    return make(stream, fence);
+}
+
+int Context::record_outside(std::uint64_t stream, Fence **fence) {
+    if (closed())
+        return deinitialized;
+    int refusal = refusal_of(stream);
+    call_count.fetch_add(refusal == 0 ? 2 : 1, std::memory_order_relaxed);
+    return refusal == 0 ? make(stream, fence) : refusal;
+}
+
+int Context::order(std::uint64_t earlier, std::uint64_t later, Fence **fence, Code *refused) {
+    if (closed())
+        return deinitialized;
+    int refusal = refusal_of(earlier);
+    if (refusal == 0)
+        refusal = refusal_of(later);
+    call_count.fetch_add(refusal == 0 ? 4 : 2, std::memory_order_relaxed);
+    if (refusal != 0)
+        return refusal;
+    Code code = make(earlier, fence);
+    if (code == success)
+        *refused = follow(later, *fence);
+    return code;
+}
+
+Code Context::make(std::uint64_t stream, Fence **fence) {
     Fence *made = nullptr;
     Code code = take(&made);
     if (code != success)
@@ -221,8 +252,20 @@ Code Context::record(std::uint64_t stream, Fence **fence) {
     return issue(made, code, fence);
 }
 
+Code Context::follow(std::uint64_t stream, Fence *fence) {
+    return on_stream(stream, [&] { return driver.cuStreamWaitEvent(as_handle(stream), fence->event, 0); });
+}
+
+int Context::refusal_of(std::uint64_t stream) {
+    int status = 0;
+    Code code = on_stream(stream, [&] { return driver.cuStreamIsCapturing(as_handle(stream), &status); });
+    if (code != success)
+        return -code;
+    return status == 0 ? 0 : ASYNCMEM_CAPTURED;
+}
+
 Code Context::record_all(Fence **fence) {
-    if (gone() || !alive_.load(std::memory_order_relaxed))
+    if (closed())
         return deinitialized;
     call_count.fetch_add(1, std::memory_order_relaxed);
     // The driver would refuse as well, and end the capture with it. A capture on a stream that we do not know it ends.
@@ -290,7 +333,7 @@ Code Context::query(Fence *fence) {
 Code Context::ask(Fence *fence) {
     if (fence->reached.load(std::memory_order_acquire))
         return success;
-    if (gone() || !alive_.load(std::memory_order_relaxed))
+    if (closed())
         return deinitialized;
     Code code;
     {
@@ -307,12 +350,12 @@ Code Context::ask(Fence *fence) {
 }
 
 Code Context::wait(std::uint64_t stream, Fence *fence) {
-    if (gone() || !alive_.load(std::memory_order_relaxed))
+    if (closed())
         return deinitialized;
     if (fence->reached.load(std::memory_order_acquire))
         return success;
     call_count.fetch_add(1, std::memory_order_relaxed);
-    return on_stream(stream, [&] { return driver.cuStreamWaitEvent(as_handle(stream), fence->event, 0); });
+    return follow(stream, fence);
 }
 
 // By asking again and again: the driver's own wait can neither be given up nor hear of a lost device in every case.
@@ -336,12 +379,11 @@ Code Context::block_for(Fence *fence, std::int64_t waited, std::int64_t more) {
 }
 
 int Context::capturing(std::uint64_t stream) {
-    if (gone() || !alive_.load(std::memory_order_relaxed))
+    if (closed())
         return -deinitialized;
     call_count.fetch_add(1, std::memory_order_relaxed);
-    int status = 0;
-    Code code = on_stream(stream, [&] { return driver.cuStreamIsCapturing(as_handle(stream), &status); });
-    return code == success ? status != 0 : -code;
+    int refusal = refusal_of(stream);
+    return refusal == ASYNCMEM_CAPTURED ? 1 : refusal;
 }
 
 void Context::release(Fence *fence) {
@@ -352,7 +394,7 @@ void Context::release(Fence *fence) {
 }
 
 Code Context::create_stream(std::uint64_t *stream) {
-    if (gone() || !alive_.load(std::memory_order_relaxed))
+    if (closed())
         return deinitialized;
     call_count.fetch_add(1, std::memory_order_relaxed);
     Entered entered(*this);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fence_calls.h"
+#include "lock.hpp"
 #include "table.hpp"
 
 namespace asyncmem::gpu {
@@ -85,6 +86,9 @@ class Context {
     void end_use();
 
     Code record(std::uint64_t stream, Fence **fence);
+    // As `AsyncmemFenceCalls` says of `record` and `order`.
+    int record_outside(std::uint64_t stream, Fence **fence);
+    int order(std::uint64_t earlier, std::uint64_t later, Fence **fence, Code *refused);
     Code record_all(Fence **fence);
     Code query(Fence *fence); // not_ready until it is reached
     Code ask(Fence *fence);   // the same for those who ask again and again, which is not counted
@@ -112,7 +116,11 @@ class Context {
 
   private:
     Context(const Table &table, int ordinal) noexcept;
+    bool closed() const { return gone() || !alive_.load(std::memory_order_relaxed); }
     Code retain();
+    Code make(std::uint64_t stream, Fence **fence);     // a fence behind the stream
+    Code follow(std::uint64_t stream, Fence *fence);    // the stream behind a fence
+    int refusal_of(std::uint64_t stream);               // ASYNCMEM_CAPTURED, 0, or minus a code
     Code issue(Fence *made, Code code, Fence **fence);
     Code take(Fence **fence); // unused so far; nobody else knows it
     void put(Fence *fence);
@@ -133,7 +141,7 @@ class Context {
     std::atomic<bool> alive_{false};
     std::atomic<std::int64_t> uses_{0};
 
-    std::mutex spare_lock_;
+    Lock spare_lock_;
     Fence *spare_ = nullptr;
 
     std::mutex streams_lock_;
