@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from asyncmem.devices import Cuda, Segment
+from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.devices.gpu.ordered import OrderedSegments
 from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
@@ -22,6 +23,12 @@ MIB = 1 << 20
 OUT_OF_MEMORY, ALREADY_ENABLED, UNKNOWN = 2, 704, 999
 
 Operation = Callable[[AnyGpu, ExitStack], object]
+
+
+@pytest.fixture(autouse=True)
+def small_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have segments made of several, as those are that have gibibytes: a call may fail half way."""
+    monkeypatch.setattr(virtual, "LARGEST", 32 * MIB)
 
 
 def take(kind: str) -> Operation:

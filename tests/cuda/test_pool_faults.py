@@ -9,6 +9,7 @@ import pytest
 
 from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
 from asyncmem.devices import Stream
+from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.testing.conservation import whole
 
@@ -23,6 +24,12 @@ CODES = {"out of memory": 2, "unknown": 999}
 
 # What the driver calls when it lets go of a thing whose owner has nobody left to try again: failing, it stays.
 FINAL = {"cuEventDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"}
+
+
+@pytest.fixture(autouse=True)
+def small_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have segments made of several, as those are that have gibibytes: a call may fail half way."""
+    monkeypatch.setattr(virtual, "LARGEST", 2 * MIB)
 
 
 class Workload:

@@ -1,12 +1,13 @@
 """Segments by mapping: physical handles under a reserved range of addresses.
 
-A segment is made of the largest powers of two up to 2 GiB. To get a GiB and to give it back took, on an H200 with
+A segment is made of as few handles as can be, of up to 2 GiB. To get a GiB and to give it back took, on an H200 with
 driver 580 (`tests/gpu/probe.cu`), 0.12 + 0.37 ms as one handle, 0.21 + 0.52 ms as four of 256 MiB, 0.6 + 0.85 ms as 16
-of 64 MiB, and 18 + 15 ms as 512 of 2 MiB. The device's own work is held up by the handle, too: taking back 256 MiB
-every few milliseconds made a training step beside it 2.5 % longer in handles of 64 MiB, and 1.6 % in one of 256 MiB;
-2 GiB made it 2.3 % longer in those of 256 MiB, and 1.8 % in one. The longest call is a release, up to 0.6 ms for
-a GiB; for two it was not timed alone. No call held up other threads' launches by more than 40 us, up to a GiB,
-except setting the access of 512 handles at once: 230 us.
+of 64 MiB, and 18 + 15 ms as 512 of 2 MiB. Sizes need not be round: 1384 MiB took 0.14 ms as one handle, and 0.29 as
+five that were powers of two; 142 MiB took 0.04 as one and 0.18 as four. The device's own work is held up by the handle,
+too: taking back 256 MiB every few milliseconds made a training step beside it 2.5 % longer in handles of 64 MiB, and
+1.6 % in one of 256 MiB; 2 GiB made it 2.3 % longer in those of 256 MiB, and 1.8 % in one. The longest call is a
+release, up to 1.0 ms for 1.4 GiB and 2 ms for 2.3. No call held up other threads' launches by more than 40 us, up to a
+GiB, except setting the access of 512 handles at once: 230 us.
 
 The calls of a segment are made in one go without the interpreter's lock (`mapping.hpp`). One by one in Python, each
 had the lock change hands twice, which other threads felt more than the calls themselves.
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 MIB: Final = 1 << 20
 
 LARGEST: Final = 2048 * MIB
-"""Bytes of the largest handle: the longest call, its release, may take about a millisecond."""
+"""Bytes of the largest handle: the longest call, its release, may take some 2 ms."""
 ACCESS_STEP: Final = 2048 * MIB
 """Bytes whose access is set by one call: few handles, of which 512 at once were felt by other threads."""
 
 
 def handle_sizes(nbytes: int) -> Iterator[int]:
-    """Cut a segment, a multiple of the granularity, into the largest powers of two."""
+    """Cut a segment into as few handles as there can be."""
     while nbytes:
-        size = 1 << (min(LARGEST, nbytes).bit_length() - 1)
+        size = min(LARGEST, nbytes)
         yield size
         nbytes -= size
 
