@@ -56,7 +56,8 @@ class BlockingCalls:
             if errand is None and waiting.timeout:
                 self._block(waiting)
                 break
-            self._run(waiting, errand or self._flow.ladder.last_errand(waiting))
+            if errand is not _nothing:
+                self._run(waiting, errand or self._flow.ladder.last_errand(waiting))
         if waiting.error is not None:
             raise waiting.error
         result, waiting.result = waiting.result, None
@@ -110,7 +111,7 @@ class BlockingCalls:
         return sleeper
 
     def _run(self, waiting: Waiting, errand: Errand) -> None:
-        if waiting.home is not None and errand is not _nothing:
+        if waiting.home is not None:
             self._flow.tally.loop_blocking_calls += 1
         try:
             errand()

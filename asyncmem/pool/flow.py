@@ -139,11 +139,25 @@ class Flow(Desk):
             elif self._anyone_before(share):
                 self._queue_up(waiting, share)
                 self._changed = True
-            elif (share.may_wait and not self.supply.may_hold(waiting.total)) or not self._grant_at_once(waiting):
+            elif not self._serve_newcomer(waiting):
                 self._queue_up(waiting, share)
-                self._changed, self._tried = True, waiting
+                # Who provides for itself in a moment, and stands alone, needs nobody to look at the queue.
+                if not (waiting.inline and self._stands_alone(waiting)):
+                    self._changed, self._tried = True, waiting
         finally:
             turn.leave()
+
+    def _serve_newcomer(self, waiting: Waiting) -> bool:
+        if waiting.share.may_wait and not self.supply.may_hold(waiting.total):
+            return False
+        if self._grant_at_once(waiting):
+            return True
+        # What is done at once for who stands first is done before a synchronous caller stands anywhere.
+        if not waiting.inline or not self.ladder.flush_for(waiting) or not self._grant_at_once(waiting):
+            return False
+        for tally in waiting.tallies():
+            tally.misses += len(waiting.sizes)
+        return True
 
     def _grant_own(self, waiting: Waiting, capture: Captured) -> bool:
         found = capture.graph.reuse(waiting, capture.home)
@@ -430,7 +444,10 @@ class Flow(Desk):
     def _tried_alone(self) -> bool:
         # A newcomer that was tried in this same turn, and that nobody stands beside, need not be tried again.
         tried, self._tried = self._tried, None
-        return tried is not None and len(self.queue) == 1 and tried.queue is self.queue
+        return tried is not None and self._stands_alone(tried)
+
+    def _stands_alone(self, waiting: Waiting) -> bool:
+        return len(self.queue) == 1 and waiting.queue is self.queue
 
     def _serve_captures(self) -> None:
         for waiting in list(self.waiters()):
@@ -583,13 +600,21 @@ class Flow(Desk):
         return self.supply.by_pages and waiting.total <= room and self.queue.may_overtake(waiting)
 
     def _provide_alone(self, waiting: Waiting) -> None:
-        """Send for growth for a newcomer who wants more than is free and stands before nobody."""
-        errand = self.ladder.grow_for(waiting)
-        if errand is None:
-            self._changed = True
-        else:
-            self._send(errand)
+        """Send for growth for a newcomer who wants more than is free and stands before nobody.
+
+        How much is decided by the worker too, since that would hold the loop for twice as long as all the rest.
+        """
+        waiting.provided = True
+        self._send(partial(self._decide_and_grow, waiting))
+        self.set_gates()
+
+    def _decide_and_grow(self, waiting: Waiting) -> None:
+        with self.turn:
+            waiting.provided = False
+            errand = None if waiting.done else self.ladder.grow_for(waiting)
             self.set_gates()
+        if errand is not None:
+            errand()
 
     def _send(self, errand: Errand) -> None:
         self.busy = True
