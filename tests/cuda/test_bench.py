@@ -1,13 +1,18 @@
 """`asyncmem bench --device cuda:0` on whichever driver there is: our rows, and the driver's own allocator."""
 
+import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.cli.benchmarks.device.child import Task, measure
 from asyncmem.cli.benchmarks.device.measured import Measured
+from asyncmem.cli.benchmarks.device.takers import Take, Taker, by_driver, by_pool
 from asyncmem.cli.benchmarks.peers.family import OURS
+from asyncmem.devices import Cuda
 
 from .fake import FakeDriver
 from .leftovers import check_nothing_left
@@ -53,4 +58,34 @@ def test_the_drivers_allocator_does_the_same_work(driver: FakeDriver | None, row
         assert isinstance(line, Measured), line
         assert line.peer == "cuMemAllocAsync"
         assert line.beside is None or line.beside > 0
+    check_nothing_left(driver, {})
+
+
+@pytest.mark.parametrize("way", ["pool", "driver"])
+def test_takers_take_while_their_gate_is_open(driver: FakeDriver | None, cuda: Cuda, way: str) -> None:
+    """They begin when the gate opens and are idle once it has closed, and all that they took is given back."""
+    with AsyncMemoryPool(cuda, limit="64 MiB", min_free=0) as pool:
+        free = cuda.memory().free
+        made: AbstractContextManager[Take] = by_pool(pool, 8 << 20) if way == "pool" else by_driver(0, 8 << 20)
+        with Taker(made) as taker:
+            for _ in range(2):
+                before = taker.taken
+                with taker.open():
+                    while taker.taken == before:
+                        time.sleep(0.001)
+                at_rest = taker.taken
+                time.sleep(0.02)
+                assert taker.taken == at_rest
+        assert taker.taken % (8 << 20) == 0
+        if driver is not None:  # others may use a real card meanwhile
+            assert cuda.memory().free == free
+    if way == "driver":
+        assert pool.stats().trims == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_taker_that_fails_holds_nobody_up(driver: FakeDriver | None) -> None:
+    """More addresses than there are: the error is shown, and whoever opens the gate hears of it."""
+    with Taker(by_driver(0, 1 << 60)) as taker, pytest.raises(RuntimeError, match="ended early"), taker.open():
+        pass
     check_nothing_left(driver, {})

@@ -2,7 +2,8 @@
 
 The step multiplies, activates and updates in the pool's memory, with another height each time. Meanwhile, or not, a
 task on a loop of its own asks for memory, frees it and has the worker give it back, and pauses for 5 ms. Steps with and
-without take turns: with 256 MiB a time, and with 2 GiB, about as much as the step works in.
+without take turns: with 256 MiB a time, and with 2 GiB, about as much as the step works in. A third time they are made
+with the driver's calls alone in the pool's place: what they cost the device's work nobody can save.
 
 Such a step keeps the device busy for some 20 ms, of which the host needs a fifth to submit it. A shorter one, which
 the host can hardly keep up with, is shown as well: it tells how much the host is held up by threads that run Python
@@ -12,15 +13,14 @@ beside it, which costs about the same where these do nothing at all.
 import asyncio
 import random
 import statistics
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
-from typing import Final, Self
+from typing import Final
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.device.measured import Measured
+from asyncmem.cli.benchmarks.device.takers import Taker, by_driver, by_pool
 from asyncmem.cli.benchmarks.measure import Effort, collector_off
 from asyncmem.cli.benchmarks.peers.family import TOGETHER
 from asyncmem.cli.benchmarks.peers.peer import Peer
@@ -36,7 +36,6 @@ SHORT: Final = (2048, 4096)
 STEPS: Final = 10
 ROUNDS: Final = 12
 TAKEN: Final = (256 << 20, 2 << 30)
-PAUSE_SECONDS: Final = 0.005
 PEAK: Final = 12 << 30
 """More than is ever needed here: pools exchange segments instead of growing only beyond what they have had before."""
 
@@ -77,73 +76,6 @@ class Training:
                 above = below
 
 
-class Taker(threading.Thread):
-    """Has the pool's worker map and unmap while the gate is open."""
-
-    def __init__(self, pool: AsyncMemoryPool, nbytes: int) -> None:
-        super().__init__(name="take_back", daemon=True)
-        stats = pool.stats()
-        # More than lies free in one piece while nothing runs, or there would be nothing to map and to take back.
-        self._nbytes = max(nbytes, stats.largest_hole + 1)
-        self.taken = 0
-        self._pool = pool
-        self._keep = stats.reserved_bytes
-        self._ready = threading.Event()
-        self._idle = threading.Event()
-        self._loop: asyncio.AbstractEventLoop
-        self._gate: asyncio.Event
-        self._ended = False
-
-    def run(self) -> None:
-        """Be the pool's loop."""
-        try:
-            asyncio.run(self._take())
-        finally:
-            self._ended = True
-            self._ready.set()
-            self._idle.set()
-
-    async def _take(self) -> None:
-        self._loop, self._gate = asyncio.get_running_loop(), asyncio.Event()
-        self._ready.set()
-        while not self._ended:
-            if not self._gate.is_set():
-                self._idle.set()
-            await self._gate.wait()
-            buffer = await self._pool.allocate_async(self._nbytes)
-            buffer.free()
-            self.taken += await self._pool.trim(self._keep)
-            await asyncio.sleep(PAUSE_SECONDS)
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Let it take while the block runs."""
-        self._idle.clear()
-        if self._ended:
-            raise RuntimeError("the task that takes back has ended early")
-        self._loop.call_soon_threadsafe(self._gate.set)
-        try:
-            yield
-        finally:
-            if not self._ended:
-                self._loop.call_soon_threadsafe(self._gate.clear)
-            self._idle.wait()
-
-    def __enter__(self) -> Self:
-        """Start the thread, and wait until its loop runs."""
-        self.start()
-        self._ready.wait()
-        self._idle.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the thread."""
-        if not self._ended:
-            self._ended = True
-            self._loop.call_soon_threadsafe(self._gate.set)
-        self.join()
-
-
 def measure(peer: Peer, effort: Effort) -> Iterator[Measured]:
     """Time steps with and without, in turn, and compare the medians."""
     assert isinstance(peer, Together)
@@ -164,13 +96,17 @@ def _beside(peer: Together, effort: Effort, nbytes: int, heights: tuple[int, int
             _steps(training, rows)
         still: list[list[int]] = []
         busy: list[list[int]] = []
-        started = time.perf_counter()
-        with Taker(pool, nbytes) as taker:
+        bare: list[list[int]] = []
+        lasted = 0.0
+        with Taker(by_pool(pool, nbytes)) as taker, Taker(by_driver(peer.torch.cuda.current_device(), nbytes)) as least:
             for _ in range(max(2, round(ROUNDS * effort.share))):
                 still.append(_steps(training, rows))
+                started = time.perf_counter()
                 with taker.open():
                     busy.append(_steps(training, rows))
-        seconds = (time.perf_counter() - started) / 2
+                lasted += time.perf_counter() - started
+                with least.open():
+                    bare.append(_steps(training, rows))
         trims = pool.stats().trims
         peer.torch.cuda.synchronize()
         del training
@@ -184,7 +120,8 @@ def _beside(peer: Together, effort: Effort, nbytes: int, heights: tuple[int, int
         figures={
             "floor_median_ns": round(_usual(still)),
             "to_floor": round(_usual(busy) / _usual(still), 4),
-            "taken_back_bytes_per_second": round(taker.taken / seconds),
+            "driver_alone": round(_usual(bare) / _usual(still), 4),
+            "taken_back_bytes_per_second": round(taker.taken / lasted),
             "trims": trims,
         },
         broken="" if taker.taken else "nothing was taken back",
