@@ -74,11 +74,8 @@ class BlockingCalls:
         flow = self._flow
         with flow.turn:
             head = flow.queue.head()
-            if waiting.done:
-                return None
-            if flow.ladder.flush_for(waiting):
-                flow.changed()
-                return _nothing
+            if waiting.done or flow.ladder.flush_for(waiting):
+                return self._done_at_once()
             if head is not waiting:
                 return self._behind(head, waiting)
             # On a loop's thread growth would hold the loop: there everything else comes first.
@@ -87,13 +84,18 @@ class BlockingCalls:
             errand = None if tidied else flow.ladder.grow_for(waiting)
             flow.set_gates()
             if tidied or (errand is None and (flow.ladder.tidy() or flow.ladder.press(waiting))):
-                flow.changed()
-                return _nothing
+                return self._done_at_once()
             errand = errand or flow.ladder.make_room_for(waiting)
             # What others give back to the device makes room for growth; only a thread of its own may wait for that.
             if errand is None and waiting.timeout is None and waiting.home is None and flow.supply.returning:
                 return self._stand_by()
             return errand or flow.ladder.spill_for(waiting) or flow.errand_without_hope(waiting)
+
+    def _done_at_once(self) -> Errand:
+        # The queue is looked at before the turn ends, and whoever stands behind this one looks again then.
+        self._flow.changed()
+        self.errand_ended()
+        return _nothing
 
     def _behind(self, head: Waiting | None, waiting: Waiting) -> Errand | ThreadSleeper | None:
         flow = self._flow

@@ -142,7 +142,7 @@ class Flow(Desk):
             elif not self._serve_newcomer(waiting):
                 self._queue_up(waiting, share)
                 # Who provides for itself in a moment, and stands alone, needs nobody to look at the queue.
-                if not (waiting.inline and self._stands_alone(waiting)):
+                if not waiting.inline or waiting.overdue or not self._stands_alone(waiting):
                     self._changed, self._tried = True, waiting
         finally:
             turn.leave()
@@ -153,7 +153,8 @@ class Flow(Desk):
         if self._grant_at_once(waiting):
             return True
         # What is done at once for who stands first is done before a synchronous caller stands anywhere.
-        if not waiting.inline or not self.ladder.flush_for(waiting) or not self._grant_at_once(waiting):
+        flushed = waiting.inline and waiting.share.may_wait and self.ladder.flush_for(waiting)
+        if not flushed or not self._grant_at_once(waiting):
             return False
         for tally in waiting.tallies():
             tally.misses += len(waiting.sizes)
@@ -610,6 +611,7 @@ class Flow(Desk):
 
     def _decide_and_grow(self, waiting: Waiting) -> None:
         with self.turn:
+            self.count_passed()  # those who went by meanwhile count against what may yet
             waiting.provided = False
             errand = None if waiting.done else self.ladder.grow_for(waiting)
             self.set_gates()

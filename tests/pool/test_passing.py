@@ -11,6 +11,8 @@ from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError
 from asyncmem.core import Ready
 from asyncmem.devices import Latencies, Segment, Simulated, Stream
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.pool.flow import Flow
+from asyncmem.pool.waiting import Waiting
 
 from .support import MIB
 
@@ -115,6 +117,41 @@ async def test_no_more_bytes_pass_than_the_bypass_budget() -> None:
         late = pool.allocate_async(MIB)
         assert not late.done()
         late.cancel()
+
+
+async def test_who_passes_before_the_worker_has_decided_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doors stand ajar from the moment that growth was sent for; what went by until then is not to be had twice."""
+    decides = threading.Event()
+    decide = Flow._decide_and_grow
+
+    def decide_late(flow: Flow, waiting: Waiting) -> None:
+        assert decides.wait(10)
+        decide(flow, waiting)
+
+    device = SlowDriver()
+    async with AsyncMemoryPool(
+        device, limit=LIMIT, segment_size=8 * MIB, bypass=2 * MIB / LIMIT, stall_after=None
+    ) as pool:
+        room = [await pool.allocate_async(MIB) for _ in range(8)]
+        room.clear()
+        monkeypatch.setattr(Flow, "_decide_and_grow", decide_late)
+        device.entered.clear()
+        device.go_on.clear()
+        large = asyncio.ensure_future(pool.allocate_async(LARGE))
+        await asyncio.sleep(0)
+        try:
+            passed = [await pool.allocate_async(MIB) for _ in range(2)]
+            decides.set()
+            await device.asked()
+            another = asyncio.ensure_future(pool.allocate_async(MIB))
+            await asyncio.sleep(0.01)
+            assert not another.done()
+        finally:
+            decides.set()
+            device.go_on.set()
+        (await large).free()
+        (await another).free()
+        passed.clear()
 
 
 async def test_what_passed_counts_also_where_the_growth_fails() -> None:

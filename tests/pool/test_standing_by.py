@@ -7,8 +7,6 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.options import OptionArguments
-from asyncmem.pool.waiting import Waiting
 
 MIB = 1 << 20
 
@@ -66,27 +64,3 @@ def test_a_call_without_a_deadline_waits_for_what_goes_back_to_the_device() -> N
     with AsyncMemoryPool(slow(), limit=12 * MIB, segments="direct") as pool:
         for _ in range(4):
             pool.allocate(8 * MIB).free()
-
-
-@pytest.mark.parametrize("within", ["pool", "budget"])
-def test_what_is_freed_while_a_call_comes_to_stand_serves_it(monkeypatch: pytest.MonkeyPatch, within: str) -> None:
-    """All that can be had is in pieces, and the block between two of them comes back before anything was decided."""
-    nothing_cached: OptionArguments = {"stream_cache_blocks": 0, "shared_cache_blocks": 0}
-    with AsyncMemoryPool(
-        Simulated("8 MiB"), limit="8 MiB", segment_size="8 MiB", collect=False, **nothing_cached
-    ) as pool:
-        blocks = {number: pool.allocate(MIB) for number in range(8)}
-        for number in (0, 2):
-            del blocks[number]
-        door = pool if within == "pool" else pool.budget("part", limit="4 MiB")
-        decide = pool.flow.blocking._errand
-
-        def decide_later(waiting: Waiting) -> object:
-            blocks.pop(1, None)
-            return decide(waiting)
-
-        monkeypatch.setattr(pool.flow.blocking, "_errand", decide_later)
-        with door.allocate(2 * MIB) as buffer:
-            assert buffer.nbytes == 2 * MIB
-        assert pool.stats().rungs.get("trim", 0) == 0
-        blocks.clear()

@@ -231,16 +231,21 @@ int Context::record_outside(std::uint64_t stream, Fence **fence) {
 int Context::order(std::uint64_t earlier, std::uint64_t later, Fence **fence, Code *refused) {
     if (closed())
         return deinitialized;
-    int refusal = refusal_of(earlier);
-    if (refusal == 0)
-        refusal = refusal_of(later);
-    call_count.fetch_add(refusal == 0 ? 4 : 2, std::memory_order_relaxed);
-    if (refusal != 0)
-        return refusal;
-    Code code = make(earlier, fence);
-    if (code == success)
+    int calls = 1, answer = refusal_of(earlier);
+    if (answer == 0) {
+        ++calls;
+        answer = refusal_of(later);
+    }
+    if (answer == 0) {
+        ++calls;
+        answer = make(earlier, fence);
+    }
+    if (answer == 0) {
+        ++calls;
         *refused = follow(later, *fence);
-    return code;
+    }
+    call_count.fetch_add(calls, std::memory_order_relaxed);
+    return answer;
 }
 
 Code Context::make(std::uint64_t stream, Fence **fence) {
