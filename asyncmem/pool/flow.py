@@ -603,7 +603,7 @@ class Flow(Desk):
     def _provide_alone(self, waiting: Waiting) -> None:
         """Send for growth for a newcomer who wants more than is free and stands before nobody.
 
-        How much is decided by the worker too, since that would hold the loop for twice as long as all the rest.
+        How much is decided by the worker too, so that the loop is not held for it.
         """
         waiting.provided = True
         self._send(partial(self._decide_and_grow, waiting))

@@ -106,6 +106,7 @@ class TestPlainWays:
         buffer.use_on(bench.device.default_stream)
         buffer.use_on(bench.b)
         assert bench.calls() == {"record": 3, "wait": 3}
+        assert bench.device.called["order"] - bench.before["order"] == 3  # in one go each
         assert isinstance(buffer.notes, Users)
         assert buffer.notes.users == {0, bench.retire.register(bench.b)}
         buffer.free(stream=bench.b)

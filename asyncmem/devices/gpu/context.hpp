@@ -118,9 +118,9 @@ class Context {
     Context(const Table &table, int ordinal) noexcept;
     bool closed() const { return gone() || !alive_.load(std::memory_order_relaxed); }
     Code retain();
-    Code make(std::uint64_t stream, Fence **fence);     // a fence behind the stream
-    Code follow(std::uint64_t stream, Fence *fence);    // the stream behind a fence
-    int refusal_of(std::uint64_t stream);               // ASYNCMEM_CAPTURED, 0, or minus a code
+    Code make(std::uint64_t stream, Fence **fence);  // a fence behind the stream
+    Code follow(std::uint64_t stream, Fence *fence); // the stream behind a fence
+    int refusal_of(std::uint64_t stream);            // 0, ASYNCMEM_CAPTURED, or minus a code
     Code issue(Fence *made, Code code, Fence **fence);
     Code take(Fence **fence); // unused so far; nobody else knows it
     void put(Fence *fence);
