@@ -56,6 +56,18 @@ def spot(buffer: Buffer) -> list[tuple[int, int]]:
     return [(buffer.address, buffer.nbytes)]
 
 
+@contextlib.contextmanager
+def let_go_soon(fake: FakeDriver) -> Iterator[None]:
+    """Let held streams go on while somebody waits for them, and never later: no timer goes off in another test."""
+    timer = threading.Timer(0.05, fake.release)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 class Consumer:
     """An array of another library over exported memory."""
 
@@ -178,8 +190,8 @@ def test_memory_is_used_again_behind_its_consumer(
         else:
             del buffer
     assert pool.stats().exported_bytes == 0
-    threading.Timer(0.05, fake.release).start()
-    after = pool.allocate(LIMIT, stream=third, timeout=10)
+    with let_go_soon(fake):
+        after = pool.allocate(LIMIT, stream=third, timeout=10)
     assert spot(after) == place
     fake.launch(third.handle, writes=place)
     after.free()
@@ -493,8 +505,8 @@ def test_a_stream_known_by_its_number_may_end_before_an_export(
     gc.collect()
     del consumer
     assert pool.stats().exported_bytes == 0
-    threading.Timer(0.05, fake.release).start()
-    after = pool.allocate(LIMIT, stream=third, timeout=10)
+    with let_go_soon(fake):
+        after = pool.allocate(LIMIT, stream=third, timeout=10)
     fake.launch(third.handle, writes=spot(after))
     after.free()
     fake.release()

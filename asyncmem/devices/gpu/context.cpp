@@ -323,10 +323,8 @@ Code Context::make_joining_stream() {
 
 bool Context::any_capture() {
     std::lock_guard<std::mutex> guard(streams_lock_);
-    return std::any_of(streams_.begin(), streams_.end(), [this](std::uint64_t stream) {
-        int status = 0;
-        return driver.cuStreamIsCapturing(as_handle(stream), &status) == success && status != 0;
-    });
+    return std::any_of(streams_.begin(), streams_.end(),
+                       [this](std::uint64_t stream) { return refusal_of(stream) == ASYNCMEM_CAPTURED; });
 }
 
 Code Context::query(Fence *fence) {
