@@ -44,7 +44,7 @@ from asyncmem.pool.upkeep import Upkeep
 from asyncmem.pool.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from typing import Any
 
     from asyncmem.core import Batch, Buffer, Core, Turn
@@ -152,13 +152,22 @@ class Flow(Desk):
             return False
         if self._grant_at_once(waiting):
             return True
-        # What is done at once for who stands first is done before a synchronous caller stands anywhere.
-        flushed = waiting.inline and waiting.share.may_wait and self.ladder.flush_for(waiting)
-        if not flushed or not self._grant_at_once(waiting):
+        if not waiting.share.may_wait or not any(self._grant_at_once(waiting) for _ in self._made_ready(waiting)):
             return False
         for tally in waiting.tallies():
             tally.misses += len(waiting.sizes)
         return True
+
+    def _made_ready(self, waiting: Waiting) -> Iterator[None]:
+        """Do at once what is done at once for who stands first, step by step, for a newcomer who cannot wait for that.
+
+        A synchronous caller need not stand anywhere for caches alone; whose time is over already has no other chance.
+        """
+        late = waiting.overdue
+        if (waiting.inline or late) and self.ladder.flush_for(waiting):
+            yield
+        if late and self.supply.should_tidy(waiting, first=True) and self.ladder.tidy():
+            yield
 
     def _grant_own(self, waiting: Waiting, capture: Captured) -> bool:
         found = capture.graph.reuse(waiting, capture.home)

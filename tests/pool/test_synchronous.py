@@ -126,3 +126,29 @@ def test_a_call_that_caches_can_serve_stands_nowhere() -> None:
         assert (after.waits, after.grows) == (before.waits, before.grows)
         assert after.num_cache_misses == before.num_cache_misses + 1
         assert after.rungs["flush"] == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("free", ["in caches", "in pieces of two streams"])
+@pytest.mark.parametrize("door", ["allocate", "allocate_async"])
+async def test_no_time_at_all_is_enough_for_what_is_free(door: str, free: str) -> None:
+    """All of the one segment is, if not in one block; nothing grows, and nobody waits."""
+    device = Simulated("64 MiB")
+    options: OptionArguments = {} if free == "in caches" else NOTHING_CACHED
+    async with AsyncMemoryPool(device, limit="64 MiB", segment_size="8 MiB", min_free=0, **options) as pool:
+        streams = [device.create_stream(), device.create_stream()]
+        home = streams[0]
+        many = [home] * 8 if free == "in caches" else streams
+        blocks = [await pool.allocate_async(8 * MIB // len(many), stream=stream) for stream in many]
+        blocks.clear()
+        before = pool.stats()
+        if door == "allocate":
+            buffer = pool.allocate(8 * MIB, stream=home, timeout=0)
+        else:
+            buffer = await pool.allocate_async(8 * MIB, stream=home, timeout=0)
+        after = pool.stats()
+        assert buffer.nbytes == after.reserved_bytes == 8 * MIB
+        assert (after.waits, after.timeouts) == (before.waits, 0)
+        with pytest.raises(PoolTimeout):
+            pool.allocate(MIB, stream=home, timeout=0)
+        buffer.free()
