@@ -44,7 +44,7 @@ buckets = Extension(
     extra_link_args=["-s"],
 )
 GPU = "asyncmem/devices/gpu"
-GPU_SOURCES = ["context", "cuda", "hip", "mapping", "paging", "table", "watch"]
+GPU_SOURCES = ["context", "cuda", "gathering", "hip", "mapping", "paging", "table", "watch"]
 gpu = Extension(
     "asyncmem.devices.gpu._calls",
     [f"{GPU}/_calls.pyx", *[f"{GPU}/{name}.cpp" for name in GPU_SOURCES]],
@@ -59,6 +59,7 @@ gpu = Extension(
                 "context.hpp",
                 "finalizing.h",
                 "mapping.hpp",
+                "gathering.hpp",
                 "paging.hpp",
                 "paging.pxi",
                 "table.hpp",

@@ -183,6 +183,15 @@ class Device(ABC):
     def record_all(self) -> Fence:
         """Return a fence behind everything submitted so far to every stream of the device."""
 
+    def begin_captures(self) -> None:  # noqa: B027  # most devices have none
+        """Hear that from here on streams may be captured, as often as `end_captures` has not been called yet.
+
+        What would end a capture it was not told of, as `record_all` may, is a `DeviceError` for so long.
+        """
+
+    def end_captures(self) -> None:  # noqa: B027
+        """Hear the end of what `begin_captures` began."""
+
     @abstractmethod
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""

@@ -59,6 +59,14 @@ class HostMemory(Device):
         """Return a fence behind everything submitted to every stream of the owner."""
         return self.owner.record_all()
 
+    def begin_captures(self) -> None:
+        """Let the owner hear of it."""
+        self.owner.begin_captures()
+
+    def end_captures(self) -> None:
+        """Let the owner hear of it."""
+        self.owner.end_captures()
+
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Have the owner set bytes."""
         self.owner.fill(address, nbytes, value, stream)

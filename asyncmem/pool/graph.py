@@ -183,6 +183,7 @@ class Captures:
     def opened(self, graph: GraphMemory) -> None:
         """Look at every request from now on."""
         self._flow.supply.quiet()  # made before the capture begins, as a rule
+        self._flow.core.device.begin_captures()  # it may have begun, on a stream that nobody here knows
         self._fence_all()
         self._open.append(graph)
         self._flow.observe()
@@ -207,7 +208,9 @@ class Captures:
     def ended(self, graph: GraphMemory) -> None:
         """Look no more, where this was the last."""
         self._open.remove(graph)
+        self._flow.core.device.end_captures()
         self._flow.observe()
+        self._flow.changed()  # fences that were refused can be recorded now
 
     def admit(self, waiting: Waiting) -> None:
         """Let a request on a captured stream take memory for a graph.
@@ -216,12 +219,17 @@ class Captures:
             InvalidRequest: It is outside of a block of `pool.graph()`, or in one for another stream.
         """
         home = waiting.stream
-        graph = next((one for one in reversed(self._open) if one.stream in (None, home)), None)
+        stream = self._flow.core.stream_objects[home]
+        graph = next((one for one in reversed(self._open) if self._is_for(one, stream)), None)
         if graph is None:
-            stream = self._flow.core.stream_objects[home]
             raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
         waiting.capture = Captured(graph, home)
         waiting.stream = self._flow.supply.quiet()
+
+    def _is_for(self, graph: GraphMemory, stream: Stream | None) -> bool:
+        # A stream of which only the handle is known may be another object while it is captured, and is the same one.
+        mine = None if graph.stream is None else self._flow.core.stream_objects[graph.stream]
+        return mine is None or (stream is not None and mine.handle == stream.handle)
 
     def give_back(self, kept: dict[int, int]) -> None:
         """Free a graph's blocks behind all streams (with the turn held)."""

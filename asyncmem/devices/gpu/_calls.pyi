@@ -97,13 +97,22 @@ class Context:
         """Destroy a stream that `create_stream` made; what is queued there still runs."""
 
     def add_stream(self, stream: int, /) -> None:
-        """Count somebody else's stream among those that `record_all` covers on any driver."""
+        """Ask somebody else's stream, too, whether it is captured, before `record_all`."""
 
     def remove_stream(self, stream: int, /) -> None:
         """Count it no more."""
 
+    def begin_captures(self) -> None:
+        """From here on any stream may be captured: `record_all` refuses. Ended by `end_captures`, each time once."""
+
+    def end_captures(self) -> None:
+        """End what `begin_captures` began."""
+
     def stream_id(self, stream: int, /) -> int:
-        """Return the stream's number, which no other stream of this process ever has."""
+        """Return the stream's number, which no other stream of this process ever has. Asking ends a capture on it."""
+
+    def capture_of(self, stream: int, /) -> int:
+        """Return the number of the capture that an explicit stream is in, 0 for none, -1 for one that has failed."""
 
     def stream_context(self, stream: int, /) -> int:
         """Return the context that a stream belongs to."""

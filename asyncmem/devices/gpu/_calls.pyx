@@ -41,6 +41,7 @@ cdef extern from "table.hpp" namespace "asyncmem::gpu" nogil:
         Code cuDeviceGetCount(int *)
         Code cuStreamGetId(Handle, unsigned long long *)
         Code cuStreamGetCtx(Handle, Handle *)
+        Code cuStreamGetCaptureInfo(Handle, int *, unsigned long long *, Handle *, const Handle **, size_t *)
     cdef cppclass Missing:
         char text[512]
     const Table *load_cuda(Missing &)
@@ -76,6 +77,8 @@ cdef extern from "context.hpp" namespace "asyncmem::gpu" nogil:
         void destroy_stream(uint64_t)
         void add_stream(uint64_t)
         void remove_stream(uint64_t)
+        void begin_captures()
+        void end_captures()
         Code listen()
         void stop_listening()
     cdef cppclass Entered:
@@ -311,15 +314,23 @@ cdef class Context:
             self.context.destroy_stream(stream)
 
     def add_stream(self, uint64_t stream, /):
-        """Count somebody else's stream among those that `record_all` covers on any driver."""
+        """Ask somebody else's stream, too, whether it is captured, before `record_all`."""
         self.context.add_stream(stream)
 
     def remove_stream(self, uint64_t stream, /):
         """Count it no more."""
         self.context.remove_stream(stream)
 
+    def begin_captures(self):
+        """From here on any stream may be captured: `record_all` refuses. Ended by `end_captures`, each time once."""
+        self.context.begin_captures()
+
+    def end_captures(self):
+        """End what `begin_captures` began."""
+        self.context.end_captures()
+
     def stream_id(self, uint64_t stream, /):
-        """Return the stream's number, which no other stream of this process ever has."""
+        """Return the stream's number, which no other stream of this process ever has. Asking ends a capture on it."""
         cdef unsigned long long number = 0
         cdef Code code
         with nogil:
@@ -327,6 +338,18 @@ cdef class Context:
         if code != SUCCESS:
             raise self.failed("cuStreamGetId", code)
         return number
+
+    def capture_of(self, uint64_t stream, /):
+        """Return the number of the capture that an explicit stream is in, 0 for none, -1 for one that has failed."""
+        cdef int status = 0
+        cdef unsigned long long number = 0
+        cdef Code code
+        with nogil:
+            code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetCaptureInfo(
+                as_handle(stream), &status, &number, NULL, NULL, NULL)
+        if code != SUCCESS:
+            raise self.failed("cuStreamGetCaptureInfo", code)
+        return (number or -1) if status else 0
 
     def stream_context(self, uint64_t stream, /):
         """Return the context that a stream belongs to."""

@@ -152,9 +152,6 @@ void Context::close() {
             fence = next;
         }
         spare_ = nullptr;
-        if (joining_ != nullptr)
-            driver.cuStreamDestroy(joining_);
-        joining_ = nullptr;
     }
     for (; retained_ > 0; --retained_)
         driver.cuDevicePrimaryCtxRelease(device_);
@@ -182,7 +179,7 @@ Code Context::take(Fence **fence) {
     }
     auto *made = new (std::nothrow) Fence{nullptr, this, {0}, {false}, nullptr};
     if (made == nullptr)
-        return 2;
+        return out_of_memory;
     Entered entered(*this);
     Code code = entered.code();
     if (code == success)
@@ -207,6 +204,7 @@ Code Context::issue(Fence *made, Code code, Fence **fence) {
         return code;
     }
     made->reached.store(false, std::memory_order_relaxed);
+    made->gathered = false;
     made->references.store(1, std::memory_order_relaxed);
     use();
     *fence = made;
@@ -273,52 +271,33 @@ Code Context::record_all(Fence **fence) {
     if (closed())
         return deinitialized;
     call_count.fetch_add(1, std::memory_order_relaxed);
-    // The driver would refuse as well, and end the capture with it. A capture on a stream that we do not know it ends.
-    if (any_capture())
+    // The driver would refuse as well, and end the capture with it. A capture that we were not told of it ends.
+    if (may_capture())
         return capture_unsupported;
     Fence *made = nullptr;
     Code code = take(&made);
     if (code != success)
         return code;
-    {
+    if (driver.cuCtxRecordEvent != nullptr) {
         Entered entered(*this);
-        code = entered.code();
-        if (code == success)
-            code = driver.cuCtxRecordEvent ? driver.cuCtxRecordEvent(handle_, made->event) : join_everything(made);
+        code = entered.code() == success ? driver.cuCtxRecordEvent(handle_, made->event) : entered.code();
+        return issue(made, code, fence);
     }
-    return issue(made, code, fence);
-}
-
-// For CUDA's drivers before 12.5, and for HIP. The legacy default stream is behind every blocking stream of the context, per-thread default
-// streams included, and each non-blocking stream that this device made or was shown is added. What it does not cover:
-// non-blocking streams of other libraries that the device never saw.
-Code Context::join_everything(Fence *fence) {
-    std::lock_guard<std::mutex> guard(streams_lock_);
-    Code code = make_joining_stream();
-    if (code == success)
-        code = join(driver.legacy);
-    for (std::uint64_t stream : streams_) {
-        if (code == success)
-            code = join(stream);
-    }
-    return code == success ? driver.cuEventRecord(fence->event, joining_) : code;
-}
-
-// Puts the joining stream behind another one. A wait takes the event as it is now, so it can be used again at once.
-Code Context::join(std::uint64_t stream) {
-    Fence *step = nullptr;
-    Code code = take(&step);
+    issue(made, success, fence);
+    code = gather(made);
     if (code != success)
-        return code;
-    code = driver.cuEventRecord(step->event, as_handle(stream));
-    if (code == success)
-        code = driver.cuStreamWaitEvent(joining_, step->event, 0);
-    put(step);
+        release(made);
     return code;
 }
 
-Code Context::make_joining_stream() {
-    return joining_ == nullptr ? driver.cuStreamCreate(&joining_, non_blocking) : success;
+Code Context::gather(Fence *made) {
+    made->gathered = true;
+    made->failure.store(success, std::memory_order_relaxed);
+    share(made);
+    if (gathering_.add(made))
+        return success;
+    release(made);
+    return out_of_memory;
 }
 
 bool Context::any_capture() {
@@ -338,6 +317,10 @@ Code Context::ask(Fence *fence) {
         return success;
     if (closed())
         return deinitialized;
+    if (fence->gathered) {
+        Code failure = fence->failure.load(std::memory_order_acquire);
+        return failure == success ? not_ready : failure;
+    }
     Code code;
     {
         Relaxed quiet(driver);
@@ -357,6 +340,8 @@ Code Context::wait(std::uint64_t stream, Fence *fence) {
         return deinitialized;
     if (fence->reached.load(std::memory_order_acquire))
         return success;
+    if (fence->gathered)
+        return block(fence, Clock::now(), Time::max());
     call_count.fetch_add(1, std::memory_order_relaxed);
     return follow(stream, fence);
 }
@@ -413,26 +398,17 @@ Code Context::create_stream(std::uint64_t *stream) {
     return success;
 }
 
-// The driver lets queued work end first. Without a fence for everything, that work must be noted before; a stream for
-// which that fails stays, because a leak is better than memory reused too early.
+// The driver lets queued work end first, and fences of everything cover it.
 void Context::destroy_stream(std::uint64_t stream) {
     if (gone())
         return;
     call_count.fetch_add(1, std::memory_order_relaxed);
     {
         Entered entered(*this);
-        if (driver.cuCtxRecordEvent != nullptr || note_end(stream) == success) {
-            remove_stream(stream);
-            driver.cuStreamDestroy(as_handle(stream));
-        }
+        remove_stream(stream);
+        driver.cuStreamDestroy(as_handle(stream));
     }
     end_use();
-}
-
-Code Context::note_end(std::uint64_t stream) {
-    std::lock_guard<std::mutex> guard(streams_lock_);
-    Code code = make_joining_stream();
-    return code == success ? join(stream) : code;
 }
 
 void Context::add_stream(std::uint64_t stream) {

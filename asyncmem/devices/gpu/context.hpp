@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fence_calls.h"
+#include "gathering.hpp"
 #include "lock.hpp"
 #include "table.hpp"
 
@@ -25,6 +26,8 @@ struct Fence {
     std::atomic<int> references;
     std::atomic<bool> reached; // from then on the driver need not be asked
     Fence *next;               // while it lies unused
+    bool gathered = false;     // no event but a thread (Gathering) tells that it is reached, or that it never will be
+    std::atomic<Code> failure{success};
 };
 
 // Makes the context current on this thread, unless it is, and puts the former one back.
@@ -89,9 +92,11 @@ class Context {
     // As `AsyncmemFenceCalls` says of `record` and `order`.
     int record_outside(std::uint64_t stream, Fence **fence);
     int order(std::uint64_t earlier, std::uint64_t later, Fence **fence, Code *refused);
+    // Behind everything; capture_unsupported while something may be captured.
     Code record_all(Fence **fence);
     Code query(Fence *fence); // not_ready until it is reached
     Code ask(Fence *fence);   // the same for those who ask again and again, which is not counted
+    // Blocks where the fence is one that no stream can wait for.
     Code wait(std::uint64_t stream, Fence *fence);
     // not_ready where it was not reached in time; a wait in parts says each time when the first began (blocks).
     Code block(Fence *fence, Time began, Time until);
@@ -104,9 +109,13 @@ class Context {
 
     Code create_stream(std::uint64_t *stream);
     void destroy_stream(std::uint64_t stream);
-    // What `record_all` must know of where the driver has no fence of that kind, and asks for captures.
+    // Streams that may be captured without a word; `record_all` asks them.
     void add_stream(std::uint64_t stream);
     void remove_stream(std::uint64_t stream);
+    // From the one to the other any stream may be captured, also one that is not known here.
+    void begin_captures() { captures_.fetch_add(1); }
+    void end_captures() { captures_.fetch_sub(1); }
+    bool may_capture() { return captures_.load() > 0 || any_capture(); }
 
     Code listen();
     void stop_listening();
@@ -124,10 +133,7 @@ class Context {
     Code issue(Fence *made, Code code, Fence **fence);
     Code take(Fence **fence); // unused so far; nobody else knows it
     void put(Fence *fence);
-    Code join_everything(Fence *fence);
-    Code join(std::uint64_t stream);
-    Code make_joining_stream();
-    Code note_end(std::uint64_t stream);
+    Code gather(Fence *made);
     bool any_capture();
     void close();
 
@@ -146,7 +152,8 @@ class Context {
 
     std::mutex streams_lock_;
     std::vector<std::uint64_t> streams_;
-    Handle joining_ = nullptr;
+    std::atomic<int> captures_{0};
+    Gathering gathering_{*this};
 
     std::mutex listening_lock_;
     int listeners_ = 0;

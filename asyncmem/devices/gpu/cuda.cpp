@@ -52,11 +52,13 @@ void fill(Table &table, Finder &finder) {
     GET(cuCtxGetCurrent, 4000);
     GET(cuCtxPushCurrent, 4000);
     GET(cuCtxPopCurrent, 4000);
+    GET(cuCtxSynchronize, 2000);
     GET(cuThreadExchangeStreamCaptureMode, 10010);
     GET(cuStreamCreate, 2000);
     GET(cuStreamDestroy, 4000);
     GET(cuStreamGetCtx, 9020);
     GET(cuStreamIsCapturing, 10000);
+    GET(cuStreamGetCaptureInfo, 11030);
     GET(cuStreamWaitEvent, 3020);
     GET(cuEventCreate, 2000);
     GET(cuEventDestroy, 4000);

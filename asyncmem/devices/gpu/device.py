@@ -257,14 +257,22 @@ class Gpu(Device, Generic[S, F, P]):
     def record_all(self) -> F:
         """Return a fence behind everything submitted to every stream of the context, by whichever library.
 
-        CUDA's drivers before 12.5, and ROCm, know no such fence. There it covers the default streams, all streams that
-        are not non-blocking, and of the others those that this device made or was shown.
+        CUDA's drivers before 12.5, and ROCm, know no such fence. There a thread waits for the whole device, and a stream
+        that is to wait for it has its caller wait (blocks).
 
         Raises:
-            DeviceError: Among others when a graph is being captured on one of the streams: the driver allows no such
-                fence then, so try again when the capture has ended.
+            DeviceError: Among others when a graph is being captured on one of the streams, or may be: the driver allows
+                no such fence then, so try again when the capture has ended.
         """
         return self.fence_kind(self, self.context.record_all())
+
+    def begin_captures(self) -> None:
+        """Hear that streams may be captured that this device was not shown: `record_all` refuses meanwhile."""
+        self.context.begin_captures()
+
+    def end_captures(self) -> None:
+        """Hear the end of that."""
+        self.context.end_captures()
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""

@@ -20,6 +20,8 @@ struct {
     Code (*hipGetDevice)(int *device);
     Code (*hipSetDevice)(int device);
     Code (*hipStreamGetDevice)(Handle stream, int *device);
+    Code (*hipStreamGetCaptureInfo_v2)(Handle stream, int *status, unsigned long long *id, Handle *graph,
+                                       const Handle **dependencies, std::size_t *count);
     Code (*hipStreamGetId)(Handle stream, unsigned long long *id); // may be null: 7.15
 } hip;
 
@@ -88,6 +90,11 @@ Code stream_id(Handle stream, unsigned long long *id) {
     return stream_context(stream, &context);
 }
 
+Code capture_info(Handle stream, int *status, unsigned long long *id, Handle *graph, const Handle **dependencies,
+                  std::size_t *count) {
+    return of_stream(hip.hipStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count));
+}
+
 class Finder {
   public:
     explicit Finder(void *loaded) : loaded_(loaded) {}
@@ -109,6 +116,7 @@ void fill(Table &table, Finder &finder) {
     GET(hipGetDevice);
     GET(hipSetDevice);
     GET(hipStreamGetDevice);
+    GET(hipStreamGetCaptureInfo_v2);
 #undef GET
     finder.get(hip.hipStreamGetId, "hipStreamGetId", false);
     finder.get(table.cuInit, "hipInit");
@@ -117,6 +125,7 @@ void fill(Table &table, Finder &finder) {
     finder.get(table.hipGetLastError, "hipGetLastError");
     finder.get(table.cuDeviceGetCount, "hipGetDeviceCount");
     finder.get(table.cuDeviceGet, "hipDeviceGet");
+    finder.get(table.cuCtxSynchronize, "hipDeviceSynchronize");
     finder.get(table.cuThreadExchangeStreamCaptureMode, "hipThreadExchangeStreamCaptureMode");
     finder.get(table.cuStreamCreate, "hipStreamCreateWithFlags");
     finder.get(table.cuStreamDestroy, "hipStreamDestroy");
@@ -141,6 +150,7 @@ void fill(Table &table, Finder &finder) {
     table.cuCtxPopCurrent = pop_current;
     table.cuStreamGetId = stream_id;
     table.cuStreamGetCtx = stream_context;
+    table.cuStreamGetCaptureInfo = capture_info;
 }
 
 } // namespace

@@ -114,14 +114,17 @@ S = TypeVar("S", bound=GpuStream[Any])
 class GpuStreams(Generic[S]):
     """Finds the object for a stream. It keeps no stream alive.
 
-    Streams are told apart by the number that the driver gives each once: a handle is soon used again.
+    Streams are told apart by the number that the driver gives each once: a handle is soon used again. To ask for it ends
+    a capture, so a stream that is being captured is known by its handle, if it is kept alive, or by its handle and the
+    number of the capture: for that long it has it to itself.
     """
 
     def __init__(self, device: Gpu[S, Any, Any], context: Context) -> None:
         """Know none but the default stream."""
         self._device = weakref.ref(device)
         self._context = context
-        self._known: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[int | tuple[int, int], S] = weakref.WeakValueDictionary()
+        self._kept: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()  # by their handles
         self._by_source: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
         self._here = threading.local()
         # Re-entrant: a finalizer may interrupt the holder on the same thread and name a stream.
@@ -140,7 +143,7 @@ class GpuStreams(Generic[S]):
         # Not at exit: the driver may have gone before us.
         weakref.finalize(stream, self._context.destroy_stream, handle).atexit = False
         with self._lock:
-            self._known[number] = stream
+            self._known[number] = self._kept[handle] = stream
         return stream
 
     def find(self, source: object) -> S:
@@ -191,16 +194,16 @@ class GpuStreams(Generic[S]):
         return stream
 
     def _by_handle(self, handle: int, source: object, *, bare: bool) -> S:
-        number = self._number(handle, source)
+        capture, number = self._numbers(handle, source)
         with self._lock:
-            stream = self._known.get(number)
+            stream = self._kept.get(handle) if capture else None
+            stream = stream or self._known.get((handle, capture) if capture else number)
             if stream is None:
                 self._check_context(handle, source)
                 device = self._owner()
-                stream = device.stream_kind(
-                    device, f"stream-{number}", handle, lasting=not bare, keeps=None if bare else source
-                )
-                self._known[number] = stream
+                name = f"stream of capture {capture}" if capture else f"stream-{number}"
+                stream = device.stream_kind(device, name, handle, lasting=not bare, keeps=None if bare else source)
+                self._known[(handle, capture) if capture else number] = stream
                 added = not bare
             else:
                 added = not bare and not stream.lasting
@@ -208,14 +211,18 @@ class GpuStreams(Generic[S]):
                     stream.keep(source)
             if stream.keeps is source and not bare:
                 self._by_source[id(source)] = stream
+            if added:
+                self._kept[handle] = stream
         if added:
             self._context.add_stream(handle)
             weakref.finalize(stream, self._context.remove_stream, handle).atexit = False
         return stream
 
-    def _number(self, handle: int, source: object) -> int:
+    def _numbers(self, handle: int, source: object) -> tuple[int, int]:
+        """Return the number of a capture, or 0 and the stream's own."""
         try:
-            return self._context.stream_id(handle)
+            capture = self._context.capture_of(handle)
+            return capture, 0 if capture else self._context.stream_id(handle)
         except DeviceError as error:
             if error.code != INVALID_HANDLE:
                 raise

@@ -11,6 +11,7 @@ using Handle = void *; // CUcontext, CUstream, CUevent, CUasyncCallbackHandle
 
 inline constexpr Code success = 0;
 inline constexpr Code invalid_value = 1;
+inline constexpr Code out_of_memory = 2;
 inline constexpr Code not_initialized = 3;
 inline constexpr Code deinitialized = 4;
 inline constexpr Code invalid_context = 201;
@@ -54,12 +55,15 @@ struct Table {
     Code (*cuCtxPushCurrent)(Handle context);
     Code (*cuCtxPopCurrent)(Handle *context);
     Code (*cuCtxRecordEvent)(Handle context, Handle event); // may be null: 12.5
+    Code (*cuCtxSynchronize)();
     Code (*cuThreadExchangeStreamCaptureMode)(int *mode);
     Code (*cuStreamCreate)(Handle *stream, unsigned flags);
     Code (*cuStreamDestroy)(Handle stream);
-    Code (*cuStreamGetId)(Handle stream, unsigned long long *id);
+    Code (*cuStreamGetId)(Handle stream, unsigned long long *id); // ends a capture on it
     Code (*cuStreamGetCtx)(Handle stream, Handle *context);
     Code (*cuStreamIsCapturing)(Handle stream, int *status);
+    Code (*cuStreamGetCaptureInfo)(Handle stream, int *status, unsigned long long *id, Handle *graph,
+                                   const Handle **dependencies, std::size_t *count);
     Code (*cuStreamWaitEvent)(Handle stream, Handle event, unsigned flags);
     Code (*cuEventCreate)(Handle *event, unsigned flags);
     Code (*cuEventDestroy)(Handle event);

@@ -105,12 +105,18 @@ HIP(hipSetDevice, (int device), call("hipSetDevice", ANYWHERE, [&](Machine& m) {
         m.work_on(device);
     }))
 
+HIP(hipDeviceSynchronize, (), IF_RIGHT(in_device(), cuCtxSynchronize()))
 HIP(hipThreadExchangeStreamCaptureMode, (int* mode), cuThreadExchangeStreamCaptureMode(mode))
 HIP(hipStreamCreateWithFlags, (Handle* stream, unsigned flags), IF_RIGHT(in_device(), cuStreamCreate(stream, flags)))
 HIP(hipStreamDestroy, (Handle stream), ON(stream, cuStreamDestroy_v2(stream)))
-HIP(hipStreamGetDevice, (Handle stream, int* device), ON(stream, cuStreamGetDevice(stream, device)))
+// Unlike CUDA's it ends no capture.
+HIP(hipStreamGetDevice, (Handle stream, int* device),
+    ON(stream, call("hipStreamGetDevice", ANYWHERE, [&](Machine& m) { *device = m.stream(stream)->context->device; })))
 HIP(hipStreamGetId, (Handle stream, unsigned long long* id), ON(stream, cuStreamGetId(stream, id)))
 HIP(hipStreamIsCapturing, (Handle stream, int* answer), ON(stream, cuStreamIsCapturing(stream, answer)))
+HIP(hipStreamGetCaptureInfo_v2,
+    (Handle stream, int* answer, std::uint64_t* id, Handle* graph, const Handle** dependencies, std::size_t* count),
+    ON(stream, cuStreamGetCaptureInfo_v2(stream, answer, id, graph, dependencies, count)))
 HIP(hipStreamSynchronize, (Handle stream), ON(stream, cuStreamSynchronize(stream)))
 HIP(hipStreamWaitEvent, (Handle stream, Handle event, unsigned flags),
     ON(stream, cuStreamWaitEvent(stream, event, flags)))

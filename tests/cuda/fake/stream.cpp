@@ -82,7 +82,9 @@ API CUresult cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
 API CUresult cuStreamGetId(Handle stream, unsigned long long* id) {
     return call("cuStreamGetId", ANYWHERE, [&](Machine& m) {
         require(id);
-        *id = m.stream(stream)->id;
+        auto asked = m.stream(stream);
+        refuse_captured(*asked);
+        *id = asked->id;
     });
 }
 
@@ -101,14 +103,18 @@ API CUresult cuStreamGetCtx_v2(Handle stream, Handle* context, Handle* green) {
 API CUresult cuStreamGetDevice(Handle stream, CUdevice* device) {
     return call("cuStreamGetDevice", IN_CONTEXT, [&](Machine& m) {
         require(device);
-        *device = m.stream(stream)->context->device;
+        auto asked = m.stream(stream);
+        refuse_captured(*asked);
+        *device = asked->context->device;
     });
 }
 
 API CUresult cuStreamGetFlags(Handle stream, unsigned* flags) {
     return call("cuStreamGetFlags", IN_CONTEXT, [&](Machine& m) {
         require(flags);
-        *flags = m.stream(stream)->flags;
+        auto asked = m.stream(stream);
+        refuse_captured(*asked);
+        *flags = asked->flags;
     });
 }
 
