@@ -205,6 +205,8 @@ class DeviceError(AsyncmemError, RuntimeError):
     """A driver call failed. The pool has undone its part of it, and goes on unless the device itself is lost."""
 
     __module__ = "asyncmem"
+    CAPTURE_UNSUPPORTED = 900
+    """The code, CUDA's and HIP's, of what cannot be had while a graph is captured, and can afterwards."""
 
     def __init__(self, call: str, *, code: int, code_name: str, device: str = "", advice: str = "") -> None:
         """Take the driver's name of the call, its code and that code's name."""

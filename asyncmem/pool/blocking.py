@@ -45,24 +45,33 @@ class BlockingCalls:
             PoolTimeout: There was none until the deadline.
         """
         waiting.inline = True
-        self._flow.ask(waiting)
-        while not waiting.done:
-            errand = self._errand(waiting)
-            if isinstance(errand, ThreadSleeper):
-                errand.sleep(_LOOK_AGAIN if waiting.remaining is None else min(waiting.remaining, _LOOK_AGAIN))
-                if waiting.overdue:
-                    waiting.expire()
-                continue
-            if errand is None and waiting.timeout:
-                self._block(waiting)
-                break
-            if errand is not _nothing:
-                self._run(waiting, errand or self._flow.ladder.last_errand(waiting))
+        try:
+            self._flow.ask(waiting)
+            self._see_through(waiting)
+        except BaseException:  # an interrupt, or an error of the user's `on_oom`: nobody would provide for it any more
+            with self._flow.turn:
+                self._flow.withdraw(waiting, None)
+                self.errand_ended()
+            raise
         if waiting.error is not None:
             raise waiting.error
         result, waiting.result = waiting.result, None
         assert result is not None
         return result
+
+    def _see_through(self, waiting: Waiting) -> None:
+        while not waiting.done:
+            if waiting.overdue:
+                waiting.expire()
+                return
+            errand = self._errand(waiting)
+            if isinstance(errand, ThreadSleeper):
+                errand.sleep(_LOOK_AGAIN if waiting.remaining is None else min(waiting.remaining, _LOOK_AGAIN))
+            elif errand is None and waiting.timeout:
+                self._block(waiting)
+                return
+            elif errand is not _nothing:
+                self._run(waiting, errand or self._flow.ladder.last_errand(waiting))
 
     def errand_ended(self) -> None:
         """Let those look again who stood behind a request that somebody was providing for (with the turn held)."""
@@ -145,7 +154,7 @@ class ThreadSleeper:
 
     def sleep(self, timeout: float | None) -> None:
         """Block this thread until woken, or for `timeout` seconds."""
-        self._gate.acquire(timeout=timeout)
+        self._gate.acquire(timeout=None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
 
 def _nothing() -> None:

@@ -15,6 +15,7 @@ from asyncmem.core import FLAG_FREE, FLAG_LIVE, Desk, Kind
 from asyncmem.devices import Stream
 from asyncmem.engine.admit import Queue
 from asyncmem.errors import (
+    AsyncmemError,
     Described,
     InvalidRequest,
     OutOfMemoryError,
@@ -256,11 +257,18 @@ class Flow(Desk):
         """Say whether something is noted on every buffer, so that none goes the fast ways."""
         return options.track or self.supply.direct or self.core.device.checker is not None
 
-    def watch_owners(self, change: int) -> None:
-        """Count blocks of `pool.owner(...)`: while there is one, every allocation goes the way that notes its owner."""
+    def owner_enters(self) -> None:
+        """Count a block of `pool.owner(...)`: while there is one, all allocations go the way that notes their owner."""
         with self.turn:
-            self._owner_blocks += change
-            self.observe()
+            self._count_owner(1)
+
+    def owner_leaves(self) -> None:
+        """Count one less. From finalizers too: such a task may be collected while its thread has the turn."""
+        self.turn.post(partial(self._count_owner, -1))
+
+    def _count_owner(self, change: int) -> None:
+        self._owner_blocks += change
+        self.observe()
 
     def observe(self) -> None:
         """Have every request go the way that looks at it, while there is something to see (with the turn held)."""
@@ -636,13 +644,19 @@ class Flow(Desk):
         if self.options.fallback is not None and waiting.capture is None:
             return partial(self._serve_from_host, waiting)
         # Waiting helps as long as somebody holds memory, or some is under way.
+        if self.captures.in_the_way and (waiting.timeout or not waiting.inline):
+            return None
         if self.core.live() == 0 and not self.supply.leaving and not self.supply.coming:
             return self.ladder.last_errand(waiting)
         return None
 
     def _serve_from_host(self, waiting: Waiting) -> None:
-        host = self.pool.fallback.of(self.pool)
-        found = host.serve_blocking(waiting.sizes, batch=waiting.batch, tag=waiting.tag)
+        try:
+            host = self.pool.fallback.of(self.pool)
+            found = host.serve_blocking(waiting.sizes, batch=waiting.batch, tag=waiting.tag)
+        except AsyncmemError as error:  # the host has too little, too
+            self.fail(waiting, error)
+            return
         with self.turn:
             if not waiting.done:
                 self._leave(waiting)

@@ -161,6 +161,7 @@ class Captures:
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
+        self.in_the_way = False  # something was refused because of a capture, and will be until that ends
         self._open: list[GraphMemory] = []
         self._all: list[dict[int, int]] = []  # blocks and their bytes, of each graph that is not released
 
@@ -197,18 +198,25 @@ class Captures:
     def settle(self) -> None:
         """Wait on this thread (blocks) until the host has seen done what free memory was used for.
 
+        What only a fence behind all streams would tell of is left out, because there is none now.
+
         Raises:
             DeviceError: The device is lost.
         """
         flow = self._flow
         for index, stream in enumerate(list(flow.core.stream_objects)):
             if not is_captured(stream):
-                flow.retire.settle([(index, flow.core.close_epoch(index))])
+                try:
+                    flow.retire.settle([(index, flow.core.close_epoch(index))])
+                except DeviceError as error:
+                    if error.code != DeviceError.CAPTURE_UNSUPPORTED:
+                        raise
 
     def ended(self, graph: GraphMemory) -> None:
         """Look no more, where this was the last."""
         self._open.remove(graph)
         self._flow.core.device.end_captures()
+        self.in_the_way = False
         self._flow.observe()
         self._flow.changed()  # fences that were refused can be recorded now
 
@@ -240,6 +248,7 @@ class Captures:
         entries = retire.entries_for([retire.everywhere()], sum(kept.values()))
         while kept:
             block, _ = kept.popitem()
+            core.set_home(block, self._flow.supply.quiet())  # behind all streams: the captured one adds nothing
             core.free(block, entries)
         self._flow.changed()
         if self._flow.supply.direct:

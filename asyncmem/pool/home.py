@@ -166,12 +166,16 @@ class _AsyncioSleeper:
     def wake(self) -> None:
         if threading.get_ident() != self._home.thread:
             self._home.call(self._finish)
-        elif not self._future.done():
-            self._future.set_result(None)
+        else:
+            self._finish()
 
     def _finish(self) -> None:
         if not self._future.done():
-            self._future.set_result(None)
+            try:
+                self._future.set_result(None)
+            except RuntimeError:  # the loop has been closed, and its task is gone
+                if not self._home.is_closed():
+                    raise
 
 
 class TrioHome:

@@ -149,6 +149,7 @@ class House:
         self.idle.look()
         with flow.turn:
             flow.supply.refused = None  # others may have given memory back to the device
+            flow.captures.in_the_way = False  # or ended their captures
             flow.spilling.look_again()
             if flow.anyone_waits():
                 flow.changed()

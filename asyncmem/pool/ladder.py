@@ -18,6 +18,7 @@ from asyncmem.errors import DeviceError, OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncmem.engine.retire import Entry
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
     from asyncmem.pool.movable import Movable
@@ -69,6 +70,12 @@ class Ladder:
         growth = self._supply.part_for(waiting)
         if growth is not None:
             return partial(self._grow, growth, waiting)
+        if self._flow.captures.in_the_way:
+            return None
+        uses = self._supply.uses_for(waiting.total) if waiting.inline else ()
+        if uses:  # what goes back is waited for without a bound, which is the worker's to do
+            bound = waiting.may_block_for
+            return None if bound == 0 else partial(self._wait, partial(self._see_done, uses, bound), waiting)
         give_back = self._supply.detach_for(waiting.total)
         return None if give_back is None else partial(self._trim, give_back, waiting)
 
@@ -110,6 +117,12 @@ class Ladder:
         """Answer the last rungs for a request that would fail otherwise: they end in another try or in its error."""
         return partial(self._give_up, waiting)
 
+    def _failed(self, waiting: Waiting | None, error: DeviceError) -> None:
+        if waiting is not None and error.code == DeviceError.CAPTURE_UNSUPPORTED:
+            self._flow.captures.in_the_way = True  # it is no worse off than before, and waits for the end of that
+        else:
+            self._flow.fail(waiting, error)
+
     def _grow(self, growth: Errand, waiting: Waiting | None) -> None:
         self.rungs["grow"] += 1
         try:
@@ -117,31 +130,34 @@ class Ladder:
         except OutOfMemoryError:
             return  # noted by the supply; the next rung is another errand
         except DeviceError as error:
-            self._flow.fail(waiting, error)
+            self._failed(waiting, error)
         finally:
             if waiting is not None:
                 waiting.provided = False
+
+    def _see_done(self, uses: list[Entry], timeout: float | None) -> None:
+        self._flow.retire.settle(uses, timeout)
 
     def _wait(self, wait: Errand, waiting: Waiting) -> None:
         self.rungs["wait"] += 1
         try:
             wait()
         except DeviceError as error:
-            self._flow.fail(waiting, error)
+            self._failed(waiting, error)
 
     def _settle(self, waiting: Waiting, capture: Captured) -> None:
         capture.settled = True
         try:
             self._flow.captures.settle()
         except DeviceError as error:
-            self._flow.fail(waiting, error)
+            self._failed(waiting, error)
 
     def _trim(self, give_back: Callable[[], int], waiting: Waiting | None) -> None:
         self.rungs["trim"] += 1
         try:
             give_back()
         except DeviceError as error:
-            self._flow.fail(waiting, error)
+            self._failed(waiting, error)
         finally:
             with self._flow.turn:
                 self._flow.blocking.errand_ended()
@@ -151,7 +167,7 @@ class Ladder:
         try:
             self._flow.spilling.move(claimed, waiting)
         except DeviceError as error:
-            self._flow.fail(waiting, error)
+            self._failed(waiting, error)
 
     def _give_up(self, waiting: Waiting) -> None:
         options = self._flow.options

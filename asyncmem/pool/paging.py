@@ -148,8 +148,8 @@ class PagedSupply(Supply):
 
     def wait_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait for those uses of idle memory after which there is enough; None where there are none."""
-        uses = self._uses_for(waiting, modest=False)
-        return partial(self._wait, uses, None) if uses else None
+        uses = self._uses_for(waiting, modest=False) if waiting.may_block_for != 0 else ()
+        return partial(self._wait, uses, waiting.may_block_for) if uses else None
 
     def patience_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait that comes before new memory is asked for; None for nothing, or no time."""
@@ -356,6 +356,10 @@ class PagedSupply(Supply):
         """
         idle = self._core.idle_memory()[0]
         return self.detach() if idle and self._left() + idle >= need else None
+
+    def uses_for(self, need: int) -> list[Entry]:  # noqa: ARG002  # all that is idle goes
+        """Answer what must be done before what `detach_for` takes out can go back to the device."""
+        return list(self._core.idle_memory()[1])
 
     def retry(self) -> int:
         """Give back what the device did not take: nothing, because it tries that again itself."""

@@ -76,7 +76,9 @@ class AsyncMemoryPool(Hooks):
         self._spec = device
         self._house: House | None = None
         self._closed = False
-        self._ready: Latch[object] | None = None
+        self._ready: Latch[object] | None = None  # all is there that the options ask for
+        self._grown: Latch[object]
+        self._warming: Waiting | None = None
         self._making = threading.Lock()
         self._opening: Opening | None = None
         self.fallback = HostFallback(f"{self.name} on the host")
@@ -156,9 +158,25 @@ class AsyncMemoryPool(Hooks):
                 undo.pop_all()
                 self._attach(house.core, 0, -1)
                 self._flow = house.flow
-                self._ready = house.run(self._prepare)
+                self._ready = Latch(self._warmed_up)
+                house.worker.submit(self._prepare)
 
     def _prepare(self) -> None:
+        # The worker's first job. For what is to be warm it only asks: were it to wait, nobody would provide.
+        ready, flow = self._ready, self.flow
+        assert ready is not None
+        self._grown = Latch(self._pregrow)
+        self._grown()
+        sizes = [size for size, count in self._options.warmup for _ in range(count)]
+        if sizes and flow.closed is None:
+            self._warming = Waiting(flow, self, tuple(sizes), None)
+            self._warming.batch = True
+            flow.ask(self._warming)
+            if self._warming.when_done(ready):
+                return
+        ready()
+
+    def _pregrow(self) -> None:
         flow = self.flow
         while flow.closed is None:
             with flow.turn:
@@ -166,9 +184,15 @@ class AsyncMemoryPool(Hooks):
             if growth is None:
                 break
             growth()
-        sizes = [size for size, count in self._options.warmup for _ in range(count)]
-        if sizes and flow.closed is None:
-            self.serve_blocking(tuple(sizes), batch=True, tag=None).free()
+
+    def _warmed_up(self) -> None:
+        warming, self._warming = self._warming, None
+        if warming is not None:
+            if warming.error is not None:
+                raise warming.error
+            assert warming.result is not None
+            warming.result.free()
+        self._grown.result()
 
     def serve_blocking(self, sizes: tuple[int, ...], *, batch: bool, tag: str | None) -> Buffer | Batch:
         """Answer buffers from a thread that may block, without a place in the loop's order."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final
 
 from asyncmem.core import Ticket
 from asyncmem.errors import BufferReleased, InvalidRequest, RequestCancelled
+from asyncmem.pool.alarm import report
 from asyncmem.pool.blocking import ThreadSleeper
 
 if TYPE_CHECKING:
@@ -106,7 +107,10 @@ class Request(Ticket[T], Coroutine[Any, Any, T], Generic[T]):
         return True
 
     def add_done_callback(self, callback: Callable[[Request[T]], object]) -> None:
-        """Have `callback` called with this request once it is done: on the loop's thread where it was made on one."""
+        """Have `callback` called with this request once it is done: on the loop's thread where it was made on one.
+
+        An error that it raises is reported by `sys.unraisablehook`, as nobody is there to handle it.
+        """
         if not self._waiting.when_done(partial(_call, callback, self)):
             callback(self)
 
@@ -166,4 +170,7 @@ class Request(Ticket[T], Coroutine[Any, Any, T], Generic[T]):
 
 
 def _call(callback: Callable[[Request[T]], object], request: Request[T]) -> None:
-    callback(request)
+    try:
+        callback(request)
+    except Exception as error:  # noqa: BLE001 -- others are woken after it
+        report(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from asyncmem.core import STREAK_LIMIT, Allocator, Array, Batch, Buffer, Ready, extent
@@ -342,12 +342,13 @@ class Share(Allocator):
     def owner(self, name: str) -> Iterator[None]:
         """Name who holds what is allocated inside the block, for the deadlock detector and its table."""
         token = named_owner.set(OwnerName(name))
-        self.flow.watch_owners(1)
+        self.flow.owner_enters()
         try:
             yield
         finally:
-            self.flow.watch_owners(-1)
-            named_owner.reset(token)
+            self.flow.owner_leaves()
+            with suppress(ValueError):  # its task was collected, by another
+                named_owner.reset(token)
 
     def stats(self) -> PoolStats:
         """Answer the figures of this moment."""

@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncmem.core import Kind
 from asyncmem.devices import MemoryInfo
 from asyncmem.engine.grow import Growth, Room
+from asyncmem.engine.retire import DONE
 from asyncmem.errors import DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.exchange import Exchange
 from asyncmem.pool.lifetime import Lifetime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from asyncmem.core import Core, Turn
     from asyncmem.devices import Device, Segment, Stream
     from asyncmem.engine.retire import Entry, Retire
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.exchange import EmptySegment
     from asyncmem.pool.waiting import Waiting
 
     Errand = Callable[[], None]
@@ -434,14 +436,7 @@ class Supply:
 
     def _take_out(self, wanted: int | None, keep: int, among: Container[int] | None = None) -> list[Return]:
         out: list[Return] = []
-        spare = self._core.reserved() - keep
-        for number, _, nbytes, _ in sorted(self._core.empty_segments(), key=lambda one: -one[2]):
-            if among is not None and number not in among:
-                continue
-            if wanted is not None and wanted <= 0:
-                break
-            if nbytes > spare:
-                continue
+        for number, _, _, _ in self._chosen(wanted, keep, among):
             try:
                 entries = self._core.remove_segment(number)
             except ValueError:  # a thread has taken from it since it was listed: the doors ask for no turn
@@ -449,10 +444,18 @@ class Supply:
             segment = self.segments.pop(number)
             self._in_arena[self._arena_of.pop(number)] -= segment.nbytes
             self.leaving += segment.nbytes
-            spare -= segment.nbytes
-            wanted = None if wanted is None else wanted - segment.nbytes
             out.append(Return(segment, entries))
         return out
+
+    def _chosen(self, wanted: int | None, keep: int, among: Container[int] | None) -> Iterator[EmptySegment]:
+        spare = self._core.reserved() - keep
+        for one in sorted(self._core.empty_segments(), key=lambda one: -one[2]):
+            if wanted is not None and wanted <= 0:
+                return
+            if one[2] <= spare and (among is None or one[0] in among):
+                spare -= one[2]
+                wanted = None if wanted is None else wanted - one[2]
+                yield one
 
     def detach_for(self, need: int) -> Callable[[], int] | None:
         """Take out what makes room for growth by `need` bytes; nothing where even all of it would not.
@@ -460,12 +463,22 @@ class Supply:
         What the device did not take back before is offered again in any case.
         """
         again = self.retry if self.stranded else None
-        room = self.room().left() or 0
-        missing = need - room
+        wanted = self._wanted_for(need)
+        return again if wanted == 0 else self.detach(wanted) or again
+
+    def _wanted_for(self, need: int) -> int | None:
+        missing = need - (self.room().left() or 0)
         empty = sum(one[2] for one in self._core.empty_segments())
         if empty == 0 or (self.refused is None and empty < missing):
-            return again
-        return self.detach(max(missing, 1) if self.refused is None else None) or again
+            return 0
+        return max(missing, 1) if self.refused is None else None
+
+    def uses_for(self, need: int) -> list[Entry]:
+        """Answer what must be done before what `detach_for` takes out can go back to the device."""
+        wanted = self._wanted_for(need)
+        going = () if wanted == 0 else self._chosen(wanted, 0, None)
+        uses = [entry for one in (*self.stranded, *going) for entry in one[-1]]
+        return [entry for entry in uses if self._core.entry_state(*entry) != DONE]
 
     def retry(self) -> int:
         """Offer again what the device did not take back (blocks); answers the bytes."""

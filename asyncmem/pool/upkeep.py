@@ -115,13 +115,10 @@ class Upkeep:
         if running_home(self._flow.home) is None:
             self.trim(0)
         else:
-            self._flow.submit(self._trim_all)
-
-    def _trim_all(self) -> None:
-        self.trim(0)
+            self._flow.submit(self.give_up)
 
     def give_up(self) -> None:
-        """Give back all that is free, because others need the device's memory (blocks)."""
+        """Give back all that is free (blocks); where the device refuses, warn of it."""
         try:
             self.trim(0)
         except DeviceError as error:

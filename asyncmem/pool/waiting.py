@@ -114,6 +114,16 @@ class Waiting(Waiter):
         return None if self.deadline is None else max(0.0, self.deadline - self.clock())
 
     @property
+    def may_block_for(self) -> float | None:
+        """Seconds for which an errand for it may wait for work of the device; None for as long as that takes.
+
+        A synchronous caller carries it out by itself: no longer than it said, and an event loop's thread not at all.
+        """
+        if not self.inline:
+            return None
+        return self.remaining if self.home is None else 0.0
+
+    @property
     def age(self) -> float:
         """Seconds since it was asked."""
         return self.clock() - self.since

@@ -190,3 +190,72 @@ except KeyboardInterrupt:
 fake.release()
 """
     assert run(fake, program) == "interrupted\n"
+
+
+@pytest.mark.parametrize("version", ["12040", "13000"])
+def test_consumers_of_any_stream_are_waited_for_on_every_driver(fake: FakeDriver, version: str) -> None:
+    """One that was never shown, or known by its number alone, is behind a fence of everything, whoever ends first."""
+    program = """
+from cuda.bindings import driver
+from asyncmem import AsyncMemoryPool
+from asyncmem.core._dlpack import receive
+from asyncmem.devices import Cuda
+NBYTES = 4 << 20
+gpu = Cuda()
+with gpu.context.entered():
+    foreign = int(driver.cuStreamCreate(1)[1])
+with AsyncMemoryPool(gpu, limit=NBYTES, segment_size=NBYTES, min_free=0) as pool:
+    streams = gpu.create_stream(), gpu.create_stream()
+    for how in ("read", "exported", "freed first"):
+        lent = [pool.allocate(NBYTES, stream=streams[0])]
+        place = (lent[0].address, NBYTES)
+        if how == "read":
+            assert lent[0].__cuda_array_interface__
+        else:
+            lent.append(receive(lent[0].view("float32").__dlpack__(stream=foreign, max_version=(1, 0))))
+        fake.hold(foreign)
+        fake.launch(foreign, writes=[place])
+        lent.pop() if how == "exported" else None
+        lent.clear()
+        timer = threading.Timer(0.05, fake.release)
+        timer.start()
+        with pool.allocate(NBYTES, stream=streams[1], timeout=10) as taken:
+            assert taken.address == place[0]
+            fake.launch(streams[1].handle, writes=[place])
+        timer.join()
+        print(how, fake.violations())
+"""
+    assert run(fake, program, FAKE_CUDA_VERSION=version) == "read []\nexported []\nfreed first []\n"
+
+
+def test_a_driver_without_a_fence_of_everything_keeps_nobody_waiting_for_one(fake: FakeDriver) -> None:
+    """It is asked for in passing, tells when all work is done, and fails with a lost device."""
+    program = """
+from asyncmem import DeviceError
+from asyncmem.devices import Cuda
+gpu, stream = Cuda(), None
+stream = gpu.create_stream()
+fake.hold(stream.handle)
+fake.launch(stream.handle)
+first = gpu.record_all()
+told = threading.Event()
+first.notify(told.set)
+assert not first.done() and not first.block(0.01) and not told.is_set()
+gpu.begin_captures()
+fake.release()
+try:
+    gpu.record_all()
+except DeviceError as error:
+    print(error.code)
+gpu.end_captures()
+print(first.block(10), told.wait(10), first.done())
+fake.hold(stream.handle)
+fake.launch(stream.handle)
+second = gpu.record_all()
+fake.lose()
+try:
+    second.block(10)
+except DeviceError as error:
+    print(error.code)
+"""
+    assert run(fake, program, FAKE_CUDA_VERSION="12040") == "900\nTrue True True\n700\n"

@@ -1,10 +1,13 @@
 """What a synchronous call does on its way to memory, and what it leaves alone."""
 
+import asyncio
+import gc
 import threading
+import time
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, OutOfMemoryError, PoolTimeout
+from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError, PoolTimeout
 from asyncmem.devices import Simulated
 from asyncmem.options import OptionArguments
 from asyncmem.pool.waiting import Waiting
@@ -152,3 +155,143 @@ async def test_no_time_at_all_is_enough_for_what_is_free(door: str, free: str) -
         with pytest.raises(PoolTimeout):
             pool.allocate(MIB, stream=home, timeout=0)
         buffer.free()
+
+
+@pytest.mark.asyncio
+@pytest.mark.may_block
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("where", ["growth", "on_oom"])
+async def test_a_call_that_ends_by_an_error_stands_in_nobodys_way(error: type[BaseException], where: str) -> None:
+    """An interrupt, or what the user's own function raises: the request is gone with the call."""
+
+    def fail(*_: object) -> bool:
+        raise error
+
+    device = Simulated("64 MiB")
+    async with AsyncMemoryPool(device, limit="64 MiB", on_oom=fail) as pool:
+        with pytest.MonkeyPatch.context() as patched:
+            if where == "growth":
+                patched.setattr(device, "allocate_segment", fail)
+            else:
+                patched.setattr(pool.flow.ladder, "grow_for", lambda _: None)
+            with pytest.raises(error):
+                pool.allocate(8 * MIB)
+        assert pool.waiters() == ()
+        (await pool.allocate_async(8 * MIB, timeout=5)).free()
+
+
+def test_a_timeout_beyond_what_a_lock_can_wait_for_is_one() -> None:
+    """Half of for ever is no error, and wakes in time."""
+    with AsyncMemoryPool(Simulated("8 MiB"), limit="8 MiB") as pool:
+        held = [pool.allocate(8 * MIB)]
+        timer = threading.Timer(0.01, held.clear)
+        timer.start()
+        pool.allocate(8 * MIB, timeout=1e300).free()
+        timer.join()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("device", ["host", "simulated"])
+async def test_an_await_may_come_before_what_is_to_be_warm(device: str) -> None:
+    """The worker provides for both."""
+    async with AsyncMemoryPool(device, limit="64 MiB", warmup=[("8 MiB", 4)]) as pool:
+        (await pool.allocate_async(MIB, timeout=5)).free()
+        await pool.wait(5)
+        assert pool.stats().reserved_bytes >= 32 * MIB
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_warm_is_said_by_the_wait_for_it() -> None:
+    async with AsyncMemoryPool(Simulated("8 MiB"), limit="64 MiB", min_free=0, warmup=[("8 MiB", 4)]) as pool:
+        with pytest.raises(OutOfMemoryError):
+            await pool.wait(5)
+        (await pool.allocate_async(MIB, timeout=5)).free()
+
+
+@pytest.mark.asyncio
+async def test_a_host_that_has_too_little_fails_the_request_alone() -> None:
+    """The pool it stands in for goes on."""
+    huge = 1 << 46
+    async with AsyncMemoryPool(Simulated(capacity=2 * huge), limit=2 * huge, fallback="host") as pool:
+        held = await pool.allocate_async(2 * huge - 8 * MIB)
+        with pytest.raises(OutOfMemoryError):
+            await pool.allocate_async(huge, timeout=5)
+        with pytest.raises(OutOfMemoryError):
+            pool.allocate(huge)
+        (await pool.allocate_async(MIB, timeout=5)).free()
+        held.free()
+
+
+@pytest.mark.asyncio
+async def test_a_device_that_takes_nothing_back_for_once_leaves_the_pool_open() -> None:
+    """On a loop the worker gives back, and there is nobody whom its error could be raised to."""
+    device = Simulated("64 MiB")
+    async with AsyncMemoryPool(device, limit="64 MiB") as pool:
+        (await pool.allocate_async(8 * MIB)).free()
+        device.fail("free_segment")
+        pool.empty_cache()
+        with pytest.warns(RuntimeWarning, match="free_segment"):
+            await pool.house.run(int).wait(5)
+        (await pool.allocate_async(8 * MIB, timeout=5)).free()
+
+
+@pytest.mark.asyncio
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("thread", [False, True])
+async def test_a_callback_that_raises_is_nobody_elses_trouble(thread: bool) -> None:
+    """Whoever was granted memory by the same free is woken."""
+
+    def fail(_: object) -> None:
+        raise ValueError
+
+    async with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB") as pool:
+        held = await pool.allocate_async("64 MiB")
+        first = pool.allocate_async("32 MiB")
+        first.add_done_callback(fail)
+        second = asyncio.ensure_future(pool.allocate_async("32 MiB"))
+        await asyncio.sleep(0)
+        if thread:
+            await asyncio.to_thread(held.free)
+        else:
+            held.free()
+        (await asyncio.wait_for(second, 5)).free()
+        first.result().free()
+
+
+def test_a_loop_that_was_closed_with_a_waiter_is_nobody_elses_trouble() -> None:
+    """A free on its thread wakes the others, of whom one is a thread."""
+    with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB") as pool:
+        loop, tasks = asyncio.new_event_loop(), []
+
+        async def begin() -> Buffer:
+            held = await pool.allocate_async("64 MiB")
+            tasks.append(asyncio.ensure_future(pool.allocate_async("32 MiB", timeout=100)))
+            tasks.append(asyncio.ensure_future(pool.allocate_async("16 MiB")))
+            await asyncio.sleep(0)
+            return held
+
+        held = loop.run_until_complete(begin())
+        loop.close()
+        got: list[Buffer] = []
+        thread = threading.Thread(target=lambda: got.append(pool.allocate("16 MiB", timeout=10)))
+        thread.start()
+        while len(pool.waiters()) < 3:
+            time.sleep(0.001)
+        held.free()
+        thread.join(5)
+        assert got
+        while tasks:
+            tasks.pop()._log_destroy_pending = False
+        got.clear()
+        gc.collect()
+
+
+def test_an_owners_block_may_end_anywhere() -> None:
+    """A task that is collected in the midst of the pool's own code leaves it there, with the turn held."""
+    with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB") as pool:
+        block = pool.owner("somebody")
+        block.__enter__()
+        assert pool.flow.core.observed
+        with pool.flow.turn:
+            block.__exit__(None, None, None)
+        assert not pool.flow.core.observed

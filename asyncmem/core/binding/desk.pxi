@@ -378,11 +378,11 @@ cdef class Nap:
     cdef Nap_stage stage
 
     def __dealloc__(self):
-        # Dropped asleep, which only happens to who drives an await by hand: tasks close theirs.
+        # Dropped asleep, which only happens to who drives an await by hand, or whose loop was closed: tasks close theirs.
         if self.stage == Asleep:
             self.waiter.nap = NULL
             self.waiter.awaited -= 1
-            if self.waiter.awaited == 0:
+            if self.waiter.awaited == 0 and not self.waiter.done:  # what was granted goes back with the ticket
                 self.waiter.keeper._dropped(self.waiter)
 
     cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
@@ -456,6 +456,9 @@ cdef class Nap:
             self.future.set_result(None)
         except InvalidStateError:  # cancelled meanwhile
             pass
+        except RuntimeError:  # the loop has been closed, and its task is gone
+            if not self.waiter.home.is_closed():
+                raise
 
     def __await__(self):
         return self

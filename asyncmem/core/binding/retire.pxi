@@ -363,8 +363,10 @@ cdef class Retire(Lanes):
         cdef Outcome outcome
         cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
         cdef Ask ask = self.asked(nbytes, stream, account, arena)
+        cdef uint32_t block = 0
         ask.anywhere = anywhere
-        cdef uint32_t block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
+        if self.may_wait(ask.stream):  # it may be captured by now, though it was not when its request began to wait
+            block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
         if self.core is not None:
             self.core.lacks_pages = not block and outcome.reason == Reason.NoPages
         return (block, _entries_out(owed)) if block else None
@@ -379,7 +381,9 @@ cdef class Retire(Lanes):
         cdef Outcome outcome
         cdef uint32_t flags = 0
         cdef Ask ask = self.asked(nbytes, stream, account, arena)
-        cdef uint32_t block = self.take_ordered(ask, _whole(address, "address"), owed, outcome, &flags)
+        cdef uint32_t block = 0
+        if self.may_wait(ask.stream):
+            block = self.take_ordered(ask, _whole(address, "address"), owed, outcome, &flags)
         return (block, _entries_out(owed)) if block else None
 
     cdef Ask asked(self, object nbytes, object stream, object account, object arena) except *:

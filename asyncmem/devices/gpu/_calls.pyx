@@ -104,7 +104,7 @@ cdef extern from "watch.hpp" namespace "asyncmem::gpu" nogil:
         vector[Notice] take()
         void wake()
     cdef cppclass CWatcher "asyncmem::gpu::Watcher":
-        void watch(CFence *, shared_ptr[CSink], uint64_t)
+        void watch(CFence *, shared_ptr[CSink], uint64_t) except +
         void forget(const CSink *, uint64_t)
         void stop(cbool)
     shared_ptr[CWatcher] make_watcher(CContext &)
@@ -315,11 +315,13 @@ cdef class Context:
 
     def add_stream(self, uint64_t stream, /):
         """Ask somebody else's stream, too, whether it is captured, before `record_all`."""
-        self.context.add_stream(stream)
+        with nogil:  # whoever has its lock may be in the driver, which may wait for a callback
+            self.context.add_stream(stream)
 
     def remove_stream(self, uint64_t stream, /):
         """Count it no more."""
-        self.context.remove_stream(stream)
+        with nogil:
+            self.context.remove_stream(stream)
 
     def begin_captures(self):
         """From here on any stream may be captured: `record_all` refuses. Ended by `end_captures`, each time once."""
@@ -557,9 +559,13 @@ cdef class Watcher:
         cdef CFence *shared = fence.fence
         cdef CWatcher *watcher = self.watcher.get()
         cdef shared_ptr[CSink] goal = sink.sink
-        with nogil:
-            self.owner.context.share(shared)
-            watcher.watch(shared, goal, token)
+        self.owner.context.share(shared)
+        try:
+            with nogil:
+                watcher.watch(shared, goal, token)
+        except BaseException:
+            self.owner.context.release(shared)
+            raise
 
     def forget(self, Sink sink not None, uint64_t token, /):
         """Have it told no more; where it is being told at this moment, the notice comes all the same."""

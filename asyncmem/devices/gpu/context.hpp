@@ -98,7 +98,8 @@ class Context {
     Code ask(Fence *fence);   // the same for those who ask again and again, which is not counted
     // Blocks where the fence is one that no stream can wait for.
     Code wait(std::uint64_t stream, Fence *fence);
-    // not_ready where it was not reached in time; a wait in parts says each time when the first began (blocks).
+    // not_ready where it was not reached in time, capture_unsupported where nobody can tell before captures end. A wait in
+    // parts says each time when the first began (blocks).
     Code block(Fence *fence, Time began, Time until);
     // The same in microseconds from now, after so many that the wait has lasted.
     Code block_for(Fence *fence, std::int64_t waited, std::int64_t more);

@@ -257,8 +257,8 @@ class Gpu(Device, Generic[S, F, P]):
     def record_all(self) -> F:
         """Return a fence behind everything submitted to every stream of the context, by whichever library.
 
-        CUDA's drivers before 12.5, and ROCm, know no such fence. There a thread waits for the whole device, and a stream
-        that is to wait for it has its caller wait (blocks).
+        CUDA's drivers before 12.5, and ROCm, know no such fence. There a thread waits for the whole device, and whoever
+        makes a stream wait for it waits itself (blocks).
 
         Raises:
             DeviceError: Among others when a graph is being captured on one of the streams, or may be: the driver allows

@@ -114,9 +114,9 @@ S = TypeVar("S", bound=GpuStream[Any])
 class GpuStreams(Generic[S]):
     """Finds the object for a stream. It keeps no stream alive.
 
-    Streams are told apart by the number that the driver gives each once: a handle is soon used again. To ask for it ends
-    a capture, so a stream that is being captured is known by its handle, if it is kept alive, or by its handle and the
-    number of the capture: for that long it has it to itself.
+    Streams are told apart by the number that the driver gives each once: a handle is soon used again. To ask for it
+    ends a capture, so a stream that is being captured is known by its handle, if it is kept alive, or by its handle and
+    the number of the capture: for that long it has it to itself.
     """
 
     def __init__(self, device: Gpu[S, Any, Any], context: Context) -> None:

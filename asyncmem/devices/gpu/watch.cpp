@@ -61,14 +61,14 @@ std::vector<Notice> Sink::take() {
 
 void Watcher::watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token) {
     std::lock_guard<std::mutex> guard(lock_);
-    coming_.push_back({fence, std::move(sink), token});
     if (!running_) {
+        std::thread([self = shared_from_this()] { self->run(); }).detach(); // it waits for the lock first
         running_ = true;
         stopping_ = false;
-        std::thread([self = shared_from_this()] { self->run(); }).detach();
     } else if (pausing_) {
         changed_.notify_one();
     }
+    coming_.push_back({fence, std::move(sink), token});
 }
 
 void Watcher::forget(const Sink *sink, std::uint64_t token) {

@@ -49,7 +49,7 @@ struct Watched {
 class Watcher final : public std::enable_shared_from_this<Watcher> {
   public:
     explicit Watcher(Context &context) : context_(context) {}
-    // Takes over a reference of the fence.
+    // Takes over a reference of the fence. Throws std::system_error where no thread is to be had.
     void watch(Fence *fence, std::shared_ptr<Sink> sink, std::uint64_t token);
     // Forgets one that has not been told; where it is being told at this moment, the sink gets it all the same.
     void forget(const Sink *sink, std::uint64_t token);

@@ -1,0 +1,160 @@
+"""Captures of other libraries' streams: the pool names them, works beside them, and ends none."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from asyncmem import AsyncMemoryPool, InvalidRequest
+from asyncmem.devices import Cuda
+
+from .fake import FakeDriver
+
+MIB = 1 << 20
+LIMIT = 4 * MIB
+
+
+class Theirs:
+    """What another library offers of its stream; each asking makes a new object, as torch's current stream does."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+        self.device_index = 0
+
+
+def kept(handle: int) -> Theirs:
+    return Theirs(handle)
+
+
+Name = Callable[[int], Any]
+NAMES = [pytest.param(int, id="number"), pytest.param(kept, id="object")]
+
+
+@pytest.fixture
+def stream(cuda: Cuda) -> Iterator[int]:
+    """A stream that was made past asyncmem, and that it has not been shown."""
+    from cuda.bindings import driver
+
+    with cuda.context.entered():
+        code, handle = driver.cuStreamCreate(1)
+    assert code == 0
+    yield int(handle)
+    with cuda.context.entered():
+        assert driver.cuStreamDestroy(handle)[0] == 0
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest, cuda: Cuda) -> Iterator[AsyncMemoryPool]:
+    """A pool that the stream outlives."""
+    request.getfixturevalue("stream")
+    with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0) as pool:
+        yield pool
+        pool.check()
+    request.node.funcargs.clear()  # which would keep the pool, and with it streams, until the last look at what is left
+
+
+@contextmanager
+def capturing(stream: int) -> Iterator[None]:
+    """Capture on a stream, in the mode that forbids most; it must have gone on to the end."""
+    from cuda.bindings import driver
+
+    assert driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)[0] == 0
+    try:
+        yield
+    finally:
+        code, graph = driver.cuStreamEndCapture(stream)
+    assert code == 0, code.name
+    driver.cuGraphDestroy(graph)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("known", [False, True], ids=["new", "known before"])
+def test_a_captured_stream_may_be_named(pool: AsyncMemoryPool, stream: int, name: Name, known: bool) -> None:
+    """Inside of a block it gets memory, each time as the same stream, whether it was known before or not."""
+    if known:
+        pool.allocate(MIB, stream=name(stream)).free()
+    with pool.graph() as memory, capturing(stream):
+        first = pool.allocate(MIB, stream=name(stream))
+        address = first.address
+        first.free()
+        again = pool.allocate(MIB, stream=name(stream))
+        assert again.address == address
+    again.free()
+    memory.release()
+    pool.allocate(LIMIT, stream=name(stream), timeout=10).free()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_of_one_stream_knows_it_by_its_name(pool: AsyncMemoryPool, stream: int, name: Name) -> None:
+    """Also where the block was opened before the capture, when the same stream had a number."""
+    with pool.graph(name(stream)) as memory, capturing(stream):
+        pool.allocate(MIB, stream=name(stream)).free()
+    assert memory.nbytes == MIB
+    memory.release()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outside_of_a_block_it_is_refused_and_goes_on(pool: AsyncMemoryPool, stream: int, name: Name) -> None:
+    with capturing(stream), pytest.raises(InvalidRequest, match="not being captured"):
+        pool.allocate(MIB, stream=name(stream))
+
+
+def test_two_captures_of_one_handle_are_two_streams(pool: AsyncMemoryPool, stream: int) -> None:
+    """What a bare handle meant in a capture that has ended says nothing of the next one."""
+    seen = set()
+    for _ in range(2):
+        with pool.graph() as memory, capturing(stream):
+            buffer = pool.allocate(MIB, stream=stream)
+            seen.add(buffer.stream)
+            buffer.free()
+        memory.release()
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("when", ["in it", "before"])
+def test_readers_that_name_no_stream_end_no_capture(pool: AsyncMemoryPool, stream: int, when: str) -> None:
+    """A fence behind all streams would; so it is recorded after the block, and the memory waits for that."""
+    read = [pool.allocate(LIMIT)]
+    assert read[0].__cuda_array_interface__["data"][0]
+    if when == "before":
+        read.clear()
+        with capturing(stream), pool.graph():
+            pass
+    else:
+        with pool.graph(), capturing(stream):
+            read.clear()
+            assert pool.try_allocate(MIB, stream=pool.device.create_stream()) is None
+    pool.allocate(LIMIT, stream=pool.device.create_stream(), timeout=10).free()
+
+
+@pytest.mark.asyncio
+async def test_who_waits_for_such_memory_gets_it_when_the_block_ends(cuda: Cuda, stream: int) -> None:
+    """Nobody else has to free anything for that."""
+    async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0) as pool:
+        read = [await pool.allocate_async(LIMIT)]
+        assert read[0].__cuda_array_interface__["data"][0]
+        with pool.graph(), capturing(stream):
+            read.clear()
+            request = pool.allocate_async(LIMIT, stream=cuda.create_stream(), timeout=10)
+            assert not request.done()
+        (await request).free()
+
+
+@pytest.mark.asyncio
+@pytest.mark.fake_only
+async def test_a_request_whose_stream_is_captured_meanwhile_waits_on(cuda: Cuda, fake: FakeDriver, stream: int) -> None:
+    """To be ordered behind another stream's work would end the capture."""
+    theirs, other = Theirs(stream), cuda.create_stream()
+    async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0) as pool:
+        held = await pool.allocate_async(LIMIT, stream=other)
+        fake.hold(other.handle)
+        fake.launch(other.handle, writes=[(held.address, held.nbytes)])
+        request = pool.allocate_async(MIB, stream=theirs, timeout=10)
+        with cuda.context.entered(), capturing(stream):
+            held.free()
+            await asyncio.sleep(0.01)
+            assert not request.done()
+        fake.release()
+        (await request).free()
