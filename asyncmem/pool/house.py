@@ -103,16 +103,21 @@ class House:
             return self._copier
 
     def release(self) -> None:
-        """Give everything that is free back to the device (blocks); the rest follows as it is freed."""
+        """Give everything that is free back to the device (blocks); the rest follows as it is freed.
+
+        Raises:
+            DeviceError: The device did not take it all.
+        """
         flow = self.flow
         with flow.turn:
             self.core.flush()
             self.core.merge()
             give_back = flow.supply.detach() or flow.supply.retry
         give_back()
-        if self.core.live():
-            return
         with flow.turn:
+            # What another thread has under way needs the device, too; once it is there the flow has this made again.
+            if self.core.live() or flow.supply.coming or flow.supply.leaving:
+                return
             flow.supply.end()
         if not self.released:
             self.released = True

@@ -733,3 +733,39 @@ class TestClosing:
         new.close()
         gc.collect()
         assert fake.live() == {}
+
+
+WAYS = {
+    "virtual": ("cuMemCreate", "cuMemUnmap"),
+    "stream_ordered": ("cuMemAllocFromPoolAsync", "cuStreamSynchronize"),
+}
+
+
+@pytest.mark.fake_only
+@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_segment_on_its_way_keeps_what_it_comes_from(spotless: FakeDriver, kind: str, comes: bool) -> None:
+    """The device is closed while a thread takes a segment, or gives the last one back."""
+    device = Cuda()
+    segments = [] if comes else [device.allocate_segment(MIB, kind)]
+    device.default_stream.synchronize_blocking()
+    call = WAYS[kind][not comes]
+
+    def move() -> None:
+        if comes:
+            segments.append(device.allocate_segment(MIB, kind))
+        else:
+            device.free_segment(segments.pop())
+
+    before = spotless.calls(call)
+    spotless.latency(call, 100_000_000)
+    thread = threading.Thread(target=move)
+    thread.start()
+    while spotless.calls(call) == before:
+        time.sleep(0.001)
+    device.close()
+    thread.join()
+    assert len(segments) == comes
+    for segment in segments:
+        device.default_stream.synchronize_blocking()
+        device.free_segment(segment)

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, LeakWarning, OutOfMemoryError, PoolTimeout
+from asyncmem import AsyncMemoryPool, Buffer, LeakWarning, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.testing.conservation import refillable, whole
@@ -327,3 +329,33 @@ class TestClosing:
         buffer.free()
         pool.close()
         assert stream.record().done()
+
+
+TAKING = {
+    "paged": "cuMemCreate",
+    "virtual": "cuMemCreate",
+    "stream_ordered": "cuMemAllocFromPoolAsync",
+    "direct": "cuMemAlloc",
+}
+
+
+@pytest.mark.fake_only
+@pytest.mark.parametrize(("kind", "call"), TAKING.items())
+def test_memory_that_comes_after_the_pools_end_goes_back(spotless: FakeDriver, kind: str, call: str) -> None:
+    """A thread grows as the pool closes the device that it has made: that is closed after the memory has come."""
+    pool = AsyncMemoryPool("cuda:0", limit=32 * MIB, segments=kind)
+    refused: list[PoolClosed] = []
+
+    def grow() -> None:
+        with pytest.raises(PoolClosed) as caught:
+            pool.allocate(8 * MIB)
+        refused.append(caught.value)
+
+    with pool:
+        spotless.latency(call, 200_000_000)
+        thread = threading.Thread(target=grow)
+        thread.start()
+        while not pool.flow.supply.coming:
+            time.sleep(0.001)
+    thread.join(10)
+    assert refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +13,7 @@ from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfM
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from asyncmem.devices.gpu._calls import Context
 
@@ -55,6 +56,7 @@ class Segments:
         self._most = most
         self._sources: dict[str, Source] = {}
         self._out: dict[int, Segment] = {}
+        self._under_way = 0  # calls that take a segment, or give one back
         self._closed = False
         # Re-entrant: a finalizer may give a segment back on a thread that is taking one.
         self._lock = threading.RLock()
@@ -75,12 +77,13 @@ class Segments:
         nbytes = -(-nbytes // self._granularity) * self._granularity
         if nbytes > self._most:
             raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self._device))
-        with self._context.entered():
-            address, token = self._source(kind).take(nbytes, stream)
-        segment = Segment(address, nbytes, kind, token)
-        self._context.use()
-        with self._lock:
-            self._out[id(segment)] = segment
+        with self._moving():
+            with self._context.entered():
+                address, token = self._source(kind).take(nbytes, stream)
+            segment = Segment(address, nbytes, kind, token)
+            self._context.use()
+            with self._lock:
+                self._out[id(segment)] = segment
         return segment
 
     def give_back(self, segment: Segment) -> None:
@@ -90,23 +93,21 @@ class Segments:
             InvalidRequest: It is not out.
             DeviceError: The driver fails.
         """
-        with self._lock:
-            if self._out.get(id(segment)) is not segment:
-                expected = f"a segment of {self._device!r} that is not given back yet"
-                raise InvalidRequest("segment", segment, expected)
-            # Not out while it goes, so that a second thread is refused; the address is nobody else's until it has gone.
-            del self._out[id(segment)]
-        try:
-            with self._context.entered():
-                self._sources[segment.kind].give_back(segment.address, segment.token)
-        except BaseException:
+        with self._moving():
             with self._lock:
-                self._out[id(segment)] = segment
-            raise
-        with self._lock:
-            if self._closed and not self._out:
-                self._close_sources()
-        self._context.end_use()
+                if self._out.get(id(segment)) is not segment:
+                    expected = f"a segment of {self._device!r} that is not given back yet"
+                    raise InvalidRequest("segment", segment, expected)
+                # Not out while it goes, so that a second thread is refused; the address is nobody else's until then.
+                del self._out[id(segment)]
+            try:
+                with self._context.entered():
+                    self._sources[segment.kind].give_back(segment.address, segment.token)
+            except BaseException:
+                with self._lock:
+                    self._out[id(segment)] = segment
+                raise
+            self._context.end_use()
 
     def forget(self, segment: Segment) -> None:
         """Take a segment for given back without a call, in a process that may make none."""
@@ -122,8 +123,25 @@ class Segments:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                if not self._out:
-                    self._close_sources()
+                self._close_if_over()
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Keep the context and the sources until a call is over, whoever closes the device meanwhile."""
+        self._context.use()
+        with self._lock:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._close_if_over()
+            self._context.end_use()
+
+    def _close_if_over(self) -> None:
+        if self._closed and not self._out and not self._under_way:
+            self._close_sources()
 
     def _source(self, kind: str) -> Source:
         with self._lock:
