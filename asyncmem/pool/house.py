@@ -65,6 +65,8 @@ class House:
         self._factory = factory
         self._copier: WorkerLike | None = None
         self.released = False
+        self._ending = threading.RLock()  # re-entrant: a worker that is closed may run what is left at once
+        self._last = threading.RLock()  # over what the worker is given last; re-entrant for finalizers
         self._due = time.monotonic() + TICK  # when the pool is to be looked after next
         self._over_budget = self.device.over_budget  # what has been heeded
         self.counted: dict[str, float] = {}  # the counters at the last reset
@@ -119,18 +121,23 @@ class House:
             if self.core.live() or flow.supply.coming or flow.supply.leaving:
                 return
             flow.supply.end()
-        if not self.released:
-            self.released = True
+        with self._ending:
+            if self.released:
+                return
             self._ground.close()
-            self.worker.close(0)
-            if self._copier is not None:
-                self._copier.close(0)
+            with self._last:
+                self.released = True
+        self.worker.close(0)
+        if self._copier is not None:
+            self._copier.close(0)
 
     def run_last(self, job: Callable[[], None]) -> None:
-        """Have a job run for a closed pool: by the worker, or by a thread of its own where that has died."""
-        if self.worker.alive:
-            self.worker.submit(job)
-        elif not sys.is_finalizing():  # then the start would wait for ever, and the process gives all back
+        """Have a job run for a closed pool: by the worker, or by a thread of its own where that ends or has died."""
+        with self._last:  # until all is released the worker goes on, and it does what it has been given before it ends
+            if self.worker.alive and not self.released:
+                self.worker.submit(job)
+                return
+        if not sys.is_finalizing():  # then the start would wait for ever, and the process gives all back
             threading.Thread(target=job, name=f"{self.flow.pool.name} is closed", daemon=True).start()
 
     def look_after(self) -> float | None:

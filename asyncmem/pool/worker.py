@@ -77,14 +77,18 @@ class Worker:
         try:
             job = self._jobs.get(timeout=max(0.0, self._due - time.monotonic()))
         except queue.Empty:
-            return self._look()
+            self._look()
+            return True
         if job is None:
             return False
         self._due = min(self._due, time.monotonic() + _SOON)
         job()
-        return self._look() if time.monotonic() >= self._due else True
+        if time.monotonic() >= self._due:
+            self._look()
+        return True
 
-    def _look(self) -> bool:
+    def _look(self) -> None:
         pause = self._tick()
+        if pause is None:
+            self.close(0)  # after what was submitted before: somebody may wait for it
         self._due = time.monotonic() + (TICK if pause is None else pause)
-        return pause is not None

@@ -1,10 +1,15 @@
 """Closing fails the waiters first, is bounded, can be repeated, and leaves held buffers valid."""
 
+import threading
+import time
+
 import anyio
 import pytest
 
 from asyncmem import AsyncMemoryPool, LeakWarning, PoolClosed
 from asyncmem.core import Buffer
+from asyncmem.devices import Segment
+from asyncmem.pool import house
 from asyncmem.testing.conservation import whole
 
 from .loops import Run
@@ -191,6 +196,35 @@ def test_closing_while_the_worker_grows_is_bounded(everywhere: Run) -> None:
 
     pool = everywhere(main)
     pool.check()
+
+
+class SlowToGo(GatedDevice):
+    """A device that takes its time over memory that comes back."""
+
+    def free_segment(self, segment: Segment) -> None:
+        time.sleep(0.02)
+        super().free_segment(segment)
+
+
+@pytest.mark.may_block
+def test_closing_is_heard_of_when_all_has_gone_back_before(everywhere: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request that is failed has the worker give all back, and the pool's end comes behind that in its queue."""
+    monkeypatch.setattr(house, "TICK", 0.001)  # so that the pool is looked after in between
+
+    async def main() -> None:
+        device = SlowToGo()
+        pool = make_pool(device=device)
+        await pool.open()
+        async with anyio.create_task_group() as group:
+            group.start_soon(expect_closed, pool)
+            await anyio.to_thread.run_sync(device.entered.wait, 30)
+            threading.Timer(0.02, device.gate.set).start()
+            before = time.monotonic()
+            await pool.aclose(timeout=10)
+            assert time.monotonic() - before < 8
+        assert device.reserved == 0
+
+    everywhere(main)
 
 
 def test_leaving_the_block_closes_also_under_an_error(virtually: Run) -> None:

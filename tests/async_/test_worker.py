@@ -3,6 +3,7 @@
 import contextvars
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -224,6 +225,25 @@ def test_jobs_without_end_do_not_keep_the_worker_from_looking_after_its_pool() -
     worker.submit(job)
     assert ticked.wait(60)
     assert worker.close(60)
+
+
+def test_worker_that_is_needed_no_longer_does_what_it_was_given_before() -> None:
+    """Its pool may be over by then, and somebody waits for the last job all the same."""
+    begun, gate, last = threading.Event(), threading.Event(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        gate.wait(10)
+        time.sleep(0.02)  # so that a look is due when it ends
+
+    worker = Worker("over", lambda: None, lambda _: None)
+    worker.start()
+    worker.submit(job)
+    assert begun.wait(10)
+    worker.submit(last.set)
+    gate.set()
+    assert last.wait(10)
+    assert worker.close(10)
 
 
 def test_pages_are_looked_after_for_as_long_as_memory_is_freed() -> None:
