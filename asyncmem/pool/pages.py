@@ -98,11 +98,15 @@ class Pages:
         return sum(change.fresh for change in self._unclean)
 
     def close(self) -> None:
-        """Give the ranges back. Nothing is mapped there."""
-        while self.spaces:
-            number, (address, nbytes) = self.spaces.popitem()
-            self._core.remove_space(number)
+        """Give the ranges back. Nothing is mapped there.
+
+        Raises:
+            DeviceError: The device did not take one back; it and the rest are left for the next time.
+        """
+        for number, (address, nbytes) in list(self.spaces.items()):
             self._device.unreserve(address, nbytes)
+            self._core.remove_space(number)
+            del self.spaces[number]
 
     def carry_out(self, change: Change) -> Remapped:
         """Unmap and map (blocks), and tell the heap how far that came; the change is still to be let go of."""

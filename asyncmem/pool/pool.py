@@ -249,36 +249,45 @@ class AsyncMemoryPool(Hooks):
             timeout: The most seconds that this may take, and that is waited for a drain.
             drain: First wait until all buffers have been freed. Meanwhile nothing new is granted to newcomers.
 
+        Raises:
+            DeviceError: Memory could not go back; closing again tries again.
+
         Cancelled: the pool is closed all the same; what the worker had under way it finishes by itself.
         """
         house, first = self._house, not self._closed
         self._closed = True
-        if house is None or not first:
+        if house is None or (house.released and not first):
             return
         try:
-            if drain:
+            if drain and first:
                 await house.flow.drained().wait(timeout)
         finally:
             last = self._finish(house)
         with anyio.CancelScope(shield=True):
-            await last.wait(timeout)
-            await self.fallback.aclose(timeout)
-            await self._pinned.aclose(timeout)
-            await self.spilled.aclose(timeout)
-        self._end(house, last)
+            async with contextlib.AsyncExitStack() as others:  # they are closed whatever fails here
+                for beside in (self.spilled, self._pinned, self.fallback):
+                    others.push_async_callback(beside.aclose, timeout)
+                await last.wait(timeout)
+        if first:
+            self._end(house, last)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds."""
+        """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds.
+
+        Raises:
+            DeviceError: Memory could not go back; closing again tries again.
+        """
         house, first = self._house, not self._closed
         self._closed = True
-        if house is None or not first:
+        if house is None or (house.released and not first):
             return
         last = self._finish(house)
-        last.block(timeout)
-        self.fallback.close(timeout)
-        self._pinned.close(timeout)
-        self.spilled.close(timeout)
-        self._end(house, last)
+        with contextlib.ExitStack() as others:
+            for beside in (self.spilled, self._pinned, self.fallback):
+                others.callback(beside.close, timeout)
+            last.block(timeout)
+        if first:
+            self._end(house, last)
 
     def _finish(self, house: House) -> Latch[object]:
         house.flow.close(PoolClosed(self.name))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, LeakWarning, OutOfMemoryError, PoolClosed, PoolTimeout
+from asyncmem import AsyncMemoryPool, Buffer, DeviceError, LeakWarning, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu.device import AnyGpu
 from asyncmem.testing.conservation import refillable, whole
@@ -359,3 +359,27 @@ def test_memory_that_comes_after_the_pools_end_goes_back(spotless: FakeDriver, k
             time.sleep(0.001)
     thread.join(10)
     assert refused
+
+
+FAILING = [("virtual", "cuMemUnmap", 1), ("stream_ordered", "cuMemFreeAsync", 1), ("paged", "cuMemUnmap", 1)]
+FAILING += [("paged", "cuMemAddressFree", nth) for nth in (1, 2)]
+
+
+@pytest.mark.fake_only
+@pytest.mark.parametrize("close", [AsyncMemoryPool.close, lambda pool: asyncio.run(pool.aclose())])
+@pytest.mark.parametrize(("kind", "call", "nth"), FAILING)
+def test_a_close_that_fails_is_made_good_by_the_next(
+    spotless: FakeDriver, close: Callable[[AsyncMemoryPool], None], kind: str, call: str, nth: int
+) -> None:
+    """The pools beside it are closed by the first all the same; the second leaves nothing of its own."""
+    pool = AsyncMemoryPool("cuda:0", limit=32 * MIB, segments=kind)
+    for one in (pool, pool.pinned):
+        one.allocate(MIB).free()
+    spotless.fail(call, nth, code=1)
+    with pytest.raises(DeviceError, match=call):
+        close(pool)
+    assert "host" not in spotless.live()
+    with pytest.raises(PoolClosed):
+        _ = pool.pinned
+    close(pool)
+    assert pool.house.released
