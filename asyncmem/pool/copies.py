@@ -20,7 +20,7 @@ from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from collections.abc import Set as AbstractSet
 
     from asyncmem.devices import Device
@@ -133,7 +133,7 @@ class Copies:
 
     def __init__(self, house: House) -> None:
         self._house = house
-        self._running: set[Copy] = set()  # those that keep memory of the host
+        self._running: set[Copy] = set()  # those that keep memory
         self._unseen: list[tuple[Stream, Copy]] = []  # those behind which no fence could be recorded yet
 
     # -- between a buffer and the host -------------------------------------------------------------------------------
@@ -258,9 +258,11 @@ class Copies:
         try:
             fence = on.record()
         except DeviceError:
-            # It runs, and nobody can see where it ends: what it needs of the host is kept until a later fence.
-            if kept:
-                self._unseen.append((on, Copy(nbytes, Joined(()), kept)))
+            # It runs, and nobody can see where it ends: what it needs is kept until a later fence, on devices too where
+            # a home has not followed.
+            copy = Copy(nbytes, Joined(()), (*kept, *_pins(buffers)))
+            if copy._kept:
+                self._unseen.append((on, copy))
             raise
         copy = Copy(nbytes, fence, kept)
         if kept:
@@ -270,7 +272,7 @@ class Copies:
                 follower.wait(fence)
         except DeviceError:
             # It runs, and a home is not behind it: nobody gets this memory before the copy is seen done.
-            self._keep(Copy(nbytes, fence, tuple(buffer._pin() for buffer in buffers)), fence)
+            self._keep(Copy(nbytes, fence, _pins(buffers)), fence)
             raise
         return copy
 
@@ -293,6 +295,11 @@ class Copies:
                 self._keep(copy, on.record())
             except DeviceError:
                 self._unseen.append((on, copy))
+
+
+def _pins(buffers: Iterable[Buffer]) -> tuple[object, ...]:
+    """Answer what keeps their memory from others, also once they are freed."""
+    return tuple(buffer._pin() for buffer in buffers)
 
 
 def _stream_of_either(first: Device, second: Device, stream: object) -> Stream:

@@ -259,8 +259,9 @@ def test_copy_between_devices_keeps_the_order_of_both(forward: bool) -> None:
 
 
 @pytest.mark.may_block
-def test_copy_that_its_target_cannot_follow_keeps_the_memory_until_it_is_done() -> None:
-    """The failed wait is raised; the buffer is free for its owner, and nobody else gets what is still written."""
+@pytest.mark.parametrize("call", ["record", "wait"])
+def test_copy_that_its_target_cannot_follow_keeps_the_memory_until_it_is_done(call: str) -> None:
+    """The failed call is raised; the buffer is free for its owner, and nobody else gets what is still written."""
 
     async def main() -> None:
         first = quick_device()
@@ -271,12 +272,13 @@ def test_copy_that_its_target_cannot_follow_keeps_the_memory_until_it_is_done() 
         ):
             source, target = await one.allocate_async(MIB), await two.allocate_async(MIB)
             busy(source)
-            second.fail("wait")
-            with pytest.raises(DeviceError):
+            (first if call == "record" else second).fail(call)
+            with pytest.raises(DeviceError, match=call):
                 source.copy_to_device(target)
             source.free()
             target.free()
             assert two.stats().allocated_bytes == MIB
+            one.house.copies.look()  # as the idle worker does
             first.run_until_idle()
             again = await two.allocate_async(LIMIT)
             busy(again)
@@ -459,7 +461,9 @@ def test_call_that_fails_is_raised_and_loses_nothing(call: str) -> None:
             assert len(errors) == left
             source.free()
             target.free()
+            pool.house.run(pool.house.copies.look).block(10)  # as the idle worker does
             device.run_until_idle()
+            pool.house.run(lambda: None).block(10)  # it has let go of what was done
             whole(pool)
             again = pool.allocate(LIMIT, stream=other)
             busy(again)
