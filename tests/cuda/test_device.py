@@ -127,6 +127,16 @@ class TestOpening:
         gpu.free_segment(segment)
         gpu.close()
 
+    @pytest.mark.fake_only
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_neither_waits_for_anothers_work_nor_gets_before_it(self, fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
+        """Other libraries are at work on the default stream: the segment that is made for a try is beside them."""
+        with gpu.context.entered():
+            fake.hold(gpu.default_stream.handle)
+            fake.launch(gpu.default_stream.handle)
+        type(gpu)(0, segments=kind).close()
+        assert fake.violations() == []
+
 
 @pytest.mark.every_vendor
 class TestSegments:

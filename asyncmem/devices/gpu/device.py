@@ -157,12 +157,17 @@ class Gpu(Device, Generic[S, F, P]):
     def _rehearse(self) -> None:
         # The first segment costs half a millisecond more than others, for addresses and what the driver puts off until
         # then. Paid here, where the caller blocks anyway, it is felt by no loop that runs beside the first growth.
+        # What is there in the order of a stream may go back only then; on the default one that is behind others' work.
+        ordered = self.segment_kinds[0] == ORDERED
         try:
-            segment = self._segments.take(self.granularity, "auto", self.default_stream.handle)
+            stream = self.create_stream("rehearsal") if ordered else self.default_stream
+            segment = self._segments.take(self.granularity, "auto", stream.handle)
         except (OutOfMemoryError, DeviceError):
             return  # nobody needs memory yet; who does will hear of it
         for _ in range(_TRIES):
             with contextlib.suppress(DeviceError):
+                if ordered:
+                    stream.synchronize_blocking()
                 self._segments.give_back(segment)  # goes on from where it failed
                 break
 
