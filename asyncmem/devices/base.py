@@ -106,6 +106,10 @@ class Stream(ABC):
         """Wait on this thread until all work submitted so far is complete (**blocks**)."""
         self.record().block()
 
+    def for_any_thread(self) -> "Stream":
+        """Return a stream that every thread may give work, behind everything submitted here so far: mostly this one."""
+        return self
+
 
 class Device(ABC):
     """Something that owns memory and streams."""

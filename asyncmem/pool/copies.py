@@ -175,7 +175,8 @@ class Copies:
         followers = {home} if into and on != home else set()
         if device.copy_holds_up(host, into=into):
             # It would hold this thread: another one makes it, and keeps the block meanwhile as an export would.
-            return self._beside(host, lambda: submit(address, host, on), on, buffer._pin())
+            aside = on.for_any_thread()
+            return self._beside(host, lambda: submit(address, host, aside), aside, buffer._pin())
         submit(address, host, on)
         return self._started(host.nbytes, on, followers, (host,))
 

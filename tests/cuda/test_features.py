@@ -79,6 +79,21 @@ async def test_copy_of_ordinary_memory_holds_no_loop(make_pool: OpenPool) -> Non
     assert threading.get_ident() not in callers[:-1]
 
 
+@pytest.mark.asyncio
+async def test_copies_of_ordinary_memory_come_behind_a_threads_default_stream(make_pool: OpenPool) -> None:
+    """The thread that makes them could not name that stream, whose handle means its own there."""
+    pool = make_pool()
+    async with pool.allocate_async(MIB, stream=2) as buffer:
+        back = bytearray(MIB)
+        pool.device.fill(buffer.address, MIB, 3, buffer.stream)
+        await buffer.copy_to(back)
+        assert set(back) == {3}
+        pool.device.fill(buffer.address, MIB, 5, buffer.stream)
+        await buffer.copy_from(bytes([7]) * MIB)
+        await buffer.copy_to(back)
+        assert set(back) == {7}
+
+
 def test_pinned_address_stays(make_pool: OpenPool) -> None:
     """Neither trimming nor others get at the memory of a freed buffer that is pinned."""
     pool = make_pool()

@@ -104,6 +104,12 @@ class ThreadStream(GpuStream[F]):
         """Tell whether a graph is captured here; on another thread that cannot be seen, and the answer is no."""
         return self._here() and super().capturing()
 
+    def for_any_thread(self) -> Stream:
+        """Return a new stream behind this one: elsewhere this one's handle means another."""
+        stream: Stream = self.device.create_stream(f"behind the {self.name}")
+        stream.wait(self.record())
+        return stream
+
     def _here(self) -> bool:
         return self.device.streams.is_this_threads(self)
 
