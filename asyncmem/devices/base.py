@@ -81,6 +81,7 @@ class Stream(ABC):
     name: str
     handle: int  # the driver's number
     native: bool = False  # the device's `fence_calls` may be used with its handle, from any thread
+    of_one_thread: bool = False  # whose default stream it is: no other thread can submit to it
     lasting: bool = True  # False for a mere handle that nobody keeps alive: it is asked only while its user is known
 
     @abstractmethod

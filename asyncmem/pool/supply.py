@@ -369,10 +369,11 @@ class Supply:
 
     def _on_a_fit_stream(self, order: Order) -> Order:
         # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
-        # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now.
+        # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now, and
+        # another thread's default stream nobody can submit to.
         stream = self._retire.streams[order.stream]
         try:
-            fit = stream is not None and stream.lasting and not stream.capturing()
+            fit = stream is not None and stream.lasting and not (stream.of_one_thread or stream.capturing())
         except DeviceError:
             fit = False
         return order if fit else order._replace(stream=self.quiet())

@@ -68,6 +68,15 @@ class TestOpening:
             Cuda()
         assert isinstance(device("auto"), Host)
 
+    def test_without_the_bindings_it_is_said_what_to_install(
+        self, driver: FakeDriver | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are optional, so this is the first thing that many hear."""
+        del driver
+        monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+        with pytest.raises(BackendUnavailable, match="pip install cuda-python"):
+            Cuda()
+
     @pytest.mark.fake_only
     def test_an_old_driver_is_unavailable(self, fake: FakeDriver) -> None:
         """What it is and what is needed are both said."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,17 @@ class TestCaptures:
 
 
 class TestControls:
+    def test_calls_may_be_slow_from_some_time_on(self, fake: FakeDriver, context: Any) -> None:
+        """All of a name, or so many from the n-th on."""
+        del context
+        fake.latency("cuStreamCreate", 20_000_000, nth=2, times=2)
+        seconds = []
+        for _ in range(4):
+            began = time.perf_counter()
+            stream()
+            seconds.append(time.perf_counter() - began)
+        assert [one >= 0.02 for one in seconds] == [False, True, True, False]
+
     def test_the_nth_call_fails_and_does_nothing(self, fake: FakeDriver) -> None:
         """Counted from now on, for as many times as asked."""
         fake.fail("cuMemAlloc", 2, OUT_OF_MEMORY, times=2)

@@ -173,6 +173,24 @@ print(fake.live(), fake.violations())
     assert run(fake, program) == "False True\n" * 4 + "{} []\n"
 
 
+def test_the_environment_chooses_the_cards(fake: FakeDriver) -> None:
+    """What it shows is numbered from 0, and memory is the one card's."""
+    program = """
+from asyncmem import AsyncMemoryPool, BackendUnavailable
+from asyncmem.devices import Cuda, devices
+print([one.name for one in devices() if one.kind == "cuda"])
+with AsyncMemoryPool("cuda:0", limit="8 MiB", segment_size="8 MiB") as pool:
+    pool.allocate("8 MiB").free()
+    print(fake.used(0), fake.used(1))
+try:
+    Cuda(1)
+except BackendUnavailable as error:
+    print("only cuda:0" in str(error))
+"""
+    shown = run(fake, program, FAKE_CUDA_DEVICES="2", CUDA_VISIBLE_DEVICES="1")
+    assert shown == f"['cuda:0']\n{8 << 20} 0\nTrue\n"
+
+
 def test_interrupting_a_wait_is_heard(fake: FakeDriver) -> None:
     """Ctrl-C ends a thread's wait for the device."""
     program = """

@@ -364,3 +364,73 @@ def test_page_locked_memory_is_numpys_and_torchs(pool: AsyncMemoryPool, torch: A
         assert tensor.sum().item() == 2048
         del tensor, same
         buffer.free()
+
+
+@pytest.mark.parametrize("named", ["object", "number"])
+def test_a_graph_of_torch_has_memory_of_a_pool(torch: Any, card: Card, make_pool: PoolMaker, named: str) -> None:
+    """Its captured stream is new to the pool, and named by another object each time; every replay finds its bytes."""
+    pool = make_pool(LIMIT)
+    source, graph = torch.zeros(WORDS, dtype=torch.int32, device="cuda"), torch.cuda.CUDAGraph()
+    lent = pool.allocate(NBYTES)
+    assert torch.as_tensor(Lent(lent), device="cuda").shape == (WORDS,)
+    with pool.graph() as memory, torch.cuda.graph(graph):
+        current = torch.cuda.current_stream() if named == "object" else torch.cuda.current_stream().cuda_stream
+        buffers = [pool.allocate(NBYTES, stream=current) for _ in range(2)]
+        del lent
+        taken = [torch.from_dlpack(buffer.view("int32", (WORDS,))) for buffer in buffers]
+        taken[0].copy_(source)
+        torch.add(taken[0], 1, out=taken[1])
+        result = taken[1] * 2
+        del taken
+        for buffer in buffers:
+            buffer.free()
+    others = [pool.allocate(NBYTES, timeout=10) for _ in range(4)]
+    for value in range(5):
+        source.fill_(value)
+        for other in others:
+            card.fill(0, other, 99)
+        graph.replay()
+        assert torch.equal(result, torch.full_like(result, 2 * (value + 1)))
+    wrong = card.number()
+    for other in others:
+        card.compare(0, other, 99, wrong)
+        other.free()
+    card.synchronize()
+    assert wrong.value == 0
+    del graph
+    memory.release()
+    pool.allocate(LIMIT, timeout=10).free()
+
+
+class Lent:
+    """What a reading of `__cuda_array_interface__` is given, as words."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.__cuda_array_interface__ = buffer.view("int32", (WORDS,)).__cuda_array_interface__
+
+
+def test_a_graph_of_cupy_has_memory_of_a_pool(cupy: Any, card: Card, make_pool: PoolMaker) -> None:
+    """A stream of CuPy's is captured in its own way, and named by what CuPy says is current."""
+    pool = make_pool(LIMIT)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    source = cupy.zeros(WORDS, dtype=cupy.int32)
+    card.synchronize()
+    with pool.graph() as memory, stream:
+        stream.begin_capture()
+        buffer = pool.allocate(NBYTES, stream=cupy.cuda.get_current_stream())
+        array = cupy.ndarray(
+            (WORDS,), cupy.int32, cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(buffer.address, NBYTES, buffer), 0)
+        )
+        cupy.add(source, 1, out=array)
+        cupy.multiply(array, 3, out=source)
+        graph = stream.end_capture()
+    expected = 0
+    for _ in range(3):
+        graph.launch(stream)
+        stream.synchronize()
+        expected = 3 * (expected + 1)
+        assert int(source[0]) == int(source[-1]) == expected
+    del graph, array
+    buffer.free()
+    memory.release()
+    pool.allocate(LIMIT, timeout=10).free()

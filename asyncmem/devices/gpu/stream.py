@@ -83,6 +83,8 @@ class ThreadStream(GpuStream[F]):
     Its handle means another stream in every thread, so in others it can be named only together with all streams.
     """
 
+    of_one_thread = True
+
     def __init__(self, device: Gpu[Any, F, Any]) -> None:
         """Stand for the calling thread's."""
         super().__init__(device, f"default of {threading.current_thread().name!r}", PER_THREAD)

@@ -93,9 +93,9 @@ class FakeDriver:
         """Forget the faults that have not come yet."""
         self._do("clear_faults")
 
-    def latency(self, call: str, ns: int) -> None:
-        """Let every call of that name ("*": any other) take so long on the caller's thread."""
-        self._do("latency", call.encode(), ctypes.c_int64(ns))
+    def latency(self, call: str, ns: int, nth: int = 1, times: int = 2**64 - 1) -> None:
+        """Let calls of a name ("*": any other) take so long on the caller's thread: all, or some from the `nth` on."""
+        self._do("latency", call.encode(), ctypes.c_int64(ns), ctypes.c_uint64(nth), ctypes.c_uint64(times))
 
     def pace(self, ns: int) -> None:
         """Let all copies and fills take at least so long."""

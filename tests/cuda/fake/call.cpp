@@ -21,11 +21,17 @@ void sleep_ns(std::int64_t ns) {
     while (nanosleep(&left, &left) == -1 && errno == EINTR) {}
 }
 
-template <class Value>
-Value of(const std::unordered_map<std::string, Value>& values, const char* name) {
-    auto found = values.find(name);
-    if (found == values.end()) found = values.find("*");
-    return found == values.end() ? Value{} : found->second;
+std::int64_t latency(Machine& m, const char* name) {
+    auto found = m.latencies.find(name);
+    if (found == m.latencies.end()) found = m.latencies.find("*");
+    if (found == m.latencies.end()) return 0;
+    Latency& slow = found->second;
+    if (slow.skip || !slow.times) {
+        slow.skip -= slow.skip > 0;
+        return 0;
+    }
+    --slow.times;
+    return slow.ns;
 }
 
 CUresult fault(Machine& m, const char* name) {
@@ -58,7 +64,7 @@ CUresult enter(const char* name, unsigned rules) {
         ++m.calls[name];
         if (!m.initialized && !(rules & UNINITIALIZED)) return NOT_INITIALIZED;
         if (const CUresult code = fault(m, name)) return code;
-        delay = of(m.latencies, name);
+        delay = latency(m, name);
     }
     if (delay) sleep_ns(delay);
     return SUCCESS;

@@ -87,8 +87,11 @@ API int fake_clear_faults() {
     return control([](Machine& m) { m.faults.clear(); });
 }
 
-API int fake_latency(const char* call, std::int64_t ns) {
-    return control([&](Machine& m) { m.latencies[call] = ns; });
+API int fake_latency(const char* call, std::int64_t ns, std::uint64_t nth, std::uint64_t times) {
+    return control([&](Machine& m) {
+        require(nth && times);
+        m.latencies[call] = {ns, nth - 1, times};
+    });
 }
 
 API int fake_pace(std::int64_t ns) {

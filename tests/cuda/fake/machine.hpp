@@ -80,6 +80,11 @@ struct Fault {
     CUresult code;
 };
 
+struct Latency {
+    std::int64_t ns = 0;
+    std::uint64_t skip = 0, times = UINT64_MAX;  // calls that are quick first, then those that are not
+};
+
 using Lock = std::unique_lock<std::mutex>;
 
 class Machine {
@@ -96,7 +101,7 @@ class Machine {
     std::uint64_t last_id = 0;
 
     std::unordered_map<std::string, std::uint64_t> calls;
-    std::unordered_map<std::string, std::int64_t> latencies;
+    std::unordered_map<std::string, Latency> latencies;
     std::vector<Fault> faults;
 
     Table<Context> contexts{0x5500'1000'0000};
