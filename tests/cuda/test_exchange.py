@@ -45,10 +45,18 @@ def close_shared() -> None:
         exchange._devices.popitem()[1].close()
 
 
-@pytest.fixture
-def theirs() -> Iterator[Cuda]:
+class Library(Cuda):
     """Another library: it makes streams in the same context, of which the pool's device hears numbers alone."""
-    with contextlib.closing(Cuda(0)) as device:
+
+    def create_stream(self, name: str | None = None) -> CudaStream:
+        stream = super().create_stream(name)
+        self.context.remove_stream(stream.handle)  # devices of one card share what they know of its streams
+        return stream
+
+
+@pytest.fixture
+def theirs() -> Iterator[Library]:
+    with contextlib.closing(Library(0)) as device:
         yield device
 
 

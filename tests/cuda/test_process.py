@@ -246,6 +246,24 @@ with AsyncMemoryPool(gpu, limit=NBYTES, segment_size=NBYTES, min_free=0) as pool
     assert run(fake, program, FAKE_CUDA_VERSION=version) == "read []\nexported []\nfreed first []\n"
 
 
+def test_order_holds_on_the_oldest_driver_too() -> None:
+    """What goes to other libraries and comes back, and captures of theirs, where no fence is behind all streams."""
+    files = [Path(__file__).with_name(name) for name in ("test_exchange.py", "test_captures.py")]
+    # There what a graph gave back waits for the device, and no capture can.
+    choice = [*map(str, files), "-k", "not two_captures"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", *choice],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=environ | {"FAKE_CUDA_VERSION": "12040"},
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
 def test_a_driver_without_a_fence_of_everything_keeps_nobody_waiting_for_one(fake: FakeDriver) -> None:
     """It is asked for in passing, tells when all work is done, and fails with a lost device."""
     program = """
