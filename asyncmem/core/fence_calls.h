@@ -2,9 +2,9 @@
  *
  * Every call may come from any thread, at any time, without the interpreter's lock and with no context current. It answers
  * 0 for success and the driver's error code, above 0, for failure; what it could not make needs no release. None but
- * `block` may block, and `wait` for a fence behind every stream where no stream can wait for such a one. The struct, at the address `Device.fence_calls`, outlives its device and every fence: the garbage
- * collector may take the device apart before whoever still has fences of it. Only streams whose `native` is true are
- * named to it, by their `handle`. */
+ * `block` may block, and `wait` for a fence behind every stream where no stream can wait for such a one. The struct, at
+ * the address `Device.fence_calls`, outlives its device and every fence: the garbage collector may take the device apart
+ * before whoever still has fences of it. Only streams whose `native` is true are named to it, by their `handle`. */
 #pragma once
 
 #include <stdint.h>

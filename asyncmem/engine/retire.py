@@ -22,8 +22,9 @@ asks which are done. It is a part of the compiled core, whose doors go straight 
 * **Giving memory back** needs its fences seen done by the host; making streams wait does not help there.
 
 It makes only device calls that do not block, so it serves any thread, also a finalizer that interrupts another call of
-it; the one call that waits says so. Streams that say so (`native`) are served by the device's table of C functions, all
-others by their methods. After a fork, and when the interpreter ends, it makes no call at all.
+it; the one call that waits says so. Drivers without a fence behind all streams are the exception: there, whoever takes
+memory that waits for such a fence waits with it. Streams that say so (`native`) are served by the device's table of C
+functions, all others by their methods. After a fork, and when the interpreter ends, it makes no call at all.
 """
 
 from collections.abc import Sequence

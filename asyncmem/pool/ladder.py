@@ -18,7 +18,6 @@ from asyncmem.errors import DeviceError, OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.engine.retire import Entry
     from asyncmem.pool.flow import Flow
     from asyncmem.pool.graph import Captured
     from asyncmem.pool.movable import Movable
@@ -45,7 +44,8 @@ class Ladder:
         """
         if self._supply.by_pages:
             self._flow.upkeep.wake()
-        wait = self._supply.patience_for(waiting) if self._supply.patience.seconds > 0 else None
+        patient = self._supply.patience.seconds > 0 and not self._flow.captures.in_the_way
+        wait = self._supply.patience_for(waiting) if patient else None
         if wait is not None:
             return partial(self._wait, wait, waiting)
         growth = self._supply.growth_for(waiting)
@@ -64,18 +64,18 @@ class Ladder:
         Comes after `tidy`. What is given back makes room for growth that holds the whole request, so the two rungs
         cannot undo each other for ever.
         """
-        wait = self._supply.wait_for(waiting)
-        if wait is not None:
-            return partial(self._wait, wait, waiting)
         growth = self._supply.part_for(waiting)
         if growth is not None:
             return partial(self._grow, growth, waiting)
         if self._flow.captures.in_the_way:
             return None
+        wait = self._supply.wait_for(waiting)
+        if wait is not None:
+            return partial(self._wait, wait, waiting)
         uses = self._supply.uses_for(waiting.total) if waiting.inline else ()
         if uses:  # what goes back is waited for without a bound, which is the worker's to do
             bound = waiting.may_block_for
-            return None if bound == 0 else partial(self._wait, partial(self._see_done, uses, bound), waiting)
+            return None if bound == 0 else partial(self._wait, partial(self._supply.see_done, uses, bound), waiting)
         give_back = self._supply.detach_for(waiting.total)
         return None if give_back is None else partial(self._trim, give_back, waiting)
 
@@ -117,12 +117,6 @@ class Ladder:
         """Answer the last rungs for a request that would fail otherwise: they end in another try or in its error."""
         return partial(self._give_up, waiting)
 
-    def _failed(self, waiting: Waiting | None, error: DeviceError) -> None:
-        if waiting is not None and error.code == DeviceError.CAPTURE_UNSUPPORTED:
-            self._flow.captures.in_the_way = True  # it is no worse off than before, and waits for the end of that
-        else:
-            self._flow.fail(waiting, error)
-
     def _grow(self, growth: Errand, waiting: Waiting | None) -> None:
         self.rungs["grow"] += 1
         try:
@@ -130,44 +124,48 @@ class Ladder:
         except OutOfMemoryError:
             return  # noted by the supply; the next rung is another errand
         except DeviceError as error:
-            self._failed(waiting, error)
+            self._flow.fail(waiting, error)
         finally:
             if waiting is not None:
                 waiting.provided = False
-
-    def _see_done(self, uses: list[Entry], timeout: float | None) -> None:
-        self._flow.retire.settle(uses, timeout)
 
     def _wait(self, wait: Errand, waiting: Waiting) -> None:
         self.rungs["wait"] += 1
         try:
             wait()
         except DeviceError as error:
-            self._failed(waiting, error)
+            self._not_seen(waiting, error)
 
     def _settle(self, waiting: Waiting, capture: Captured) -> None:
         capture.settled = True
         try:
             self._flow.captures.settle()
         except DeviceError as error:
-            self._failed(waiting, error)
+            self._flow.fail(waiting, error)
 
     def _trim(self, give_back: Callable[[], int], waiting: Waiting | None) -> None:
         self.rungs["trim"] += 1
         try:
             give_back()
         except DeviceError as error:
-            self._failed(waiting, error)
+            self._not_seen(waiting, error)
         finally:
             with self._flow.turn:
                 self._flow.blocking.errand_ended()
+
+    def _not_seen(self, waiting: Waiting | None, error: DeviceError) -> None:
+        # A capture only puts off what the host waits to see done: the request waits for its end, and these rungs too.
+        if waiting is not None and error.code == DeviceError.CAPTURE_UNSUPPORTED:
+            self._flow.captures.in_the_way = True
+        else:
+            self._flow.fail(waiting, error)
 
     def _spill(self, claimed: list[Movable], waiting: Waiting) -> None:
         self.rungs["spill"] += 1
         try:
             self._flow.spilling.move(claimed, waiting)
         except DeviceError as error:
-            self._failed(waiting, error)
+            self._flow.fail(waiting, error)
 
     def _give_up(self, waiting: Waiting) -> None:
         options = self._flow.options

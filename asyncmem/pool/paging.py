@@ -149,7 +149,7 @@ class PagedSupply(Supply):
     def wait_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait for those uses of idle memory after which there is enough; None where there are none."""
         uses = self._uses_for(waiting, modest=False) if waiting.may_block_for != 0 else ()
-        return partial(self._wait, uses, waiting.may_block_for) if uses else None
+        return partial(self.see_done, uses, waiting.may_block_for) if uses else None
 
     def patience_for(self, waiting: Waiting) -> Errand | None:
         """Answer the wait that comes before new memory is asked for; None for nothing, or no time."""

@@ -173,13 +173,14 @@ class Supply:
             return 0.0
         return self.lifetime.may_wait(self.patience, waiting.age)
 
-    def _wait(self, uses: Sequence[Entry], timeout: float | None) -> None:
+    def see_done(self, uses: Sequence[Entry], timeout: float | None) -> None:
+        """Wait on this thread (blocks) until uses of memory are done, or for so many seconds."""
         self._retire.settle(uses, timeout)
 
     def _wait_patiently(self, uses: Sequence[Entry], timeout: float) -> None:
         started = self.lifetime.clock()
         try:
-            self._wait(uses, timeout)
+            self.see_done(uses, timeout)
         finally:
             with self._turn:
                 self.lifetime.note_wait(started)

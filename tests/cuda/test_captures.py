@@ -130,15 +130,18 @@ def test_readers_that_name_no_stream_end_no_capture(pool: AsyncMemoryPool, strea
 
 
 @pytest.mark.asyncio
-async def test_who_waits_for_such_memory_gets_it_when_the_block_ends(cuda: Cuda, stream: int) -> None:
-    """Nobody else has to free anything for that."""
-    async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0) as pool:
+@pytest.mark.parametrize("segments", ["virtual", "stream_ordered", "paged"])
+async def test_who_waits_for_such_memory_gets_it_when_the_block_ends(cuda: Cuda, stream: int, segments: str) -> None:
+    """Nobody else has to free anything for that, and meanwhile the worker does not try again and again."""
+    async with AsyncMemoryPool(cuda, limit=LIMIT, segment_size=LIMIT, min_free=0, segments=segments) as pool:
         read = [await pool.allocate_async(LIMIT)]
         assert read[0].__cuda_array_interface__["data"][0]
         with pool.graph(), capturing(stream):
             read.clear()
             request = pool.allocate_async(LIMIT, stream=cuda.create_stream(), timeout=10)
+            await asyncio.sleep(0.05)
             assert not request.done()
+            assert sum(pool.stats().rungs.values()) < 20
         (await request).free()
 
 

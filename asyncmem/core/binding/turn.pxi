@@ -8,9 +8,6 @@ cdef extern from "pythread.h":
     void PyThread_release_lock(PyThread_type_lock) noexcept nogil
     unsigned long PyThread_get_thread_ident() noexcept
 
-cdef extern from "Python.h":
-    void PyErr_WriteUnraisable(object where)
-
 
 @cython.final
 cdef class Turn:
@@ -70,8 +67,8 @@ cdef class Turn:
             for call in owed:
                 try:
                     call()
-                except Exception:  # whoever comes after it must be woken all the same
-                    PyErr_WriteUnraisable(call)
+                except Exception as error:  # whoever comes after it must be woken all the same
+                    _report(error, call)
             # A note that came while the lock was held was left to us; one that comes now finds the lock free.
             if not self.notes or not PyThread_acquire_lock(self.lock, 0):
                 return
