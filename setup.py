@@ -6,13 +6,17 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 CORE = "asyncmem/core"
-SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "replay", "report"]
+SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "report"]
 SOURCES += ["resting", "segments", "spaces", "waste"]
-PARTS = ["allocator", "batch", "buffer", "core", "desk", "doors", "heap", "heap_api", "lanes", "line"]
-PARTS += ["quick", "ready", "replay", "retire", "spares", "turn", "witness"]
-HEADERS = ["cache.hpp", "costs.hpp", "entries.hpp", "fences.hpp", "few.hpp", "handles.hpp", "heap.hpp", "holes.hpp"]
-HEADERS += ["index.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "replay.hpp", "reserved.hpp"]
-HEADERS += ["resting.hpp", "space.hpp", "timeline.hpp"]
+SOURCES += [f"scheduler/{name}" for name in ["deadlock", "inspect", "limits", "pages", "provide"]]
+SOURCES += [f"scheduler/{name}" for name in ["replay", "scheduler", "serve", "source", "upkeep"]]
+PARTS = ["allocator", "batch", "buffer", "core", "doors", "heap", "heap_api", "lanes", "policy", "quick", "ready"]
+PARTS += ["replay", "request", "retire", "scheduler", "scheduler_api", "spares", "witness"]
+HEADERS = ["cache.hpp", "entries.hpp", "fences.hpp", "few.hpp", "handles.hpp", "heap.hpp", "holes.hpp"]
+HEADERS += ["index.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "reserved.hpp"]
+HEADERS += ["resting.hpp", "space.hpp"]
+HEADERS += [f"scheduler/{name}.hpp" for name in ["costs", "effects", "growth", "lag", "policy", "queue", "replay"]]
+HEADERS += [f"scheduler/{name}.hpp" for name in ["request", "scheduler", "shares", "source", "timeline"]]
 HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.

@@ -3,10 +3,9 @@
 The layers, lowest first; a file imports only from those before its own:
 
     units figures errors facts needs options environment readers stats   words: sizes, errors, options, figures
-    core/       placement and caches, compiled: integers in, integers out; and the buffers that users hold
+    core/       compiled: the heap, the scheduler that decides, and the objects that users hold
     devices/    what owns memory and streams: the host, the simulated device, CUDA, ROCm, Metal, OpenCL
-    engine/     decisions: who is next, how much to grow, which fence covers what, who is stuck
-    pool/       AsyncMemoryPool joins them; the awaitable, budgets and leases, the worker
+    pool/       AsyncMemoryPool: carries out what the scheduler decides; budgets and leases, the worker
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
     pipeline/   channels and stages that share memory, what feeds a device, models trained in stages

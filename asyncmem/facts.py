@@ -18,6 +18,8 @@ class OutOfMemoryFacts:
     """What the request asked for; for a batch the sum."""
     device: str
     """Name of the device, such as "cuda:0"."""
+    level: str = ""
+    """What has no room: the pool, a budget or a lease, by name; empty where the device itself refused."""
     limit: int | None = None
     """The most the pool, budget or lease may have, or None where only the device bounds it."""
     reserved: int = 0
@@ -44,7 +46,7 @@ class OutOfMemoryFacts:
     """Why there is no such memory, where that is known: "size" (more than there may ever be), "limit" (others hold too
     much below that), "fragmentation" (so much is free, in pieces) or "device" (which has no more to give)."""
     rungs: Mapping[str, int] = field(default_factory=dict)
-    """What the pool has tried before giving up, so far: how often it went up each rung of the ladder, by name."""
+    """What the pool has done against a lack of memory so far: how often each means was used, by name."""
     advice: tuple[str, ...] = ()
     """What to try, most promising first."""
 
@@ -56,7 +58,8 @@ class OutOfMemoryFacts:
     def describe(self) -> str:
         """Say the facts in one sentence, and what to try in a second."""
         cause = f" ({_CAUSES[self.cause]})" if self.cause else ""
-        clauses = [f"asked for {format_size(self.asked)}{cause}", *self._amounts(), *self._demand()]
+        where = f" from {self.level}" if self.level else ""
+        clauses = [f"asked for {format_size(self.asked)}{where}{cause}", *self._amounts(), *self._demand()]
         advice = f". Try: {'; '.join(self.advice)}" if self.advice else ""
         return "; ".join(clauses) + advice
 

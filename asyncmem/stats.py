@@ -120,15 +120,23 @@ class PoolStats:
     """Segments given back to the driver."""
 
     waiting: int = 0
-    """Requests in the queue now."""
+    """Requests that wait for other holders of memory now."""
     waiting_bytes: int = 0
     """What they ask for together."""
+    growing: int = 0
+    """Requests within every limit that wait for memory to come from the device now."""
+    growing_bytes: int = 0
+    """What they ask for together."""
     waits: int = 0
-    """Requests that had to queue."""
+    """Requests that had to wait for other holders of memory."""
     wait_seconds: float = 0.0
-    """Time that requests spent in the queue, added up over those that left it."""
+    """Time that those spent waiting, added up over the ones that have ended."""
     longest_wait: float = 0.0
-    """The longest that one of them spent there."""
+    """The longest that one of them waited."""
+    growth_waits: int = 0
+    """Requests that waited for growth alone."""
+    growth_seconds: float = 0.0
+    """Time that those spent, added up over the ones that have ended."""
     bypassed_bytes: int = 0
     """Granted to smaller requests past a larger one at the head of the queue."""
     handed_back: int = 0
@@ -150,7 +158,7 @@ class PoolStats:
     returns: int = 0
     """How often one of them came back to be used."""
     rungs: Mapping[str, int] = field(default_factory=dict)
-    """How often each rung of the ladder before an out-of-memory error was tried, by its name."""
+    """How often each means against a lack of memory was used, by its name."""
 
     @property
     def num_cache_hits(self) -> int:
@@ -224,6 +232,8 @@ class WaiterInfo:
     """The priority it was made with; larger goes first."""
     remaining: float | None = None
     """Seconds until its deadline, or None where it has none."""
+    growing: bool = False
+    """Whether it waits for growth alone, and not for other holders of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,29 +29,28 @@ LAYERS = {
     "records": 0,
     "core": 1,
     "devices": 1,
-    "engine": 2,
-    "pool": 3,
-    "runtime": 4,
-    "exchange": 4,
-    "__init__": 5,
-    "testing": 5,
-    "pipeline": 5,
-    "insight": 5,
-    "interop": 5,
-    "planning": 5,
-    "replay": 5,
-    "cli": 6,
-    "__main__": 6,
+    "pool": 2,
+    "runtime": 3,
+    "exchange": 3,
+    "__init__": 4,
+    "testing": 4,
+    "pipeline": 4,
+    "insight": 4,
+    "interop": 4,
+    "planning": 4,
+    "replay": 4,
+    "cli": 5,
+    "__main__": 5,
 }
 
-# Folders of one layer that must not know each other; in the engine that holds for every file.
+# Folders of one layer that must not know each other.
 STRANGERS = ({"core", "devices"}, {"testing", "pipeline", "insight", "interop", "planning", "replay"})
 
-# What files below layer 5 may import from other projects, and the few that have a reason to import more.
+# What files below layer 4 may import from other projects, and the few that have a reason to import more.
 FOREIGN = {"numpy", "anyio"}
 ALLOWED = {
     "devices.awaiting": {"trio"},  # a fence is awaited in the words of the loop that runs
-    "pool.home": {"trio"},  # so is a pool's wait
+    "pool.loops": {"trio"},  # so is a pool's wait
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda.driver": {"cuda"},
     "devices.gpu.waits": {"trio"},  # as in `devices.awaiting`
@@ -60,18 +59,22 @@ ALLOWED = {
 }
 
 # What users find below though it lies above; it is imported when they ask for it.
-CONVENIENT = {"pool.pool": "insight"}
+CONVENIENT = {"pool.pool": "insight", "__init__": "insight", "insight.records": "insight.pictures"}
+
+# Files that import each other all round, directly or by others, can only be understood together.
+KNOT = 5
+
+# The sources of the compiled core, lowest first: placement, and decisions.
+COMPILED = (ROOT / "core", ROOT / "core" / "scheduler")
 
 Import = tuple[str, bool]
 """The full name of what is imported, and whether that waits: for types alone, or inside a function."""
 
 
-def modules() -> list[str]:
-    return sorted(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for kind in ("*.py", "*.pyx")
-        for path in ROOT.rglob(kind)
-    )
+@cache
+def modules() -> tuple[str, ...]:
+    found = (path for kind in ("*.py", "*.pyx") for path in ROOT.rglob(kind))
+    return tuple(sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found))
 
 
 def head(module: str) -> str:
@@ -111,7 +114,8 @@ def cython_imports(path: Path) -> Iterator[Import]:
             yield found[1], False
 
 
-def inside(module: str) -> list[Import]:
+@cache
+def inside(module: str) -> tuple[Import, ...]:
     """The modules of this package that a module imports, by their names within it."""
     known = set(modules())
     found = []
@@ -124,7 +128,13 @@ def inside(module: str) -> list[Import]:
             place = next((one for one in places if one in known), None)
             assert place, f"{module} imports {name}, which is nowhere"
             found.append((place, waits))
-    return found
+    return tuple(found)
+
+
+def is_convenient(module: str, name: str, waits: bool) -> bool:
+    """Whether an import is one of those that only wait for a user who asks."""
+    above = CONVENIENT.get(module)
+    return waits and above is not None and f"{name}.".startswith(f"{above}.")
 
 
 def outside(module: str) -> set[str]:
@@ -135,9 +145,7 @@ def outside(module: str) -> set[str]:
 def test_imports_point_downwards(module: str) -> None:
     """A file imports from its own layer or from lower ones, for types too."""
     upwards = {
-        name
-        for name, waits in inside(module)
-        if layer(name) > layer(module) and not (waits and head(name) == CONVENIENT.get(module))
+        name for name, waits in inside(module) if layer(name) > layer(module) and not is_convenient(module, name, waits)
     }
     assert not upwards, f"{module} (layer {layer(module)}) imports {upwards}"
 
@@ -151,13 +159,24 @@ def test_strangers_do_not_import_each_other(module: str) -> None:
             assert not {name for name, _ in inside(module) if head(name) in others}
 
 
-@pytest.mark.parametrize("module", [one for one in modules() if head(one) == "engine"])
-def test_decisions_do_not_import_each_other(module: str) -> None:
-    """Each policy of the engine stands alone; the pool joins them."""
-    assert not {name for name, _ in inside(module) if head(name) == "engine"} - {"engine.__init__"}
+def includes(path: Path) -> set[str]:
+    """The headers that a file names, but those of the language, by their last names."""
+    found = re.findall(r'^\s*#\s*include\s+["<]([^">]+\.h(?:pp)?)[">]', path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {Path(name).name for name in found}
 
 
-@pytest.mark.parametrize("module", [one for one in modules() if layer(one) < 5])
+def test_decisions_know_neither_python_nor_devices() -> None:
+    """The scheduler is plain C++ over the heap: it knows nobody who calls it or carries its effects out."""
+    heap, scheduler = ({path.name for path in folder.glob("*.hpp")} for folder in COMPILED)
+    assert scheduler
+    for path in (path for kind in ("*.hpp", "*.cpp") for path in COMPILED[1].glob(kind)):
+        assert includes(path) <= heap | scheduler, path
+    for path in (path for kind in ("*.hpp", "*.cpp") for path in COMPILED[0].glob(kind)):
+        if path.name != "_core.cpp":  # which Cython has made
+            assert not includes(path) & {"Python.h", *scheduler}, path
+
+
+@pytest.mark.parametrize("module", [one for one in modules() if layer(one) < 4])
 def test_foreign_packages_stay_out(module: str) -> None:
     """Below the tools, a file imports numpy and anyio at most; a device also its own package."""
     assert outside(module) <= FOREIGN | ALLOWED.get(module, set())
@@ -190,6 +209,33 @@ def test_no_import_goes_round_in_a_circle() -> None:
 
     for module in modules():
         visit(module, ())
+
+
+def knots() -> Iterator[set[str]]:
+    """The groups of modules that import each other all round, for types and inside functions too."""
+    below = {
+        module: {name for name, waits in inside(module) if not is_convenient(module, name, waits)}
+        for module in modules()
+    }
+
+    def reach(module: str) -> set[str]:
+        found, todo = set[str](), [module]
+        while todo:
+            new = below[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    reached = {module: reach(module) for module in modules()}
+    for module in modules():
+        knot = {other for other in reached[module] if module in reached[other]}
+        if module == min(knot, default=None):
+            yield knot
+
+
+def test_no_more_than_a_few_files_import_each_other_all_round() -> None:
+    """Imports for types count, too: a file that cannot be read without twenty others is no part of its own."""
+    assert not [sorted(knot) for knot in knots() if len(knot) > KNOT]
 
 
 def test_the_package_alone_loads_no_driver_terminal_or_loop(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from asyncmem.cli.benchmarks import ROWS
+from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
+from asyncmem.cli.benchmarks.contention import TASKS
+from asyncmem.cli.benchmarks.contention.table import print_contention
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.cli.benchmarks.measure import FULL, QUICK, Effort
 from asyncmem.cli.benchmarks.result import Row
@@ -19,7 +21,18 @@ from asyncmem.cli.machine import installed_version, look_around
 from asyncmem.cli.tables import print_whole
 from asyncmem.figures import format_duration
 
-NAMES = list(dict.fromkeys([*ROWS, *DEVICE_ROWS]))
+NAMES = list(dict.fromkeys([*ROWS, *LONG_ROWS, *DEVICE_ROWS]))
+
+
+def read_tasks(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    """Read numbers of tasks, such as "20,200"."""
+    try:
+        tasks = tuple(int(one) for one in text.split(","))
+    except ValueError:
+        tasks = (0,)
+    if min(tasks) < 1:
+        raise click.BadParameter(f"expected numbers such as 20,200, got {text!r}", ctx=context, param=parameter)
+    return tasks
 
 
 @click.command()
@@ -34,6 +47,13 @@ NAMES = list(dict.fromkeys([*ROWS, *DEVICE_ROWS]))
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     help="A recording for the row `replay`; may be repeated.",
 )
+@click.option(
+    "--tasks",
+    metavar="N,N",
+    default=",".join(map(str, TASKS)),
+    callback=read_tasks,
+    help="How many tasks `contention` has; by default 20 to 20,000.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
 @click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict.")
 @click.option("--uvloop", is_flag=True, help="Run both sides on uvloop instead of asyncio's own loop (not `stall`).")
@@ -43,6 +63,7 @@ def bench(
     device: str | None,
     peers: bool,
     traces: tuple[str, ...],
+    tasks: tuple[int, ...],
     as_json: bool,
     quick: bool,
     uvloop: bool,
@@ -50,7 +71,7 @@ def bench(
 ) -> None:
     """Measure what allocations cost, next to floors measured in the same process.
 
-    ROW is one of the names in the table; without any, all are measured, which takes about half a minute.
+    ROW is one of the names in the table; without any, all but the last are measured, which takes about half a minute.
 
     \b
     hit        pool.allocate(4096) and drop          against object() and drop
@@ -63,6 +84,7 @@ def bench(
     stall      growing under 1 ms driver calls       p99 of the loop's holds against 100 µs
     pipeline   an item through three stages          against asyncio.Queue; the pace of 4, 10 and 4 ms
     scale      growth from 1,000 to 1,000,000 live   against the growth over object()
+    contention 20 to 20,000 tasks share 16 MiB       against an asyncio.Semaphore(16); minutes
 
     Each side is timed several times, in turn; the ratio is between the fastest of each, and the medians stand beside
     it. What the figures do not say: they are of one process on one machine, with the garbage collector off and
@@ -98,9 +120,9 @@ def bench(
         if check and not met:
             raise click.exceptions.Exit(1)
         return
-    names = _known(rows, list(ROWS), "without")
+    names = _known(rows, [*ROWS, *(name for name in LONG_ROWS if name in rows)], "without")
     effort = replace(QUICK if quick else FULL, loop_factory=_loop_factory(uvloop))
-    results = _measure(names, effort, quiet=as_json)
+    results = _measure(names, effort, tasks, quiet=as_json)
     if as_json:
         click.echo(json.dumps(_document(results, quick=quick, uvloop=uvloop), indent=2))
     else:
@@ -139,7 +161,7 @@ def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
     return package.Loop
 
 
-def _measure(names: list[str], effort: Effort, *, quiet: bool) -> dict[str, Row]:
+def _measure(names: list[str], effort: Effort, tasks: tuple[int, ...], *, quiet: bool) -> dict[str, Row]:
     results = {}
     console = Console(stderr=True)
     progress = Progress(
@@ -150,7 +172,7 @@ def _measure(names: list[str], effort: Effort, *, quiet: bool) -> dict[str, Row]
         task = progress.add_task("", visible=not quiet)
         for name in names:
             progress.update(task, description=f"measuring {name}", refresh=not quiet)
-            results[name] = ROWS[name](effort)
+            results[name] = LONG_ROWS[name](effort, tasks) if name in LONG_ROWS else ROWS[name](effort)
     return results
 
 
@@ -163,8 +185,13 @@ def _document(results: dict[str, Row], *, quick: bool, uvloop: bool) -> dict[str
 
 
 def _print(results: dict[str, Row], console: Console) -> None:
-    print_whole(_table(results), console)
+    shown = {name: row for name, row in results.items() if name not in LONG_ROWS}
+    if shown:
+        print_whole(_table(shown), console)
     for name, row in results.items():
+        if name in LONG_ROWS:
+            print_contention(row, console)
+            continue
         if row.broken:
             console.print(f"{name}: {row.broken}")
 

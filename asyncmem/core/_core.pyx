@@ -2,8 +2,8 @@
 # cython: language_level=3, binding=False, boundscheck=False, wraparound=False, initializedcheck=False
 # A copied or unpickled handle would free its block twice; signatures are for help() and for the test of the stub.
 # cython: auto_pickle=False, embedsignature=True, embedsignature.format=clinic
-"""The thin binding over the C++ heap, and the handles that users hold: Buffer, Batch, Ready, the doors of
-Allocator, and plain waits: Turn, Line, Desk."""
+"""The binding over the C++ heap and scheduler, and the handles that users hold: Buffer, Batch, Ready, Request, and the
+methods of Allocator."""
 
 cimport cython
 from cpython.buffer cimport (
@@ -26,14 +26,21 @@ import sys
 import threading
 from asyncio import InvalidStateError
 from collections import deque
+from copy import copy
+from functools import partial
 from time import monotonic, sleep
 from types import GenericAlias
+from weakref import KeyedRef
 
 from asyncmem.core.report import (
     AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, LogPart as Part, Move, Plan, ReplaySample, ReplayTally,
     ReplayWaste, RetireCounts, SegmentCounts,
 )
-from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest, PoolTimeout, RequestCancelled
+from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest, OutOfMemoryError, RequestCancelled
+from asyncmem.units import parse_duration as _parse_duration, parse_size as _parse_size
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident() noexcept
 
 include "binding/heap_api.pxi"
 include "binding/doors.pxi"
@@ -43,11 +50,12 @@ MAX_SIZE = max_size
 NO_LIMIT = no_limit
 STREAK_LIMIT = 1000
 FLAG_WAITING, FLAG_LIVE, FLAG_FREE = 1, 2, 4
-cdef int _WAITED = 6  # of `asyncmem.core.logged.Kind`
 REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE, REASON_PAGES = 0, 1, 2, 3, 4
 
 include "binding/heap.pxi"
-include "binding/turn.pxi"
+include "binding/policy.pxi"
+include "binding/scheduler_api.pxi"
+include "binding/scheduler.pxi"
 include "binding/witness.pxi"
 include "binding/core.pxi"
 include "binding/lanes.pxi"
@@ -56,8 +64,7 @@ include "binding/buffer.pxi"
 include "binding/spares.pxi"
 include "binding/batch.pxi"
 include "binding/ready.pxi"
-include "binding/line.pxi"
-include "binding/desk.pxi"
+include "binding/request.pxi"
 include "binding/allocator.pxi"
 include "binding/quick.pxi"
 include "binding/replay.pxi"

@@ -1,4 +1,4 @@
-// Accounts, gates and watermarks.
+// Accounts, gates and marks.
 #include <algorithm>
 #include <stdexcept>
 
@@ -34,13 +34,16 @@ uint32_t Ledger::add(int32_t parent, uint64_t limit) {
     accounts_[id].parent = parent;
     accounts_[id].inner = parent < 0 || accounts_[parent].inner;
     if (parent >= 0) ++accounts_[parent].children;
-    update_bars();
     return id;
 }
 
 void Ledger::remove(uint32_t id) {
     Account& gone = accounts_[id];
     if (gone.gated) --gates_closed_;
+    if (gone.touched) {
+        std::erase(touched_, id);
+        if (gone.parent >= 0) touch(static_cast<uint32_t>(gone.parent));
+    }
     if (gone.parent >= 0) {
         --accounts_[gone.parent].children;
     } else {
@@ -55,16 +58,6 @@ void Ledger::set_gate(uint32_t id, bool closed) {
     if (accounts_[id].gated == closed) return;
     accounts_[id].gated = closed;
     gates_closed_ += closed ? 1 : -1;
-    update_bars();
-}
-
-// Fold the gates above each account into one flag: the doors read one byte, gates change rarely.
-void Ledger::update_bars() {
-    for (Account& account : accounts_) {
-        account.barred = account.gated;
-        for (int32_t a = account.parent; a >= 0 && !account.barred; a = accounts_[a].parent)
-            account.barred = accounts_[a].gated;
-    }
 }
 
 uint32_t Heap::add_account(int64_t parent, uint64_t limit) {
@@ -86,6 +79,34 @@ void Heap::set_limit(uint32_t account, uint64_t limit) {
     std::lock_guard lock(lock_);
     need_account(account);
     ledger_[account].limit = limit;
+}
+
+uint64_t Heap::room(uint32_t account) const {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    return ledger_[account].room();
+}
+
+void Heap::promise(uint32_t account, uint64_t nbytes) {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    ledger_.promise(account, nbytes);
+}
+
+void Heap::unpromise(uint32_t account, uint64_t nbytes) {
+    std::lock_guard lock(lock_);
+    need_account(account);
+    ledger_.unpromise(account, nbytes);
+}
+
+uint32_t Heap::stream_count() const {
+    std::lock_guard lock(lock_);
+    return static_cast<uint32_t>(streams_.size());
+}
+
+std::vector<uint32_t> Heap::take_touched() {
+    std::lock_guard lock(lock_);
+    return ledger_.take_touched();
 }
 
 Account Heap::account(uint32_t account) const {

@@ -106,7 +106,7 @@ HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
     if (ask.stream >= streams_.size() || !ledger_.known(ask.account) || ask.nbytes - 1 >= max_size ||
         ledger_[ask.account].inner != inside || (inside && !known_arena(ask.arena)))
         explain(ask);
-    if (ask.door && ledger_[ask.account].barred) {
+    if (ask.door && ledger_.barred(ask.account)) {
         outcome.passing = ledger_.may_pass(nbytes);
         if (!outcome.passing) {
             outcome.reason = GateClosed;

@@ -2,8 +2,8 @@
 //
 // Knows no Python, no driver, and no time but in its log. Every public method takes the one lock for a bounded piece of
 // work, calls nothing while it holds it, and may be used from any thread with or without the GIL. Wrong arguments throw
-// std::invalid_argument and change nothing. The rules are explained in DESIGN.md and spelled out once more, in plain
-// Python, in reference/.
+// std::invalid_argument and change nothing. The rules are explained in HEAP.md and spelled out once more, in plain
+// Python, in tests/reference.
 #pragma once
 
 #include <cstdint>
@@ -167,6 +167,9 @@ public:
     Tuning tuning() const;
 
     uint32_t add_stream();
+    uint32_t stream_count() const;
+    Epochs epochs(uint32_t stream) const;
+    bool lags() const;  // whether a recorded fence is not known to be done
     uint64_t open_epoch(uint32_t stream) const;
     uint64_t close_epoch(uint32_t stream);
     void publish(uint32_t stream, uint64_t epoch);
@@ -225,6 +228,11 @@ public:
     void set_limit(uint32_t account, uint64_t limit);
     Account account(uint32_t account) const;
     std::vector<uint32_t> accounts() const;
+    uint64_t room(uint32_t account) const;  // bytes that may still be granted, by its own limit
+    // Bytes that count in an account, and in all above it, as if they were live.
+    void promise(uint32_t account, uint64_t nbytes);
+    void unpromise(uint32_t account, uint64_t nbytes);
+    std::vector<uint32_t> take_touched();  // accounts to which bytes came back, since this was asked last
     void set_gate(uint32_t account, bool closed);
     void leave_ajar(uint64_t allowance, uint64_t wanted);
     uint64_t close_up();
@@ -393,7 +401,7 @@ private:
         return flags;
     }
     // The same for bytes that went back to a lease: of interest to those who wait for memory of that lease.
-    uint32_t flags_inside(uint32_t account) const { return ledger_[account].barred ? uint32_t{Waiting} : 0; }
+    uint32_t flags_inside(uint32_t account) const { return ledger_.barred(account) ? uint32_t{Waiting} : 0; }
     bool known_arena(int64_t arena) const {
         return arena >= 0 && static_cast<size_t>(arena) < arenas_.size() && arenas_[arena].used;
     }

@@ -13,13 +13,16 @@ constexpr uint64_t no_limit = INT64_MAX;
 struct Account {
     uint64_t limit = no_limit;
     uint64_t live = 0, requested = 0, peak = 0;
+    uint64_t promised = 0;             // to requests for which memory is being made
     uint64_t frees = 0, hits[3] = {};  // hits: grants by level, 1 to 3
     int32_t parent = -1;
     uint32_t children = 0;
     bool used = false;
-    bool inner = false;   // below none of the pool's: serves the inside of leases, whose block is charged already
-    bool gated = false;   // its own gate is closed
-    bool barred = false;  // its own gate or that of an account above is closed
+    bool inner = false;    // below none of the pool's: serves the inside of leases, whose block is charged already
+    bool gated = false;    // its gate is closed
+    bool touched = false;  // bytes came back since `take_touched`
+
+    uint64_t room() const { return limit - std::min(limit, live + promised); }
 };
 
 class Ledger {
@@ -53,8 +56,27 @@ public:
 
     bool affordable(uint32_t id, uint64_t nbytes) const {
         for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent)
-            if (accounts_[a].live + nbytes > accounts_[a].limit) return false;
+            if (accounts_[a].live + accounts_[a].promised + nbytes > accounts_[a].limit) return false;
         return true;
+    }
+    // Whether the gate of an account, or that of one above, is closed.
+    bool barred(uint32_t id) const {
+        if (!gates_closed_) return false;
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent)
+            if (accounts_[a].gated) return true;
+        return false;
+    }
+    // Bytes that count as if they were live, and do so no more.
+    void promise(uint32_t id, uint64_t nbytes) {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) accounts_[a].promised += nbytes;
+    }
+    void unpromise(uint32_t id, uint64_t nbytes) {
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) accounts_[a].promised -= nbytes;
+    }
+    // The accounts whose gates were closed when bytes of theirs came back, since this was asked last.
+    std::vector<uint32_t> take_touched() {
+        for (uint32_t id : touched_) accounts_[id].touched = false;
+        return std::exchange(touched_, {});
     }
 
     // `count` blocks granted at `level` (1, 2, 3), given back, and one grant undone.
@@ -65,6 +87,7 @@ public:
         }
     }
     void free(uint32_t id, uint64_t nbytes, uint64_t requested, uint64_t count = 1) {
+        if (gates_closed_ && accounts_.size() > 1) [[unlikely]] touch(id);
         for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
             accounts_[a].live -= nbytes;
             accounts_[a].requested -= requested;
@@ -72,6 +95,7 @@ public:
         }
     }
     void undo(uint32_t id, uint64_t nbytes, uint64_t requested, uint32_t level) {
+        touch(id);
         for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
             accounts_[a].live -= nbytes;
             accounts_[a].requested -= requested;
@@ -85,6 +109,7 @@ public:
             charge_one(accounts_[a], nbytes, requested);
     }
     void credit(uint32_t id, uint64_t nbytes, uint64_t requested) {
+        touch(id);
         for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
             accounts_[a].live -= nbytes;
             accounts_[a].requested -= requested;
@@ -103,9 +128,14 @@ private:
         account.requested += requested;
         account.peak = std::max(account.peak, account.live);
     }
-    void update_bars();
+    void touch(uint32_t id) {
+        if (accounts_[id].touched) return;
+        accounts_[id].touched = true;
+        touched_.push_back(id);
+    }
 
     std::vector<Account> accounts_;
+    std::vector<uint32_t> touched_;
     std::vector<uint32_t> reuse_;
     Account gone_;  // counters of removed accounts that had none above them
     uint32_t gates_closed_ = 0;

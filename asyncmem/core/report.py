@@ -236,8 +236,6 @@ class RetireCounts(NamedTuple):
     """Fences that could not be recorded at a free; polling tries again."""
     open_fences: int
     """Fences not yet seen done."""
-    foreign_takes: int
-    """Buffers that took memory which another stream had used, and were ordered behind it."""
 
 
 class ReplaySample(NamedTuple):

@@ -55,6 +55,17 @@ int Heap::entry_state(uint32_t stream, uint64_t epoch) const {
     return epoch <= epochs.done ? 2 : epoch <= epochs.recorded ? 1 : 0;
 }
 
+Epochs Heap::epochs(uint32_t stream) const {
+    std::lock_guard lock(lock_);
+    need_stream(stream);
+    return streams_[stream]->epochs;
+}
+
+bool Heap::lags() const {
+    std::lock_guard lock(lock_);
+    return std::any_of(streams_.begin(), streams_.end(), [](auto& one) { return one->epochs.recorded > one->epochs.done; });
+}
+
 uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) {
     Settled settled(*this);
     need_stream(stream);

@@ -100,7 +100,7 @@ class AllocationTracker(AroundPools):
         """
         if self._core is not None:
             raise InvalidRequest("with", self, "a tracker that was not used before")
-        core = self._pool.serving.core
+        core = self._pool._open_core()
         self._witness = witnesses.join(self._frames)
         core.watch(self._witness)
         self._reader, held = core.open_log(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from asyncmem.pool.house import open_houses
+from asyncmem.pool.open_pool import open_pools
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -69,9 +69,11 @@ _GAUGES: Final = (
     _Gauge("device_free_bytes", "free_memory", "What the device had free when it was last asked.", max),
     _Gauge("buffers", "active_buffers", "Buffers alive."),
     _Gauge("segments", "segments", "Segments taken from the driver and not given back."),
-    _Gauge("waiting_requests", "waiting", "Requests in the queue."),
-    _Gauge("waiting_bytes", "waiting_bytes", "What the requests in the queue ask for."),
-    _Gauge("longest_wait_seconds", "longest_wait", "The longest time that a request has spent in the queue.", max),
+    _Gauge("waiting_requests", "waiting", "Requests that wait for other holders of memory."),
+    _Gauge("waiting_bytes", "waiting_bytes", "What those ask for."),
+    _Gauge("longest_wait_seconds", "longest_wait", "The longest time that one of them has waited.", max),
+    _Gauge("growing_requests", "growing", "Requests that wait for memory to come from the device."),
+    _Gauge("growing_bytes", "growing_bytes", "What those ask for."),
     _Gauge("pressure_level", "pressure", "Of allocated bytes against the limit, from 0 (low) to 3 (critical).", max),
     _Gauge("fragmentation_ratio", "fragmentation", "Share of free memory that is outside the largest hole.", max),
 )
@@ -89,8 +91,10 @@ _COUNTS: Final = (
     _Count("driver_calls", {"": "driver_calls"}, "Calls to the device's driver."),
     _Count("grows", {"": "grows"}, "Segments taken from the driver."),
     _Count("trims", {"": "trims"}, "Segments given back to the driver."),
-    _Count("waits", {"": "waits"}, "Requests that had to queue."),
-    _Count("wait_seconds", {"": "wait_seconds"}, "Time that requests have spent in the queue."),
+    _Count("waits", {"": "waits"}, "Requests that had to wait for other holders of memory."),
+    _Count("wait_seconds", {"": "wait_seconds"}, "Time that those have waited."),
+    _Count("growth_waits", {"": "growth_waits"}, "Requests that waited for growth alone."),
+    _Count("growth_seconds", {"": "growth_seconds"}, "Time that those have waited."),
     _Count("bypassed_bytes", {"": "bypassed_bytes"}, "Granted to smaller requests past a larger one."),
     _Count("handed_back", {"": "handed_back"}, "Grants whose request had been cancelled in the same moment."),
     _Count("timeouts", {"": "timeouts"}, "Requests whose deadline passed."),
@@ -116,8 +120,8 @@ class PoolCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Answer each metric with a sample for each pool; without one where there is no pool."""
         found: dict[tuple[str, str], list[PoolStats]] = {}
-        for house in open_houses():
-            stats = house.flow.pool.stats()
+        for opened in open_pools():
+            stats = opened.pool.stats()
             found.setdefault((stats.name, stats.device), []).append(stats)
         for gauge in _GAUGES:
             yield _gauge(gauge, found)

@@ -17,7 +17,7 @@ from asyncmem.insight.names import Names
 from asyncmem.insight.order import ROW, in_order
 from asyncmem.insight.records import Records
 from asyncmem.insight.tap import Tap
-from asyncmem.pool.house import arrivals, open_houses
+from asyncmem.pool.open_pool import arrivals, open_pools
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncmem.core import Witness
     from asyncmem.insight.spool import Spool
     from asyncmem.pool import AsyncMemoryPool
-    from asyncmem.pool.house import House
+    from asyncmem.pool.open_pool import OpenPool
 
 KEEP: Final = 1 << 18
 _CUT: Final = "There was no memory for more records."
@@ -91,7 +91,10 @@ class Recording:
         """
         if self._witness is not None:
             raise InvalidRequest("with", self, "a recording that was not used before")
-        houses = [pool.serving for pool in self._pools]
+        found = []
+        for pool in self._pools:
+            pool._open_core()  # raises where it is closed
+            found.append(pool._opened)
         if self._file is not None:
             from asyncmem.insight.spool import Spool
 
@@ -101,9 +104,9 @@ class Recording:
         with self._changing:
             if not self._pools:
                 arrivals.append(self._add)
-                houses = open_houses()
-            for house in houses:
-                self._add(house)
+                found = open_pools()
+            for opened in found:
+                self._add(opened)
             if self._spool is not None:
                 self._spool.run(self._witness, self._taps, began=self._began, wall=self._wall, frames=self._frames)
         return self
@@ -181,11 +184,11 @@ class Recording:
             self._found = found
         return found
 
-    def _add(self, house: House) -> None:
+    def _add(self, opened: OpenPool) -> None:
         assert self._witness is not None
         with self._changing:
-            if all(tap.core is not house.core for tap in self._taps):
-                self._taps.append(Tap(house, len(self._taps), self._witness, self._keep))
+            if all(tap.core is not opened.core for tap in self._taps):
+                self._taps.append(Tap(opened, len(self._taps), self._witness, self._keep))
 
     def _read(self, witness: Witness) -> Records:
         held, rows = [np.empty(0, ROW)], [np.empty(0, ROW)]

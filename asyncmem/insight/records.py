@@ -167,10 +167,13 @@ class Records:
     def by(self, column: str) -> tuple[Group, ...]:
         """Add the records up by what they have in common, largest first.
 
+        Where there are allocations among them, these alone count: a free is the other end of the same buffer.
+
         Args:
             column: "tag", "site", "task", "thread", "pool", or "nbytes" for the size.
         """
-        return grouped(self.rows, self.names, column)
+        born = np.isin(self.rows["kind"], (Kind.ALLOCATED, Kind.HELD))
+        return grouped(self.rows[born] if born.any() else self.rows, self.names, column)
 
     def _some(self, rows: NDArray[np.void]) -> Records:
         return Records(

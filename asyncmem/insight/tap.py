@@ -11,6 +11,7 @@ from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.insight.names import PoolName
 from asyncmem.insight.order import ROW
 from asyncmem.insight.outline import NOBODY
+from asyncmem.pool.snapshot import segment_infos
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncmem.core import Core, Witness
-    from asyncmem.pool.house import House
+    from asyncmem.pool.open_pool import OpenPool
 
 _BATCH: Final = 4096
 """Rows that are copied at a time: as long as that takes, the pool waits."""
@@ -45,10 +46,10 @@ class Tap:
         cut: Whether there was no memory for later ones.
     """
 
-    def __init__(self, house: House, number: int, witness: Witness, keep: int) -> None:
+    def __init__(self, opened: OpenPool, number: int, witness: Witness, keep: int) -> None:
         self.number = number
-        self.name = PoolName(house.flow.pool.name, house.device.name, house.flow.supply.limit)
-        self.core: Core = house.core
+        self.name = PoolName(opened.name, opened.device.name, opened.limit)
+        self.core: Core = opened.core
         self.lost = 0
         self.cut = False
         self._keep = keep
@@ -60,7 +61,7 @@ class Tap:
         self.core.watch(witness)
         began = log_time_ns()
         self._reader, held = self.core.open_log(keep)
-        self.before = np.concatenate((_segments(house), self._of_pool(held)))
+        self.before = np.concatenate((_segments(opened), self._of_pool(held)))
         self.before["pool"] = number
         self.before["time_ns"] = began
 
@@ -123,8 +124,8 @@ class Tap:
         return whole
 
 
-def _segments(house: House) -> NDArray[np.void]:
-    segments = house.flow.upkeep.segments()
+def _segments(opened: OpenPool) -> NDArray[np.void]:
+    segments = segment_infos(opened)
     rows = np.zeros(len(segments), ROW)
     rows["nbytes"] = [one.nbytes for one in segments]
     # What lies in pages is told by its bytes alone, as their coming and going are.

@@ -38,17 +38,26 @@ class Watch:
         self._leaks = leaks
         # What is live at the end is known without records.
         self._recording = Recording(keep=1 if limit is None else _KEEP)
+        self._collects = False
+        self._at_the_end = np.empty(0, ROW)
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Begin; where leaks are looked for, the garbage collector rests until the end, so that it hides none."""
+        self._collects = self._leaks and gc.isenabled()
+        if self._collects:
+            gc.collect()
+            gc.disable()
         self._recording.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; buffers that nobody can reach any more are freed before."""
+        """End; what is live only until the garbage collector runs is known after it."""
         if self._leaks:
+            self._at_the_end = self._live()
+            if self._collects:
+                gc.enable()
             gc.collect()
         self._recording.__exit__(kind, error, trace)
 
@@ -69,12 +78,19 @@ class Watch:
         return ""
 
     def _left(self) -> str:
-        rows = np.concatenate([np.empty(0, ROW), *map(_left_in, self._recording._taps)])
-        if not len(rows):
-            return ""
-        nbytes = format_size(int(rows["nbytes"].sum()))
-        head = f"{format_count(len(rows), 'buffer')} of {nbytes} still live after the test that allocated them:"
-        return self._told("asyncmem_no_leaks", head, rows)
+        rows, kept = self._at_the_end, self._live()
+        told = []
+        if len(kept):
+            head = f"{_sum(kept)} still live after the test that allocated them:"
+            told.append(self._told("asyncmem_no_leaks", head, kept))
+        cycles = rows[~np.isin(identity_of(rows), identity_of(kept))]
+        if len(cycles):
+            head = f"{_sum(cycles)} in reference cycles, live until the garbage collector runs:"
+            told.append(self._told("asyncmem_no_leaks", head, cycles))
+        return "\n".join(told)
+
+    def _live(self) -> NDArray[np.void]:
+        return np.concatenate([np.empty(0, ROW), *map(_left_in, self._recording._taps)])
 
     def _told(self, mark: str, head: str, rows: NDArray[np.void]) -> str:
         sites = grouped(rows, self._recording.records().names, "site")
@@ -86,6 +102,10 @@ class Watch:
         if len(sites) > _SHOWN:
             lines.append(f"  and at {len(sites) - _SHOWN:,} more lines")
         return "\n".join(lines)
+
+
+def _sum(rows: NDArray[np.void]) -> str:
+    return f"{format_count(len(rows), 'buffer')} of {format_size(int(rows['nbytes'].sum()))}"
 
 
 def _most_live(rows: NDArray[np.void]) -> tuple[int, NDArray[np.void]]:

@@ -61,7 +61,7 @@ class Fillers:
         """Answer the filler for the batch of a number."""
         with self._lock:
             if not self._fillers:
-                self._lent = Lent(pool)
+                self._lent = Lent(pool._opened)
                 self._fillers = [Filler(self._lent.stream("prefetch")) for _ in range(self._count)]
             return self._fillers[number % self._count]
 

@@ -202,7 +202,7 @@ class Channel(Generic[T]):
         return item
 
     def _stream_of(self, stream: object) -> Stream | None:
-        return None if stream is None else self._budget.flow.pool.device.stream_of(stream)
+        return None if stream is None else self._budget._opened.device.stream_of(stream)
 
     def sender(self, *, stream: object = None) -> Sender[T]:
         """Make an end for one of several producers; once all of them are closed, nothing more will be sent.

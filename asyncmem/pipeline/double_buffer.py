@@ -145,7 +145,7 @@ class DoubleBuffer:
     def _begin(self, batch: Batch) -> Self:
         self._entered = True
         batch.__enter__()
-        self._batch, self._lent = batch, Lent(self._pool)
+        self._batch, self._lent = batch, Lent(self._pool._opened)
         for buffer in batch:
             # A stream for each, so that whoever waits for one waits for the data that is in it, and no other.
             buffer.hand_over(self._lent.stream("filling"))

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from anyio import WouldBlock
 from anyio.lowlevel import checkpoint
 
-from asyncmem.pool.home import Parked, running_home
+from asyncmem.pool.loops import Parked, running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.pool.home import Home, Sleeper
+    from asyncmem.pool.loops import EventLoop, Sleeper
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Line(Generic[T]):
         self._values: deque[T] = deque()
         self._takers: deque[_Taker[T]] = deque()
         self._ending: Callable[[], Exception] | None = None
-        self._home: Home | None = None
+        self._loop: EventLoop | None = None
         self._streak = 0
 
     def __len__(self) -> int:
@@ -128,10 +128,10 @@ class Line(Generic[T]):
         self._streak = 0
         await checkpoint()
 
-    def _running(self) -> Home:
-        home = self._home = running_home(self._home)
-        assert home is not None, "a line is taken from in a task of an event loop"
-        return home
+    def _running(self) -> EventLoop:
+        loop = self._loop = running_loop(self._loop)
+        assert loop is not None, "a line is taken from in a task of an event loop"
+        return loop
 
     def _match(self) -> None:
         while self._values and self._takers and self._places > 0:

@@ -22,8 +22,8 @@ from anyio import from_thread, lowlevel
 
 from asyncmem.pipeline.crew import Crew
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.home import running_home
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.loops import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -307,9 +307,9 @@ class LoopLookahead(Lookahead[L]):
     def __init__(self, source: AsyncSource[L], *, ahead: int, workers: int, name: str) -> None:
         super().__init__(ahead=ahead, workers=workers, name=name)
         self._source = source
-        home = running_home()
-        assert home is not None
-        self._home = home
+        loop = running_loop()
+        assert loop is not None
+        self._loop = loop
         self._token = lowlevel.current_token()
         self._gate = anyio.Semaphore(0)
         self._scope = anyio.CancelScope()
@@ -351,13 +351,13 @@ class LoopLookahead(Lookahead[L]):
 
     def _interrupt(self) -> None:
         self._source.give_up()
-        loop = self._home.loop
+        loop = self._loop.loop
         if isinstance(loop, asyncio.AbstractEventLoop):
             # Also from its own thread: a pass may be dropped there when the loop runs no more.
             with suppress(RuntimeError):  # it is closed, and the task has ended with it
                 loop.call_soon_threadsafe(self._scope.cancel)
         else:
-            self._home.call(self._scope.cancel)
+            self._loop.call(self._scope.cancel)
 
 
 def _nothing() -> None:

@@ -17,10 +17,11 @@ from asyncmem.figures import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from asyncmem.pipeline.station import Station
     from asyncmem.pool import Budget
-    from asyncmem.pool.waiting import Waiting
+    from asyncmem.pool.share import Share
 
 
 class Lookout:
@@ -29,7 +30,7 @@ class Lookout:
     Args:
         stations: All of them, in order.
         tops: The budgets that hold what they allocate, one for each pool.
-        consumers_wait: Says whether everybody who could let go of a result waits for another, and has none.
+        consumers_wait: Tells whether everybody who could let go of a result waits for another, and has none.
     """
 
     def __init__(self, stations: Sequence[Station], tops: Sequence[Budget], consumers_wait: Callable[[], bool]) -> None:
@@ -41,7 +42,7 @@ class Lookout:
         """Look three times in the pool's `stall_after`, and fail the last stage that waits once nobody can go on."""
         idle = False
         last: object = None
-        while (patience := self._tops[0].flow.options.stall_after) is not None:
+        while (patience := self._tops[0]._opened.options.stall_after) is not None:
             await anyio.sleep(patience / 3)
             state = self._state()
             suspect = state == last and self._consumers_wait() and self._alone()
@@ -54,22 +55,23 @@ class Lookout:
     async def _devices_are_idle(self) -> bool:
         try:
             for top in self._tops:
-                await top.flow.pool.device.record_all()
+                await top._opened.device.record_all()
         except DeviceError:
             return False  # whoever works there is told
         return True
 
     def _state(self) -> object:
-        pools = [(top.flow.progress, top.flow.core.counts().frees) for top in self._tops]
+        cores = [top._core for top in self._tops]
+        pools = [(core.scheduler.gauges()["progress"], core.counts().frees) for core in cores]
         return pools, [(station.items, station.at_work) for station in self._stations]
 
     def _alone(self) -> bool:
-        """Say whether all of the memory is held by items under way, and none is coming."""
+        """Return whether all of the memory is held by items under way, and none is coming."""
         for top in self._tops:
-            flow = top.flow
-            if flow.busy or flow.core.exported_bytes:
+            core = top._core
+            if core.scheduler.gauges()["under_way"] or core.exported_bytes:
                 return False
-            if flow.core.live() != flow.core.account(top._account).live:
+            if core.live() != core.account(top._account).live:
                 return False
         return True
 
@@ -78,28 +80,28 @@ class Lookout:
         all_wait = all(
             len(requests) >= station.at_work for station, requests in zip(self._stations, waiting, strict=True)
         )
-        stuck = next((requests[0] for requests in reversed(waiting) if requests), None)
+        stuck = next((at for at in reversed(range(len(waiting))) if waiting[at]), None)
         if all_wait and stuck is not None:
-            stuck.keeper.fail(stuck, self._verdict(stuck, waiting))
+            share = self._stations[stuck].share
+            share._core.fail(waiting[stuck][0]["id"], self._verdict(share, waiting))
 
-    def _waiting_at(self, station: Station) -> list[Waiting]:
-        flow = station.share.flow
-        with flow.turn:
-            return [one for one in flow.waiters() if one.share is station.share]
+    @staticmethod
+    def _waiting_at(station: Station) -> list[dict[str, Any]]:
+        share = station.share
+        return [one for one in share._core.requests() if one["account"] == share._account]
 
-    def _verdict(self, stuck: Waiting, waiting: Sequence[Sequence[Waiting]]) -> DeadlockError:
+    def _verdict(self, share: Share, waiting: Sequence[Sequence[dict[str, Any]]]) -> DeadlockError:
         owners = [
             OwnerInfo(
                 owner=f"stage {station.stage.name}",
                 held=station.share.stats().allocated_bytes,
-                waiting=sum(one.nbytes for one in requests),
-                age=max(one.age for one in requests),
+                waiting=sum(one["nbytes"] for one in requests),
+                age=max(one["age"] for one in requests),
             )
             for station, requests in zip(self._stations, waiting, strict=True)
             if requests
         ]
-        core = stuck.keeper.core
-        limit = stuck.keeper.supply.limit
-        pieces = f"of {format_size(limit - core.live())} free, {format_size(core.largest())} are in one piece"
+        core, opened = share._core, share._opened
+        pieces = f"of {format_size(opened.limit - core.live())} free, {format_size(core.largest())} are in one piece"
         hints = [pieces, "raise the limit", "say by @stage(credit=...) how much one item needs"]
-        return DeadlockError(pool=stuck.keeper.pool.name, owners=owners, hints=hints)
+        return DeadlockError(pool=opened.name, owners=owners, hints=hints)

@@ -16,7 +16,7 @@ from asyncmem.pipeline.results import Results
 from asyncmem.pipeline.run import Run
 from asyncmem.pipeline.settle import Settled, settle
 from asyncmem.pipeline.stage import Function, Stage, as_stage
-from asyncmem.pool.home import running_home
+from asyncmem.pool.loops import running_loop
 from asyncmem.pool.share import Share
 from asyncmem.units import parse_count
 
@@ -108,9 +108,9 @@ class Pipeline(Generic[A, B]):
         """
         if self._tasks is not None or self._last is not None:
             raise InvalidRequest("pipeline", self, "one that was not entered before; make another")
-        home = running_home()
-        assert home is not None
-        self._clock = home.now
+        loop = running_loop()
+        assert loop is not None
+        self._clock = loop.now
         self._settled = await settle(self.name, self._stages, self._pool)
         self._lookout = Lookout(self._settled.stations, self._settled.tops, self._consumers_wait)
         self._tasks = await anyio.create_task_group().__aenter__()

@@ -57,7 +57,7 @@ async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> Settled:
     try:
         for group, quotas in plans:
             root = roots[group[0]]
-            top, lent = Budget(root, name, root.capacity()), Lent(root.flow.pool)
+            top, lent = Budget(root, name, root.capacity()), Lent(root._opened)
             settled.tops.append(top)
             settled.lent.append(lent)
             made = await _make(top, lent, [stages[at] for at in group], quotas)
@@ -72,7 +72,7 @@ async def settle(name: str, stages: Sequence[AnyStage], pool: Share) -> Settled:
 async def _root(stage: AnyStage, pool: Share) -> Share:
     if isinstance(pool, AsyncMemoryPool):
         await pool.open()
-    if stage.device is None or stage.device == pool.flow.pool.device.name:
+    if stage.device is None or stage.device == pool._opened.device.name:
         return pool
     other = device(stage.device).pool
     await other.open()

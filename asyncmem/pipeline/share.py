@@ -10,10 +10,8 @@ from asyncmem.pool.share import Share
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asyncmem.core import Batch, Buffer, Ready
+    from asyncmem.core import Batch, Buffer, Ready, Request
     from asyncmem.devices import Stream
-    from asyncmem.pool import Request
-    from asyncmem.pool.waiting import Waiting
 
 
 class StageShare(Share):
@@ -60,9 +58,11 @@ class StageShare(Share):
 class StageBudget(StageShare, Budget):
     """The share of a stage that has not said what it needs."""
 
-    def __init__(self, parent: Share, name: str, limit: int, stream: Stream | None) -> None:
+    def __init__(
+        self, parent: Share, name: str, limit: int, stream: Stream | None, *, waits: bool | None = None
+    ) -> None:
         """Not made by users; see `Pipeline`."""
-        super().__init__(parent, name, limit)
+        super().__init__(parent, name, limit, waits=waits)
         self.stream = stream
 
 
@@ -84,21 +84,12 @@ class Region(StageBudget):
 
     def __init__(self, ground: Lease, name: str, stream: Stream | None) -> None:
         """Take a lease that has been entered."""
-        super().__init__(ground, name, ground.nbytes, stream)
+        super().__init__(ground, name, ground.own_limit(), stream, waits=True)
         self._ground = ground
-        self.may_wait = True
 
-    def let_through(self, waiting: Waiting) -> bool:
-        """Serve a request from the range, if it fits (with the turn held)."""
-        flow = self.flow
-        found = None if waiting.overdue else flow.taker.take(waiting, may_grow=False)
-        if found is not None:
-            flow.deliver(waiting, found)
-        return found is not None
-
-    def held_up_at(self, waiting: Waiting) -> Share:  # noqa: ARG002 - there is no other memory that could serve it
-        """Answer the region itself, whose memory may be free in pieces that are too short."""
-        return self
+    def room(self) -> int:
+        """Return the bytes that nobody holds."""
+        return self.own_limit() - self._core.account(self._account).live
 
     def close(self) -> None:
         """End the region; buffers still held become ordinary buffers of the pool."""

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncmem.devices import Device, Stream
-    from asyncmem.pool import AsyncMemoryPool
-    from asyncmem.pool.house import House
+    from asyncmem.pool.ports import Opened
 
 
 class Lent:
@@ -20,32 +19,32 @@ class Lent:
     Work that is still queued on them does no harm: whoever has them next comes behind it.
     """
 
-    def __init__(self, pool: AsyncMemoryPool) -> None:
-        self._house = pool.house
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
         self._lent: list[tuple[str, Stream]] = []
-        self.give_back = weakref.finalize(self, _give_back, weakref.ref(self._house), self._lent)
+        self.give_back = weakref.finalize(self, _give_back, weakref.ref(self._opened), self._lent)
 
     @property
     def device(self) -> Device:
         """Whose streams they are."""
-        return self._house.device
+        return self._opened.device
 
     def stream(self, name: str) -> Stream:
-        """Answer a stream of that name that nobody else has."""
+        """Return a stream of that name that nobody else has."""
         try:
-            stream = _idle[self._house][name].pop()
+            stream = _idle[self._opened][name].pop()
         except (KeyError, IndexError):
-            stream = self._house.device.create_stream(name)
+            stream = self._opened.device.create_stream(name)
         self._lent.append((name, stream))
         return stream
 
 
-def _give_back(house_of: weakref.ref[House], lent: Iterable[tuple[str, Stream]]) -> None:
-    house = house_of()
-    if house is not None:
-        idle = _idle.setdefault(house, defaultdict(list))
+def _give_back(known: weakref.ref[Opened], lent: Iterable[tuple[str, Stream]]) -> None:
+    opened = known()
+    if opened is not None:
+        idle = _idle.setdefault(opened, defaultdict(list))
         for name, stream in lent:
             idle[name].append(stream)
 
 
-_idle: weakref.WeakKeyDictionary[House, defaultdict[str, list[Stream]]] = weakref.WeakKeyDictionary()
+_idle: weakref.WeakKeyDictionary[Opened, defaultdict[str, list[Stream]]] = weakref.WeakKeyDictionary()

@@ -1,12 +1,12 @@
-"""The pool: what joins the core, a device and the engine's decisions into something to await.
+"""The pool: what users hold, and what carries out the scheduler's effects.
 
-`pool` is what users hold, with its `share`s (budgets and leases) and `request`s. `flow` knows the order in which a
-request is served; `taker`, `ladder` and `supply` are its steps, from cheap to dear; `worker` is the thread, `home` the
-event loop, and `blocking` serves callers that cannot await. The lock, and the plain way from a free to the waiter that
-it wakes, are compiled: `Turn` and `Desk` in the core. `placement` is a plan of where buffers lie, and `planned` a range
-that keeps to it. `buckets` stands apart: it keeps what others have made.
+`pool` is what users hold, with its budgets (`share`) and leases. What is decided is decided in the core; `open_pool`
+puts a core, a device, a worker and an event loop together, and `executor` makes the calls of the device. `blocking`
+serves callers that cannot await. `placement` is a plan of where buffers lie, and `planned` a range that keeps to it.
+`buckets` stands apart: it keeps what others have made.
 """
 
+from asyncmem.core import Request
 from asyncmem.pool.arrays import ArrayBatch
 from asyncmem.pool.buckets import BucketPool, BucketStats
 from asyncmem.pool.copies import Copy
@@ -17,7 +17,6 @@ from asyncmem.pool.placement import PlannedPlace, ReusePlan
 from asyncmem.pool.planned import PlannedMemory, PlanUse
 from asyncmem.pool.pool import AsyncMemoryPool
 from asyncmem.pool.protocol import MemoryShare
-from asyncmem.pool.request import Request
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spillable import Spillable
 

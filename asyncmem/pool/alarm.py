@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class _Unraisable:
@@ -27,6 +31,23 @@ def alarm(text: str, category: type[Warning], *, level: int = 2) -> None:
         warnings.warn(text, category, stacklevel=level + 1)
     except Warning as raised:
         report(raised)
+
+
+def alarm_at(text: str, category: type[Warning], site: str) -> None:
+    """Warn as `alarm` does, of something that a line of the program ("file:line") did."""
+    file, _, line = site.rpartition(":")
+    try:
+        warnings.warn_explicit(text, category, file, int(line))
+    except Warning as raised:
+        report(raised)
+
+
+def caller_site() -> str:
+    """Return "file:line" of the innermost frame outside of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def report(error: Exception) -> None:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from asyncmem.devices import Device
-    from asyncmem.pool.flow import Flow
-    from asyncmem.pool.house import House
+    from asyncmem.pool.ports import Opened
 
 _ON_HOST = 1  # DLPack's kDLCPU
 _APART = 'await other.stream.synchronize(), and then copy to or from "memoryview(other)"'
@@ -131,10 +130,31 @@ class Part:
 class Copies:
     """The copies of one pool's buffers."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, opened: Opened) -> None:
+        self._pool = opened
         self._running: set[Copy] = set()  # those that keep memory
         self._unseen: list[tuple[Stream, Copy]] = []  # those behind which no fence could be recorded yet
+
+    def start(self, part: Part, other: object, stream: object, *, into: bool) -> Copy:
+        """Start a copy from `other` into a part of a buffer, or out of that part to `other`.
+
+        Raises:
+            InvalidRequest: `other` is no memory, is not contiguous or writable, or does not fit.
+        """
+        what = "source" if into else "target"
+        there = part_of(other)
+        if there is None:
+            host = host_bytes(other, what, writable=not into)
+            _need_room(host.nbytes, part.nbytes, what)
+            return self.copy_in(part, host, stream) if into else self.copy_out(part, host, stream)
+        to = part if into else there
+        if to.buffer.readonly:
+            raise InvalidRequest(what, to.buffer, "memory that may be written")
+        if into:
+            _need_room(there.nbytes, part.nbytes, what)
+            return self.between(there, part, stream, caller=part.buffer)
+        _need_room(part.nbytes, there.nbytes, "nbytes")
+        return self.between(part, there, stream, caller=part.buffer)
 
     # -- between a buffer and the host -------------------------------------------------------------------------------
 
@@ -191,7 +211,7 @@ class Copies:
                 kept.clear()
 
         latch: Latch[None] = Latch(make)
-        self._house.copier().submit(latch)
+        self._pool.copier().submit(latch)
         return Copy(host.nbytes, latch)
 
     # -- between two buffers -----------------------------------------------------------------------------------------
@@ -284,7 +304,7 @@ class Copies:
             # On the device's own thread, where nothing may call the device, and letting go of memory may.
             self._running.discard(copy)
             if copy._kept:
-                self._house.run_last(copy.let_go)
+                self._pool.run_last(copy.let_go)
 
         fence.notify(ended)
 
@@ -358,29 +378,6 @@ def part_of(other: object) -> Part | None:
     part = Part(other.buffer, other.nbytes, other.offset) if isinstance(other, Array) else Part(other, other.nbytes)
     _ = part.address  # a freed one says so
     return part
-
-
-def start(flow: Flow, part: Part, other: object, stream: object, *, into: bool) -> Copy:
-    """Start a copy from `other` into a part of a buffer, or out of that part to `other`.
-
-    Raises:
-        InvalidRequest: `other` is no memory, is not contiguous or writable, or does not fit.
-    """
-    what = "source" if into else "target"
-    copies = flow.pool.house.copies
-    there = part_of(other)
-    if there is None:
-        host = host_bytes(other, what, writable=not into)
-        _need_room(host.nbytes, part.nbytes, what)
-        return copies.copy_in(part, host, stream) if into else copies.copy_out(part, host, stream)
-    to = part if into else there
-    if to.buffer.readonly:
-        raise InvalidRequest(what, to.buffer, "memory that may be written")
-    if into:
-        _need_room(there.nbytes, part.nbytes, what)
-        return copies.between(there, part, stream, caller=part.buffer)
-    _need_room(part.nbytes, there.nbytes, "nbytes")
-    return copies.between(part, there, stream, caller=part.buffer)
 
 
 def _need_room(nbytes: int, room: int, what: str) -> None:

@@ -18,5 +18,5 @@ class HostFallback(HostPool):
         from asyncmem.pool.pool import AsyncMemoryPool
 
         made = AsyncMemoryPool("host", name=self.name, segments="auto")
-        made.fallback_of = weakref.ref(pool)
+        made._fallback_of = weakref.ref(pool)
         return made

@@ -8,13 +8,14 @@ name of a stream that is never given any work, and the pool records no fence on 
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
-from asyncmem.core import Batch
+from asyncmem.core import FLAG_WAITING, GRANULE
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
@@ -23,28 +24,25 @@ from asyncmem.pool.notes import Notes, notes_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asyncmem.core import Buffer
+    from asyncmem.core import Buffer, Request
     from asyncmem.devices import Stream
-    from asyncmem.pool.flow import Flow
-    from asyncmem.pool.waiting import Waiting
+    from asyncmem.pool.ports import Opened
 
 _ORDER_IT = "order it before the capture begins, or inside by events of the library that captures"
 _HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Captured:
     """That a request is for captured work.
 
     Attributes:
         graph: Whose memory it will be.
-        home: The captured stream, by the core's index; its buffer's home.
-        settled: Whether the host has waited for free memory for its sake.
+        home: The captured stream, by the core's number; its buffer's home.
     """
 
     graph: GraphMemory
     home: int
-    settled: bool = False
 
 
 @final
@@ -56,13 +54,14 @@ class GraphMemory:
     object does not release anything: the graph may still be in use. It is a `LeakWarning`, and the memory stays taken.
     """
 
-    def __init__(self, flow: Flow, stream: int | None) -> None:
+    def __init__(self, opened: Opened, stream: int | None) -> None:
         self.stream = stream
         self.released = False
-        self._flow = flow
+        self._pool = opened
         self._open = False
-        self._kept = flow.captures.keep()
+        self._kept = opened.captures.keep()
         self._spares: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self._waiting: weakref.WeakSet[Request[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         state = "released" if self.released else "open" if self._open else "kept"
@@ -77,19 +76,17 @@ class GraphMemory:
         """Take in what is allocated on captured streams from here on; the capture may begin before or after."""
         if self.released or self._open:
             raise InvalidRequest("graph", self, "one that was not entered before; ask the pool for another")
-        with self._flow.turn:
-            self._open = True
-            self._flow.captures.opened(self)
+        self._open = True
+        self._pool.captures.opened(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take in nothing more; all that was stays."""
-        with self._flow.turn:
-            self._open = False
-            self._spares.clear()
-            self._flow.captures.ended(self)
+        self._open = False
+        self._spares.clear()
+        self._pool.captures.ended(self)
 
     def release(self) -> None:
         """Give the memory back: the graph is not launched any more. Twice is fine; from any thread.
@@ -102,38 +99,31 @@ class GraphMemory:
         """
         if self._open:
             raise InvalidRequest("release()", self, "a graph whose block has ended")
-        with self._flow.turn:
-            if not self.released:
-                self.released = True
-                self._flow.captures.give_back(self._kept)
+        if not self.released:
+            self.released = True
+            self._pool.captures.give_back(self._kept)
 
-    def take(self, waiting: Waiting, home: int) -> Buffer | Batch | None:
-        """Answer memory that may be used in the capture, or None where the pool must grow (with the turn held)."""
-        spare = self.reuse(waiting, home)
-        if spare is not None:
-            return spare
-        found = waiting.share.grant(waiting, anywhere=False)
-        if found is None and self._flow.taker.poll():
-            found = waiting.share.grant(waiting, anywhere=False)
-        if found is not None:
-            for buffer in found if isinstance(found, Batch) else [found]:
-                self._own(buffer, home)
-        return found
-
-    def reuse(self, waiting: Waiting, home: int) -> Buffer | None:
-        """Answer memory that this capture has freed, or None where there is none of that size (with the turn held)."""
-        spares = self._spares[home, waiting.total] if self._open and not waiting.batch and waiting.total else []
+    def serve(self, request: Request[Any], capture: Captured) -> bool:
+        """Serve a request from what this capture has freed; else note that it waits. Return whether it is served."""
+        if request._is_batch or not request.nbytes:
+            return False
+        size = -(-request.nbytes // GRANULE) * GRANULE
+        spares = self._spares[capture.home, size] if self._open else []
         if not spares:
-            return None
+            self._waiting.add(request)
+            return False
         block = spares.pop()
         del self._kept[block]
-        buffer = self._flow.core.adopt(block, waiting.nbytes, waiting.tag)
+        buffer = self._pool.core.adopt(block, request.nbytes, request.tag)
         notes_of(buffer).graph = self
-        return buffer
+        request._granted(buffer)
+        return True
 
-    def _own(self, buffer: Buffer, home: int) -> None:
+    def own(self, buffer: Buffer, home: int) -> None:
+        """Make a buffer that was granted the graph's."""
         if buffer._block:
-            buffer._set_home(home)
+            if buffer.home != home:
+                buffer._set_home(home)
             notes_of(buffer).graph = self
 
     def keep(self, buffer: Buffer, users: set[int]) -> None:
@@ -141,15 +131,26 @@ class GraphMemory:
         size, home = buffer.size, buffer.home
         block = buffer._withhold()
         self._kept[block] = size
-        if self._open and not users:
+        if self._open and not users and not self._hand_on(block, home, size):
             self._spares[home, size].append(block)
-            self._flow.turn.post(self._flow.changed)
         if self.released:  # by another thread, just now
-            self._flow.turn.post(partial(self._flow.captures.give_back, self._kept))
+            self._pool.core.post(partial(self._pool.captures.give_back, self._kept))
+
+    def _hand_on(self, block: int, home: int, size: int) -> bool:
+        """Serve a request of the same capture that waits."""
+        for request in list(self._waiting):
+            capture = request._capture
+            waits = not request.done() and -(-request.nbytes // GRANULE) * GRANULE == size
+            if waits and capture is not None and capture.home == home and request._id:
+                self._waiting.discard(request)
+                del self._kept[block]
+                self._pool.core.give(request, block)
+                return True
+        return False
 
     def __del__(self) -> None:
         # A pool that was closed has told of all that was still held.
-        if not getattr(self, "released", True) and self._kept and self._flow.closed is None:
+        if not getattr(self, "released", True) and self._kept and self._pool.closed is None:
             alarm(
                 f"the memory of a captured graph was dropped and never released: {format_size(self.nbytes)} stay taken",
                 LeakWarning,
@@ -157,11 +158,10 @@ class GraphMemory:
 
 
 class Captures:
-    """The captures of one pool. Attributes change under the pool's turn only."""
+    """The captures of one pool."""
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self.in_the_way = False  # something was refused because of a capture, and will be until that ends
+    def __init__(self, opened: Opened) -> None:
+        self._pool = opened
         self._open: list[GraphMemory] = []
         self._all: list[dict[int, int]] = []  # blocks and their bytes, of each graph that is not released
 
@@ -176,24 +176,22 @@ class Captures:
         return sum(sum(list(kept.values())) for kept in list(self._all))
 
     def keep(self) -> dict[int, int]:
-        """Answer where a graph notes its blocks; they stay here, also when the graph itself is forgotten."""
+        """Return where a graph notes its blocks; they stay here, also when the graph itself is forgotten."""
         kept: dict[int, int] = {}
         self._all.append(kept)
         return kept
 
     def opened(self, graph: GraphMemory) -> None:
         """Look at every request from now on."""
-        self._flow.supply.quiet()  # made before the capture begins, as a rule
-        self._flow.core.device.begin_captures()  # it may have begun, on a stream that nobody here knows
-        self._fence_all()
-        self._open.append(graph)
-        self._flow.observe()
-
-    def _fence_all(self) -> None:
+        opened = self._pool
+        opened.executor.quiet()  # made before the capture begins, as a rule
+        opened.device.begin_captures()  # it may have begun, on a stream that nobody here knows
         # What was freed on a stream that is captured next has to be within others' reach meanwhile.
-        for index in range(len(self._flow.core.stream_objects)):
+        for index in range(len(opened.core.stream_objects)):
             with suppress(DeviceError):
-                self._flow.retire.fence(index)
+                opened.retire.fence(index)
+        self._open.append(graph)
+        opened.observe()
 
     def settle(self) -> None:
         """Wait on this thread (blocks) until the host has seen done what free memory was used for.
@@ -203,56 +201,57 @@ class Captures:
         Raises:
             DeviceError: The device is lost.
         """
-        flow = self._flow
-        for index, stream in enumerate(list(flow.core.stream_objects)):
+        opened = self._pool
+        for index, stream in enumerate(list(opened.core.stream_objects)):
             if not is_captured(stream):
                 try:
-                    flow.retire.settle([(index, flow.core.close_epoch(index))])
+                    opened.retire.settle([(index, opened.core.close_epoch(index))])
                 except DeviceError as error:
                     if error.code != DeviceError.CAPTURE_UNSUPPORTED:
                         raise
 
     def ended(self, graph: GraphMemory) -> None:
         """Look no more, where this was the last."""
+        opened = self._pool
         self._open.remove(graph)
-        self._flow.core.device.end_captures()
-        self.in_the_way = False
-        self._flow.observe()
-        self._flow.changed()  # fences that were refused can be recorded now
+        opened.device.end_captures()
+        opened.core.scheduler.set_capturing(False)
+        opened.observe()
+        opened.core.scheduler.freed(FLAG_WAITING, opened.core.time)  # fences that were refused can be recorded now
+        opened.core.carry_out()
 
-    def admit(self, waiting: Waiting) -> None:
+    def admit(self, home: int) -> Captured:
         """Let a request on a captured stream take memory for a graph.
 
         Raises:
             InvalidRequest: It is outside of a block of `pool.graph()`, or in one for another stream.
         """
-        home = waiting.stream
-        stream = self._flow.core.stream_objects[home]
+        stream = self._pool.core.stream_objects[home]
         graph = next((one for one in reversed(self._open) if self._is_for(one, stream)), None)
         if graph is None:
             raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
-        waiting.capture = Captured(graph, home)
-        waiting.stream = self._flow.supply.quiet()
+        return Captured(graph, home)
 
     def _is_for(self, graph: GraphMemory, stream: Stream | None) -> bool:
         # A stream of which only the handle is known may be another object while it is captured, and is the same one.
-        mine = None if graph.stream is None else self._flow.core.stream_objects[graph.stream]
+        mine = None if graph.stream is None else self._pool.core.stream_objects[graph.stream]
         return mine is None or (stream is not None and mine.handle == stream.handle)
 
-    def give_back(self, kept: dict[int, int]) -> None:
-        """Free a graph's blocks behind all streams (with the turn held)."""
+    def give_back(self, kept: dict[int, int]) -> bool:
+        """Free a graph's blocks behind all streams."""
         self._all = [one for one in self._all if one is not kept]
-        if not kept:
-            return
-        retire, core = self._flow.retire, self._flow.core
-        entries = retire.entries_for([retire.everywhere()], sum(kept.values()))
-        while kept:
-            block, _ = kept.popitem()
-            core.set_home(block, self._flow.supply.quiet())  # behind all streams: the captured one adds nothing
-            core.free(block, entries)
-        self._flow.changed()
-        if self._flow.supply.direct:
-            self._flow.upkeep.give_back_soon()
+        if kept:
+            retire, core = self._pool.retire, self._pool.core
+            entries = retire.entries_for([retire.everywhere()], sum(kept.values()))
+            quiet = self._pool.executor.quiet()
+            flags = 0
+            while kept:
+                block, _ = kept.popitem()
+                core.set_home(block, quiet)  # behind all streams: the captured one adds nothing
+                flags |= core.free(block, entries)
+            core.scheduler.freed(flags, core.time)
+            core.carry_out()
+        return True
 
 
 def need_uncaptured(stream: Stream | None, *, named: bool = False, hint: str = _ORDER_IT) -> None:

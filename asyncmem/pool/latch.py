@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from asyncmem.errors import InvalidRequest
-from asyncmem.pool.home import Parked, running_home
+from asyncmem.pool.loops import Parked, need_running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.pool.home import Sleeper
+    from asyncmem.pool.loops import Sleeper
 
 T = TypeVar("T")
 
@@ -57,12 +56,10 @@ class Latch(Generic[T]):
 
     async def wait(self, timeout: float | None = None) -> T | None:
         """Wait for it. Cancelled or late, it happens all the same."""
-        home = running_home()
-        if home is None:
-            raise InvalidRequest("await", self, "a running event loop, asyncio's or trio's")
-        self.deadline = None if timeout is None else home.now() + timeout
+        loop = need_running_loop(self)
+        self.deadline = None if timeout is None else loop.now() + timeout
         if not self.done:
-            await Parked(home, self)
+            await Parked(loop, self)
         return self.result()
 
     def block(self, timeout: float | None = None) -> T | None:

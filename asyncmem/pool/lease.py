@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING, Self
 
 from asyncmem.errors import BufferReleased, InvalidRequest
 from asyncmem.pool.graph import graph_of
-from asyncmem.pool.holdings import current_owner
-from asyncmem.pool.home import running_home
-from asyncmem.pool.notes import Notes
 from asyncmem.pool.share import Share
 from asyncmem.units import format_size, parse_size
 
@@ -16,9 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncmem.core import Buffer
-    from asyncmem.pool.flow import Flow
-    from asyncmem.pool.pool import AsyncMemoryPool
-    from asyncmem.pool.waiting import Waiting
+    from asyncmem.pool.ports import AnyShare, Opened
     from asyncmem.units import Size
 
 
@@ -32,7 +27,7 @@ class Lease(Share):
     """
 
     may_wait = False
-    laid_out = False  # whether buffers lie where a plan has them, and nowhere else
+    is_lease = True
 
     def __init__(
         self, parent: Share, size: Size, *, stream: object, tag: str | None, priority: int, timeout: float | None
@@ -42,12 +37,13 @@ class Lease(Share):
             raise InvalidRequest("size", size, "more than 0 bytes")
         super().__init__(f"{parent.name}/lease", parent)
         self._terms = (stream, tag, priority, timeout)
-        self._range = Notes()
-        self._ended = False
-        self._served_by: Flow | None = None  # the pool's, or that of its fallback
+        self._entered = self._ended = False
+        self._place = 0
+        self._hold = 0
+        self._served_by: Opened | None = None  # the pool, or its fallback
 
     def __repr__(self) -> str:
-        state = "ended" if self._ended else "not entered" if self._range.owner is None else "held"
+        state = "ended" if self._ended else "held" if self._entered else "not entered"
         return f"<asyncmem.Lease of {format_size(self._size)}: {state}>"
 
     @property
@@ -58,19 +54,18 @@ class Lease(Share):
     @property
     def address(self) -> int:
         """Where the range begins."""
-        return self._range.place[0]
+        return self._place
 
     @property
-    def flow(self) -> Flow:
-        """The pool's machinery.
+    def level(self) -> str:
+        """What errors call it."""
+        return f"a lease of {format_size(self._size)}"
 
-        Raises:
-            InvalidRequest: The block has not been entered.
-            BufferReleased: The block has ended.
-        """
+    @property
+    def _opened(self) -> Opened:
         if self._ended:
             raise BufferReleased(self._size, action="allocating from a lease")
-        if self._range.owner is None:
+        if not self._entered:
             raise InvalidRequest("lease", self, 'a lease that was entered: "async with pool.lease(...) as lease"')
         assert self._served_by is not None
         return self._served_by
@@ -83,14 +78,6 @@ class Lease(Share):
         """Answer the length of the range: what bounds the pool bounded the lease as a whole already."""
         return self._size
 
-    def held_up_at(self, waiting: Waiting) -> Share:  # noqa: ARG002 - there is no other memory that could serve it
-        """Answer the lease itself."""
-        return self
-
-    def shortage(self, nbytes: int) -> int:
-        """Answer how much has to become free here before so many bytes can be had; 1 where they are free in pieces."""
-        return max(nbytes - (self._size - self._core.account(self._account).live), 1)
-
     def largest_hole(self) -> int:
         """Answer the largest request that would be granted now, in bytes."""
         return self._core.largest(self._arena)
@@ -100,7 +87,7 @@ class Lease(Share):
 
         Cancelled: nothing was promised.
         """
-        if self._range.owner is not None or self._ended:
+        if self._entered or self._ended:
             raise InvalidRequest("lease", self, "a lease that was not entered before; ask the pool for another")
         parent = self.parent
         assert parent is not None
@@ -129,39 +116,38 @@ class Lease(Share):
 
     def _enter(self, found: Buffer) -> Self:
         core = found._core
-        giver: AsyncMemoryPool = core.pool  # type: ignore[assignment]  # the core tells none of its type
-        flow = self._served_by = giver.flow
+        giver: AnyShare = core.pool  # type: ignore[assignment]  # the core tells none of its type
+        opened = self._served_by = giver._opened
         if graph_of(found) is not None:
             found.free()
             raise InvalidRequest(
                 "lease", self, "a stream that is not being captured: a graph's memory outlives its lease"
             )
-        owner = current_owner(running_home(flow.home))
-        place = found.address, found.size
+        if core.device.checker is not None:
+            core.device.checker.close_block(found.address)  # each piece of the range is told of by itself
+        self._place, whole = found.address, found.size
+        found._let_go()
+        block = found._disown()
+        self._hold = core.hold(block)
         parent = self.parent
         assert parent is not None
-        checker = core.device.checker
-        with flow.turn:
-            if checker is not None:
-                checker.close_block(found.address)  # each piece of the range is told of by itself
-            account = core.add_account(-1, None)
-            self._attach(core, account, core.open_lease(found._disown()))
-            self._range.hold(parent if parent._core is core else giver, owner, place)
-            flow.shares[account] = self
+        account = core.add_account(-1, whole)
+        outer = parent._account if parent._core is core else 0
+        arena = core.open_lease(block)
+        core.scheduler.open_share(account, up=-1, part_of=outer, arena=arena, waits=False, bypass=opened.options.bypass)
+        self._attach(core, account, arena)
+        self._entered = True
+        opened.begin_share(self, account)
         return self
 
     def _exit(self) -> None:
         if self._ended:
             return
         self._ended = True
-        flow = self._served_by
-        assert flow is not None
-        with flow.turn:
-            self._range.let_go()
-            flow.core.close_lease(self._arena)
-            flow.shares.pop(self._account, None)
-            flow.spilling.pass_on(self)
-            flow.ended_accounts.append(self._account)
-            flow.close_accounts()
-            self._attach(None)  # shuts the doors
-            flow.changed()
+        opened = self._served_by
+        assert opened is not None
+        core = opened.core
+        core.release(self._hold)
+        account, arena = self._account, self._arena
+        self._attach(None)
+        opened.end_share(account, arena)

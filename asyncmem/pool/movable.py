@@ -6,15 +6,12 @@ import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncmem.errors import BufferReleased
-from asyncmem.pool.notes import Notes, notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from asyncmem.core import Buffer
     from asyncmem.devices import Fence
     from asyncmem.pool.latch import Latch
-    from asyncmem.pool.share import Share
+    from asyncmem.pool.ports import AnyShare
 
 
 class Away(NamedTuple):
@@ -30,7 +27,7 @@ class Away(NamedTuple):
 
 
 class Movable:
-    """One marked buffer, as the pool knows it; its user holds a `Spillable`. Changed under the pool's turn only.
+    """One marked buffer, as the pool knows it; its user holds a `Spillable`. Changed under the pool's lock only.
 
     Its memory is handed out for a use as a buffer that dies with the last use, so a buffer that somebody kept says that
     it is gone, whether the memory has moved or not.
@@ -42,13 +39,13 @@ class Movable:
         arriving: What to wait for before the host touches what is at home, where it can, or None.
         share: Who its memory is charged to, or was when last looked at.
         stream: The home stream that it comes back to.
-        owners: Who uses it now, once for each use.
+        owners: The numbers of who uses it now, once for each use.
         fetching: What to wait for while somebody brings it home, or None.
         patient: Whether whoever brings it home would wait for ever.
         followers: Who waits for that somebody without a deadline, besides.
     """
 
-    def __init__(self, buffer: Buffer, share: Share) -> None:
+    def __init__(self, buffer: Buffer, share: AnyShare) -> None:
         self.nbytes = buffer.nbytes
         self.size = buffer.size
         self.tag = buffer.tag
@@ -58,10 +55,11 @@ class Movable:
         self.away: Away | None = None
         self.moving: Latch[None] | None = None
         self.arriving: Fence | None = None
-        self.owners: list[Hashable] = []
+        self.owners: list[int] = []
         self.fetching: Latch[None] | None = None
         self.patient = True
-        self.followers: list[Hashable] = []
+        self.followers: list[int] = []
+        self._holder = 0
         self._handed_out = True
         self._readers: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
@@ -75,22 +73,22 @@ class Movable:
         if self.gone:
             raise BufferReleased(self.nbytes, tag=self.tag, action="using it")
 
-    def begin(self, owner: Hashable) -> Buffer:
-        """Count a use of what is at home, and answer the buffer; the first to use it counts as its holder."""
+    def begin(self, owner: int) -> Buffer:
+        """Count a use of what is at home, and return the buffer; the first to use it counts as its holder."""
         buffer = self.buffer
         assert buffer is not None
         self.owners.append(owner)
         self._handed_out = True
-        self._hold(notes_of(buffer))
+        self._hold(buffer)
         return buffer
 
-    def end(self, owner: Hashable) -> bool:
-        """Count the end of a use; says whether that was the last and the memory is still there."""
+    def end(self, owner: int) -> bool:
+        """Count the end of a use; return whether that was the last and the memory is still there."""
         self.owners.remove(owner if owner in self.owners else self.owners[0])
         buffer = self.buffer
         if buffer is None or not buffer.alive:
             return False
-        self._hold(notes_of(buffer))
+        self._hold(buffer)
         if self.owners:
             return False
         self.stream = buffer.stream
@@ -98,7 +96,7 @@ class Movable:
         return True
 
     def take_over(self) -> bool:
-        """Have the buffer that was handed out die; says whether nobody can reach the memory by it any more.
+        """Have the buffer that was handed out die; return whether nobody can reach the memory by it any more.
 
         An export holds it up, and so does whoever read its CUDA array interface and keeps the buffer for that.
         """
@@ -120,12 +118,13 @@ class Movable:
 
     def come(self, buffer: Buffer, arriving: Fence | None) -> None:
         """Note that the bytes are in a new buffer on the device, or will be behind that fence."""
+        self._holder = 0
         self.buffer, self.away, self.arriving = buffer, None, arriving
 
-    def _hold(self, notes: Notes) -> None:
-        # One holder at a time: the detector would count memory twice that two owners held.
-        if notes.owner is None or notes.owner not in self.owners:
-            notes.let_go()
-            buffer = self.buffer
-            if self.owners and buffer is not None:
-                notes.hold(self.share, self.owners[0], (buffer.address, buffer.size))
+    def _hold(self, buffer: Buffer) -> None:
+        # One holder at a time: the proof would count memory twice that two owners held.
+        if self._holder not in self.owners:
+            buffer._let_go()
+            self._holder = self.owners[0] if self.owners else 0
+            if self._holder:
+                buffer._hold(self._holder)

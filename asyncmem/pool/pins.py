@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asyncmem.core import Buffer, Turn
+    from asyncmem.core import Buffer, Core
 
 
 class Pins:
-    """What is pinned of one pool. Changed under the pool's turn only.
+    """What is pinned of one pool.
 
     Attributes:
         nbytes: Bytes of the blocks that are pinned, each counted once.
     """
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, core: Core) -> None:
         self.nbytes = 0
-        self._turn = turn
+        self._core = core
+        self._lock = threading.Lock()
         self._counts: dict[int, int] = {}  # by address
 
     def count(self, address: int, nbytes: int, change: int) -> None:
         """Count a pin that comes or goes, soon. From anywhere, finalizers included."""
-        self._turn.post(partial(self._count, address, nbytes, change))
+        self._core.post(partial(self._count, address, nbytes, change))
 
-    def _count(self, address: int, nbytes: int, change: int) -> None:
-        before = self._counts.pop(address, 0)
-        after = before + change
-        if after:
-            self._counts[address] = after
-        self.nbytes += nbytes * (bool(after) - bool(before))
+    def _count(self, address: int, nbytes: int, change: int) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            before = self._counts.pop(address, 0)
+            after = before + change
+            if after:
+                self._counts[address] = after
+            self.nbytes += nbytes * (bool(after) - bool(before))
+        finally:
+            self._lock.release()
+        return True
 
 
 @final

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, final
 from asyncmem.core import STREAK_LIMIT, Ready, extent
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
+from asyncmem.pool.graph import is_captured
 from asyncmem.pool.lease import Lease
 from asyncmem.pool.placement import ReusePlan
 from asyncmem.units import parse_size
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from asyncmem.core import Array, Buffer
-    from asyncmem.pool.request import Request
+    from asyncmem.core import Array, Buffer, Request
     from asyncmem.pool.share import Share
     from asyncmem.units import Size
 
@@ -92,7 +92,7 @@ class PlannedMemory:
             InvalidRequest: The block has not been entered.
             BufferReleased: It has ended.
         """
-        with self._lease.flow.turn:
+        with self._lease._opened.lock:
             self._begin()
 
     def _begin(self) -> None:
@@ -149,7 +149,7 @@ class PlannedMemory:
         if self._streak < STREAK_LIMIT:
             return Ready(found)
         self._streak = 0
-        return self._lease._polite(found)  # lets the loop turn once
+        return self._lease._core.polite(self._lease, found)  # lets the loop turn once
 
     def allocate(
         self, size: Size | None = None, *, key: str | None = None, stream: object = None, tag: str | None = None,
@@ -173,23 +173,27 @@ class PlannedMemory:
     def _take(self, size: Size | None, key: str | None, stream: object, tag: str | None) -> tuple[int, Buffer | None]:
         """Answer the size in bytes, and the buffer at its place; None where the pool is to serve it."""
         nbytes = self._size_of(key) if size is None else parse_size(size)
-        flow = self._lease.flow
+        if tag is not None and not isinstance(tag, str):
+            raise InvalidRequest("tag", tag, "text or None")
+        opened = self._lease._opened
         if nbytes == 0:
             return nbytes, None
-        waiting = self._lease._read((nbytes,), stream, tag, 0, None, patient=False)
-        with flow.turn:
-            index = self._next(key, nbytes)
-            if index is None:
+        core, lease = opened.core, self._lease
+        index = opened.stream_index(stream)
+        with opened.lock:
+            place = self._next(key, nbytes)
+            if place is None:
                 if self._strict:
                     raise InvalidRequest("size", (key, nbytes), "a buffer that the plan has, and has not had this step")
                 self._unplanned += 1
                 return nbytes, None
             found = None
-            if waiting.capture is None:  # what a graph keeps is no place to share
-                found = flow.taker.take_at(waiting, self._lease.address + self.plan.places[index].offset)
+            if not is_captured(core.stream_objects[index], named=True):  # what a graph keeps is no place to share
+                address = lease.address + self.plan.places[place].offset
+                found = core.take_at(address, nbytes, index, lease._account, lease._arena, tag)
             if found is None and self._strict:
-                raise InvalidRequest("key", self.plan.places[index], "a place where nothing else lies, as planned")
-            self._used[index] = True
+                raise InvalidRequest("key", self.plan.places[place], "a place where nothing else lies, as planned")
+            self._used[place] = True
             self._planned += found is not None
             self._displaced += found is None
             return nbytes, found

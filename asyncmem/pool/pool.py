@@ -16,28 +16,25 @@ from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.fallback import HostFallback
 from asyncmem.pool.graph import GraphMemory
-from asyncmem.pool.hooks import Hooks
-from asyncmem.pool.house import House, core_settings, warn_of_leaks
+from asyncmem.pool.hooks import CoreHooks
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.opening import Ground, Opening, close_aside, may_block
 from asyncmem.pool.pinned import PinnedMemory
-from asyncmem.pool.snapshot import counters, pool_stats, since, summary
-from asyncmem.pool.waiting import Waiting
+from asyncmem.pool.snapshot import counters, pool_stats, segment_infos, since, summary
 from asyncmem.pool.worker import Worker
 from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
-    from typing import Unpack
+    from typing import Any, Unpack
 
-    from asyncmem.core import Batch, Buffer
+    from asyncmem.core import Batch, Buffer, Ready, Request
     from asyncmem.devices import Device
     from asyncmem.insight import Profile
     from asyncmem.options import OptionArguments
-    from asyncmem.pool.flow import Flow
     from asyncmem.pool.pressure import PressureChanges
-    from asyncmem.pool.share import Share
     from asyncmem.stats import PoolStats, SegmentInfo
     from asyncmem.units import Size
 
@@ -45,7 +42,7 @@ _numbers = itertools.count(1)
 _moving = threading.Lock()
 
 
-class AsyncMemoryPool(Hooks):
+class AsyncMemoryPool(CoreHooks):
     """A pool of device memory that is awaited.
 
     Making one touches neither the device nor an event loop; entering it, `open`, or the first allocation does. It
@@ -74,11 +71,11 @@ class AsyncMemoryPool(Hooks):
         self._options = PoolOptions.from_environment(base=options, **arguments)
         super().__init__(self._options.name or f"pool-{next(_numbers)}")
         self._spec = device
-        self._house: House | None = None
+        self._state: OpenPool | None = None
         self._closed = False
         self._ready: Latch[object] | None = None  # all is there that the options ask for
         self._grown: Latch[object]
-        self._warming: Waiting | None = None
+        self._warming: Ready[Batch] | Request[Batch] | None = None
         self._making = threading.Lock()
         self._opening: Opening | None = None
         self.fallback = HostFallback(f"{self.name} on the host")
@@ -86,50 +83,43 @@ class AsyncMemoryPool(Hooks):
         self.spilled = PinnedMemory(f"{self.name} spilled", self._options.spill_limit)
 
     def __repr__(self) -> str:
-        if self._house is None:
+        opened = self._state
+        if opened is None:
             return f"<asyncmem.AsyncMemoryPool {self.name!r}: {'closed' if self._closed else 'not open'}>"
-        core, flow = self._house.core, self._house.flow
+        core = opened.core
         state = "closed, " if self._closed else ""
         return (
-            f"<asyncmem.AsyncMemoryPool {self.name!r} on {self._house.device.name}: {state}"
+            f"<asyncmem.AsyncMemoryPool {self.name!r} on {opened.device.name}: {state}"
             f"{format_size(core.live())} live, {format_size(core.reserved())} reserved, "
-            f"limit {format_size(flow.supply.limit)}, {sum(1 for _ in flow.waiters())} waiting>"
+            f"limit {format_size(opened.limit)}, {core.scheduler.gauges()['waiting']} waiting>"
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self) if self._house is None else self.summary())}</pre>"
+        return f"<pre>{html.escape(repr(self) if self._state is None else self.summary())}</pre>"
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     @property
-    def house(self) -> House:
-        """The opened pool's machinery; opens it."""
-        return self._house or self._open()
+    def level(self) -> str:
+        """What errors call it."""
+        return f"pool {self.name!r}"
+
+    def own_limit(self) -> int:
+        """Return the limit in bytes."""
+        return self._opened.limit
 
     @property
-    def flow(self) -> Flow:
-        """The way of requests."""
-        return self._flow or self.house.flow
+    def _opened(self) -> OpenPool:
+        """The open pool; opens it."""
+        return self._state or self._open()
 
-    @property
-    def serving(self) -> House:
-        """The same as `house`, of a pool that is not closed.
-
-        Raises:
-            PoolClosed: It is.
-        """
-        house = self.house
-        if house.flow.refusing is not None:
-            raise house.flow.refusing
-        return house
-
-    def _open(self) -> House:
+    def _open(self) -> OpenPool:
         with self._making:
-            if self._house is None:
+            if self._state is None:
                 self._move_in(self._make_ground(), Ground.close)
-        if self._house is None:
+        if self._state is None:
             raise PoolClosed(self.name)
-        return self._house
+        return self._state
 
     async def _open_aside(self) -> None:
         if self._opening is None:
@@ -153,52 +143,49 @@ class AsyncMemoryPool(Hooks):
         # Nothing here blocks. Another thread may have been faster, and another task may have closed the pool.
         with contextlib.ExitStack() as undo, _moving:
             undo.callback(otherwise, ground)
-            if self._house is None and not self._closed:
-                self._house = house = House(self, ground, self._options, self._worker_factory)
+            if self._state is None and not self._closed:
+                self._state = opened = OpenPool(self, ground, self._options, self._worker_factory)
                 undo.pop_all()
-                self._attach(house.core, 0, -1)
-                self._flow = house.flow
+                self._attach(opened.core, 0, -1)
                 self._ready = Latch(self._warmed_up)
-                house.worker.submit(self._prepare)
+                opened.worker.submit(self._prepare)
 
     def _prepare(self) -> None:
         # The worker's first job. For what is to be warm it only asks: were it to wait, nobody would provide.
-        ready, flow = self._ready, self.flow
+        ready, opened = self._ready, self._opened
         assert ready is not None
         self._grown = Latch(self._pregrow)
         self._grown()
         sizes = [size for size, count in self._options.warmup for _ in range(count)]
-        if sizes and flow.closed is None:
-            self._warming = Waiting(flow, self, tuple(sizes), None)
-            self._warming.batch = True
-            flow.ask(self._warming)
-            if self._warming.when_done(ready):
-                return
+        if sizes and opened.closed is None:
+            warming = self.allocate_batch(sizes)
+            self._warming = warming
+            warming.add_done_callback(lambda _: ready())
+            return
         ready()
 
     def _pregrow(self) -> None:
-        flow = self.flow
-        while flow.closed is None:
-            with flow.turn:
-                growth = flow.supply.growth_ahead()
-            if growth is None:
-                break
-            growth()
+        opened = self._opened
+        core = opened.core
+        before = -1
+        while opened.closed is None and before != core.reserved():
+            before = core.reserved()
+            opened.executor.grow_ahead()
 
     def _warmed_up(self) -> None:
         warming, self._warming = self._warming, None
         if warming is not None:
-            if warming.error is not None:
-                raise warming.error
-            assert warming.result is not None
-            warming.result.free()
+            warming.result().free()
         self._grown.result()
 
-    def serve_blocking(self, sizes: tuple[int, ...], *, batch: bool, tag: str | None) -> Buffer | Batch:
-        """Answer buffers from a thread that may block, without a place in the loop's order."""
-        waiting = Waiting(self.flow, self, sizes, None)
-        waiting.batch, waiting.tag = batch, tag
-        return self.flow.blocking.serve(waiting)
+    def _serve_from(self, request: Request[Any]) -> Buffer | Batch:
+        """Serve another pool's request from this one, on a thread that may block."""
+        sizes = request._sizes
+        if request._is_batch:
+            batch = self.allocate_batch(sizes, tag=request.tag)
+            batch.block()
+            return batch.result()
+        return self.allocate(sizes[0], tag=request.tag)
 
     async def open(self, *, wait: bool = False) -> None:
         """Make the device and start the worker; nothing where that has been done.
@@ -217,9 +204,9 @@ class AsyncMemoryPool(Hooks):
 
         Cancelled: the pool is as it was, not open, unless another task opens it too.
         """
-        if self._house is None and not self._closed and may_block(self._spec, self._options):
+        if self._state is None and not self._closed and may_block(self._spec, self._options):
             await self._open_aside()
-        _ = self.house
+        _ = self._opened
         if self._closed:
             raise PoolClosed(self.name)
         if wait:
@@ -232,7 +219,7 @@ class AsyncMemoryPool(Hooks):
             TimeoutError: It is not there yet. It goes on.
             OutOfMemoryError: It cannot be had.
         """
-        if self._house is None:
+        if self._state is None:
             await self.open()
         assert self._ready is not None
         await self._ready.wait(timeout)
@@ -254,22 +241,22 @@ class AsyncMemoryPool(Hooks):
 
         Cancelled: the pool is closed all the same; what the worker had under way it finishes by itself.
         """
-        house, first = self._house, not self._closed
+        opened, first = self._state, not self._closed
         self._closed = True
-        if house is None or (house.released and not first):
+        if opened is None or (opened.released and not first):
             return
         try:
             if drain and first:
-                await house.flow.drained().wait(timeout)
+                await opened.drained().wait(timeout)
         finally:
-            last = self._finish(house)
+            last = self._finish(opened)
         with anyio.CancelScope(shield=True):
             async with contextlib.AsyncExitStack() as others:  # they are closed whatever fails here
                 for beside in (self.spilled, self._pinned, self.fallback):
                     others.push_async_callback(beside.aclose, timeout)
                 await last.wait(timeout)
         if first:
-            self._end(house, last)
+            self._end(opened, last)
 
     def close(self, timeout: float = 5.0) -> None:
         """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds.
@@ -277,37 +264,37 @@ class AsyncMemoryPool(Hooks):
         Raises:
             DeviceError: Memory could not go back; closing again tries again.
         """
-        house, first = self._house, not self._closed
+        opened, first = self._state, not self._closed
         self._closed = True
-        if house is None or (house.released and not first):
+        if opened is None or (opened.released and not first):
             return
-        last = self._finish(house)
+        last = self._finish(opened)
         with contextlib.ExitStack() as others:
             for beside in (self.spilled, self._pinned, self.fallback):
                 others.callback(beside.close, timeout)
             last.block(timeout)
         if first:
-            self._end(house, last)
+            self._end(opened, last)
 
-    def _finish(self, house: House) -> Latch[object]:
-        house.flow.close(PoolClosed(self.name))
-        last: Latch[object] = Latch(house.release)
-        house.run_last(last)
+    def _finish(self, opened: OpenPool) -> Latch[object]:
+        opened.close(PoolClosed(self.name))
+        last: Latch[object] = Latch(opened.release)
+        opened.run_last(last)
         return last
 
-    def _end(self, house: House, last: Latch[object]) -> None:
+    def _end(self, opened: OpenPool, last: Latch[object]) -> None:
         if not last.done:
             alarm(
                 f"pool {self.name!r}: its worker is still in a call of the device; it ends after that",
                 RuntimeWarning,
                 level=3,
             )
-        warn_of_leaks(house)
+        opened.warn_of_leaks()
 
     async def __aenter__(self) -> Self:
         """Open the pool."""
         await self.open()
-        self.flow.meet()
+        self._opened.meet()
         return self
 
     async def __aexit__(
@@ -318,7 +305,9 @@ class AsyncMemoryPool(Hooks):
 
     def __enter__(self) -> Self:
         """Open the pool from synchronous code."""
-        _ = self.house
+        _ = self._opened
+        if self._closed:
+            raise PoolClosed(self.name)
         return self
 
     def __exit__(
@@ -328,21 +317,21 @@ class AsyncMemoryPool(Hooks):
         self.close()
 
     def __del__(self) -> None:
-        house = getattr(self, "_house", None)
+        opened = getattr(self, "_state", None)
         # As the interpreter ends, a thread that were started would never come to run, and the process gives all back.
-        if house is None or self._closed or house.core.forked or sys.is_finalizing():
+        if opened is None or self._closed or opened.core.forked or sys.is_finalizing():
             return
         self._closed = True
         alarm(f"pool {self.name!r} was dropped and never closed", LeakWarning)
-        house.flow.turn.post(house.flow.shut)
-        house.run_last(house.release)
+        opened.close(PoolClosed(self.name, "it was dropped"))
+        opened.run_last(opened.release)
 
     # -- control ---------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> Device:
         """The device whose memory this is."""
-        return self.house.device
+        return self._opened.device
 
     @property
     def options(self) -> PoolOptions:
@@ -377,26 +366,10 @@ class AsyncMemoryPool(Hooks):
             PoolClosed: The pool is closed.
             InvalidRequest: The stream is another device's.
         """
-        flow = self.flow
-        if flow.refusing is not None:
-            raise flow.refusing
-        return GraphMemory(flow, None if stream is None else flow.stream_index(stream))
-
-    def own_limit(self) -> int:
-        """Answer the most bytes that may be reserved."""
-        return self.flow.supply.limit
-
-    def held_up_at(self, waiting: Waiting) -> Share:  # noqa: ARG002 - a pool is a part of nothing
-        """Answer the pool: no budget holds the request up any more."""
-        return self
-
-    def shortage(self, nbytes: int) -> int:
-        """Answer how much has to become free before so many bytes can be had; 1 where they are free in pieces."""
-        return self.flow.supply.shortage(nbytes)
-
-    def refusal(self, waiting: Waiting) -> Exception | None:
-        """Answer the error of a request that can never be granted, or None."""
-        return None if waiting.total <= self.flow.supply.limit else super().refusal(waiting)
+        opened = self._opened
+        if opened.refusing is not None:
+            raise opened.refusing
+        return GraphMemory(opened, None if stream is None else opened.stream_index(stream))
 
     def configure(self, **changes: Unpack[OptionArguments]) -> None:
         """Change options while the pool is in use.
@@ -405,12 +378,7 @@ class AsyncMemoryPool(Hooks):
             InvalidRequest: One of them cannot be changed, or not to that; nothing has changed then.
         """
         self._options = options = self._options.reconfigured(**changes)
-        house = self.house
-        house.options = options
-        with house.flow.turn:
-            house.flow.reconfigure(options, house.ceiling(options))
-            house.core.configure(**core_settings(options))
-            house.flow.squeeze.fit_caches()
+        self._opened.reconfigure(options)
         if "spill_limit" in changes:
             self.spilled.resize(options.spill_limit)
 
@@ -438,22 +406,27 @@ class AsyncMemoryPool(Hooks):
             The bytes given back.
         """
         least = parse_size(keep, what="keep")
-        freed = await self.house.run(lambda: self.flow.upkeep.trim(least)).wait()
+        opened = self._opened
+        freed = await opened.run(lambda: opened.executor.trim(least)).wait()
         assert isinstance(freed, int)
         return freed
 
     def empty_cache(self) -> None:
         """Give wholly free segments back: at once, or on an event loop's thread soon, by the worker."""
-        self.flow.upkeep.empty_cache()
+        opened = self._opened
+        if opened.on_loop():
+            opened.worker.submit(opened.give_up)
+        else:
+            opened.executor.trim(0)
 
     def reset_stats(self) -> None:
         """Start the counters again from zero, and the peaks from what there is now."""
         self.reset_peaks()
-        self.house.counted = counters(pool_stats(self))
+        self._opened.counted = counters(pool_stats(self))
 
     def reset_peaks(self) -> None:
         """Start the peaks again from what there is now."""
-        self.house.core.reset_peaks()
+        self._opened.core.reset_peaks()
 
     def check(self) -> None:
         """Walk every invariant of the pool.
@@ -461,21 +434,21 @@ class AsyncMemoryPool(Hooks):
         Raises:
             AssertionError: One does not hold; the text names it. A bug in asyncmem.
         """
-        self.flow.upkeep.check()
+        self._opened.check()
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def stats(self) -> PoolStats:
-        """Answer the figures of this moment."""
-        return since(pool_stats(self), self.house.counted)
+        """Return the figures of this moment."""
+        return since(pool_stats(self), self._opened.counted)
 
     def summary(self) -> str:
-        """Answer the figures of this moment as text for one screen."""
+        """Return the figures of this moment as text for one screen."""
         return summary(self.stats())
 
     def segments(self) -> tuple[SegmentInfo, ...]:
-        """Answer the segments that the pool has from its device."""
-        return self.flow.upkeep.segments()
+        """Return the segments that the pool has from its device."""
+        return segment_infos(self._opened)
 
     def performance_context(self, *, frames: int = 1) -> Profile:
         """Look at what a block does with the memory, as `asyncmem.profile_memory` of this pool does.
@@ -489,4 +462,4 @@ class AsyncMemoryPool(Hooks):
 
     def pressure_changes(self) -> PressureChanges:
         """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""
-        return self.flow.pressure.changes()
+        return self._opened.pressure.changes()

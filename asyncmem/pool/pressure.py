@@ -2,119 +2,127 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from asyncmem.core import Kind
-from asyncmem.pool.home import Parked, running_home
+from asyncmem.errors import PoolClosed
+from asyncmem.pool.loops import Parked, need_running_loop
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
-    from asyncmem.core import Core
-    from asyncmem.pool.flow import Flow
-    from asyncmem.pool.home import Sleeper
+    from asyncmem.pool.loops import Sleeper
+    from asyncmem.pool.ports import Opened
+
+_DWELL: Final = 0.1
+"""Seconds that a lower level lasts before it is told. A higher one is told at once."""
 
 
-class PressureWatch:
-    """Follows the live bytes of a pool by two marks in the core, so that the hit path pays two comparisons.
+class PressureListeners:
+    """The readers of one pool's pressure, which the scheduler follows."""
 
-    Methods are called with the turn held, except `changes`.
-    """
-
-    def __init__(self, flow: Flow, core: Core) -> None:
-        self._flow = flow
-        self._core = core
+    def __init__(self, opened: Opened) -> None:
+        self._pool = opened
         self._listeners: weakref.WeakSet[PressureChanges] = weakref.WeakSet()
-        self.level = Pressure.LOW
-        self.free_low = 0
 
-    def look(self) -> None:
-        """Find the level, tell the listeners if it is another one, and set the marks anew."""
-        while True:
-            level = self._now()
-            if level is not self.level:
-                self.level = level
-                if self._core.logged:
-                    self._core.note(Kind.PRESSURE, level, self._core.live())
-                for listener in self._listeners:
-                    listener.put(level)
-                self._flow.squeeze.feel(level)
-            self._set_marks(level)
-            # Others free and take meanwhile; what they changed before the marks were set nobody has told.
-            if self._now() is level:
-                return
-
-    def _now(self) -> Pressure:
-        limit = self._flow.supply.limit
-        return Pressure.of(self._core.live() / limit) if limit else Pressure.LOW
-
-    def _set_marks(self, level: Pressure) -> None:
-        limit = self._flow.supply.limit
-        low, high = level.band
-        self._core.set_marks(math.ceil(low * limit), int(high * limit) if high < 1 else NEVER, self.free_low)
+    def changed(self, level: int) -> None:
+        """Tell a new level."""
+        for listener in list(self._listeners):
+            listener.put(Pressure(level))
 
     def end(self) -> None:
         """End the iteration of all listeners."""
-        for listener in self._listeners:
+        for listener in list(self._listeners):
             listener.put(None)
 
     def changes(self) -> PressureChanges:
-        """Give each new level as it comes; a slow listener sees every change, in order."""
-        listener = PressureChanges(self._flow)
-        with self._flow.turn:
-            self._listeners.add(listener)
+        """Return an iterator over the levels from now on.
+
+        Raises:
+            PoolClosed: The pool is closed.
+        """
+        if self._pool.closed is not None:
+            raise PoolClosed(self._pool.name)
+        level = Pressure(self._pool.core.scheduler.gauges()["pressure"])
+        listener = PressureChanges(self._pool, level)
+        self._listeners.add(listener)
         return listener
-
-
-NEVER = (1 << 63) - 1
 
 
 class PressureChanges:
     """The levels as they change, for one reader: ``async for level in pool.pressure_changes()``.
 
-    It hears changes from the time when it was made, until it is dropped or the pool is closed. A place to park in.
+    A rise is told at once. A fall is told once the level has stayed there for a tenth of a second, so a program on the
+    border of two levels does not hear of each crossing. Levels that were passed through while the reader did something
+    else are left out. It ends with the pool.
     """
 
     deadline: float | None = None
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._levels: deque[Pressure | None] = deque()
+    def __init__(self, opened: Opened, level: Pressure) -> None:
+        self._pool = opened
+        self._told = level
+        self._changes: deque[tuple[float, Pressure]] = deque()
+        self._ended = False
         self._sleeper: Sleeper | None = None
 
     def put(self, level: Pressure | None) -> None:
-        """Hear a level, or None for the end (with the turn held)."""
-        self._levels.append(level)
-        if self._sleeper is not None:
-            self._flow.owe(self._sleeper.wake)
-            self._sleeper = None
+        """Note a level, or None for the end."""
+        if level is None:
+            self._ended = True
+        else:
+            self._changes.append((self._pool.core.time, level))
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None:
+            sleeper.wake()
 
     def __aiter__(self) -> Self:
-        """Answer itself."""
+        """Return itself."""
         return self
 
     async def __anext__(self) -> Pressure:
         """Wait for the next change. Cancelled: it is not lost, and comes with the next call."""
-        home = running_home(self._flow.home)
-        assert home is not None, "an async for loop runs on an event loop"
-        while not self._levels:
-            await Parked(home, self)
-        level = self._levels.popleft()
-        if level is None:
-            raise StopAsyncIteration
-        return level
+        while True:
+            level = self._next()
+            if level is not None:
+                self._told = level
+                return level
+            if self._ended:
+                raise StopAsyncIteration
+            await Parked(need_running_loop(self, self._pool.core.loop), self)
+
+    def _next(self) -> Pressure | None:
+        """Return the next level to tell; else set the deadline at which there may be one."""
+        self.deadline = None
+        changes = self._changes
+        while changes:
+            when, level = changes[0]
+            if level > self._told:
+                changes.popleft()
+                return level
+            until = changes[1][0] if len(changes) > 1 else None
+            due = when + _DWELL
+            if level == self._told or (until is not None and until < due):
+                changes.popleft()  # it is told already, or did not last
+            elif until is not None or self._ended or self._pool.core.time >= due:
+                changes.popleft()
+                return level
+            else:
+                self.deadline = due
+                return None
+        return None
 
     def admit(self, sleeper: Sleeper) -> bool:
-        with self._flow.turn:
-            if not self._levels:
-                self._sleeper = sleeper
-            return not self._levels
+        if self._ended or (self._changes and self.deadline is None):
+            return False
+        self._sleeper = sleeper
+        return True
 
-    def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002 -- there is only one
-        with self._flow.turn:
-            self._sleeper = None
+    def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002  # there is only one
+        self._sleeper = None
 
     def expire(self) -> None:
-        """Never called: a listener has no deadline."""
+        """Look again: a lower level has lasted."""
+        sleeper, self._sleeper = self._sleeper, None
+        if sleeper is not None:
+            sleeper.wake()

@@ -6,16 +6,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from asyncmem.core import Buffer
+from asyncmem.core import Buffer, parse_priority
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.graph import need_uncaptured
-from asyncmem.pool.holdings import current_owner
-from asyncmem.pool.home import running_home
-from asyncmem.pool.share import parse_priority
+from asyncmem.pool.loops import need_running_loop, running_loop
 from asyncmem.units import format_size, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
     from types import TracebackType
 
     from asyncmem.pool.spilling import Spilling
@@ -70,14 +68,13 @@ class Spillable:
             stream: A stream other than the home that uses the memory, as `Buffer.use_on` names one.
             priority: That of the request for memory, where it has to come home; larger goes first.
             timeout: Seconds after which that is given up with `PoolTimeout`; None for the pool's option. A thread that
-                names none gets the memory now or `OutOfMemoryError`, as `allocate` answers.
+                names none gets the memory now or `OutOfMemoryError`, as `allocate` does.
 
         Raises:
             InvalidRequest: The stream is another device's, the priority is no integer, or the timeout is no time.
         """
-        flow = self._spilling.flow
         if stream is not None:
-            flow.stream_index(stream)  # what is wrong with it is said here
+            self._spilling.opened.stream_index(stream)  # what is wrong with it is said here
         priority = parse_priority(priority)
         return Use(self, self._spilling, (stream, priority, None if timeout is None else parse_duration(timeout)))
 
@@ -90,11 +87,9 @@ class Spillable:
         Raises:
             InvalidRequest: The stream is another device's; the memory stays as it was.
         """
-        flow = self._spilling.flow
         if stream is not None:
-            flow.stream_index(stream)
-        with flow.turn:
-            self._spilling.end(self._one, stream)
+            self._spilling.opened.stream_index(stream)
+        self._spilling.end(self._one, stream)
 
     async def __aenter__(self) -> Buffer:
         """Bring it home and keep it there; see `use`. Raises and is cancelled as the request for its memory is."""
@@ -117,12 +112,12 @@ class Spillable:
         self._leave()
 
     def _leave(self) -> None:
-        self._spilling.leave(self._one, current_owner(running_home(self._spilling.flow.home)))
+        self._spilling.leave(self._one, self._spilling.opened.core.owner())
 
     def __del__(self) -> None:
         one = getattr(self, "_one", None)
         if one is not None and not one.gone:
-            self._spilling.flow.turn.post(partial(self._spilling.drop, one))
+            self._spilling.opened.core.post(partial(self._spilling.drop, one))
 
 
 @final
@@ -135,7 +130,7 @@ class Use:
         self._held = held
         self._spilling = spilling
         self._stream, self._priority, self._timeout = terms
-        self._owner: Hashable = None
+        self._owner = 0
 
     async def __aenter__(self) -> Buffer:
         """Wait until the memory is at home, and keep it there until the block ends.
@@ -148,12 +143,10 @@ class Use:
         Cancelled: it is where it was, and no memory is held for it.
         """
         spilling, one = self._spilling, self._held._one
-        home = running_home(spilling.flow.home)
-        if home is None:
-            raise InvalidRequest("async with", self._held, "a running event loop, asyncio's or trio's")
-        timeout = spilling.flow.options.timeout if self._timeout is None else self._timeout
-        left = _countdown(home.now, timeout)
-        self._owner = owner = current_owner(home)
+        loop = need_running_loop(self._held, spilling.opened.core.loop)
+        timeout = spilling.opened.options.timeout if self._timeout is None else self._timeout
+        left = _countdown(loop.now, timeout)
+        self._owner = owner = spilling.opened.core.owner()
         while (found := spilling.begin(one, owner, patient=timeout is None)) is not None:
             if isinstance(found, Buffer):
                 return await self._seen(found)
@@ -184,14 +177,13 @@ class Use:
             DeviceError: The device refused to copy it back, or has lost it.
         """
         spilling, one, timeout = self._spilling, self._held._one, self._timeout
-        home = running_home(spilling.flow.home)
         left = _countdown(time.monotonic, timeout)
-        self._owner = owner = current_owner(home)
+        self._owner = owner = spilling.opened.core.owner()
         while (found := spilling.begin(one, owner, patient=timeout is None)) is not None:
             if isinstance(found, Buffer):
                 return self._seen_blocking(found)
             try:
-                if home is not None:
+                if running_loop() is not None:
                     raise InvalidRequest("with", self._held, "memory that is not moving just now", hint="async with it")
                 found.block(left())
             finally:
@@ -251,7 +243,7 @@ class Use:
 
 
 def _countdown(now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:
-    """Answer a function for the seconds left of a time that begins now; None where it is not bounded."""
+    """Return a function for the seconds left of a time that begins now; None where it is not bounded."""
     if timeout is None:
         return _no_end
     end = now() + timeout
@@ -259,4 +251,4 @@ def _countdown(now: Callable[[], float], timeout: float | None) -> Callable[[], 
 
 
 def _no_end() -> None:
-    """Answer that there is no end."""
+    """Return that there is no end."""

@@ -1,9 +1,10 @@
 """Memory that moves to the host and back: which, when, and in the order of which streams.
 
 Under pressure the buffers that were used the longest ago go first, as many as a request needs: any where the pool is
-full, those of a budget or of a lease where only that is. Each is copied to
-page-locked memory on a stream of the pool's own, behind all uses that it has had, and freed behind that copy. Nobody
-waits for the copy but the streams that come after it: the memory serves the request at once.
+full, those of a budget or of a lease where only that is. The scheduler decides for which request, from the bytes that
+may move in each share; the worker moves them. Each buffer is copied to page-locked memory on a stream of the pool's
+own, behind all uses that it has had, and freed behind that copy. Nobody waits for the copy but the streams that come
+after it: the memory serves the request at once.
 
 Coming back is a request like any other. A use keeps its memory at home, so two that bring each other out take turns.
 """
@@ -11,7 +12,7 @@ Coming back is a request like any other. A use keeps its memory at home, so two 
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from asyncmem.core import Buffer, Users
@@ -19,35 +20,51 @@ from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError, PoolC
 from asyncmem.pool.graph import graph_of, is_captured
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.movable import Away, Movable
-from asyncmem.pool.notes import Notes, notes_of
-from asyncmem.pool.resting import Idle
+from asyncmem.pool.notes import notes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Iterator
 
+    from asyncmem.core import Effect
     from asyncmem.devices import Stream
-    from asyncmem.pool.flow import Flow
-    from asyncmem.pool.share import Share
-    from asyncmem.pool.waiting import Waiting
+    from asyncmem.pool.ports import AnyShare, Opened
+
+    After = list[Callable[[], object]]
 
 
 class Spilling:
-    """What of one pool may move to the host. Attributes change under the pool's turn only.
+    """What of one pool may move to the host. Attributes change under the pool's lock only.
 
     Attributes:
+        opened: The pool.
         nbytes: Bytes that are on the host now, as they were asked for.
-        refused: The smallest size for which the host had no memory since something last changed, or None.
+        spills: How often memory has moved to the host.
+        returns: How often it has come back.
+        timeouts: How often it could not be used in time because somebody else did not bring it home.
     """
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
-        self.nbytes = 0
-        self.refused: int | None = None
-        self._idle = Idle()
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.nbytes = self.spills = self.returns = self.timeouts = 0
+        self._idle: dict[Movable, tuple[AnyShare, ...]] = {}  # used the longest ago first; and where each makes room
+        self._refused: dict[Movable, None] = {}  # idle too, and could not move when it was tried
         self._claimed: set[Movable] = set()  # at home and about to move
+        self._bound: dict[int, list[Movable]] = {}  # of these, for each effect that is under way
         self._joined: set[Movable] = set()  # those that somebody waits for besides whoever brings them home
         self._making = threading.Lock()
         self._stream: Stream | None = None
+
+    @contextmanager
+    def _locked(self) -> Iterator[After]:
+        """Hold the pool's lock; what is put into the list is called after it, because it may lead to anything."""
+        after: After = []
+        try:
+            with self.opened.lock:
+                yield after
+        finally:
+            for call in after:
+                call()
+            self.opened.core.carry_out()
 
     # -- marking -----------------------------------------------------------------------------------------------------
 
@@ -61,57 +78,70 @@ class Spilling:
         if not isinstance(buffer, Buffer):
             raise InvalidRequest("buffer", buffer, "a buffer")
         _ = buffer.address  # a freed one says so
-        flow = self.flow
-        if buffer._core is not flow.core or (buffer.nbytes and not buffer._block):
-            raise InvalidRequest("buffer", buffer, f"a buffer of pool {flow.pool.name!r}")
-        share = flow.share_of(buffer)
+        opened = self.opened
+        if buffer._core is not opened.core or (buffer.nbytes and not buffer._block):
+            raise InvalidRequest("buffer", buffer, f"a buffer of pool {opened.name!r}")
+        share = opened.share_of(buffer)
         if getattr(share, "laid_out", False) or graph_of(buffer) is not None:
             expected = "memory that may lie anywhere, not where a plan or a captured graph has it"
             raise InvalidRequest("buffer", buffer, expected)
         if not buffer.stream.lasting:
             expected = "a buffer whose home stream is kept alive"
             raise InvalidRequest("buffer", buffer, expected, hint="name streams by their objects, not by numbers")
-        with flow.turn:
-            one = Movable(buffer, share)
-            one.take_over()
-            if buffer.alive:
-                raise InvalidRequest("buffer", buffer, "a buffer that is neither pinned nor exported")
-            notes = one.buffer.notes if one.buffer is not None else None
-            if isinstance(notes, Notes):
-                notes.let_go()  # whoever held it: it may be had without that owner now
+        one = Movable(buffer, share)
+        one.take_over()
+        if buffer.alive:
+            raise InvalidRequest("buffer", buffer, "a buffer that is neither pinned nor exported")
+        assert one.buffer is not None
+        one.buffer._let_go()  # whoever held it: it may be had without that owner now
+        with self._locked():
             self._rest(one)
         return one
 
     def end(self, one: Movable, stream: object = None) -> None:
-        """Free both sides (with the turn held)."""
-        if one.buffer is not None:
-            one.buffer.free(stream)
-            self._stir(one)
-            self._unclaim(one)
-        if one.away is not None:
-            self._let_go(one.away.host)
-            self.nbytes -= one.nbytes
-            one.away = None
-            self._host_has_room()
+        """Free both sides."""
+        with self._locked() as after:
+            buffer = self._end(one, after)
+        if buffer is not None:
+            buffer.free(stream)
 
-    def drop(self, one: Movable) -> None:
-        """Let go of a handle that was dropped (with the turn held): a buffer that is dropped with it frees itself."""
-        one.buffer = None
-        self._stir(one)
-        self._unclaim(one)
-        self.end(one)
+    def drop(self, one: Movable) -> bool:
+        """Let go of a handle that was dropped; False where somebody else is at work here, for finalizers."""
+        if not self.opened.lock.acquire(blocking=False):
+            return False
+        after: After = []
+        try:
+            buffer = self._end(one, after)
+        finally:
+            self.opened.lock.release()
+        for call in after:
+            call()
+        del buffer  # it frees itself, behind all streams where nothing else can be had
+        return True
+
+    def _end(self, one: Movable, after: After) -> Buffer | None:
+        buffer, away = one.buffer, one.away
+        if buffer is not None:
+            one.buffer = None
+            self._stir(one)
+            self._unclaim(one, after)
+        if away is not None:
+            one.away = None
+            self.nbytes -= one.nbytes
+            after.append(lambda: self._let_go(away.host))
+            self._try_again()
+        return buffer
 
     # -- using -------------------------------------------------------------------------------------------------------
 
-    def begin(self, one: Movable, owner: Hashable, *, patient: bool) -> Buffer | Latch[None] | None:
+    def begin(self, one: Movable, owner: int, *, patient: bool) -> Buffer | Latch[None] | None:
         """Begin a use, if it is at home.
 
         Returns:
             The buffer; or what to wait for before asking again, and then to `unfollow`; or None: the caller has to
             bring it home, and to call `fetched` whatever comes of it.
         """
-        flow = self.flow
-        with flow.turn:
+        with self._locked() as after:
             one.need()
             if one.moving is not None:
                 return one.moving
@@ -125,32 +155,35 @@ class Spilling:
             if patient and one.patient:
                 one.followers.append(owner)
                 self._joined.add(one)
-                flow.watch.follows(owner, one.share)
+                after.append(self._tell_claim)
             return one.fetching
 
-    def unfollow(self, one: Movable, owner: Hashable) -> None:
+    def unfollow(self, one: Movable, owner: int) -> None:
         """Count somebody no more who waited for another one to bring it home."""
-        with self.flow.turn:
+        with self._locked():
             if owner in one.followers:
                 one.followers.remove(owner)
             if not one.followers:
                 self._joined.discard(one)
 
-    def followers(self) -> Iterator[tuple[Hashable, Movable]]:
-        """Go through those who wait for others to bring something home (with the turn held)."""
-        for one in self._joined:
-            for owner in one.followers:
-                yield owner, one
+    def _tell_claim(self) -> None:
+        self.opened.core.scheduler.note_claim(self.opened.core.time)
+        self.opened.core.carry_out()
 
-    def bring_home(self, one: Movable, buffer: Buffer, owner: Hashable) -> Buffer:
+    def claims(self) -> list[tuple[int, int, int]]:
+        """Return who waits for others to bring something home: owner, bytes and account."""
+        with self.opened.lock:
+            return [(owner, one.size, one.share._account) for one in self._joined for owner in one.followers]
+
+    def bring_home(self, one: Movable, buffer: Buffer, owner: int) -> Buffer:
         """Copy the bytes to a buffer that was granted for them, and begin a use.
 
         Raises:
             BufferReleased: It has been freed meanwhile.
             DeviceError: The device refuses. The bytes are where they were, as far as the device still has them.
         """
-        flow, device = self.flow, self.flow.pool.device
-        with flow.turn:
+        device = self.opened.device
+        with self._locked() as after:
             try:
                 one.need()
                 away, home = one.away, buffer.stream
@@ -160,166 +193,174 @@ class Spilling:
                 device.copy_in(buffer.address, memoryview(away.host), home)
                 arriving = home.record() if device.host_readable else None
             except BaseException:
-                buffer.free()
+                after.append(buffer.free)
                 raise
             one.come(buffer, arriving)
-            self._let_go(away.host)
+            after.append(lambda: self._let_go(away.host))
             self.nbytes -= one.nbytes
-            flow.tally.returns += 1
-            self._host_has_room()
+            self.returns += 1
+            self._try_again()
             return one.begin(owner)
 
     def fetched(self, one: Movable) -> None:
         """Let those look again who waited for the caller to bring it home."""
-        with self.flow.turn:
-            latch, one.fetching = one.fetching, None
-        if latch is not None:
-            latch()
+        with self._locked() as after:
+            if one.fetching is not None:
+                after.append(one.fetching)
+            one.fetching = None
 
-    def leave(self, one: Movable, owner: Hashable) -> None:
+    def leave(self, one: Movable, owner: int) -> None:
         """End a use; after the last one it may move again."""
-        with self.flow.turn:
+        with self._locked():
             if one.end(owner):
                 self._rest(one)
 
     def need_in_time(self, one: Movable, fetched: Latch[None], timeout: float | None) -> None:
         """Raise `PoolTimeout`, and count it, where nobody brought it home in time."""
-        flow = self.flow
+        opened = self.opened
         if timeout is not None and not fetched.done:
-            with flow.turn:
-                flow.tally.timeouts += 1
-            raise PoolTimeout(pool=flow.pool.name, asked=one.nbytes, timeout=timeout, free=flow.core.free_bytes())
+            with self._locked():
+                self.timeouts += 1
+            raise PoolTimeout(pool=opened.name, asked=one.nbytes, timeout=timeout, free=opened.core.free_bytes())
 
     # -- moving out --------------------------------------------------------------------------------------------------
 
-    def claim(self, needed: int, share: Share) -> list[Movable]:
-        """Answer a share's oldest that hold so many bytes together, none where all hold less (with the turn held).
+    def bind(self, effect: Effect) -> None:
+        """Bind what is to move, so that who comes to use it from now on stands behind the request that it moves for.
 
-        They are bound to move: who comes to use one now stands behind the request that they move for.
+        Does not block, for finalizers: where the lock is held, it is done by whoever moves.
         """
-        found = self._oldest(needed, share)
+        if self.opened.lock.acquire(blocking=False):
+            try:
+                self._bound[effect.job] = self._claim(effect.account, effect.nbytes)
+            finally:
+                self.opened.lock.release()
+
+    def move_out(self, effect: Effect) -> None:
+        """Move a share's oldest to the host, as many as hold so many bytes together, for a request (blocks).
+
+        Raises:
+            DeviceError: The device refuses; the buffer is where it was.
+        """
+        with self._locked():
+            bound = self._bound.pop(effect.job, None)
+            claimed = self._claim(effect.account, effect.nbytes) if bound is None else bound
+        try:
+            for one in claimed:
+                request = self.opened.core.request(effect.request)
+                if request is None or request.done() or not self._move(one):
+                    return
+        finally:
+            with self._locked() as after:
+                for one in reversed(claimed):
+                    self._unclaim(one, after)
+
+    def _claim(self, account: int, needed: int) -> list[Movable]:
+        """Bind a share's oldest that hold so many bytes together, none where all hold less."""
+        found: list[Movable] = []
+        share = self.opened.shares.get(account)
+        for one, shares in list(self._idle.items()):
+            if needed <= 0:
+                break
+            if share not in shares:
+                continue
+            if self._may_move(one):
+                found.append(one)
+                needed -= one.size
+            else:
+                self._put_aside(one)
+        if needed > 0:
+            return []
         for one in found:
             self._stir(one)
             one.moving = Latch(_nothing)
             self._claimed.add(one)
         return found
 
-    def could_free(self, needed: int, share: Share) -> bool:
-        """Say whether as much of a share could move, or some of it is about to (with the turn held)."""
-        return bool(self._oldest(needed, share)) or any(share in one.share.lineage() for one in self._claimed)
-
-    def _oldest(self, needed: int, share: Share) -> list[Movable]:
-        found: list[Movable] = []
-        if self._idle.bytes_of(share) >= needed and self.flow.options.spill_limit:
-            for one in self._idle.of(share):
-                if (self.refused is None or one.size < self.refused) and self._may_move(one):
-                    found.append(one)
-                    needed -= one.size
-                    if needed <= 0:
-                        return found
-        return []
-
-    def move(self, claimed: list[Movable], waiting: Waiting) -> None:
-        """Move buffers to the host for a request (blocks, where host memory has to be prepared for that).
-
-        Raises:
-            DeviceError: The device refuses; the buffer is where it was.
-        """
-        try:
-            for one in claimed:
-                if waiting.done or not self._move(one):
-                    return
-        finally:
-            with self.flow.turn:
-                for one in reversed(claimed):
-                    self._unclaim(one)
-
     def let_stay(self) -> None:
-        """Let all stay that were to move, because nobody may be left to move them (with the turn held)."""
-        for one in list(self._claimed):
-            self._unclaim(one)
+        """Let all stay that were to move, because nobody may be left to move them."""
+        with self._locked() as after:
+            for one in list(self._claimed):
+                self._unclaim(one, after)
 
-    def _unclaim(self, one: Movable) -> None:
+    def _unclaim(self, one: Movable, after: After) -> None:
         if one in self._claimed:
             self._claimed.discard(one)
-            latch, one.moving = one.moving, None
-            if latch is not None:
-                self.flow.owe(latch)
-            if one.buffer is not None and not one.gone:
+            if one.moving is not None:
+                after.append(one.moving)
+            one.moving = None
+            if one.buffer is not None and not one.gone and one not in self._refused:
                 one.share = self._open_share(one.share)
-                self._idle.add(one, oldest=True)
-            self._look()
+                self._idle = {one: (), **self._idle}  # as the oldest still
+                self._count(one)
 
     def _move(self, one: Movable) -> bool:
-        flow, stream = self.flow, self._own_stream()
+        device, stream = self.opened.device, self._own_stream()
         host = self._host_memory(one, stream)
         if host is None:
             return False
-        with flow.turn:
+        with self._locked() as after:
             if one not in self._claimed or one.gone or not self._may_move(one):  # freed meanwhile, or captured
-                host.free()
+                after.append(host.free)
                 return True
             away = self._copy_out(one, host, stream)
-            if not flow.pool.device.host_readable:
-                self._leave(one, away)
+            if not device.host_readable:
+                self._leave(one, away, after)
                 return True
         # The host may touch its memory whatever streams do, so there the copy is over before others get it.
         over = False
         try:
             over = away.fence.block()
         finally:
-            with flow.turn:
+            with self._locked() as after:
                 if over and one in self._claimed and not one.gone:
-                    self._leave(one, away)
+                    self._leave(one, away, after)
                 else:
-                    host.free()
+                    after.append(host.free)
         return True
 
     def _own_stream(self) -> Stream:
         with self._making:
             if self._stream is None:
-                self._stream = self.flow.pool.device.create_stream("spill")
+                self._stream = self.opened.device.create_stream("spill")
             return self._stream
 
     def _host_memory(self, one: Movable, stream: Stream) -> Buffer | None:
-        pool = self.flow.pool
         try:
-            return pool.spilled.of(pool).allocate(one.nbytes, stream=stream, tag=one.tag)
+            return self.opened.host_memory().allocate(one.nbytes, stream=stream, tag=one.tag)
         except (OutOfMemoryError, PoolClosed, InvalidRequest):
-            with self.flow.turn:
-                self.refused = one.size if self.refused is None else min(one.size, self.refused)
+            with self._locked():  # nor can what is as large
+                self._refused[one] = None
+                for other in [other for other in self._idle if other.size >= one.size]:
+                    self._put_aside(other)
             return None
 
     def _copy_out(self, one: Movable, host: Buffer, stream: Stream) -> Away:
-        flow, buffer = self.flow, one.buffer
+        opened, buffer = self.opened, one.buffer
         assert buffer is not None
-        index = flow.stream_index(stream)
+        index = opened.stream_index(stream)
         try:
             for user in self._users(buffer):
-                flow.retire.use_on(user, index)
+                opened.retire.use_on(user, index)
             notes_of(buffer).add_user(index)
-            flow.pool.device.copy_out(memoryview(host), buffer.address, stream)
+            opened.device.copy_out(memoryview(host), buffer.address, stream)
             return Away(host, stream.record())
         except BaseException:
             host.free()
             raise
 
-    def _leave(self, one: Movable, away: Away) -> None:
+    def _leave(self, one: Movable, away: Away, after: After) -> None:
         assert one.buffer is not None
-        try:
-            one.buffer.free()
-        except BaseException:
-            away.host.free()
-            raise
+        after.insert(0, one.buffer.free)  # before anybody who waits for it looks again
         one.leave(away)
         self.nbytes += one.nbytes
-        self.flow.tally.spills += 1
+        self.spills += 1
 
     def _may_move(self, one: Movable) -> bool:
         # What is being captured can be ordered behind nothing, and what the graph does with it comes later.
         if not one.nbytes or not one.take_over() or one.buffer is None or one.gone:
             return False
-        streams = [self.flow.core.stream_objects[user] for user in self._users(one.buffer)]
+        streams = [self.opened.core.stream_objects[user] for user in self._users(one.buffer)]
         return all(stream is None or (stream.lasting and not is_captured(stream)) for stream in streams)
 
     @staticmethod
@@ -329,38 +370,74 @@ class Spilling:
 
     # -- who may be next ---------------------------------------------------------------------------------------------
 
-    def pass_on(self, share: Share) -> None:
-        """Hear that a lease has ended: its memory makes room where its range was from (with the turn held)."""
-        self._idle.pass_on(share, self._open_share(share))
+    def pass_on(self, share: AnyShare) -> None:
+        """Hear that a lease has ended: its memory makes room where its range was from."""
+        with self._locked():
+            heir = self._open_share(share)
+            for one in [one for one in (*self._idle, *self._refused) if one.share is share]:
+                self._uncount(one)
+                one.share = heir
+                if one in self._idle:
+                    self._count(one)
 
-    def _open_share(self, share: Share) -> Share:
-        found: Share | None = share
+    def look_again(self) -> bool:
+        """Try what could not move before: the host may have more memory by now. Return whether there is any."""
+        if not self._refused:
+            return False
+        with self._locked():
+            self._try_again()
+        return bool(self._idle)
+
+    def _open_share(self, share: AnyShare) -> AnyShare:
+        found: AnyShare | None = share
         for one in share.lineage():
-            if self.flow.shares.get(one._account) is not one:
+            if self.opened.shares.get(one._account) is not one:
                 found = one.parent
-        return found or self.flow.pool
+        return found or self.opened.pool
 
     def _rest(self, one: Movable) -> None:
         one.share = self._open_share(one.share)
-        self._idle.add(one)
-        self._look()
+        if one not in self._idle:
+            self._count(one)
 
     def _stir(self, one: Movable) -> None:
-        self._idle.discard(one)
-        self.flow.may_spill = len(self._idle) > 0
+        self._uncount(one)
+        self._idle.pop(one, None)
+        self._refused.pop(one, None)
 
-    def _look(self) -> None:
-        self.flow.may_spill = len(self._idle) > 0
-        if self.flow.anyone_waits():
-            self.flow.changed()
+    def _put_aside(self, one: Movable) -> None:
+        self._stir(one)
+        self._refused[one] = None
 
-    def _host_has_room(self) -> None:
-        self.refused = None
-        self._look()
+    def _try_again(self) -> None:
+        refused, self._refused = self._refused, {}
+        for one in refused:
+            if one.buffer is not None and not one.gone and one not in self._claimed:
+                self._rest(one)
 
-    def look_again(self) -> None:
-        """Ask the host again, which may have more memory by now (with the turn held)."""
-        self.refused = None
+    def _count(self, one: Movable) -> None:
+        """Have it counted where it would make room: in its own share and those around it, up to the end of a range."""
+        if not self.opened.options.spill_limit or not one.size:
+            self._refused[one] = None
+            return
+        shares = []
+        for share in one.share.lineage():
+            if share._arena != one.share._arena:
+                break
+            shares.append(share)
+        self._idle[one] = tuple(shares)
+        self._tell(one, one.size)
+
+    def _uncount(self, one: Movable) -> None:
+        if one in self._idle:
+            self._tell(one, -one.size)
+            self._idle[one] = ()
+
+    def _tell(self, one: Movable, nbytes: int) -> None:
+        core, shares = self.opened.core, self.opened.shares
+        for share in self._idle[one]:
+            if shares.get(share._account) is share:  # else it is closed, and counts nothing any more
+                core.scheduler.add_spillable(share._account, nbytes, core.time)
 
     @staticmethod
     def _note_reader(host: Buffer, stream: Stream) -> None:
@@ -375,4 +452,4 @@ class Spilling:
 
 
 def _nothing() -> None:
-    """Stand for the call of a latch that only opens."""
+    """Stand for a call of which only the end matters."""

@@ -61,12 +61,10 @@ class Recorder:
             InvalidRequest: This recorder has been used.
             PoolClosed: The pool is closed.
         """
-        flow = self._pool.flow
-        if flow.refusing is not None:
-            raise flow.refusing
+        core = self._pool._open_core()
         if self._core is not None:
             raise InvalidRequest("record()", self, "a new recorder")
-        self._core = flow.core
+        self._core = core
         self._began = log_time_ns()
         self._reader, self._held = self._core.open_log()
         return self

@@ -1,12 +1,12 @@
 """Runs a trace through a heap of its own, over a model of the device."""
 
+import math
 from typing import Final
 
 import numpy as np
 
 from asyncmem.core import ReplayTally, replay_steps
-from asyncmem.engine.grow import Growth, Room
-from asyncmem.pool.house import core_settings
+from asyncmem.pool.policy import heap_settings
 from asyncmem.replay.columns import Op
 from asyncmem.replay.costs import CALLS
 from asyncmem.replay.model import Model
@@ -45,32 +45,32 @@ class Runner:
             sample_us: Program time from one sample to the next; 0 for none.
             survey_at: Look at what is in no use when so much is reserved for the first time.
         """
-        policy = self.policy
         limit = None if limit is None else limit - limit % PAGE
-        direct = policy.segments == "direct"
-        growth = Growth(policy.options.segment_size, policy.options.small_limit, PAGE, exact=direct)
-
-        def grow(need: int, arena: int, in_arena: int, reserved: int) -> int | None:
-            return growth.plan(need, arena, in_arena, Room(limit, reserved, 0))
-
         return replay_steps(
             self._steps,
             slots=self._slots,
             streams=self._streams,
-            kind=policy.segments,
             costs=self.model.curves(),
-            growth=grow,
-            page=PAGE,
-            limit=limit,
-            take_back=policy.take_back,
-            patience_share=policy.patience.share,
-            patience_us=policy.patience.seconds * 1e6,
+            policy=self._settings(limit),
             lag_us=self.model.lag * 1e6,
             pace=self.model.pace,
             sample_us=sample_us,
             survey_at=survey_at,
-            **core_settings(policy.options),
         )
+
+    def _settings(self, limit: int | None) -> dict[str, object]:
+        policy = self.policy
+        options = policy.options.replace(segments="direct") if policy.segments == "direct" else policy.options
+        settings: dict[str, object] = dict(heap_settings(options))
+        settings |= {
+            "limit": limit, "limited": limit is not None, "paged": policy.segments == "virtual",
+            "direct": policy.segments == "direct", "granularity": PAGE, "page": PAGE,
+            "segment_size": policy.options.segment_size, "take_back": policy.take_back,
+            "patience": policy.patience.seconds or math.inf * bool(policy.patience.share), "adaptive": False,
+        }  # fmt: skip
+        if policy.patience.share:
+            settings["patience_share"] = policy.patience.share
+        return settings
 
     def row(self, step: int) -> int:
         """Answer the trace's row of a step."""

@@ -59,6 +59,10 @@ def idle(share: Shared, *, live: int = 0) -> None:
         raise NotConserved(f"{stats.allocated_bytes - live} bytes are still held by {stats.active_buffers} buffers")
     if stats.waiting or stats.waiting_bytes:
         raise NotConserved(f"{stats.waiting} requests still wait for {stats.waiting_bytes} bytes")
+    if stats.growing or stats.growing_bytes:
+        raise NotConserved(f"memory is still made for {stats.growing} requests of {stats.growing_bytes} bytes")
+    if stats.growing:
+        raise NotConserved(f"memory is still being made for {stats.growing} requests")
     within_limit(share)
 
 

@@ -21,7 +21,7 @@ from asyncmem import (
 from asyncmem.testing import Scenario, Stage
 from asyncmem.testing.conservation import idle, whole
 
-from .support import LIMIT, MIB, staged, stepped_pool, turns
+from .support import LIMIT, MIB, quick_device, staged, stepped_pool, turns
 
 SCENARIOS: dict[str, Scenario] = {}
 
@@ -159,6 +159,44 @@ async def growth_in_flight(stage: Stage) -> None:
     async with staged(stage, segment_size=2 * MIB) as pool:
         for name, mib in {"first": 2, "second": 4, "third": 6}.items():
             stage.actor(name, partial(keep, stage, pool, mib))
+
+
+@scenario
+async def growth_inside_budgets(stage: Stage) -> None:
+    """Memory is made for one request of a full budget while others stand behind it there, one of them not for long."""
+    async with staged(stage, segment_size=2 * MIB) as pool:
+        outer = pool.budget("outer", limit=5 * MIB)
+        inner = outer.budget("inner", limit=4 * MIB)
+
+        async def limited() -> None:
+            with suppress(PoolTimeout):
+                async with stage.watch(outer.allocate_async(2 * MIB, timeout=1)):
+                    await turns()
+
+        stage.actor("first", partial(keep, stage, inner, 4))
+        stage.actor("limited", limited)
+        stage.actor("second", partial(keep, stage, inner, 3))
+        stage.actor("pool", partial(keep, stage, pool, 4))
+        await stage.finish()
+        idle(outer)
+        idle(inner)
+
+
+@scenario
+async def memory_of_another_stream(stage: Stage) -> None:
+    """What comes back still has work of its stream before it; the next stream is ordered behind that, or waits."""
+    device = quick_device()
+    async with staged(stage, device=device) as pool:
+        streams = [device.create_stream(name) for name in ("left", "right")]
+
+        async def work(at: int, mib: int) -> None:
+            stream = streams[at]
+            async with stage.watch(pool.allocate_async(mib * MIB, stream=stream)) as buffer:
+                stream.launch(1.0, writes=[buffer])
+                await turns()
+
+        for name, at, mib in ("left", 0, 5), ("right", 1, 5), ("small", 0, 2), ("last", 1, 8):
+            stage.actor(name, partial(work, at, mib))
 
 
 @scenario

@@ -165,7 +165,7 @@ def test_leaving_the_channel_gives_its_memory_and_its_quota_back(virtually: Run)
                 kept = await channel.receive()
             assert pool.stats().allocated_bytes == MIB
             assert kept.alive
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
             kept.free()
             pool.check()
 
@@ -386,7 +386,7 @@ def test_a_quota_that_cannot_be_is_refused(virtually: Run, wrong: dict[str, obje
                 Channel(pool, **wrong)  # type: ignore[arg-type]  # what this is about
             with pytest.raises(InvalidRequest, match="a pool or a budget"):
                 Channel("host", MIB)  # type: ignore[arg-type]  # likewise
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
 
     virtually(main)
 

@@ -9,7 +9,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, LeakWarning, PoolClosed
 from asyncmem.core import Buffer
 from asyncmem.devices import Segment
-from asyncmem.pool import house
+from asyncmem.pool import open_pool
 from asyncmem.testing.conservation import whole
 
 from .loops import Run
@@ -60,7 +60,7 @@ def test_held_buffers_stay_valid_and_are_named(virtually: Run) -> None:
 
 def free_to_the_end(buffer: Buffer, pool: AsyncMemoryPool) -> None:
     buffer.free()
-    pool.house.run(lambda: None).block(10)
+    pool._opened.run(lambda: None).block(10)
 
 
 def test_memory_that_cannot_go_back_after_the_end_is_told_of_and_harms_no_worker() -> None:
@@ -73,8 +73,8 @@ def test_memory_that_cannot_go_back_after_the_end_is_told_of_and_harms_no_worker
     device.fail("free_segment")
     with pytest.warns(RuntimeWarning, match="could not go back: free_segment failed"):
         free_to_the_end(kept, pool)
-    assert pool.house.worker.alive
-    pool.house.release()
+    assert pool._opened.worker.alive
+    pool._opened.release()
     assert device.reserved == 0
 
 
@@ -209,7 +209,7 @@ class SlowToGo(GatedDevice):
 @pytest.mark.may_block
 def test_closing_is_heard_of_when_all_has_gone_back_before(everywhere: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request that is failed has the worker give all back, and the pool's end comes behind that in its queue."""
-    monkeypatch.setattr(house, "TICK", 0.001)  # so that the pool is looked after in between
+    monkeypatch.setattr(open_pool, "TICK", 0.001)  # so that the pool is looked after in between
 
     async def main() -> None:
         device = SlowToGo()

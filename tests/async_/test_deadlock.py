@@ -65,6 +65,55 @@ def test_deadlock_is_found_in_every_order(seed: int) -> None:
     run_steps(main(), StepLoop(seed))
 
 
+def test_deadlock_that_forms_after_a_long_quiet_is_found(virtually: Run) -> None:
+    """One waits, the other holds and works for a while in which nothing moves, and then waits for the first."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            caught: list[DeadlockError] = []
+
+            async def work() -> None:
+                try:
+                    async with pool.allocate_async(4 * MIB):
+                        await anyio.sleep(30)
+                        async with pool.allocate_async(4 * MIB):
+                            pass
+                except DeadlockError as error:
+                    caught.append(error)
+
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(work)
+                    group.start_soon(nested, pool, 4, 4, caught)
+            assert len(caught) == 1
+            whole(pool)
+
+    virtually(main)
+
+
+def test_deadlock_that_a_lower_limit_makes_is_found(virtually: Run) -> None:
+    """Two tasks wait in a budget that has room for one more, until its limit is lowered."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            budget = pool.budget("part", limit=6 * MIB)
+            caught: list[DeadlockError] = []
+            worker = await pool.allocate_async(4 * MIB)
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as group:
+                    group.start_soon(nested, budget, 2, 2, caught)
+                    group.start_soon(nested, budget, 2, 2, caught)
+                    await anyio.sleep(10)
+                    assert not caught  # who holds the rest of the pool may let go of it
+                    budget.resize(limit=4 * MIB)
+                    await anyio.sleep(10)
+                    assert len(caught) == 1
+            worker.free()
+            whole(pool)
+
+    virtually(main)
+
+
 def test_task_that_waits_for_itself_is_told(virtually: Run) -> None:
     """A task that holds half and asks for more than the rest can only wait for itself."""
 

@@ -78,8 +78,9 @@ def test_entering_meets_the_loop(everywhere: Run) -> None:
 
     async def main() -> None:
         async with make_pool() as pool:
-            assert pool.flow.home is not None
-            assert pool.flow.home.is_running_here()
+            loop = pool._opened.core.loop
+            assert loop is not None
+            assert loop.is_running_here()
 
     everywhere(main)
 

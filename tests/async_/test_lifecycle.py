@@ -30,7 +30,7 @@ ENDS = """
 from asyncmem import AsyncMemoryPool
 pool = AsyncMemoryPool("simulated", limit="8 MiB")
 held = pool.allocate("1 MiB")
-pool.house.worker.close()
+pool._opened.worker.close()
 """
 
 

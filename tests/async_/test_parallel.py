@@ -108,7 +108,7 @@ def test_a_stage_keeps_what_its_schedule_lets_it_and_holds_no_more_than_its_boun
                 assert live * SAVED <= stage.peak_bytes <= stage.bound_bytes
                 assert pools[at].stats().peak_allocated == stage.bound_bytes
                 assert pools[at].stats().allocated_bytes == 0
-                assert not pools[at].flow.budgets
+                assert not pools[at]._opened.budgets
                 pools[at].check()
 
     virtually(main)
@@ -190,7 +190,7 @@ def test_real_numbers_are_those_of_the_model(everywhere: Run, schedule: Kind, co
                     expected = [float(sum((first + at) ** 2 ** (count - 1) for at in range(4))) for first in range(5)]
                     assert await model.run(range(5)) == expected
             assert pool.stats().allocated_bytes == other.stats().allocated_bytes == 0
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
 
     everywhere(main)
 

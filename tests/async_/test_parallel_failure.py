@@ -42,7 +42,7 @@ async def usable(pools: list[AsyncMemoryPool]) -> None:
     for pool in pools:
         await refillable(pool, LIMIT)
         whole(pool)
-        assert not pool.flow.budgets
+        assert not pool._opened.budgets
         await refillable(pool, LIMIT)
 
 
@@ -169,7 +169,7 @@ async def running(stage: Stage) -> None:
         stage.actor("runner", run)
         stage.actor("competitor", compete)
         await stage.finish()
-        assert not pool.flow.budgets
+        assert not pool._opened.budgets
 
 
 async def failing(stage: Stage) -> None:
@@ -183,7 +183,7 @@ async def failing(stage: Stage) -> None:
 
         stage.actor("runner", run)
         await stage.finish()
-        assert not pool.flow.budgets
+        assert not pool._opened.budgets
 
 
 async def pausing(context: StepContext) -> None:

@@ -49,7 +49,7 @@ def test_results_are_those_of_the_stages_one_after_the_other(everywhere: Run) ->
                     assert [result async for result in pipe.map(range(30))] == EXPECTED
                 assert pool.stats().allocated_bytes == 0
             assert pool.stats().peak_allocated <= 6 * MIB
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
             pool.check()
 
     everywhere(main)
@@ -263,7 +263,7 @@ def test_credits_that_are_more_than_there_is_are_refused_with_their_sum(virtuall
             )
             assert told in str(refused.value)
             assert "got 8 MiB" in str(refused.value)
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
 
     virtually(main)
 
@@ -284,7 +284,7 @@ def test_opening_waits_for_the_memory_and_leaves_nothing_when_it_is_cancelled(vi
                 await pipe.__aenter__()
             assert patience.cancelled_caught
             assert pool.stats().allocated_bytes == MIB
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
             other.free()
             async with pipe:
                 assert [one async for one in pipe.map(range(3))] == [0, 1, 2]
@@ -379,8 +379,8 @@ def test_a_stage_may_have_memory_of_another_device(everywhere: Run) -> None:
                 ]
                 assert runtime.stats().allocated_bytes > 0
             assert pool.stats().allocated_bytes == runtime.stats().allocated_bytes == 0
-            assert not pool.flow.budgets
-            assert not runtime.flow.budgets
+            assert not pool._opened.budgets
+            assert not runtime._opened.budgets
 
     everywhere(main)
 
@@ -448,7 +448,7 @@ def test_results_that_are_held_outlive_the_pipeline(virtually: Run, credit: int 
             assert all(buffer.alive for buffer in kept)
             kept.clear()
             assert pool.stats().allocated_bytes == 0
-            assert not pool.flow.budgets
+            assert not pool._opened.budgets
             pool.check()
 
     virtually(main)

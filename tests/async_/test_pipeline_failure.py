@@ -340,7 +340,7 @@ async def mapping(stage: Stage) -> None:
         stage.actor("consumer", consume)
         stage.actor("competitor", compete)
         await stage.finish()
-        assert not pool.flow.budgets
+        assert not pool._opened.budgets
 
 
 async def leaving_early(stage: Stage) -> None:
@@ -357,7 +357,7 @@ async def leaving_early(stage: Stage) -> None:
 
         stage.actor("consumer", consume)
         await stage.finish()
-        assert not pool.flow.budgets
+        assert not pool._opened.budgets
 
 
 async def failing(stage: Stage) -> None:
@@ -372,7 +372,7 @@ async def failing(stage: Stage) -> None:
 
         stage.actor("consumer", consume)
         await stage.finish()
-        assert not pool.flow.budgets
+        assert not pool._opened.budgets
 
 
 SCENARIOS: dict[str, Scenario] = {one.__name__: one for one in (mapping, leaving_early, failing)}

@@ -3,6 +3,7 @@
 import asyncio
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from asyncmem import AsyncMemoryPool, PoolTimeout
@@ -11,7 +12,7 @@ from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import whole
 
 from .loops import Run
-from .support import LIMIT, MIB, stepped_pool, turns
+from .support import LIMIT, MIB, GatedDevice, make_pool, stepped_pool, turns
 
 
 async def hold_for(pool: AsyncMemoryPool, seconds: float) -> None:
@@ -140,6 +141,33 @@ def test_zero_timeout_never_waits(virtually: Run) -> None:
             whole(pool)
 
     virtually(main)
+
+
+@pytest.mark.may_block
+def test_deadlines_are_undone_from_whichever_thread(everywhere: Run) -> None:
+    """Requests with deadlines that the worker serves, or another thread by a free, harm neither loop nor thread."""
+
+    async def main() -> None:
+        device = GatedDevice()
+        async with make_pool(device=device) as pool:
+
+            async def ask() -> None:
+                buffer = await pool.allocate_async(LIMIT, timeout=60)
+                await anyio.to_thread.run_sync(buffer.free)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask)
+                await anyio.to_thread.run_sync(device.entered.wait, 30)
+                for _ in range(5):
+                    group.start_soon(ask)
+                device.gate.set()
+            with pytest.raises(PoolTimeout):
+                async with pool.allocate_async(LIMIT):
+                    await pool.allocate_async(MIB, timeout=0.02)
+            assert pool._opened.worker.alive
+            whole(pool)
+
+    everywhere(main)
 
 
 def test_timers_are_gone_once_requests_are_served() -> None:

@@ -163,7 +163,9 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
             one.free()
     now["time"] = before["time"] + 2
     now["pools"] = [one for one in now["pools"] if one["stats"]["name"] in {"first", "second"}]
-    waits: list[Any] = [{"owner": f"task {n}", "nbytes": n, "age": n / 10, "tag": None} for n in range(1, 4)]
+    waits: list[Any] = [
+        {"owner": f"task {n}", "nbytes": n, "age": n / 10, "tag": None, "growing": n == 2} for n in range(1, 4)
+    ]
     now["pools"][0]["waiters"], now["pools"][1]["waiters"] = waits[::2], waits[1:2]
     now["pools"][1]["closed"] = True
     lines = shown(now, before)
@@ -175,6 +177,7 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
     at = next(number for number, line in enumerate(lines) if "wants" in line)
     assert [line.split()[-1] for line in lines[at + 1 : at + 4]] == ["first", "second", "first"]
     assert lines[at + 1].split() == ["300", "ms", "3", "B", "task", "3", "first"]
+    assert "task 2 (the pool grows)" in lines[at + 2]
     at = next(number for number, line in enumerate(lines) if "held by tag" in line)
     assert lines[at + 1 : at + 3] == ["33 MiB  weights?[2J", " 8 MiB  cache"]
     assert not [line for line in lines if "\x1b" in line]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, Unpack, cast
 
 from asyncmem.core import Heap, HeapOptions
-from asyncmem.core.reference import ReferenceHeap
+from tests.reference import ReferenceHeap
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from typing import Unpack
 from typing_extensions import override
 
 from asyncmem.core import HeapOptions
-from asyncmem.core.reference import ReferenceHeap
 from asyncmem.core.report import HandleInfo, Plan
+from tests.reference import ReferenceHeap
 
 from .history import Pair, random_step
 

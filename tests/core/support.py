@@ -1,6 +1,7 @@
 """A device and a pool just large enough for the core's handles: the memory is a numpy array, nothing ever waits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -30,8 +31,12 @@ class FakeDevice:
         self.base = -(-self.memory.ctypes.data // 4096) * 4096
 
 
+class Missed(Exception):  # nothing is wrong
+    """A door had nothing for its caller, who goes on to a scheduler. This pool has none."""
+
+
 class FakePool(Allocator):
-    """The slow methods and hooks, each of which notes that it was called."""
+    """A pool's hooks, each of which notes that it was called."""
 
     def __init__(self, *, host_readable: bool = True, kind: str = "host", options: HeapOptions | None = None) -> None:
         self.device = FakeDevice(host_readable=host_readable, kind=kind)
@@ -41,23 +46,22 @@ class FakePool(Allocator):
         self.core.open = True
         self._attach(self.core)
         self.calls: list[tuple[str, object]] = []
-        self.on_signal: Callable[[int], None] = lambda _flags: None
         self.refuse_stream: Exception | None = None
 
-    def slow(self, *arguments: object) -> tuple[str, tuple[object, ...]]:
-        return "slow", arguments
+    def _open_core(self) -> NoReturn:
+        raise Missed
 
-    _allocate = _request = _try = _request_batch = slow
+    def serve(self) -> None:
+        """Have a scheduler, which is given no effects to carry out."""
+        self.core.serve(lambda _: None, limit=MEMORY)
 
-    def _signal(self, flags: int) -> None:
-        self.calls.append(("signal", flags))
-        self.on_signal(flags)
+    def grant(self, nbytes: int) -> Buffer:
+        """Return a buffer that no door has served."""
+        return self.core.adopt(self.core.take(nbytes, 0, anywhere=True), nbytes)
 
-    def _entered(self, buffer: Buffer) -> None:
-        self.calls.append(("entered", buffer.nbytes))
-
-    def _left(self, buffer: Buffer) -> None:
-        self.calls.append(("left", buffer.nbytes))
+    def held(self) -> list[int]:
+        """Return the bytes of each block that somebody holds."""
+        return [self.core.size(block) for _, block in self.core.scheduler.holds()]
 
     def _free_noted(self, buffer: Buffer, stream: object) -> None:
         self.calls.append(("free_noted", stream))

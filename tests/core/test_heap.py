@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from asyncmem.core import MAX_SIZE, Heap
-from asyncmem.core.reference import ReferenceHeap
-from asyncmem.core.reference.cache import Cache
+from tests.reference import ReferenceHeap
+from tests.reference.cache import Cache
 
 BASE = 1 << 30
 SPAN = 1 << 26

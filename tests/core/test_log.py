@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.core import LOG_ROW, Heap, Kind, Level, Waiter, Witness, log_time_ns
+from asyncmem.core import LOG_ROW, Heap, Kind, Level, Witness, log_time_ns
 
 MIB = 1 << 20
 
@@ -142,7 +142,7 @@ def test_notes_stand_between_takes_and_frees() -> None:
     """In their order, with what the pool says of them; without a log they go nowhere."""
     with AsyncMemoryPool("simulated") as pool:
         pool.allocate(1).free()
-        core = pool.house.core
+        core = pool._opened.core
         core.note(Kind.GREW, nbytes=5)
         reader, _ = core.open_log()
         buffer = pool.allocate(10)
@@ -162,7 +162,7 @@ def test_one_witness_sees_for_all_who_watch() -> None:
     tag: ContextVar[str | None] = ContextVar("tag", default=None)
     with AsyncMemoryPool("simulated") as pool:
         pool.allocate(10).free()
-        core = pool.house.core
+        core = pool._opened.core
         witness = Witness(tag)
         core.watch(witness)
         core.watch(witness)
@@ -191,11 +191,10 @@ def test_quiet_folders_are_passed_over_but_for_those_that_are_heard() -> None:
     here = f"{Path(__file__).parent}/"
     tag: ContextVar[str | None] = ContextVar("tag", default=None)
     with AsyncMemoryPool("simulated") as pool:
-        core = pool.house.core
-        waiter = Waiter(10)
+        core = pool._opened.core
         for quiet, heard, expected in (((), (), True), ((here,), (), False), ((here,), (here,), True)):
             witness = Witness(tag, quiet, heard)
             core.watch(witness)
-            core.see(waiter)
+            pool.allocate(10).free()
             core.unwatch()
             assert (witness.places[-1][0] == __file__) is expected

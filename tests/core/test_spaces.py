@@ -7,11 +7,11 @@ import pytest
 from typing_extensions import override
 
 from asyncmem.core import MAX_SIZE, REASON_MEMORY, REASON_PAGES, Heap
-from asyncmem.core.reference import ReferenceHeap
-from asyncmem.core.reference.blocks import Block, Entries
-from asyncmem.core.reference.place import Search
-from asyncmem.core.reference.spaces import Handle
 from asyncmem.core.report import Plan
+from tests.reference import ReferenceHeap
+from tests.reference.blocks import Block, Entries
+from tests.reference.place import Search
+from tests.reference.spaces import Handle
 
 from .history import live_through_many
 from .paged import LOTS, PagedPair, paged_step

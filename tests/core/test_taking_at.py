@@ -6,8 +6,8 @@ import pytest
 from typing_extensions import override
 
 from asyncmem.core import Heap
-from asyncmem.core.reference import ReferenceHeap
-from asyncmem.core.reference.blocks import Block
+from tests.reference import ReferenceHeap
+from tests.reference.blocks import Block
 
 from .history import SEGMENT, Pair, live_through_many
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from asyncmem.core import Heap
-from asyncmem.core.reference import ReferenceHeap
-from asyncmem.core.reference.blocks import Block, Entries
-from asyncmem.core.reference.index import FreeIndex
-from asyncmem.core.reference.place import Search
+from tests.reference import ReferenceHeap
+from tests.reference.blocks import Block, Entries
+from tests.reference.index import FreeIndex
+from tests.reference.place import Search
 
 from .history import SEGMENT, SIZES, Pair, live_through_many, random_step
 

@@ -355,7 +355,7 @@ def test_memory_that_comes_after_the_pools_end_goes_back(spotless: FakeDriver, k
         spotless.latency(call, 200_000_000)
         thread = threading.Thread(target=grow)
         thread.start()
-        while not pool.flow.supply.coming:
+        while not pool._opened.core.scheduler.gauges()["coming"]:
             time.sleep(0.001)
     thread.join(10)
     assert refused
@@ -382,4 +382,4 @@ def test_a_close_that_fails_is_made_good_by_the_next(
     with pytest.raises(PoolClosed):
         _ = pool.pinned
     close(pool)
-    assert pool.house.released
+    assert pool._opened.released

@@ -140,7 +140,7 @@ def test_a_lost_device_fails_every_request_and_holds_up_nobody(fake: FakeDriver,
         with pytest.raises(DeviceError, match=r"(?i)illegal_?address"):
             workload.pool.close()
         for _ in range(3):  # what was under way when it closed has the rest given back once more, which fails too
-            workload.pool.house.run(lambda: None).block(10)
+            workload.pool._opened.run(lambda: None).block(10)
     fake.devices(1)  # as no real device does, it comes back, and what the pool still has can be given back
     gpu.record_all().block()
-    workload.pool.house.release()
+    workload.pool._opened.release()

@@ -33,7 +33,7 @@ def test_sizes_are_counted_with_a_warmup_to_paste() -> None:
     assert 'warmup=[("1 MiB", 5), ("64 KiB", 3)]' in str(cold)
     assert cold.efficiency_score < 1
     with AsyncMemoryPool("simulated", segment_size="2 MiB", warmup=cold.warmup) as pool:
-        pool.house.run(lambda: None).block(60)
+        pool._opened.run(lambda: None).block(60)
         assert pool._ready is not None
         pool._ready.block(60)
         warm = analyze_allocation_patterns(program(pool))

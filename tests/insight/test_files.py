@@ -199,7 +199,7 @@ def test_a_file_that_exists_is_not_written_over_unless_asked(file: Path) -> None
         with pytest.raises(FileExistsError), Recording(pool, file=file):
             pass
         assert file.read_bytes() == b"precious"
-        assert not pool.house.core.logged
+        assert not pool._opened.core.logged
         with Recording(pool, file=file, force=True):
             pool.allocate(5).free()
     assert len(read(file).of(Kind.FREED)) == 1
@@ -335,7 +335,7 @@ def test_an_error_of_the_disk_is_raised_at_the_end(file: Path) -> None:
         pool.allocate(100).free()
         with pytest.raises(OSError, match="Bad file descriptor"):
             recording.__exit__(None, None, None)
-        assert not pool.house.core.logged
+        assert not pool._opened.core.logged
 
 
 def test_file_is_found_again_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_snapshot_is_written_where_the_environment_says(tmp_path: Path, monkey
             for nbytes in (3 * MIB, 4 * MIB):
                 with pytest.raises(OutOfMemoryError):
                     pool.allocate(nbytes)
-            pool.house.run(lambda: None).block(60)  # the worker writes
+            pool._opened.run(lambda: None).block(60)  # the worker writes
         held.free()
     found = json.loads(path.read_text())
     assert found["pool"] == "mine"
@@ -72,18 +73,17 @@ def test_a_snapshot_is_written_where_the_environment_says(tmp_path: Path, monkey
     assert [one.name for one in tmp_path.iterdir()] == ["oom.json"]
 
 
-def test_a_snapshot_that_cannot_be_written_is_warned_of(tmp_path: Path) -> None:
+def test_a_snapshot_that_cannot_be_written_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is the same, and so is the pool."""
     with AsyncMemoryPool("simulated", limit="8 MiB", oom_snapshot=str(tmp_path / "no" / "oom.json")) as pool:
-        flow = pool.flow
-        jobs = []
-        flow.submit = jobs.append
-        with pytest.raises(OutOfMemoryError):
-            pool.allocate(9 * MIB)
+        jobs: list[Callable[[], None]] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(pool._opened.worker, "submit", jobs.append)
+            with pytest.raises(OutOfMemoryError):
+                pool.allocate(9 * MIB)
         with pytest.warns(RuntimeWarning, match="could not be written"):
             jobs[0]()
         pool.allocate(MIB).free()
-        flow.submit = pool.house.worker.submit
 
 
 def test_a_pool_closed_under_its_buffers_names_the_lines_while_it_is_recorded() -> None:

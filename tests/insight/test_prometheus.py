@@ -81,7 +81,7 @@ def test_every_figure_is_there_once(registry: CollectorRegistry, monkeypatch: py
     names = [one.name for one in fields(PoolStats) if one.name not in {"name", "device", "pressure", "rungs"}]
     stats = PoolStats(name="all", device="one", **{name: 1000 + at for at, name in enumerate(names)})
     pool = SimpleNamespace(stats=lambda: stats)
-    monkeypatch.setattr(prometheus, "open_houses", lambda: [SimpleNamespace(flow=SimpleNamespace(pool=pool))])
+    monkeypatch.setattr(prometheus, "open_pools", lambda: [SimpleNamespace(pool=pool)])
     found = Counter(value for one in samples(registry, "all", "one").values() for value in one.values())
     assert [found[float(1000 + at)] for at in range(len(names))] == [1] * len(names)
     assert found.total() == len(names) + 2, "the pressure and the fragmentation"

@@ -107,6 +107,10 @@ async def test_a_record_names_the_line_the_task_the_tag_and_the_thread() -> None
     assert {one.site.function.rpartition(".")[2] for one in freed[1:] if one.site} == {"work", "inner"}
     assert {one.thread for one in freed} == {threading.current_thread().name}
     assert [group.name for group in records.of(Kind.FREED).by("tag")] == ["given", "inmost", "outer", "?"]
+    # A buffer counts once, though its free is a record as well.
+    assert [(one.name, one.nbytes, one.allocations) for one in records.by("tag")] == [
+        ("given", 40, 1), ("inmost", 30, 1), ("outer", 30, 2), ("?", 5, 1),
+    ]  # fmt: skip
 
 
 def test_as_many_frames_are_kept_as_are_asked_for() -> None:
@@ -267,7 +271,7 @@ def test_all_pools_are_recorded_also_those_to_come() -> None:
 def test_recordings_overlap_and_nobody_is_left_recorded() -> None:
     """Each has what came between its own ends; after the last the doors ask no questions any more."""
     with AsyncMemoryPool("simulated") as pool:
-        core = pool.house.core
+        core = pool._opened.core
         with Recording(pool) as first:
             pool.allocate(1).free()
             with Recording(pool) as second:

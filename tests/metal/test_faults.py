@@ -67,8 +67,8 @@ def played(machine: FakeMetal) -> str:
         except DeviceError as error:
             return str(error)
     told, pool = run(device)
-    if not pool.house.released:  # it could not see its memory done: the next time it can
-        pool.house.release()
+    if not pool._opened.released:  # it could not see its memory done: the next time it can
+        pool._opened.release()
     device.close()
     gc.collect()
     assert machine.allocated == 0

@@ -3,7 +3,7 @@
 from typing import cast
 
 from asyncmem.core import Heap
-from asyncmem.core.reference import ReferenceHeap
+from tests.reference import ReferenceHeap
 
 from .program import FullHeap
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from asyncmem.core.reference import ReferenceHeap
-from asyncmem.core.reference.blocks import Block
+from asyncmem.core import Retire
 from asyncmem.devices import Device, Fence, Stream
-from asyncmem.engine.retire import Entry, Heap, Retire
+from tests.reference import ReferenceHeap
+from tests.reference.blocks import Block
+
+from .heap import Entry, Heap
 
 
 @dataclass(frozen=True)

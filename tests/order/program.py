@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from asyncmem.core import Retire
 from asyncmem.devices import Segment, Simulated, SimulatedStream
-from asyncmem.engine.retire import Entry, Heap, Retire
 from asyncmem.errors import DeviceError, OutOfMemoryError
+
+from .heap import Entry, Heap
 
 SEGMENT = 16 * 4096
 SIZES = (512, 1024, 4096, 4096, 12_288, 30_000)

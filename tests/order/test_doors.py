@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.core import Allocator, Users
+from asyncmem.core import Retire, Users
 from asyncmem.devices import SimulatedStream
-from asyncmem.engine.retire import Retire
 from asyncmem.errors import DeviceError, InvalidRequest
 
 from .native import NativeSimulated
@@ -28,7 +26,7 @@ class Bench:
     """A pool whose four blocks stream a has had; it knows stream b as well."""
 
     def __init__(self) -> None:
-        self.device = NativeSimulated(autojump=False)
+        self.device = NativeSimulated(8 * SIZE, autojump=False)
         self.pool = AsyncMemoryPool(
             self.device, limit=4 * SIZE, segment_size=4 * SIZE, small_limit=512, overlap=0, defragment=False
         )
@@ -40,12 +38,12 @@ class Bench:
             buffer.free()
         self.device.advance(1.0)
         self.retire.poll()
-        self.pool.house.core.flush()
+        self.pool._opened.core.flush()
         self.before = dict(self.device.called)
 
     @property
     def retire(self) -> Retire:
-        return self.pool.house.retire
+        return self.pool._opened.retire
 
     def calls(self) -> dict[str, int]:
         """What the table has made since the beginning; `order` makes a record and a wait."""
@@ -80,7 +78,7 @@ def python_is_not_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None: 
     def asked(*_: object, **__: object) -> None:
         pytest.fail("the core asked the pool")
 
-    for name in ("_allocate", "_try", "_free_noted", "_use_on", "_hand_over"):
+    for name in ("_serve", "_stream_index", "_free_noted", "_use_on", "_hand_over"):
         monkeypatch.setattr(AsyncMemoryPool, name, asked)
 
 
@@ -147,10 +145,10 @@ class TestPlainWays:
         for buffer in bench.exhaust(bench.a):
             bench.b.launch(1.0, reads=[buffer])
             buffer.free(stream=bench.b)
-        bench.pool.house.core.flush()
+        bench.pool._opened.core.flush()
         buffer = bench.take(bench.b)
         assert bench.calls()["wait"] == 1
-        assert bench.retire.counts().foreign_takes == 1
+        assert bench.pool._opened.core.scheduler.gauges()["foreign"] == 1
         buffer.free()
 
 
@@ -170,8 +168,8 @@ def test_a_call_that_fails_loses_nothing(bench: Bench, call: str, nth: int) -> N
     bench.device.advance(10.0)
     for _ in range(2):
         twice(bench.retire.poll)
-    bench.pool.house.core.flush()
-    bench.pool.house.core.merge()
+    bench.pool._opened.core.flush()
+    bench.pool._opened.core.merge()
     for buffer in bench.exhaust(bench.a):
         buffer.free()
 
@@ -186,39 +184,32 @@ def twice(call: Callable[[], object]) -> None:
 
 class TestWhoGoesFirst:
     def test_a_door_takes_no_others_memory_while_somebody_waits(self, bench: Bench) -> None:
-        """Behind a closed gate it leaves the miss to the pool, which knows who is before it."""
-        for buffer in bench.exhaust(bench.a):
-            buffer.free(stream=bench.b)
-        bench.pool.house.core.flush()
-        bench.pool.house.core.set_gate(0, closed=True)
-        assert bench.pool.house.core.retire is bench.retire
-        door = Allocator()
-        door._attach(bench.pool.house.core)
-        with pytest.raises(AttributeError):  # it has no slower way
-            door.try_allocate(SIZE, stream=bench.a)
-        assert bench.calls() == {"record": 4}
-        bench.pool.house.core.set_gate(0, closed=False)
-        found = door.try_allocate(SIZE, stream=bench.a)
+        """What is free is not enough for who waits, who may not be overtaken: the newcomer gets nothing either."""
+        bench.pool.configure(bypass=0.0)
+        held = bench.exhaust(bench.a)
+        waiting = bench.pool.allocate_async(2 * SIZE, stream=bench.a)
+        held.pop().free(stream=bench.b)
+        before = bench.calls()
+        assert bench.pool.try_allocate(SIZE, stream=bench.a) is None
+        assert "wait" not in bench.calls()
+        assert bench.calls()["record"] == before["record"]
+        waiting.cancel()
+        found = bench.pool.try_allocate(SIZE, stream=bench.a)
         assert found is not None
-        found.free()
+        for buffer in (found, *held):
+            buffer.free()
 
     @pytest.mark.parametrize(("overlap", "waits"), [(1.0, 0), (4 * SIZE, 0), (4 * SIZE - 1, 1), (0.5, 1), (0, 1)])
-    def test_a_door_makes_no_stream_wait_where_the_pool_would_rather_grow(
+    def test_no_stream_is_made_to_wait_where_the_pool_would_rather_grow(
         self, bench: Bench, overlap: float, waits: int
     ) -> None:
-        """As long as no more is free than `overlap` says and the limit leaves room, the pool decides."""
-        core = bench.pool.house.core
+        """As long as no more is free than `overlap` says and the limit leaves room."""
         for buffer in bench.exhaust(bench.a):
             bench.b.launch(1.0, reads=[buffer])
             buffer.free(stream=bench.b)
-        core.flush()
-        core.set_limit(0, 8 * SIZE)
-        door = Allocator()
-        door._attach(core)
-        core.overlap = overlap
-        assert core.overlap == overlap
-        with suppress(AttributeError):  # it has no slower way
-            door.try_allocate(SIZE, stream=bench.a)
+        bench.pool._opened.core.flush()
+        bench.pool.configure(limit=8 * SIZE, overlap=overlap)
+        bench.pool.allocate(SIZE, stream=bench.a, timeout=10).free()
         assert bench.calls().get("wait", 0) == waits
 
 
@@ -303,7 +294,7 @@ class TestStreamsOfOtherKinds:
             bench.b.launch(1.0, reads=[buffer])
             buffer.free(stream=bench.b)
         bench.retire.fence(bench.retire.register(bench.a))
-        bench.pool.house.core.flush()
+        bench.pool._opened.core.flush()
         found = bench.pool.try_allocate(SIZE, stream=stream)
         assert (found is not None) is late_fences
         if found is not None:
@@ -320,25 +311,23 @@ class TestStreamsOfOtherKinds:
 class TestCaptures:
     def test_a_captured_stream_goes_through_no_door_when_captures_are_watched(self, bench: Bench) -> None:
         """The pool's own ways decide then; unwatched, the driver is not asked at a hit."""
-        core = bench.pool.house.core
+        core = bench.pool._opened.core
         core.watch_captures = False
-        door = Allocator()
-        door._attach(core)
         home = bench.take(bench.a)
         home.free()  # to where its size is kept for this stream
         bench.take(bench.a).free()
         asked = bench.device.called["capturing"]
         bench.device.captured.add(bench.a.handle)
-        found = door.try_allocate(SIZE, stream=bench.a)
+        found = bench.pool.try_allocate(SIZE, stream=bench.a)
         assert found is not None
         assert bench.device.called["capturing"] == asked
         found.free()
         core.watch_captures = True
         assert bench.retire.capturing(bench.retire.register(bench.a))
-        with pytest.raises(AttributeError):  # it has no slower way
-            door.try_allocate(SIZE, stream=bench.a)
+        with pytest.raises(InvalidRequest, match=r"pool\.graph"):
+            bench.pool.try_allocate(SIZE, stream=bench.a)
         bench.device.captured.clear()
-        found = door.try_allocate(SIZE, stream=bench.a)
+        found = bench.pool.try_allocate(SIZE, stream=bench.a)
         assert found is not None
         found.free()
 
@@ -452,7 +441,7 @@ calls = dict(device.called)
 FORKS = (
     ENDS
     + """
-retire = pool.house.retire
+retire = pool._opened.retire
 def touch_nothing():
     refused = 0
     for call in (lambda: retire.fence(1), lambda: retire.use_on(1, 2), lambda: retire.capturing(1),

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from asyncmem.core import Retire
 from asyncmem.devices import Host, HostStream, Work
 from asyncmem.devices.pages import bytes_at
-from asyncmem.engine.retire import Retire
 
 from .heaps import HEAPS
 from .program import FullHeap

@@ -42,7 +42,7 @@ class User:
 
     def run(self, steps: int) -> None:
         pool = self.pool = AsyncMemoryPool(self.device, limit="640 KiB", segment_size="128 KiB", segments=self.segments)
-        pool.house.retire.fence_every = self.fence_every
+        pool._opened.retire.fence_every = self.fence_every
         for _ in range(steps):
             self.step(pool)
         while self.held:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncmem.core import Retire
 from asyncmem.devices import Simulated, StreamOrderError
-from asyncmem.engine.retire import Retire
 
 from .heaps import HEAPS
 from .mutants import BROKEN_HEAPS, MUTANTS, Mutant

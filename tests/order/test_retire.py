@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from asyncmem.core import Retire
 from asyncmem.devices import Simulated
-from asyncmem.engine.retire import DONE, Retire
 from asyncmem.errors import DeviceError, InvalidRequest
 
+from .heap import DONE
 from .heaps import HEAPS
 from .native import DEVICES, NativeSimulated
 from .program import FullHeap

@@ -55,7 +55,7 @@ def test_rounds_do_not_leave_streams_behind(make: Callable[[AsyncMemoryPool], Aw
 
     async def main() -> None:
         async with AsyncMemoryPool(TimedDevice(), limit=LIMIT) as pool:
-            known = pool.flow.core.stream_objects
+            known = pool._opened.core.stream_objects
             await make(pool)
             gc.collect()
             first = len(known)
@@ -72,6 +72,6 @@ def test_two_at_a_time_have_streams_of_their_own() -> None:
     """What one of them gave back, one that comes later has; under one name there are others."""
     with AsyncMemoryPool(TimedDevice(), limit=LIMIT) as pool:
         with DoubleBuffer(pool, 4), DoubleBuffer(pool, 4):
-            assert len(pool.flow.core.stream_objects) == 1 + 4
+            assert len(pool._opened.core.stream_objects) == 1 + 4
         with DoubleBuffer(pool, 4, buffers=3):
-            assert len(pool.flow.core.stream_objects) == 1 + 4
+            assert len(pool._opened.core.stream_objects) == 1 + 4

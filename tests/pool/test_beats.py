@@ -32,16 +32,16 @@ def test_what_lay_in_a_cache_has_its_fence_on_the_same_beat() -> None:
     device = paged_device()
     stream = device.create_stream()
     with opened(device) as pool:
-        core = pool.flow.core
+        core = pool._opened.core
         for _ in range(3):
             pool.allocate(2 * KIB, stream=stream).free()
         assert core.cached_bytes() == 2 * KIB
         stream.launch(1.0)
         pool.allocate(2 * KIB, stream=stream).free()
-        pool.flow.upkeep.beat()
+        pool._opened.beat()
         assert core.cached_bytes() == 0
         assert core.unfenced() == []
-        assert pool.flow.retire.counts().open_fences == 1
+        assert pool._opened.retire.counts().open_fences == 1
 
 
 def test_neighbours_are_joined_once_nothing_is_under_way() -> None:
@@ -49,7 +49,7 @@ def test_neighbours_are_joined_once_nothing_is_under_way() -> None:
     device = paged_device()
     streams = [device.create_stream() for _ in range(2)]
     with opened(device) as pool:
-        core, beat = pool.flow.core, pool.flow.upkeep.beat
+        core, beat = pool._opened.core, pool._opened.beat
         others = [pool.allocate(KIB) for _ in range(200)]
         pair = [pool.allocate(MIB + 64 * KIB, stream=stream) for stream in streams]
         end = pool.allocate(MIB)

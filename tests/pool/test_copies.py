@@ -278,7 +278,7 @@ def test_copy_that_its_target_cannot_follow_keeps_the_memory_until_it_is_done(ca
             source.free()
             target.free()
             assert two.stats().allocated_bytes == MIB
-            one.house.copies.look()  # as the idle worker does
+            one._opened.copies.look()  # as the idle worker does
             first.run_until_idle()
             again = await two.allocate_async(LIMIT)
             busy(again)
@@ -461,21 +461,21 @@ def test_call_that_fails_is_raised_and_loses_nothing(call: str) -> None:
             assert len(errors) == left
             source.free()
             target.free()
-            pool.house.run(pool.house.copies.look).block(10)  # as the idle worker does
+            pool._opened.run(pool._opened.copies.look).block(10)  # as the idle worker does
             device.run_until_idle()
-            pool.house.run(lambda: None).block(10)  # it has let go of what was done
+            pool._opened.run(lambda: None).block(10)  # it has let go of what was done
             whole(pool)
             again = pool.allocate(LIMIT, stream=other)
             busy(again)
             again.free()
-            pool.house.tick()
+            pool._opened.tick()
 
 
 def test_copy_whose_end_cannot_be_seen_keeps_its_memory_until_it_can() -> None:
     """The failed record is raised, and made up for by the idle worker."""
     device, begun, gate = quick_device(), threading.Event(), threading.Event()
     with AsyncMemoryPool(device, limit=LIMIT) as pool, pool.allocate(MIB) as buffer:
-        held_up = pool.house.run(lambda: begun.set() or gate.wait())  # the worker looks when it is told
+        held_up = pool._opened.run(lambda: begun.set() or gate.wait())  # the worker looks when it is told
         assert begun.wait(10)
         busy(buffer)
         source = Bytes(MIB)
@@ -487,13 +487,13 @@ def test_copy_whose_end_cannot_be_seen_keeps_its_memory_until_it_can() -> None:
         gc.collect()
         assert known() is not None
         device.fail("record")
-        pool.house.copies.look()
+        pool._opened.copies.look()
         assert known() is not None
-        pool.house.copies.look()
+        pool._opened.copies.look()
         device.run_until_idle()
         gate.set()
         held_up.block(10)
-        pool.house.run(lambda: None).block(10)
+        pool._opened.run(lambda: None).block(10)
         gc.collect()
         assert known() is None
 

@@ -73,14 +73,14 @@ def test_idle_pool_gives_back_what_is_free_when_the_driver_says_that_memory_is_s
         async with SteppedPool(device, limit="64 MiB", segment_size="1 MiB") as pool:
             held = await pool.allocate_async(8 * MIB)
             (await pool.allocate_async(32 * MIB)).free()
-            pool.house.tick()
+            pool._opened.tick()
             assert pool.stats().reserved_bytes == 40 * MIB
             device.take_elsewhere("32 MiB")
-            pool.house.tick()
+            pool._opened.tick()
             assert pool.stats().reserved_bytes == 8 * MIB
             device.give_back_elsewhere("32 MiB")
             (await pool.allocate_async(32 * MIB)).free()
-            pool.house.tick()
+            pool._opened.tick()
             assert pool.stats().reserved_bytes == 40 * MIB
             held.free()
             whole(pool)
@@ -97,7 +97,7 @@ def test_device_that_fails_while_it_takes_back_is_a_warning(device: Simulated) -
             device.take_elsewhere("1 MiB")
             device.fail("free_segment")
             with pytest.warns(RuntimeWarning, match="free_segment"):
-                pool.house.tick()
+                pool._opened.tick()
             assert await pool.trim() == 64 * MIB
             whole(pool)
 

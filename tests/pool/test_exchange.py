@@ -11,18 +11,17 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError
 from asyncmem.devices import Latencies, Simulated
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, ClockOf, SteppedPool, quick_device
 
 SEGMENT = 8 * MIB
 
 
 @contextmanager
-def opened(device: Simulated, **options: object) -> Iterator[AsyncMemoryPool]:
+def opened(device: Simulated, age: float = 1000.0, **options: object) -> Iterator[AsyncMemoryPool]:
     """Open a pool of small segments whose life is told by the device's clock, and is long."""
     settings = {"segment_size": SEGMENT, "small_limit": 4096, "min_free": 0, "stall_after": None, **options}
     with SteppedPool(device, **settings) as pool:  # type: ignore[arg-type]
-        pool.flow.supply.lifetime.clock = lambda: device.now
-        pool.flow.supply.lifetime.began = -1000.0
+        ClockOf(pool, device, age)
         yield pool
         pool.check()
 
@@ -77,7 +76,6 @@ def test_a_patient_pool_waits_for_it(patience: float | str, reserved: int) -> No
     device = Simulated(512 * MIB, clock="wall", latencies=Latencies.zero())
     stream = device.create_stream()
     with opened(device, patience=patience) as pool:
-        pool.flow.supply.lifetime.began = device.now - 1000.0
         buffer = pool.allocate(8 * MIB, stream=stream)
         work = 0.2 if reserved == 16 else 1.0
         stream.launch(work, writes=[buffer])
@@ -115,13 +113,13 @@ def test_a_segment_that_is_much_larger_stays() -> None:
 def test_it_takes_a_small_share_of_the_life() -> None:
     """A program whose sizes go up and down for ever keeps what it needs in the end."""
     device = Simulated(8192 * MIB)  # whose calls take their time
-    with opened(device) as pool:
-        pool.flow.supply.lifetime.began = device.now
+    with opened(device, age=0.0) as pool:
+        began = device.now
         draw = random.Random(0)
         for _ in range(300):
             one_after_another(pool, draw.randrange(1, 33), draw.randrange(33, 65))
-        moved = pool.flow.supply.lifetime.moved
-        assert 0 < moved <= 0.02 * device.now + 0.002
+        moved = pool._opened.core.scheduler.gauges()["moved"]
+        assert 0 < moved <= 0.02 * (device.now - began) + 0.002
         assert pool.stats().trims < 30
 
 
@@ -169,8 +167,9 @@ def test_random_programs_keep_all_promises(seed: int) -> None:
         streams = [device.create_stream() for _ in range(3)]
         draw = random.Random(seed)
         live: list[Buffer] = []
-        with opened(device, small_limit=MIB) as pool:
-            pool.flow.supply.takes_back = takes_back
+        with opened(device, small_limit=MIB, adaptive=False) as pool:
+            core = pool._opened.core
+            core.scheduler.configure(core.time, **pool._opened._settings(), take_back=takes_back)
             for step in range(300):
                 stream = draw.choice(streams)
                 top = 2 + 40 * (step // 75)

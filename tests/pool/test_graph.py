@@ -243,7 +243,7 @@ def test_no_fence_is_recorded_into_a_capture(device: Simulated) -> None:
         stream.begin_capture()
         whole_of_it.free(stream=stream)
         assert pool.try_allocate(4 * MIB, stream=device.default_stream) is None
-        pool.house.tick()
+        pool._opened.tick()
         assert stream.end_capture().records == 0
         again = pool.allocate(4 * MIB, stream=device.default_stream, timeout=5)
         write(again)
@@ -411,9 +411,9 @@ def test_call_that_fails_loses_nothing(call: str) -> None:
             graph.launch(stream)
             memory.release()
             device.log._faults.clear()
-            pool.house.tick()
+            pool._opened.tick()
             device.run_until_idle()
-            pool.house.tick()
+            pool._opened.tick()
             everything = pool.allocate(LIMIT, timeout=5)
             write(everything)
             everything.free()
@@ -487,7 +487,7 @@ class Program:
 
     def look(self, pool: AsyncMemoryPool) -> None:
         self.device.advance(self.choice.random())
-        pool.house.flow.taker.poll()
+        pool._opened.retire.poll()
         pool.empty_cache()
 
 
@@ -524,7 +524,7 @@ async def captures_under_cancellation(stage: Stage) -> None:
             stage.actor(f"{actor.__name__} {number}", partial(actor, device.create_stream()))
         await stage.finish()
         device.run_until_idle()
-        pool.house.tick()
+        pool._opened.tick()
         whole(pool)
         await refillable(pool, 4 * MIB)
 

@@ -24,7 +24,7 @@ def use(pool: AsyncMemoryPool, stream: SimulatedStream, nbytes: int = SIZE, seco
 
 def fences(pool: AsyncMemoryPool) -> int:
     """Answer how many have been recorded."""
-    return pool.flow.retire.counts().records
+    return pool._opened.retire.counts().records
 
 
 def test_a_taker_waits_for_the_work_before_the_free_and_not_for_what_followed() -> None:

@@ -10,9 +10,8 @@ from functools import partial
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOfMemoryError, Pressure
+from asyncmem.core import Effect, Heap, Scheduler
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
-from asyncmem.pool.paging import PagedSupply
-from asyncmem.pool.waiting import Waiting
 from asyncmem.testing import Stage, run_steps, sweep
 from asyncmem.testing.conservation import refillable, whole
 from asyncmem.testing.tsweep import sweep_on_trio
@@ -34,8 +33,7 @@ def paged_device(capacity: int = 64 * MIB, *, page: int = 64 * KIB, backing: boo
 async def opened(device: Simulated, limit: int = 8 * MIB, **options: object) -> AsyncIterator[AsyncMemoryPool]:
     settings = {"stall_after": None, "min_free": 0, **options}
     async with SteppedPool(device, limit=limit, segments="paged", **settings) as pool:  # type: ignore[arg-type]
-        lifetime = pool.flow.supply.lifetime  # by the device's clock moves cost nothing, however busy the machine is
-        lifetime.clock, lifetime.began = lambda: device.now, device.now
+        pool._opened.executor.clock = lambda: device.now  # so that moves cost nothing, however busy the machine is
         yield pool
 
 
@@ -66,20 +64,20 @@ class TestLittleReserved:
                 for size in (5 * MIB, 300 * KIB, 4 * MIB, 700 * KIB, 2 * MIB, 5 * MIB, 100 * KIB, 3 * MIB):
                     async with pool.allocate_async(size) as buffer:
                         device.fill(buffer.address, size, 1, device.default_stream)
-                    pool.house.look_after()
+                    pool._opened.look_after()
                     pool.check()
                 assert pool.stats().peak_reserved <= 5 * MIB + 256 * KIB
 
         run(main)
 
     def test_a_move_neither_makes_nor_releases_memory(self) -> None:
-        """What is idle goes where a request of the other size class lacks some, in one errand."""
+        """What is idle goes where a request of the other size class lacks some, in one go."""
 
         async def main() -> None:
             device = paged_device()
             async with opened(device) as pool:
                 (await pool.allocate_async(4 * MIB)).free()
-                pool.house.look_after()
+                pool._opened.look_after()
                 before = len(device.calls)
                 async with pool.allocate_async(512 * KIB):
                     made = [call.name for call in list(device.calls)[before:]]
@@ -298,7 +296,7 @@ class TestAheadOfNeed:
             device = paged_device(32 * MIB)
             async with opened(device, 1024 * MIB) as pool, pool.allocate_async(32 * MIB):
                 assert device.reserved == 32 * MIB
-                assert pool.flow.supply.coming == 0
+                assert pool._opened.core.scheduler.gauges()["coming"] == 0
                 pool.check()
 
         run(main)
@@ -337,31 +335,61 @@ def test_streams_that_hand_over_do_not_wait_for_each_other(overlap: float, waits
     run(main)
 
 
+class SlowFences:
+    """A scheduler of pages alone, at whatever time a test says, whose patience is a tenth of its life."""
+
+    def __init__(self) -> None:
+        self.heap = Heap()
+        for arena in (0, 1):
+            self.heap.add_space((arena + 1) << 42, 64 * MIB, arena, 64 * KIB)
+        self.scheduler = Scheduler(
+            self.heap, 0.0, limit=32 * MIB, limited=True, paged=True, page=64 * KIB, patience=math.inf,
+            patience_share=0.1,
+        )  # fmt: skip
+
+    def work(self, now: float) -> Effect | None:
+        """See to fences and pages; return the wait that is asked for."""
+        while effects := self.scheduler.effects():
+            for effect in effects:
+                if effect.kind == "look":
+                    for stream in effect.streams:
+                        self.heap.publish(stream, self.heap.close_epoch(stream))
+                    self.scheduler.looked(0, now)
+                elif effect.kind == "remap":
+                    self.scheduler.remapped(effect.job, len(effect.out), len(effect.into), now)
+                elif effect.kind == "wait":
+                    return effect
+        return None
+
+    def use(self, nbytes: int, now: float) -> float:
+        """Ask for memory and free it; return for how long that would have waited, which takes longer and is in vain."""
+        request = self.scheduler.submit(nbytes, now)
+        wait = self.work(now)
+        if wait is not None:
+            self.scheduler.waited(wait.job, False, now + 0.8)
+            assert self.work(now + 0.8) is None
+        (block,) = self.scheduler.claim(request)
+        self.scheduler.freed(self.heap.free(block), now)
+        self.look(now)
+        return 0.0 if wait is None else wait.seconds
+
+    def look(self, now: float) -> None:
+        self.scheduler.begin_beat()
+        self.work(now)
+
+
 class TestPatience:
     def test_all_waits_together_are_a_share_of_the_time(self) -> None:
-        """A pool that has just been opened has saved up nothing that it could wait for."""
-        supply_waits = []
-
-        async def main() -> None:
-            device = paged_device()
-            async with opened(device, patience="10%") as pool:
-                waiting = Waiting(pool.flow, pool, (512 * KIB,), None)
-                supply = pool.flow.supply
-                assert isinstance(supply, PagedSupply)
-                stream = device.create_stream()
-                first = await pool.allocate_async(MIB, stream=stream)
-                stream.launch(1.0, writes=[first])
-                first.free()
-                with pool.flow.turn:
-                    supply.lifetime.began -= 10.0
-                    for waited in (0.0, 0.8, 1.2):
-                        supply.lifetime.waited = waited
-                        wait = supply.patience_for(waiting)
-                        supply_waits.append(wait and wait.args[1])  # type: ignore[attr-defined]  # a partial
-
-        run(main)
-        first, second, third = supply_waits
-        assert (round(first, 1), round(second, 1), third) == (1.0, 0.2, None)
+        """What has been waited is no more to be had, until the pool has lived long enough for more."""
+        pool = SlowFences()
+        pool.use(4 * MIB, 1.0)
+        pool.heap.mark_done(0, pool.heap.open_epoch(0) - 1)
+        pool.look(1.5)  # so fences are done within half a second
+        waits = []
+        for nbytes, now in ((512, 10.0), (768, 11.0), (1000, 14.0)):
+            assert pool.use(4 * MIB, now) == 0.0
+            waits.append(pool.use(nbytes * KIB, now))
+        assert waits == pytest.approx([1.0, 0.0, 0.6])  # 0.3 s would have been left for the second
 
     @pytest.mark.parametrize(("patience", "reserved"), [(0, 3.5), ("20 s", 3)])
     def test_growth_waits_as_long_as_it_may(self, patience: object, reserved: float) -> None:
@@ -556,7 +584,7 @@ def test_planning_for_a_batch_hides_no_pressure() -> None:
             first = await pool.allocate_async(6 * MIB)
             first.free()
             batch = await pool.allocate_batch([6 * MIB, 2 * MIB - 64 * KIB])
-            assert pool.flow.pressure.level is Pressure.of(batch.nbytes / (8 * MIB))
+            assert pool._opened.core.scheduler.gauges()["pressure"] == Pressure.of(batch.nbytes / (8 * MIB))
             batch.free()
 
     run(main)
@@ -600,7 +628,7 @@ def test_a_stream_waits_for_another_before_the_host_does() -> None:
             async with pool.allocate_async(4 * MIB, stream=two) as buffer:
                 assert device.now < 9.0
                 two.launch(writes=[buffer])
-            assert (pool.stats().rungs.get("wait", 0), pool.flow.retire.foreign_takes) == (0, 1)
+            assert (pool.stats().rungs.get("wait", 0), pool._opened.core.scheduler.gauges()["foreign"]) == (0, 1)
             held.free()
 
     run(main)

@@ -2,17 +2,15 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError
-from asyncmem.core import Ready
 from asyncmem.devices import Latencies, Segment, Simulated, Stream
 from asyncmem.facts import OutOfMemoryFacts
-from asyncmem.pool.flow import Flow
-from asyncmem.pool.waiting import Waiting
 
 from .support import MIB
 
@@ -68,15 +66,23 @@ async def growing(
         pool.check()
 
 
+@contextlib.asynccontextmanager
+async def quick_turns() -> AsyncIterator[None]:
+    """Threads that never wait for anything let others run all the same, and often."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
 def passes(pool: AsyncMemoryPool, nbytes: int = MIB) -> bool:
     """Say whether a hit is served by the door itself; what it serves is freed at once."""
+    turned_away = pool._core.counts().barred
     request = pool.allocate_async(nbytes)
-    served = isinstance(request, Ready)
-    if served:
-        request.result().free()
-    else:
-        request.cancel()
-    return served
+    request.cancel() or request.result().free()
+    return pool._core.counts().barred == turned_away
 
 
 async def test_hits_pass_while_growth_is_under_way() -> None:
@@ -92,14 +98,14 @@ async def test_hits_pass_while_growth_is_under_way() -> None:
         assert not large.done()
         device.go_on.set()
         (await large).free()
-        assert (pool.stats().grows, pool.stats().waits) == (2, 2)  # with those of the memory that was there
+        assert (pool.stats().grows, pool.stats().growth_waits) == (2, 2)  # with those of the memory that was there
 
 
 async def test_hits_pass_while_a_thread_grows_by_itself() -> None:
     """Who grows for a synchronous call keeps nobody from what is there."""
     device = SlowDriver()
     async with AsyncMemoryPool(device, limit=LIMIT, segment_size=8 * MIB) as pool:
-        (await pool.allocate_async(MIB)).free()
+        held = await pool.allocate_async(MIB)
         device.entered.clear()
         device.go_on.clear()
         large = asyncio.ensure_future(asyncio.to_thread(pool.allocate, LARGE))
@@ -107,6 +113,7 @@ async def test_hits_pass_while_a_thread_grows_by_itself() -> None:
         assert passes(pool)
         device.go_on.set()
         (await large).free()
+        held.free()
         assert pool.stats().grows == 2
 
 
@@ -119,35 +126,30 @@ async def test_no_more_bytes_pass_than_the_bypass_budget() -> None:
         late.cancel()
 
 
-async def test_who_passes_before_the_worker_has_decided_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_passes_before_the_worker_has_begun_counts_as_well() -> None:
     """The doors stand ajar from the moment that growth was sent for; what went by until then is not to be had twice."""
-    decides = threading.Event()
-    decide = Flow._decide_and_grow
-
-    def decide_late(flow: Flow, waiting: Waiting) -> None:
-        assert decides.wait(10)
-        decide(flow, waiting)
-
+    begins = threading.Event()
     device = SlowDriver()
     async with AsyncMemoryPool(
         device, limit=LIMIT, segment_size=8 * MIB, bypass=2 * MIB / LIMIT, stall_after=None
     ) as pool:
         room = [await pool.allocate_async(MIB) for _ in range(8)]
         room.clear()
-        monkeypatch.setattr(Flow, "_decide_and_grow", decide_late)
+        pool._opened.worker.submit(lambda: begins.wait(10))
         device.entered.clear()
         device.go_on.clear()
         large = asyncio.ensure_future(pool.allocate_async(LARGE))
         await asyncio.sleep(0)
         try:
             passed = [await pool.allocate_async(MIB) for _ in range(2)]
-            decides.set()
+            assert not device.entered.is_set()
+            begins.set()
             await device.asked()
             another = asyncio.ensure_future(pool.allocate_async(MIB))
             await asyncio.sleep(0.01)
             assert not another.done()
         finally:
-            decides.set()
+            begins.set()
             device.go_on.set()
         (await large).free()
         (await another).free()
@@ -186,13 +188,16 @@ async def test_what_passed_before_somebody_came_did_not_overtake_him() -> None:
         kept.free()
 
 
-async def test_with_two_who_wait_nobody_passes() -> None:
-    """The second one is served by what is freed, so newcomers stand behind it."""
+async def test_behind_one_who_waits_for_others_nobody_passes() -> None:
+    """What is freed serves that one first; only where memory is made for all who are here do newcomers pass."""
     async with growing() as (pool, _, _):
         second = pool.allocate_async(16 * MIB)
-        assert not passes(pool)
-        second.cancel()
         assert passes(pool)
+        third = pool.allocate_async(48 * MIB)
+        assert not passes(pool)
+        third.cancel()
+        assert passes(pool)
+        second.cancel()
 
 
 async def test_a_free_that_is_enough_serves_without_waiting_for_the_growth() -> None:
@@ -212,37 +217,34 @@ async def test_a_free_that_is_enough_serves_without_waiting_for_the_growth() -> 
 
 async def test_a_free_that_is_not_enough_has_nobody_looked_at() -> None:
     """What is under way serves the one who waits, so a free costs its caller no look at the whole queue."""
-    signals: list[int] = []
-
-    class Watched(AsyncMemoryPool):
-        def _signal(self, flags: int) -> None:
-            signals.append(flags)
-            super()._signal(flags)
-
     device = SlowDriver()
-    async with Watched(device, limit=LIMIT, segment_size=8 * MIB) as pool:
+    async with AsyncMemoryPool(device, limit=LIMIT, segment_size=8 * MIB) as pool:
         apart = [await pool.allocate_async(8 * MIB) for _ in range(2)]
         device.entered.clear()
         device.go_on.clear()
-        waiting = asyncio.ensure_future(pool.allocate_async(16 * MIB))
+        waiting = asyncio.ensure_future(pool.allocate_async(20 * MIB))
         await device.asked()
+        before = pool._opened.core.scheduler.gauges()["progress"]
         apart.clear()
-        assert signals == []
+        assert pool._opened.core.scheduler.gauges()["progress"] == before
         device.go_on.set()
         (await waiting).free()
 
 
 async def test_what_a_budget_has_promised_is_not_used_up() -> None:
-    """A waiter from a budget has the room in it promised only: whoever came later stands behind, as before."""
+    """What grows for a budget has its room there already: hits pass in the pool, and none in the budget."""
     async with growing(share="all of it") as (pool, device, large):
-        assert not passes(pool)
+        (budget,) = pool._opened.budgets
+        assert passes(pool)
+        assert budget.try_allocate(MIB) is None
         device.go_on.set()
         (await large).free()
+        assert budget.try_allocate(MIB) is not None
 
 
 async def test_many_who_hit_do_not_take_what_comes() -> None:
     """With threads at every door the request is served by the growth that was for it, and no second one is needed."""
-    async with growing(bypass=1000.0) as (pool, device, large):
+    async with growing(bypass=1000.0) as (pool, device, large), quick_turns():
         ended, passed = threading.Event(), threading.Semaphore(0)
 
         def hit() -> None:

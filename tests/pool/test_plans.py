@@ -152,7 +152,7 @@ def test_who_takes_a_place_over_waits_for_its_last_use(device: Simulated, seed: 
             await run_on_streams(pool, random_plan(seed), device, seed)
             assert device.calls_of("wait"), "nothing had to be waited for, so nothing was shown"
             device.run_until_idle()
-            pool.house.tick()
+            pool._opened.tick()
             whole(pool)
 
     run_steps(main())
@@ -300,7 +300,7 @@ def test_range_may_be_the_host_s(device: Simulated, *, planned: bool) -> None:
             async with pool.apply_plan(PLAN) if planned else pool.lease("5 MiB") as memory:
                 buffer = memory.allocate("2 MiB")
                 assert buffer.device.name == "host"
-                assert len(pool.holdings) == 0, "nobody holds what others of this pool could wait for"
+                assert not pool._opened.core.scheduler.holds(), "nobody holds what others of this pool could wait for"
                 assert pool.stats().allocated_bytes == held.nbytes
                 buffer.free()
             assert pool.fallback.of(pool).stats().allocated_bytes == 0
@@ -388,7 +388,7 @@ async def steps_under_cancellation(stage: Stage) -> None:
             stage.actor(f"program {number}", partial(actor, device.create_stream()))
         await stage.finish()
         device.run_until_idle()
-        pool.house.tick()
+        pool._opened.tick()
         whole(pool)
         assert (await pool.allocate_async("7 MiB")).nbytes
 

@@ -6,8 +6,8 @@ import anyio.lowlevel
 import pytest
 
 from asyncmem import AsyncMemoryPool, DeadlockError, InvalidRequest, OutOfMemoryError, Pressure
+from asyncmem.core import Request
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.pool.waiting import Waiting
 from asyncmem.testing import run_steps
 
 from .support import SteppedPool
@@ -40,17 +40,17 @@ async def test_direct_pool_keeps_nothing() -> None:
 
 
 async def test_what_was_granted_meanwhile_is_not_failed() -> None:
-    """An errand that ends in an error leaves alone whom the worker has served since it was decided on."""
+    """What ends in an error leaves alone whom the worker has served since it was decided on."""
     async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
-        waiting = Waiting(pool.flow, pool, (MIB,), None)
-        pool.flow.ask(waiting)
-        while not waiting.done:
+        request = pool.allocate_async(MIB)
+        assert isinstance(request, Request)
+        number = request._id
+        assert number
+        while not request.done():
             await anyio.lowlevel.checkpoint()
-        pool.flow.fail(waiting, MemoryError())
-        assert waiting.error is None
-        assert waiting.result is not None
-        assert waiting.result.nbytes == MIB
-        waiting.result.free()
+        pool._opened.core.fail(number, MemoryError())
+        assert request.exception() is None
+        assert request.result().nbytes == MIB
 
 
 @pytest.mark.may_block  # the worker's calls are steps of the loop
@@ -99,7 +99,7 @@ async def test_what_was_held_is_not_held_after_its_block() -> None:
                 (await pool.allocate_async(0)).free()
             async with pool.allocate_async(0):
                 pass
-        assert not len(pool.holdings)
+        assert not pool._opened.core.scheduler.holds()
 
 
 async def test_task_that_waits_for_itself_is_told_where() -> None:
@@ -137,9 +137,9 @@ async def test_budget_counts_its_own_waits() -> None:
         assert pool.budget("other", limit=MIB).stats().waits == 0
 
 
-async def test_room_that_a_budget_has_promised_is_given_to_nobody_else() -> None:
-    """Who waits further out has it promised; a newcomer from beside waits for what is left."""
-    async with AsyncMemoryPool(device(), limit=16 * MIB) as pool:
+async def test_who_is_held_up_further_out_is_not_passed_from_beside() -> None:
+    """A newcomer who would use up what the one before needs waits, too, where nobody may overtake."""
+    async with AsyncMemoryPool(device(), limit=16 * MIB, bypass=0) as pool:
         outer = pool.budget("outer", limit=6 * MIB)
         middle = outer.budget("middle", limit=4 * MIB)
         one, other = middle.budget("one", limit=4 * MIB), middle.budget("other", limit=4 * MIB)

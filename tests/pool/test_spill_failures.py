@@ -62,7 +62,7 @@ def test_a_host_without_memory_is_asked_again() -> None:
             marked = await marks(LIMIT)
             pinned.take_elsewhere(pinned.capacity)
             request = pool.allocate_async(LIMIT)
-            await until(lambda: pool.flow.spilling.refused is not None)
+            await until(lambda: bool(pool._opened.spilling._refused))
             assert not request.done()
             pinned.give_back_elsewhere(pinned.capacity)
             (await request).free()
@@ -203,7 +203,7 @@ def test_dropping_the_handle_frees_both_sides() -> None:
         assert (pool.stats().spilled_bytes, pool.stats().allocated_bytes) == (LIMIT, LIMIT)
         del cycle
         thread = threading.Thread(target=gc.collect)
-        with pool.flow.turn:
+        with pool._opened.spilling._locked():
             thread.start()
             thread.join(LONG)
         assert (pool.stats().spilled_bytes, pool.stats().allocated_bytes) == (0, 0)
@@ -222,7 +222,7 @@ def test_what_a_dead_worker_was_to_move_stays_usable() -> None:
     async def main() -> None:
         async with stepped_pool() as pool, Marks(pool) as marks:
             marked = await marks(LIMIT)
-            pool.house.worker.submit(defect)
+            pool._opened.worker.submit(defect)
             with pytest.raises(PoolClosed, match="ZeroDivisionError"):
                 await pool.allocate_async(LIMIT)
             async with marked as buffer:

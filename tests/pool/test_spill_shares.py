@@ -147,7 +147,7 @@ def test_a_host_that_is_full_is_asked_again_for_a_budget() -> None:
             ours = marked(pool, budget, 4)
             pinned.take_elsewhere(pinned.capacity)  # type: ignore[attr-defined]  # it is simulated, too
             request = budget.allocate_async(MIB)
-            await until(lambda: pool.flow.spilling.refused is not None)
+            await until(lambda: bool(pool._opened.spilling._refused))
             assert not request.done()
             pinned.give_back_elsewhere(pinned.capacity)  # type: ignore[attr-defined]
             (await request).free()
@@ -240,7 +240,7 @@ def test_requests_to_a_lease_end_in_every_way() -> None:
         async with pool.lease(SMALL) as lease:
             ours = marked(pool, lease, 4)
             request = lease.allocate_async(MIB)
-            pool.flow.close(PoolClosed(pool.name, "it ends"))
+            pool._opened.close(PoolClosed(pool.name, "it ends"))
             with pytest.raises(PoolClosed):
                 await request
             free(ours)

@@ -103,7 +103,7 @@ def test_who_waits_behind_is_helped_too() -> None:
             held = await pool.allocate_async(LIMIT - MIB)
             marked = await marks(MIB)
             first, second = pool.allocate_async(LIMIT - MIB), pool.allocate_async(MIB)
-            await until(lambda: not pool.flow.busy)
+            await until(lambda: not pool._opened.core.scheduler.gauges()["under_way"])
             held.free()
             one, two = await first, await second
             assert marked.spilled

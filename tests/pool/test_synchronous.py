@@ -8,9 +8,9 @@ import time
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError, PoolTimeout
+from asyncmem.core import Request
 from asyncmem.devices import Simulated
 from asyncmem.options import OptionArguments
-from asyncmem.pool.waiting import Waiting
 
 MIB = 1 << 20
 NOTHING_CACHED: OptionArguments = {"stream_cache_blocks": 0, "shared_cache_blocks": 0}
@@ -49,7 +49,7 @@ def test_a_lease_that_is_full_leaves_the_caches_of_the_pool_alone() -> None:
 
 @pytest.mark.parametrize("within", ["pool", "budget"])
 def test_what_is_freed_while_a_call_comes_to_stand_serves_it(monkeypatch: pytest.MonkeyPatch, within: str) -> None:
-    """All that can be had is in pieces, and the block between two of them comes back before anything was decided.
+    """All that can be had is in pieces, and the block between two of them comes back before anything was done.
 
     So nobody is asked for memory, and nothing is collected.
     """
@@ -62,13 +62,13 @@ def test_what_is_freed_while_a_call_comes_to_stand_serves_it(monkeypatch: pytest
         for number in (0, 2):
             del blocks[number]
         door = pool if within == "pool" else pool.budget("part", limit="4 MiB")
-        decide = pool.flow.blocking._errand
+        serve = pool._opened.serve
 
-        def decide_later(waiting: Waiting) -> object:
+        def serve_later(request: Request[Buffer]) -> None:
             blocks.pop(1, None)
-            return decide(waiting)
+            serve(request)
 
-        monkeypatch.setattr(pool.flow.blocking, "_errand", decide_later)
+        monkeypatch.setattr(pool._opened, "serve", serve_later)
         with door.allocate(2 * MIB) as buffer:
             assert buffer.nbytes == 2 * MIB
         rungs = pool.stats().rungs
@@ -77,9 +77,9 @@ def test_what_is_freed_while_a_call_comes_to_stand_serves_it(monkeypatch: pytest
         blocks.clear()
 
 
-def test_who_stands_behind_a_call_that_was_served_at_once_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one joins two blocks of different streams; the second one need not sleep until its next look."""
-    monkeypatch.setattr("asyncmem.pool.blocking._LOOK_AGAIN", 30.0)
+@pytest.mark.parametrize("_", range(20))
+def test_who_stands_behind_a_call_that_was_served_at_once_is_served(_: int) -> None:
+    """The first one joins two blocks of different streams; the second one, of the same moment, has memory made."""
     device = Simulated("64 MiB")
     with AsyncMemoryPool(
         device, limit="64 MiB", segment_size="8 MiB", overlap=0, stall_after=None, **NOTHING_CACHED
@@ -87,34 +87,20 @@ def test_who_stands_behind_a_call_that_was_served_at_once_looks_again(monkeypatc
         one, other = device.create_stream(), device.create_stream()
         parts = [pool.allocate(4 * MIB, stream=stream) for stream in (one, other)]
         parts.clear()
-        blocking = pool.flow.blocking
-        decide, stand_by = blocking._errand, blocking._stand_by
-        stands, behind = threading.Event(), threading.Event()
-        served: list[int] = []
-
-        def decide_later(waiting: Waiting) -> object:
-            if threading.current_thread() is first and not stands.is_set():
-                stands.set()
-                behind.wait(10)
-            return decide(waiting)
-
-        def stand_and_tell() -> object:
-            behind.set()
-            return stand_by()
+        both = threading.Barrier(2)
+        served: list[Buffer] = []
 
         def ask() -> None:
-            with pool.allocate(8 * MIB, stream=one) as buffer:
-                served.append(buffer.nbytes)
+            both.wait(10)
+            served.append(pool.allocate(8 * MIB, stream=one))
 
-        monkeypatch.setattr(blocking, "_errand", decide_later)
-        monkeypatch.setattr(blocking, "_stand_by", stand_and_tell)
-        first, second = threading.Thread(target=ask), threading.Thread(target=ask)
-        first.start()
-        assert stands.wait(10)
-        second.start()
-        for thread in (first, second):
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
             thread.join(10)
-        assert served == [8 * MIB, 8 * MIB]
+        assert [buffer.nbytes for buffer in served] == [8 * MIB, 8 * MIB]
+        served.clear()
 
 
 def test_a_call_that_caches_can_serve_stands_nowhere() -> None:
@@ -173,11 +159,26 @@ async def test_a_call_that_ends_by_an_error_stands_in_nobodys_way(error: type[Ba
             if where == "growth":
                 patched.setattr(device, "allocate_segment", fail)
             else:
-                patched.setattr(pool.flow.ladder, "grow_for", lambda _: None)
+                device.take_elsewhere("64 MiB")
             with pytest.raises(error):
                 pool.allocate(8 * MIB)
+        if where == "on_oom":
+            device.give_back_elsewhere("64 MiB")
         assert pool.waiters() == ()
         (await pool.allocate_async(8 * MIB, timeout=5)).free()
+
+
+def test_a_thread_that_waits_is_seen_by_its_name() -> None:
+    """Like a task; and no more once it has its memory."""
+    with AsyncMemoryPool(Simulated("8 MiB"), limit="8 MiB") as pool:
+        held = [pool.allocate(8 * MIB)]
+        thread = threading.Thread(target=lambda: pool.allocate(MIB, timeout=10).free(), name="the walker")
+        thread.start()
+        while "the walker" not in "".join(one.owner for one in pool.waiters()):
+            time.sleep(0.001)
+        held.clear()
+        thread.join()
+        assert pool.waiters() == ()
 
 
 def test_a_timeout_beyond_what_a_lock_can_wait_for_is_one() -> None:
@@ -231,7 +232,7 @@ async def test_a_device_that_takes_nothing_back_for_once_leaves_the_pool_open() 
         device.fail("free_segment")
         pool.empty_cache()
         with pytest.warns(RuntimeWarning, match="free_segment"):
-            await pool.house.run(int).wait(5)
+            await pool._opened.run(int).wait(5)
         (await pool.allocate_async(8 * MIB, timeout=5)).free()
 
 
@@ -287,11 +288,12 @@ def test_a_loop_that_was_closed_with_a_waiter_is_nobody_elses_trouble() -> None:
 
 
 def test_an_owners_block_may_end_anywhere() -> None:
-    """A task that is collected in the midst of the pool's own code leaves it there, with the turn held."""
+    """A task that is collected in the midst of the pool's own code leaves it there; whoever comes next sees to it."""
     with AsyncMemoryPool(Simulated("64 MiB"), limit="64 MiB") as pool:
         block = pool.owner("somebody")
         block.__enter__()
-        assert pool.flow.core.observed
-        with pool.flow.turn:
+        assert pool._opened.core.observed
+        with pool._opened.lock:
             block.__exit__(None, None, None)
-        assert not pool.flow.core.observed
+        pool.allocate(MIB).free()
+        assert not pool._opened.core.observed

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Latencies, Simulated, SimulatedStream
 from asyncmem.devices.clock import VirtualClock
-from asyncmem.pool.paging import PagedSupply
 from asyncmem.replay import Model, Op, Policy, Trace, replay
 from asyncmem.testing.stepworker import StepWorker
 
@@ -22,6 +23,19 @@ class SteppedPool(AsyncMemoryPool):
     """A pool whose worker does what it is given at once, and never ticks."""
 
     _worker_factory = StepWorker
+
+
+class VirtualLoop:
+    """A loop that nothing runs on: it has the device's clock, and no call of it ever comes."""
+
+    loop = future_type = task_of = None
+
+    def __init__(self, device: Simulated) -> None:
+        self.now = lambda: device.now
+
+    def call_at(self, when: float, callback: object) -> Any:
+        assert callback
+        return SimpleNamespace(cancel=lambda: None, when=when)
 
 
 class Player:
@@ -40,11 +54,11 @@ class Player:
     @contextmanager
     def opened(self) -> Iterator[AsyncMemoryPool]:
         with SteppedPool(self.device, segments="paged", min_free=0, stall_after=None, **self.options) as pool:  # type: ignore[arg-type]
-            supply = pool.flow.supply
-            assert isinstance(supply, PagedSupply)
-            supply.lifetime.clock = lambda: self.device.now
-            supply.lifetime.began = 0.0
-            supply.takes_back = self.takes_back
+            opened = pool._opened
+            opened.core.set_loop(VirtualLoop(self.device))
+            opened.executor.clock = lambda: self.device.now
+            settings = opened._settings() | {"take_back": self.takes_back}
+            opened.core.scheduler.configure(opened.core.time, **settings)
             yield pool
 
     def play(self, trace: Trace) -> int:
@@ -62,7 +76,7 @@ class Player:
                     for stream in touched:
                         self.occupy(streams[stream])
                     touched.clear()
-                    pool.flow.upkeep.beat()
+                    pool._opened.beat()
                     due += self.beat
                 clock.jump(time_us / 1e6)
                 if op == Op.ALLOCATE:
@@ -73,7 +87,7 @@ class Player:
                     buffer.free()
                     touched.add(number)
             self.stats = pool.stats()
-            self.waited = pool.flow.supply.lifetime.waited
+            self.waited = pool._opened.core.scheduler.gauges()["waited"]
             pool.check()
             for buffer in live.values():
                 buffer.free()

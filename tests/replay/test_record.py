@@ -176,7 +176,7 @@ def test_a_take_that_is_undone_was_never_made() -> None:
     """Neither it nor its end is in the trace; the numbers of the others have no gap."""
     with AsyncMemoryPool("simulated") as pool, record(pool) as recorder:
         first = pool.allocate(100)
-        core = pool.house.core
+        core = pool._opened.core
         block, entries = core.take_foreign(200, 0) or (0, ())
         core.put_back(block, entries)
         pool.allocate(300).free()

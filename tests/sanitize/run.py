@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "asyncmem" / "core"
-SOURCES = [Path(__file__).with_name("history.cpp"), *(p for p in sorted(CORE.glob("*.cpp")) if p.name != "_core.cpp")]
+SOURCES = [Path(__file__).with_name("history.cpp"), *(p for p in sorted(CORE.rglob("*.cpp")) if p.name != "_core.cpp")]
 BUILDS = {
     "address,undefined": [("1", "30000"), ("3", "8000")],
     "thread": [("4", "5000")],

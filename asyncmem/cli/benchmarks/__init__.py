@@ -3,10 +3,22 @@
 Every file has `QUESTION`, `BOUND` (the most its ratio may be) and `measure(effort)`, which answers a `Row`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from asyncmem.cli.benchmarks import await_hit, batch, buckets, churn, handover, hit, large, pipeline, scale, stall
+from asyncmem.cli.benchmarks import (
+    await_hit,
+    batch,
+    buckets,
+    churn,
+    contention,
+    handover,
+    hit,
+    large,
+    pipeline,
+    scale,
+    stall,
+)
 from asyncmem.cli.benchmarks.measure import Effort
 from asyncmem.cli.benchmarks.result import Row
 
@@ -23,3 +35,6 @@ ROWS: Final[dict[str, Callable[[Effort], Row]]] = {
     "scale": scale.measure,
 }
 """Each row's name and what measures it. `scale` comes last because it leaves the process's own heap large."""
+
+LONG_ROWS: Final[dict[str, Callable[[Effort, Sequence[int]], Row]]] = {"contention": contention.measure}
+"""Rows that are measured only where they are named, as they take minutes; with how many tasks, they are told."""

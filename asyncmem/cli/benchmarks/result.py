@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TypeAlias
 
 Number: TypeAlias = float | int | str
-Json: TypeAlias = Mapping[str, "Number | bool | Json"]
+Json: TypeAlias = Mapping[str, "Number | bool | Json | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Row:
     question: str
     """What is measured, and against what."""
     bound: float
-    """The most that `ratio` may be."""
+    """The most that `ratio` may be; infinite where it is only told."""
     ns: float
     floor_ns: float
     ns_median: float
@@ -46,13 +47,13 @@ class Row:
 
     def as_json(self) -> Json:
         """Answer a mapping for JSON."""
-        line: dict[str, Number | bool | Json] = {
+        line: dict[str, Number | bool | Json | None] = {
             "ns": round(self.ns, 2),
             "floor_ns": round(self.floor_ns, 2),
             "ratio": round(self.ratio, 3),
             "ns_median": round(self.ns_median, 2),
             "floor_median_ns": round(self.floor_median_ns, 2),
-            "bound": self.bound,
+            "bound": self.bound if isfinite(self.bound) else None,
             "met": self.met,
             **self.figures,
         }

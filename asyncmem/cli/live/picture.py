@@ -100,7 +100,8 @@ def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> di
 def _waiters(waiting: list[tuple[PoolLook, WaiterLook]]) -> Table:
     table = columns("waiting", "wants", "who", "pool", left=("who", "pool"))
     for pool, one in waiting:
-        add(table, format_duration(one["age"]), format_size(one["nbytes"]), plain(one["owner"]), _name(pool))
+        who = plain(one["owner"]) + (" (the pool grows)" if one["growing"] else "")
+        add(table, format_duration(one["age"]), format_size(one["nbytes"]), who, _name(pool))
     return table
 
 
@@ -122,7 +123,9 @@ def _bar(stats: dict[str, Any]) -> Text:
 
 
 def _waiting(stats: dict[str, Any]) -> str:
-    return f"{stats['waiting']:,} for {format_size(stats['waiting_bytes'])}" if stats["waiting"] else "-"
+    found = [f"{stats['waiting']:,} for {format_size(stats['waiting_bytes'])}"] if stats["waiting"] else []
+    found += [f"{stats['growing']:,} growing"] if stats["growing"] else []
+    return ", ".join(found) or "-"
 
 
 def _pace(stats: dict[str, Any], earlier: dict[str, Any] | None, seconds: float) -> str:

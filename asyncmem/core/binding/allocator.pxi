@@ -1,7 +1,7 @@
-# Allocator: the doors. A hit is served here; everything else is the subclass's, in Python.
+# Allocator: how memory is asked for. A hit is served at once; every other request goes to the scheduler.
 
 cdef class Allocator:
-    """Serve buffers: at once when mapped memory allows, else by the slow methods of the subclass."""
+    """Allocates buffers: the base of pool, budget and lease."""
 
     cdef Core core
     cdef uint32_t account
@@ -9,7 +9,7 @@ cdef class Allocator:
     cdef object __weakref__
 
     def _attach(self, Core core, account=0, arena=-1):
-        """Connect the doors to a core, its account and (for a lease) its arena."""
+        """Connect it to a core, its account and (for a lease) its arena."""
         self.core = core
         self.account = _index(account, "account")
         self.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
@@ -66,9 +66,19 @@ cdef class Allocator:
     def try_allocate(self, size, *, stream=None, tag=None):
         """Answer a buffer if that takes no waiting or growing and has nobody wait longer, else None. From any thread."""
         cdef PyObject* buffer = _take(self, size, stream, tag)
+        cdef Call call
+        cdef Request request
         if buffer != NULL:
             return asyncmem_owned(buffer)
-        return self._try(size, stream, tag)
+        call.priority, call.timeout, call.timed = 0, 0, False
+        call.calls, call.effort = True, Effort.Take
+        request = _submit(self, size, False, stream, tag, &call, None)
+        if not request.ended:  # another thread's look at fences is under way, and would be waited for
+            request._core.s.fail(request.id, CReason.NoMemory, request._core.now())
+            request._core.carry_out()
+        if not request.ended or request.failure is _NOTHING:
+            return None
+        return request.result()
 
     def allocate_batch(self, sizes, *, stream=None, tag=None, priority=0, timeout=None):
         """Start a request for one buffer a size, all or nothing, and answer it as allocate_async does.
@@ -82,40 +92,165 @@ cdef class Allocator:
         """
         cdef Core core = self.core
         cdef object batch
+        cdef Call call
+        _read_call(&call, priority, timeout)
         if core is not None and core.streak < 1000:
             batch = _take_batch(self, sizes, stream, tag)
             if batch is not None:
                 core.streak += 1
                 return _granted(batch, 0)
-        return self._request_batch(sizes, stream, tag, priority, timeout)
+        return _soon(_submit(self, sizes, True, stream, tag, &call, timeout))
+
+
+# How a request was made, beside what for.
+cdef struct Call:
+    int32_t priority
+    double timeout  # seconds
+    bint timed, calls
+    Effort effort
+
+
+cdef int _read_call(Call* call, object priority, object timeout) except -1:
+    # Before anything else, so that wrong arguments are refused whatever becomes of the request.
+    call.priority = 0 if priority is _NO_PRIORITY else parse_priority(priority)
+    call.timed = timeout is not None
+    call.timeout = _parse_duration(timeout) if call.timed else 0
+    call.calls, call.effort = False, Effort.All
+    return 0
+
+
+cdef object _NO_PRIORITY = 0
+
+
+cpdef int32_t parse_priority(object priority) except? -1:
+    """Return a request's priority, as an integer within bounds.
+
+    Raises:
+        InvalidRequest: It is no integer.
+    """
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidRequest("priority", priority, "an integer; larger is sooner")
+    return min(max(priority, -(1 << 30)), 1 << 30)
 
 
 cdef inline PyObject* _allocate_now(
     Allocator door, object size, object stream, object tag, object priority, object timeout
 ) except NULL:
     # allocate(), with one reference, the caller's.
-    cdef PyObject* buffer = _take(door, size, stream, tag)
+    cdef Call call
+    cdef PyObject* buffer
+    cdef Request request
+    _read_call(&call, priority, timeout)
+    buffer = _take(door, size, stream, tag)
     if buffer != NULL:
         return buffer
-    return _counted(door._allocate(size, stream, tag, priority, timeout))
+    call.calls = True
+    request = _submit(door, size, False, stream, tag, &call, timeout)
+    try:
+        if not request.ended:
+            request._core.pool._serve(request)
+    finally:
+        request._core.take_over(request)
+    return _counted(request.result())
 
 
 cdef inline PyObject* _allocate_soon(
     Allocator door, object size, object stream, object tag, object priority, object timeout
 ) except NULL:
     # allocate_async(), with one reference, the caller's.
+    cdef Call call
     cdef PyObject* buffer
-    # A loop whose every await is a hit would never let another task run: now and then one takes the slow way.
+    _read_call(&call, priority, timeout)
+    # A loop whose every await is a hit would never let another task run: now and then one is polite.
     if door.core is not None and door.core.streak < 1000:
         buffer = _take(door, size, stream, tag)
         if buffer != NULL:
             door.core.streak += 1
             return _ready(buffer, (<Buffer>buffer).nbytes)
-        if door.core.desk is not None and priority == 0 and timeout is None:
-            ticket = door.core.desk.queue_up(door, size, stream, tag)
-            if ticket is not None:
-                return _counted(ticket)
-    return _counted(door._request(size, stream, tag, priority, timeout))
+    return _counted(_soon(_submit(door, size, False, stream, tag, &call, timeout)))
+
+
+cdef object _soon(Request request):
+    # What has its memory already is handed over without a turn of the loop, unless it is time for one.
+    cdef Core core = request._core
+    if core is not None and core.streak >= 1000:
+        core.streak = 0
+        request.polite = True
+        return request
+    if not request.ended or request.failure is not None:
+        return request
+    found, request.found = request.found, None
+    return _granted(found, found.nbytes)
+
+
+cdef Request _submit(Allocator door, object size, bint batch, object stream, object tag, Call* call, object timeout):
+    # Read the rest of the arguments, and give the request to the scheduler. It may have ended when this returns.
+    cdef Core core = door.core
+    cdef Request request = Request.__new__(Request)
+    cdef Ask ask
+    cdef Terms terms
+    cdef int index = 0
+    if core is None or core.s == NULL or core.born != _generation:
+        core = door._open_core()  # raises where it is closed
+    request._core, request._share = core, door
+    if batch:
+        request.sizes = tuple([_read_size(one) for one in size])
+        request.nbytes = min(sum(request.sizes), <int64_t>max_size * 2)
+    else:
+        request.nbytes = _read_size(size)
+    if tag is not None and not isinstance(tag, str):
+        raise InvalidRequest("tag", tag, "text or None")
+    request.tag = tag
+    if stream is not None:
+        index = core.index_of(stream)
+        if index < 0:
+            index = core.pool._stream_index(stream)
+    ask.nbytes, ask.stream, ask.account, ask.arena = request.nbytes, index, door.account, door.arena
+    ask.anywhere = ask.door = ask.again = False
+    core.cause(&ask, tag)
+    terms.captured = False
+    if core.can_capture and (stream is not None or core._observed) and core.may_be_captured(index):
+        request._capture = core.pool._capture(index)
+        terms.captured = True
+        ask.stream = core.pool._quiet_stream()
+    request.stream = ask.stream
+    if core.tracking:
+        request._site = core.pool._call_site()
+    if core.noting:
+        request._holder = core.pool._holder()
+    request._timeout = timeout
+    terms.priority, terms.effort, terms.calls, terms.on_loop = call.priority, call.effort, call.calls, False
+    terms.deadline, terms.waits = never, True
+    if call.calls:
+        terms.on_loop = core.pool._on_loop()
+        if call.timed and call.timeout > 0 and terms.on_loop:
+            raise InvalidRequest(
+                "timeout", timeout, "0 or None on an event loop's thread", hint="await allocate_async instead")
+        terms.waits = call.timed and call.timeout > 0
+        request._jobs, request._gate = [], _Semaphore(0)
+    elif not call.timed and core.default_timeout is not None:
+        call.timed, call.timeout, request._timeout = True, core.default_timeout, core.default_timeout
+    if call.timed:
+        terms.deadline = core.now() + call.timeout
+        if call.timeout <= 0:
+            terms.effort = Effort.Tidy
+    request.until = terms.deadline
+    if not call.calls:
+        request.loop = core.loop_here()
+    if request._capture is not None and core.pool._reuse(request):
+        return request
+    core.submit(request, ask, terms)
+    return request
+
+
+cdef object _Semaphore = threading.Semaphore
+
+
+cdef int64_t _read_size(object size) except -1:
+    cdef int64_t nbytes = asyncmem_whole(<PyObject*>size)
+    if 0 <= nbytes <= <int64_t>max_size:
+        return nbytes
+    return _parse_size(size)
 
 
 cdef inline PyObject* _counted(object answer) noexcept:
@@ -165,8 +300,6 @@ cdef inline PyObject* _take(Allocator door, object size, object stream, object t
         return NULL
     ask.nbytes = nbytes
     block = door.core.c.take(ask, door.core.last)
-    if block == 0 and door.core.retire is not None:
-        block = door.core.retire.find_more(ask)
     if block == 0:
         return NULL
     return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, tag)

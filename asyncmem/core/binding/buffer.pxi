@@ -47,6 +47,7 @@ cdef class Buffer:
     cdef readonly int64_t nbytes
     cdef uint32_t block
     cdef readonly uint32_t home
+    cdef uint32_t held  # the number of its hold by whoever entered it, 0 for none
     cdef int exports
     cdef readonly bint alive
 
@@ -70,6 +71,8 @@ cdef class Buffer:
         cdef uint32_t block = self.block
         if self.label != NULL:
             (<Tag>self.label).live -= self.nbytes
+        if self.held:
+            self.let_go()
         self.block = 0
         if block == 0 or (<Core>self.owner).born != _generation:
             return
@@ -88,6 +91,29 @@ cdef class Buffer:
     cdef void untag(self) noexcept:
         if self.label != NULL:
             (<Tag>self.label).live -= self.nbytes
+        if self.held:
+            self.let_go()
+
+    cdef void let_go(self) noexcept:
+        # Nobody holds it any more.
+        cdef uint32_t held = self.held
+        self.held = 0
+        if self.core().born == _generation:
+            self.core().s.release(held)
+
+    cpdef _hold(self, owner=None):
+        """Note that whoever runs here, or that owner, holds it until it is freed, or `_let_go`; nothing where one does."""
+        if self.held or not self.block or self.core().s == NULL:
+            return
+        if owner is None:
+            self.held = self.core().hold_block(self.block)
+        else:
+            self.held = self.core().s.hold(owner, self.block)
+
+    def _let_go(self):
+        """Note that nobody holds it."""
+        if self.held:
+            self.let_go()
 
     cdef inline Core core(self):
         return <Core>self.owner
@@ -107,6 +133,7 @@ cdef class Buffer:
         cdef Buffer heir = Buffer.__new__(Buffer)
         heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
         heir.where, heir.nbytes, heir.block, heir.home = self.where, self.nbytes, self.block, self.home
+        heir.held, self.held = self.held, 0
         Py_XINCREF(self.owner)
         self.label = self.noted = NULL
         self.block = 0
@@ -289,6 +316,7 @@ cdef class Buffer:
         heir = Buffer.__new__(Buffer)
         heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
         heir.where, heir.nbytes, heir.block, heir.home = self.where, self.nbytes, self.block, self.home
+        heir.held, self.held = self.held, 0
         heir.alive = True
         Py_XINCREF(self.owner)
         self.label = self.noted = NULL
@@ -407,15 +435,11 @@ cdef class Buffer:
 
     def __enter__(self):
         self.need("with")
-        if self.core().pool is not None:
-            self.core().pool._entered(self)
+        self._hold()
         return self
 
     def __exit__(self, *details):
-        if self.alive:
-            if self.core().pool is not None:
-                self.core().pool._left(self)
-            self.free()
+        self.free()
 
     def __aenter__(self):
         return _granted(self.__enter__(), self.nbytes)

@@ -19,10 +19,10 @@ cdef class Tag:
     cdef int64_t live
 
 
-cdef class Desk
+cdef class Request
 
 
-cdef class Waiter
+cdef class Allocator
 
 
 cdef class Retire
@@ -34,7 +34,20 @@ cdef class Core(Heap):
 
     cdef readonly object device
     cdef public object pool
-    cdef Desk desk  # the pool's, once it is open
+    cdef readonly Scheduler scheduler  # once the pool is open
+    cdef CScheduler* s  # the same
+    cdef object perform  # carries out what takes time
+    cdef object posted  # calls that finalizers left, because they could not wait
+    cdef object woken  # requests that have ended and whose tasks are to be woken
+    cdef readonly object loop  # the event loop that is served
+    cdef object asyncio_loop, clock, future_type, task_of  # of that loop
+    cdef object timer, quiet_timer
+    cdef dict owners  # tasks that hold memory, by number: weak references
+    cdef dict labels  # names that were given to owners
+    cdef readonly bint noting  # whether the pool notes something about every buffer
+    cdef public bint tracking  # whether each request notes where it was made
+    cdef public bint can_capture  # whether streams of the device can be captured at all
+    cdef public object default_timeout  # seconds, of requests that name none
     cdef readonly Retire retire  # what keeps the streams in order, where the doors may go to it themselves
     cdef readonly list stream_objects
     cdef readonly dict stream_ids
@@ -48,13 +61,9 @@ cdef class Core(Heap):
     cdef bint fast  # open, not observed, and without a witness
     cdef Witness seen_by  # who notes who asks, while somebody wants to know
     cdef int witnesses  # how many do
-    cdef int64_t overlap_bytes
-    cdef double overlap_share
-    cdef public int64_t overlap_least  # what `overlap` is at least, where it is a share and not none
     cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
     cdef int64_t fence_from  # bytes from which on a free at home may have a fence recorded; see Retire.fence_home
     cdef public int streak
-    cdef readonly bint lacks_pages  # whether the latest grant missed for want of memory at its addresses (with the turn held)
     cdef int64_t _exported
     cdef object __weakref__
 
@@ -66,6 +75,8 @@ cdef class Core(Heap):
         self.stream_objects = []
         self.stream_ids = {}
         self.tags = {}
+        self.owners, self.labels = {}, {}
+        self.posted, self.woken = deque(), deque()
         default = getattr(device, "default_stream", None)
         self.stream_objects.append(default)
         if default is not None:
@@ -114,44 +125,28 @@ cdef class Core(Heap):
             self.seen_by = None
         self.set_fast()
 
-    def see(self, Waiter waiter not None):
-        """Note who makes a request; nothing where there is no witness."""
-        if self.seen_by is not None:
-            self.seen_by.see(&waiter.cause, waiter.tag)
-            waiter.caused = True
+    cdef int cause(self, Ask* ask, object tag) except -1:
+        # Note who asks, where somebody wants to know.
+        ask.caused = self.seen_by is not None
+        if ask.caused:
+            self.seen_by.see(&ask.cause, tag)
+        return 0
 
-    def blame(self, Waiter waiter):
-        """Say for which request memory is taken from now on, None for no one (with the turn held)."""
-        if waiter is None or not waiter.caused:
-            self.blamed = NULL
-        else:
-            waiter.cause.missed = waiter.queue is not None
-            waiter.cause.span_ns = <int64_t>(1e9 * <double>waiter.age)
-            self.blamed = &waiter.cause
-
-    def note(self, what, level=0, nbytes=0, address=0, seconds=0.0, stream=0, Waiter waiter=None):
+    def note(self, what, level=0, nbytes=0, address=0, seconds=0.0, uint16_t stream=0, Request request=None):
         """Log what the pool has done; nothing where there is no log."""
         cdef LogRow row
+        cdef const CRequest* found = NULL
         row.what, row.level = <LogWhat><int>what, level
         row.nbytes, row.address = _whole(nbytes, "nbytes"), _whole(address, "address")
-        row.span_ns, row.stream = <int64_t>(1e9 * <double>seconds), stream
-        if waiter is None or not waiter.caused:
-            row.thread = thread_number()
-        else:
+        row.span_ns = <int64_t>(1e9 * <double>seconds)
+        row.thread, row.stream = thread_number(), stream
+        if request is not None:
+            row.stream = <uint16_t>request.stream
+            found = self.s.look_up(request.id) if request.id else NULL
+        if found != NULL and found.ask.caused:
             row.site, row.task, row.tag, row.thread = (
-                waiter.cause.site, waiter.cause.task, waiter.cause.tag, waiter.cause.thread)
+                found.ask.cause.site, found.ask.cause.task, found.ask.cause.tag, found.ask.cause.thread)
         self.c.note(row)
-
-    @property
-    def overlap(self):
-        """The free memory up to which a door leaves a miss to the pool rather than make a stream wait for another one:
-        bytes (an int), or a share (a float) of the most that has been live. 0 at birth."""
-        return self.overlap_share if self.overlap_share else self.overlap_bytes
-
-    @overlap.setter
-    def overlap(self, value):
-        self.overlap_share = value if isinstance(value, float) else 0.0
-        self.overlap_bytes = 0 if isinstance(value, float) else value
 
     @property
     def forked(self):
@@ -175,32 +170,6 @@ cdef class Core(Heap):
             self.stream_objects.append(stream)
             self.stream_ids[stream] = index
         return index
-
-    def grant(self, nbytes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
-        """Answer a buffer whose memory the stream may use at once, or None. Gates are ignored: the pool's slow path decides."""
-        cdef uint64_t size = _size(nbytes)
-        cdef Ask ask = self._ask(size, stream_index, account, arena, anywhere)
-        self.tag(tag)
-        ask.again = self.paged  # the door asked first
-        cdef uint32_t block = self.c.take(ask, self.last)
-        self.lacks_pages = self.last.reason == Reason.NoPages
-        if not block:
-            return None
-        return self.keep_in_order(asyncmem_owned(_wrap(self, block, self.last.address, <int64_t>size, ask.stream, tag)))
-
-    def grant_many(self, sizes, stream_index=0, account=0, arena=-1, anywhere=False, tag=None):
-        """Answer a batch with one buffer a size, or None when not all fit. Zero sizes give empty buffers."""
-        cdef Ask ask = self._ask(1, stream_index, account, arena, anywhere)
-        cdef vector[uint64_t] wanted
-        for size in sizes:
-            wanted.push_back(0 if size == 0 and isinstance(size, int) else _size(size))
-        ask.again = self.paged
-        batch = self.take_batch(ask, wanted, tag, False)
-        self.lacks_pages = batch is None and self.last.reason == Reason.NoPages
-        if batch is not None:
-            for buffer in (<Batch>batch).buffers:
-                self.keep_in_order(buffer)
-        return batch
 
     def adopt(self, block, nbytes, tag=None):
         """Wrap a block that was taken from this heap, or (0, 0) as an empty buffer."""
@@ -226,6 +195,456 @@ cdef class Core(Heap):
     def adopt_many(self, blocks, sizes, tag=None):
         """Wrap blocks that were taken from this heap as one batch."""
         return _batch(self, tuple([self.adopt(block, size, tag) for block, size in zip(blocks, sizes, strict=True)]))
+
+    # -- requests, through the scheduler ------------------------------------------------------------------------------
+
+    def serve(self, perform, **policy):
+        """Begin to serve requests by a policy; `perform` is called with each effect that takes time."""
+        self.scheduler = Scheduler(self, self.now(), **policy)
+        self.s = self.scheduler.c
+        self.perform = perform
+
+    def set_loop(self, loop):
+        """Serve an event loop, or None, from now on. What waits goes on by its clock."""
+        cdef double before = self.now()
+        self.loop = loop
+        self.asyncio_loop = self.clock = self.future_type = self.task_of = self.timer = self.quiet_timer = None
+        if loop is not None:
+            self.clock = None if loop.now is monotonic else loop.now
+            self.asyncio_loop, self.future_type, self.task_of = loop.loop, loop.future_type, loop.task_of
+        if self.s != NULL:
+            self.s.shift_clock(self.now() - before)
+
+    cdef double now(self) except? -1:
+        return log_now() * 1e-9 if self.clock is None else <double>self.clock()
+
+    @property
+    def time(self):
+        """The time by the clock of the pool: of the loop that is served, or the machine's."""
+        return self.now()
+
+    cpdef carry_out(self):
+        """Do what the scheduler wants done, in its order."""
+        cdef CEffect effect
+        if self.s == NULL or self.born != _generation:
+            return
+        while True:
+            while self.woken:
+                # In the list until all are woken, so that an interrupt in between costs nobody the wake-up.
+                request = self.woken[0]
+                (<Request>request).end()
+                if self.woken and self.woken[0] is request:
+                    self.woken.popleft()
+            if not self.s.next(effect):
+                break
+            try:
+                self.do(effect)
+            except BaseException:
+                self.s.put_back(effect)
+                raise
+        if self.posted:
+            self.run_posted()
+
+    cdef int do(self, const CEffect& effect) except -1:
+        cdef const CRequest* found
+        cdef Request request = None
+        cdef double now
+        if effect.request:
+            found = self.s.look_up(effect.request)
+            if found != NULL and found.caller:
+                request = <Request><PyObject*><size_t>found.caller
+        if effect.kind == EffectKind.Granted:
+            if request is not None:
+                request.grant()
+        elif effect.kind == EffectKind.Failed:
+            if request is not None:
+                request.fail(self.failure_of(request))
+        elif effect.kind == EffectKind.Order:
+            self.order(effect.request)
+        elif effect.kind == EffectKind.Look:
+            self.look(effect)
+        elif effect.kind == EffectKind.Deadline:
+            self.set_timer(effect.seconds)
+        elif effect.kind == EffectKind.Quiet:
+            self.set_quiet_timer(effect.seconds)
+        else:
+            job = _effect_out(effect)
+            if effect.by_caller and request is not None and request._jobs is not None:
+                request._jobs.append(job)
+                request._gate.release()
+            else:
+                self.perform(job)
+        return 0
+
+    cdef int order(self, uint64_t id) except -1:
+        # Order a request's stream behind what its memory was used for.
+        cdef vector[Entry] owed
+        cdef uint32_t stream
+        if self.s.look_up(id) == NULL:
+            return 0
+        owed = self.s.owed(id)
+        stream = self.s.look_up(id).ask.stream
+        try:
+            if not self.retire.may_wait(stream):  # it is captured by now
+                self.s.unordered(id, self.now())
+                return 0
+            self.retire.discharge_all(stream, owed)
+        except (DeviceError, InvalidRequest):
+            self.s.unordered(id, self.now())
+            return 0
+        self.s.ordered(id, self.now())
+        return 0
+
+    cdef int look(self, const CEffect& effect) except -1:
+        cdef int64_t found = 0
+        cdef size_t i
+        try:
+            if self.retire is not None and effect.level == 1:
+                found = self.retire.look(effect.stream)
+            elif self.retire is not None:
+                if effect.streams.size() and not self.paged:
+                    self.retire.be_eager(_WATCHED)
+                for i in range(effect.streams.size()):
+                    try:
+                        self.retire.fence(effect.streams[i])
+                    except DeviceError:  # whoever waits for it is told
+                        pass
+                try:
+                    found = self.retire.poll()
+                except DeviceError:  # a device that is lost says so to whoever grows or frees on it
+                    pass
+        finally:
+            self.s.looked(found, self.now())
+        return 0
+
+    cdef int set_timer(self, double when) except -1:
+        timer, self.timer = self.timer, None
+        if timer is not None:
+            timer.cancel()
+        if when != never and self.loop is not None:
+            self.timer = self.loop.call_at(when, self.expire)
+        return 0
+
+    def expire(self):
+        """Fail requests whose deadline has passed."""
+        if self.s != NULL:
+            self.s.expire(self.now())
+            self.carry_out()
+
+    cdef int set_quiet_timer(self, double when) except -1:
+        if self.loop is not None:
+            self.quiet_timer = self.loop.call_at(when, self.look_for_deadlock)
+        return 0
+
+    def look_for_deadlock(self):
+        """Look for owners who wait for each other, if nothing has moved since this was asked for."""
+        cdef vector[Claim] claims
+        cdef vector[Stuck] stuck
+        cdef Claim one
+        for owner, nbytes, account in self.pool._claims():
+            one.owner, one.nbytes, one.account = owner, nbytes, account
+            claims.push_back(one)
+        self.s.quiet(self.now(), claims)
+        stuck = self.s.stuck()
+        for i in range(stuck.size()):
+            self.know_sleeper(stuck[i].request)
+        self.carry_out()
+
+    cdef int know_sleeper(self, uint64_t id) except -1:
+        # Who sleeps on a request is looked for only where somebody wants to know its name.
+        request = self.request(id)
+        if request is not None and (<Request>request).await_ != NULL:
+            task = (<Await>(<Request>request).await_).task
+            self.know(<uint64_t><size_t><PyObject*>task, task)
+        return 0
+
+    cdef bint may_be_captured(self, uint32_t index) except -1:
+        try:
+            return self.retire.is_capturing(index)
+        except DeviceError:  # the legacy default stream cannot be asked while others are captured, and never is itself
+            return False
+
+    cdef object loop_here(self):
+        # The event loop that runs here, where one does.
+        if self.asyncio_loop is not None and _running_loop() is self.asyncio_loop:
+            return self.loop
+        return self.pool._loop_here()
+
+    cdef int submit(self, Request request, const Ask& ask, const Terms& terms) except -1:
+        # Take a request in; it may have ended when this returns.
+        cdef vector[uint64_t] pieces
+        cdef CState state
+        if request.sizes is not None:
+            for nbytes in request.sizes:
+                if nbytes:
+                    pieces.push_back(nbytes)
+            if pieces.empty():
+                request.found = _batch(self, tuple([asyncmem_owned(_wrap(self, 0, 0, 0, 0, request.tag)) for _ in request.sizes]))
+                request.ended = True
+                return 0
+        request.keeper = <PyObject*>self
+        Py_INCREF(self)
+        request.id = self.s.submit(ask, pieces, terms, <uint64_t><size_t><PyObject*>request, self.now())
+        self.carry_out()
+        if request.id and not request.ended:
+            state = self.s.leave_to(request.id)
+            if state == CState.Granted:
+                request.grant()
+            elif state == CState.Failed:
+                request.fail(self.failure_of(request))
+        return 0
+
+    cdef int take_over(self, Request request) except -1:
+        # Its thread leaves: what it has not carried out is the worker's, as it was served by others meanwhile.
+        jobs, request._jobs = request._jobs, None
+        if jobs is not None:
+            for job in jobs:
+                self.perform(job)
+        return 0
+
+    cdef object failure_of(self, Request request):
+        # The error of a request that has failed, which is over in the scheduler then.
+        cdef const CRequest* found = self.s.look_up(request.id)
+        cdef uint64_t id = request.id
+        reason, shortage, level, ahead = _REASONS[<int>found.reason], _SHORTAGES[<int>found.shortage], found.level, found.ahead
+        error = request.failure
+        if error is None and found.terms.effort == Effort.Take and found.reason == CReason.NoMemory:
+            error = _NOTHING
+        if error is None:
+            error = self.pool._failure(request, reason, shortage, level, ahead)
+        request.id = 0
+        self.s.forget(id)
+        return error
+
+    cdef object claim(self, Request request, uint64_t id):
+        # The buffer, or the batch, of a request that was granted.
+        cdef Granted single
+        cdef vector[Granted] batch
+        cdef size_t next = 0
+        cdef Py_ssize_t i
+        cdef object buffers
+        self.s.claim(id, single, batch)
+        if request.sizes is None:
+            if not single.block and request.nbytes:
+                return self.pool._elsewhere(request)
+            found = asyncmem_owned(_wrap(self, single.block, single.address, request.nbytes, request.stream, request.tag))
+            self.keep_in_order(<Buffer>found)
+        elif not batch.size():
+            return self.pool._elsewhere(request)
+        else:
+            buffers = PyTuple_New(len(request.sizes))
+            for i in range(len(request.sizes)):
+                if request.sizes[i]:
+                    one = _wrap(self, batch[next].block, batch[next].address, request.sizes[i], request.stream, request.tag)
+                    next += 1
+                    self.keep_in_order(<Buffer>one)
+                else:
+                    one = _wrap(self, 0, 0, 0, request.stream, request.tag)
+                PyTuple_SET_ITEM(buffers, i, one)
+            found = _batch(self, <tuple>buffers)
+        if self.noting or request._capture is not None:
+            self.pool._note(request, found)
+        return found
+
+    def request(self, id):
+        """Return the request of that number, None where its caller is gone."""
+        cdef const CRequest* found = self.s.look_up(id)
+        if found == NULL or not found.caller:
+            return None
+        return <object><PyObject*><size_t>found.caller
+
+    def requests(self):
+        """Return who waits or grows, in the order of arrival, as dictionaries of facts."""
+        cdef vector[uint64_t] ids = self.s.queued()
+        cdef const CRequest* one
+        found = []
+        for i in range(ids.size()):
+            one = self.s.look_up(ids[i])
+            if one == NULL:
+                continue
+            self.know_sleeper(ids[i])
+            caller = self.request(ids[i])
+            found.append({
+                "id": ids[i], "request": caller, "account": one.share.account, "nbytes": one.ask.nbytes,
+                "growing": one.state == CState.Growing, "owner": one.owner, "priority": one.terms.priority,
+                "age": self.now() - one.since, "calls": one.terms.calls, "captured": one.terms.captured,
+                "remaining": None if one.terms.deadline == never else max(0.0, one.terms.deadline - self.now())})
+        return found
+
+    def fail(self, id, error):
+        """Fail a request that waits, with an error."""
+        request = self.request(id)
+        if request is not None:
+            (<Request>request)._withdraw(error)
+
+    def give(self, Request request not None, block):
+        """Serve a request that waits with a block that is live already."""
+        cdef uint32_t index = _index(block, "block")
+        self.s.give(request.id, index, self.c.address(index), self.now())
+        self.carry_out()
+
+    cdef void withdraw(self, uint64_t id) noexcept:
+        # A request was dropped. From finalizers, too.
+        try:
+            self.s.set_caller(id, 0)
+            if self.s.cancel(id, self.now()):
+                self.s.forget(id)
+                self.carry_out()
+            elif self.s.state(id) == CState.Failed:
+                self.s.forget(id)
+            else:
+                self.abandon(id)
+        except BaseException as error:
+            _report(error, self)
+
+    cdef int abandon(self, uint64_t id) except -1:
+        # Memory that was granted to nobody.
+        cdef Granted single
+        cdef vector[Granted] batch
+        cdef size_t i
+        cdef uint32_t flags = 0
+        if self.s.state(id) == CState.Ordering:
+            self.order(id)
+            if self.s.state(id) != CState.Granted:
+                return 0
+        self.s.claim(id, single, batch)
+        if single.block:
+            flags = self.c.free(single.block)
+        for i in range(batch.size()):
+            flags |= self.c.free(batch[i].block)
+        if flags:
+            self.signal(flags)
+        return 0
+
+    def take_at(self, address, nbytes, stream, account, arena, tag=None):
+        """Return a buffer over just these bytes of a lease, ordered behind whoever has used them, or None."""
+        taken = self.retire.take_at(address, nbytes, stream, account, arena)
+        if taken is None:
+            return None
+        if taken[1]:
+            self.s.note_foreign()
+        found = self.adopt(taken[0], nbytes, tag)
+        if self.noting:
+            self.pool._note_plain(found, self.pool._holder())
+        return found
+
+    def polite(self, Allocator share not None, Buffer found not None):
+        """Return a request that has its buffer, and whose await lets the loop turn once."""
+        cdef Request request = Request.__new__(Request)
+        request._core, request._share, request.nbytes = self, share, found.nbytes
+        request.found, request.ended, request.polite = found, True, True
+        request.until = never
+        return request
+
+    def end_lease(self, arena):
+        """Close a lease: its free parts are had again at once."""
+        cdef uint32_t flags = self.c.close_lease(_index(arena, "arena"))
+        if flags:
+            self.signal(flags)
+
+    def post(self, call):
+        """Have a call made soon, by whoever is in the pool next; for finalizers, which must not wait for any lock."""
+        self.posted.append(call)
+        self.run_posted()
+
+    cdef int run_posted(self) except -1:
+        cdef Py_ssize_t left = len(self.posted)
+        while left > 0 and self.posted:
+            left -= 1
+            call = self.posted.popleft()
+            if not call():  # it could not have its lock: another time
+                self.posted.append(call)
+        return 0
+
+    # -- owners ----------------------------------------------------------------------------------------------------------
+
+    cdef uint64_t owner_of(self, object owner) except 0:
+        # Tasks by their address, threads by a number that is no address.
+        if isinstance(owner, int):
+            return <uint64_t>owner << 1 | 1
+        return <uint64_t><size_t><PyObject*>owner
+
+    cdef object owner_here(self):
+        # The task that runs here, or the number of the thread.
+        loop = _running_loop()
+        task = None
+        if loop is not None:
+            task = _current_task(loop)
+        else:
+            trio = sys.modules.get("trio")
+            if trio is not None and trio.lowlevel.in_trio_task():
+                task = trio.lowlevel.current_task()
+        return PyThread_get_thread_ident() if task is None else task
+
+    def hold(self, block):
+        """Note that whoever runs here holds a block until `release`; return the number of that."""
+        return self.hold_block(_index(block, "block"))
+
+    cdef uint32_t hold_block(self, uint32_t block) except 0:
+        owner = self.owner_here()
+        cdef uint64_t number = self.owner_of(owner)
+        if not isinstance(owner, int):
+            self.know(number, owner)
+        return self.s.hold(number, block)
+
+    def owner(self):
+        """Return the number of who runs here."""
+        owner = self.owner_here()
+        cdef uint64_t number = self.owner_of(owner)
+        if not isinstance(owner, int):
+            self.know(number, owner)
+        return number
+
+    cdef int know(self, uint64_t number, object owner) except -1:
+        # Once the task is gone its number may be another's, so what it held is nobody's then.
+        known = self.owners.get(number)
+        if known is not None:
+            if known() is owner:
+                return 0
+            self.forget_owner(number)
+        self.owners[number] = KeyedRef(owner, self.forgotten, number)
+        return 0
+
+    def forgotten(self, reference):
+        """Forget a task that is gone."""
+        if self.owners.get(reference.key) is reference:
+            self.forget_owner(reference.key)
+
+    cdef int forget_owner(self, uint64_t number) except -1:
+        self.owners.pop(number, None)
+        self.labels.pop(number, None)
+        if self.s != NULL:
+            self.s.forget_owner(number)
+        return 0
+
+    def release(self, hold):
+        """End what `hold` began."""
+        self.s.release(hold)
+
+    def label(self, name):
+        """Name who runs here, for tables and errors; None to forget the name."""
+        owner = self.owner_here()
+        cdef uint64_t number = self.owner_of(owner)
+        if name is None:
+            self.labels.pop(number, None)
+        else:
+            if not isinstance(owner, int):
+                self.know(number, owner)
+            self.labels[number] = name
+
+    def named(self, number):
+        """Return who an owner's number is: the name that was given, the task, the number of the thread, or None."""
+        if number in self.labels:
+            return self.labels[number]
+        if number & 1:
+            return number >> 1
+        known = self.owners.get(number)
+        return None if known is None else known()
+
+    def observe_all(self, bint noting, bint shut):
+        """Say whether the pool notes something about every buffer, and whether every request takes the long way."""
+        self.noting = noting
+        self.observed = shut or noting
 
     cdef Tag tag(self, object name):
         if name is None:
@@ -282,11 +701,11 @@ cdef class Core(Heap):
 
     cdef void signal(self, uint32_t flags) noexcept:
         # Called at releases from anywhere, finalizers included: the pool's trouble must not become the caller's.
-        if self.pool is None:
+        if self.s == NULL:
             return
         try:
-            if flags != Flag.Waiting or self.desk is None or not self.desk.hand_over():
-                self.pool._signal(flags)
+            self.s.freed(flags, self.now())
+            self.carry_out()
         except BaseException as error:
             _report(error, self)
 
@@ -316,6 +735,10 @@ cdef class Core(Heap):
             self.other_stream, self.other_index = self.last_stream, self.last_index
             self.last_stream, self.last_index = <PyObject*>stream, index
         return index
+
+
+# Of a request that only wanted to know whether there is something.
+cdef object _NOTHING = MemoryError("nothing was free")
 
 
 cdef void _report(object error, object where) noexcept:

@@ -84,7 +84,6 @@ cdef class Heap:
     cdef Outcome last
     cdef bint paged  # whether it has had a space
     cdef int readers  # of its log
-    cdef const Cause* blamed  # who what is taken now is for (with the turn held), NULL for nobody that is known
 
     def __cinit__(self, *arguments, **options):
         cdef Tuning tuning = Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20)
@@ -270,9 +269,7 @@ cdef class Heap:
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         ask.anywhere = anywhere
         ask.door = ask.again = False
-        ask.caused = self.blamed != NULL
-        if ask.caused:
-            ask.cause = self.blamed[0]
+        ask.caused = False
         return ask
 
     def put_back(self, block, entries):

@@ -1,10 +1,7 @@
 # A recorded program through a heap of its own.
 
-cdef extern from "replay.hpp" namespace "asyncmem::replay" nogil:
+cdef extern from "scheduler/replay.hpp" namespace "asyncmem::replay" nogil:
     const int call_count
-
-    cdef enum class Kind(uint8_t):
-        Paged, Ordered, Direct
 
     cdef struct Point:
         uint64_t nbytes
@@ -26,17 +23,11 @@ cdef extern from "replay.hpp" namespace "asyncmem::replay" nogil:
         size_t count
         uint32_t slots, streams
 
-    ctypedef int64_t (*GrowthRule "asyncmem::replay::Growth")(void*, uint64_t, uint32_t, uint64_t, uint64_t) noexcept nogil
-
     cdef cppclass Setup:
-        Kind kind
-        Tuning tuning
-        uint64_t page, limit, survey_at
-        bint take_back
-        double patience_share, patience_us, lag_us, pace, sample_us
+        Policy policy
+        double lag_us, pace, sample_us
+        uint64_t survey_at
         Curve costs[11]
-        GrowthRule growth
-        void* context
 
     cdef struct Sample:
         double time_us
@@ -56,25 +47,7 @@ cdef extern from "replay.hpp" namespace "asyncmem::replay" nogil:
         Waste waste
         vector[Sample] samples
 
-    Tally run "asyncmem::replay::run"(const Steps& steps, const Setup& setup) except +
-
-
-cdef class _Rule:
-    # The pool's rule for the next segment, and what it raised: the loop that asks it knows no exceptions.
-    cdef object rule, raised
-
-
-cdef int64_t _ask_rule(void* context, uint64_t need, uint32_t arena, uint64_t in_arena, uint64_t reserved) noexcept with gil:
-    cdef _Rule rule = <_Rule>context
-    try:
-        nbytes = rule.rule(need, arena, in_arena, reserved)
-        return -1 if nbytes is None else _whole(nbytes, "nbytes")
-    except BaseException as error:
-        rule.raised = error
-        return -1
-
-
-cdef dict _KINDS = {"virtual": <int>Kind.Paged, "stream_ordered": <int>Kind.Ordered, "direct": <int>Kind.Direct}
+    Tally run(const Steps& steps, const Setup& setup) except +
 
 
 cdef class _Column:
@@ -92,23 +65,19 @@ cdef class _Column:
 
 
 def replay_steps(
-    columns, *, slots, streams, kind, costs, growth, page=2 << 20, limit=None, take_back=True, patience_share=0,
-    patience_us=0, lag_us=0, pace=1, sample_us=0, survey_at=0, **options,
+    columns, *, slots, streams, costs, policy, lag_us=0, pace=1, sample_us=0, survey_at=0,
 ):
-    """Run a program's steps through a heap of its own and answer a ReplayTally; replay.hpp explains the settings.
+    """Run a program's steps through a scheduler of its own and return a ReplayTally; replay.hpp explains the settings.
 
     Args:
         columns: Slot (int32), bytes or -1 to free (int64), stream (int32) and microseconds (int64) of each step.
         slots: How many there are.
         streams: Likewise.
-        kind: "virtual", "stream_ordered" or "direct".
         costs: A sequence of (bytes, microseconds) for each of the eleven driver calls.
-        growth: Answers how large a segment to get for (bytes, arena, bytes in it, bytes reserved), or None.
-        options: The heap's.
+        policy: The scheduler's settings by name, the heap's among them.
     """
     cdef Steps steps
     cdef Setup setup
-    cdef _Rule rule = _Rule()
     cdef Tally tally
     cdef vector[Point] points
     cdef _Column slot = _Column(columns[0], (b"i",), None)
@@ -127,18 +96,11 @@ def replay_steps(
         for size, us in curve:
             points.push_back(Point(_whole(size, "bytes"), us))
         setup.costs[<size_t>call] = Curve(points)
-    setup.kind = <Kind><int>_KINDS[kind]
-    setup.tuning = _tuned(Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20), options)
-    setup.page, setup.limit, setup.take_back = _whole(page, "page"), _limit(limit), take_back
-    setup.patience_share, setup.patience_us = patience_share, patience_us
+    setup.policy = _policy_in(policy)
     setup.lag_us, setup.pace = lag_us, pace
     setup.sample_us, setup.survey_at = sample_us, _whole(survey_at, "survey_at")
-    rule.rule = growth
-    setup.growth, setup.context = _ask_rule, <void*>rule
     with nogil:
         tally = run(steps, setup)
-    if rule.raised is not None:
-        raise rule.raised
     return _tally_out(tally)
 
 

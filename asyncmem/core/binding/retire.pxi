@@ -1,10 +1,35 @@
-# Retire: the rules of stream order, which `asyncmem.engine.retire` explains.
+# Retire: which freed memory waits for which fence, and who has to wait for it.
+#
+# Freed memory carries entries, {stream: epoch}: uses that are not yet known to be done. An epoch is the frees on a stream
+# between two of its fences. What is kept are these rules of stream order:
+#
+# * Nothing to do where memory is taken again by its home and nobody else has used it.
+# * A taker is ordered behind every entry of another stream: its fence is done, or the taker is made to wait for one that
+#   covers this very epoch. A fence recorded before the last use orders nothing, however new it is.
+# * Closed, recorded, published, in this order: a fence covers the frees of epochs that were closed before it was recorded.
+#   A record that failed publishes nothing, and the next one of that stream makes up for it.
+# * Users other than home are fenced at the free, not when they are named: what they do comes in between. With `fence_every`
+#   several frees of little memory share a fence, at the price of covering what the stream is given to do until then.
+# * Large frees at home have a fence of their own for a while after a stream has waited for another one: later takers wait
+#   for the work before the free, and not for what the stream is given to do after it.
+# * A late fence, recorded when another stream takes the memory, covers later work too, and hangs where that work waits for
+#   the taker. It comes last, is counted, and may be forbidden.
+# * A stream that nobody keeps alive (a raw number) has its fences recorded at the free itself, the home's own too. Whatever
+#   is recorded for it later is recorded behind all streams: its number may be another stream's by then.
+# * A stream that is being captured records nothing: till the capture ends, its memory is out of others' reach.
+# * Giving memory back needs its fences seen done by the host; making streams wait does not help there.
+#
+# It makes only device calls that do not block, so it serves any thread, also a finalizer that interrupts another call of it;
+# the one call that waits says so. Drivers without a fence behind all streams are the exception: there, whoever takes memory
+# that waits for such a fence waits with it. Streams that say so (`native`) are served by the device's table of C functions,
+# all others by their methods. After a fork, and when the interpreter ends, it makes no call at all.
 
 cdef enum:
     _PARTS = 8  # of the free bytes at most this part waits for a shared fence of one stream
     _FEW = 64  # a block is large that is such a part of what is reserved,
     _LARGE = 1 << 20  # and so many bytes
     _EAGER = 4096  # large frees at home that have a fence after the last wait of one stream for another
+    _WATCHED = 256  # the same after segments were free that could have gone back, had it been known
 
 
 @cython.freelist(64)
@@ -56,7 +81,6 @@ cdef class Retire(Lanes):
     cdef int64_t late, failed
     cdef int eager  # large frees at home that will have a fence yet
     cdef int unattended  # releases under way long after their frees: a stream known by its number may be gone
-    cdef public int64_t foreign_takes
 
     def __init__(self, heap, device, *, late_fences=True, fence_every=1):
         self.begin(heap, device)
@@ -367,8 +391,6 @@ cdef class Retire(Lanes):
         ask.anywhere = anywhere
         if self.may_wait(ask.stream):  # it may be captured by now, though it was not when its request began to wait
             block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
-        if self.core is not None:
-            self.core.lacks_pages = not block and outcome.reason == Reason.NoPages
         return (block, _entries_out(owed)) if block else None
 
     def take_at(self, address, nbytes, stream, account, arena):
@@ -391,8 +413,8 @@ cdef class Retire(Lanes):
         ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         ask.anywhere, ask.door, ask.again, ask.caused = False, False, False, False
-        if self.core is not None and self.core.blamed != NULL:
-            ask.caused, ask.cause = True, self.core.blamed[0]
+        if self.core is not None:
+            self.core.cause(&ask, None)
         return ask
 
     cdef uint32_t take_ordered(
@@ -442,47 +464,12 @@ cdef class Retire(Lanes):
     cdef uint32_t put_back(self, uint32_t block, const vector[Entry]& owed) except? 0xFFFFFFFF:
         return self.c.put_back(block, owed) if self.c != NULL else self._heap.put_back(block, _entries_out(owed))
 
-    cdef uint32_t find_more(self, Ask& ask) except? 0:
-        # What a fast door does about a miss: memory that is done since, then another stream's. In the order of
-        # `asyncmem.pool.taker`, and behind the same gate as the door itself.
-        cdef Outcome outcome
-        cdef vector[Entry] owed
-        cdef uint32_t block = 0
-        cdef uint32_t flags = 0
-        if self.core.last.reason != Reason.NoMemory or self.polling:
-            return 0
-        if self.look(ask.stream):
-            block = self.c.take(ask, self.core.last)
-            if block or self.core.last.reason != Reason.NoMemory:
-                return block
-        if len(self.streams) < 2 or self.should_grow(ask) or not self.may_wait(ask.stream):
-            return 0
-        block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
-        if flags:  # somebody may have begun to wait while this had the memory
-            self.core.signal(flags)
-        if block:
-            self.foreign_takes += 1
-            self.core.last = outcome  # others have taken since, while the driver was called
-        return block
-
     cdef bint may_wait(self, uint32_t index) except -1:
         # A wait would end a capture. Where the driver cannot tell, the pool hears why.
         try:
             return not self.capturing(index)
         except DeviceError:
             return False
-
-    cdef bint should_grow(self, const Ask& ask) except -1:
-        # Whether the pool may rather grow than make this stream wait, which it decides itself then.
-        cdef Account whole = self.core.c.account(0)
-        # Addresses count, not pages: what is decided must not depend on which of them were taken back.
-        cdef uint64_t free = self.c.spread() - whole.live
-        cdef double most = self.core.overlap_bytes + self.core.overlap_share * <double>whole.peak
-        if self.core.overlap_share > 0:
-            most = max(most, <double>self.core.overlap_least)
-        if ask.arena >= 2 or most == 0 or free > most:
-            return False
-        return self.c.reserved() + ask.nbytes <= whole.limit
 
     # -- polling -----------------------------------------------------------------------------------------------------
 
@@ -656,4 +643,4 @@ cdef class Retire(Lanes):
         """Answer what ordering has cost so far."""
         return RetireCounts(
             self.records, self.waits, self.queries, self.late, self.failed,
-            sum([self.lanes[i].size() for i in range(self.lanes.size())]), self.foreign_takes)
+            sum([self.lanes[i].size() for i in range(self.lanes.size())]))

@@ -48,7 +48,7 @@ cdef void _drop_buffer(PyObject* self) noexcept:
 
 cdef inline bint _has_slots(PyObject* self) noexcept:
     return ((<Buffer>self).label != NULL or (<Buffer>self).noted != NULL or (<Buffer>self).late != NULL
-            or (<Buffer>self).exports != 0 or asyncmem_has_weakrefs(self))
+            or (<Buffer>self).exports != 0 or (<Buffer>self).held != 0 or asyncmem_has_weakrefs(self))
 
 
 cdef void _signal_aside(PyObject* owner, uint32_t flags) noexcept:

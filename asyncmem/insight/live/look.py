@@ -9,11 +9,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, TypedDict
 
 from asyncmem.pool.held import held_by_site, held_by_tag
-from asyncmem.pool.holdings import label
-from asyncmem.pool.house import open_houses
+from asyncmem.pool.open_pool import open_pools
+from asyncmem.pool.snapshot import waiter_infos
 
 if TYPE_CHECKING:
-    from asyncmem.pool.house import House
+    from asyncmem.pool.open_pool import OpenPool
     from asyncmem.stats import Figure
 
 FORMAT: Final = 1
@@ -25,13 +25,15 @@ _MANY: Final = 10_000
 
 
 class WaiterLook(TypedDict):
-    """A request in the queue."""
+    """A request that waits."""
 
     owner: str
     nbytes: int
     age: float
     """Seconds since it was made."""
     tag: str | None
+    growing: bool
+    """Whether it waits for the device alone, and not for other holders of memory."""
 
 
 class Holder(TypedDict):
@@ -76,28 +78,28 @@ def look() -> ProcessLook:
     """Look at all pools of this process, by their names. None is held up for longer than about a millisecond."""
     from asyncmem import __version__
 
-    houses = sorted(open_houses(), key=lambda house: house.flow.pool.name)
+    found = sorted(open_pools(), key=lambda opened: opened.name)
     return {
         "format": FORMAT,
         "process": os.getpid(),
         "program": list(sys.argv),
         "asyncmem": __version__,
         "time": time.time(),
-        "pools": [_look_at(house) for house in houses],
+        "pools": [_look_at(opened) for opened in found],
     }
 
 
-def _look_at(house: House) -> PoolLook:
-    flow, core = house.flow, house.core
-    stats = flow.pool.stats()
+def _look_at(opened: OpenPool) -> PoolLook:
+    core = opened.core
+    stats = opened.pool.stats()
     few = stats.active_buffers <= _MANY
     return {
-        "closed": flow.closed is not None,
+        "closed": opened.closed is not None,
         "stats": stats.as_dict(),
-        "budgets": [budget.stats().as_dict() for budget in flow.budgets[:_SHOWN]],
+        "budgets": [budget.stats().as_dict() for budget in opened.budgets[:_SHOWN]],
         "waiters": [
-            {"owner": label(one.owner), "nbytes": one.nbytes, "age": one.age, "tag": one.tag}
-            for one in islice(flow.waiters(), _SHOWN)
+            {"owner": one.owner, "nbytes": one.nbytes, "age": one.age, "tag": one.tag, "growing": one.growing}
+            for one in islice(waiter_infos(opened.pool), _SHOWN)
         ],
         "tags": _holders(held_by_tag(core, _SHOWN) if few else []),
         "sites": _holders(held_by_site(core, _SHOWN) if few else []),

@@ -144,6 +144,6 @@ class PipelineParallel:
         for pool in dict.fromkeys(self._pools):
             need_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
         if not self._streams:
-            self._lent = [Lent(pool.flow.pool) for pool in self._pools]
+            self._lent = [Lent(pool._opened) for pool in self._pools]
             self._streams = [Streams.of(lent, name) for lent, name in zip(self._lent, self._names, strict=True)]
         return needs

@@ -144,7 +144,7 @@ class Seat:
         self.stage = stage
         self.needs = needs
         self.streams = streams
-        self.device = ground.flow.pool.device
+        self.device = ground._opened.device
         self._ground = ground
         self._places = Places(ground, needs)
         self.kept: dict[int, tuple[object, ...]] = {}
@@ -177,10 +177,10 @@ class Seat:
         Fences say here and now what that is behind: those of the pool may come later, and would be behind later steps.
         """
         free(buffers(used, but=but))
-        flow = self._ground.flow
+        opened = self._ground._opened
         for stream in (self.streams.compute, self.streams.forward.out, self.streams.backward.out):
             with suppress(DeviceError):  # whoever works there is told
-                flow.retire.fence(flow.core.register_stream(stream))
+                opened.retire.fence(opened.core.register_stream(stream))
 
     def free_all(self) -> None:
         """Free what it keeps."""

@@ -1,0 +1,346 @@
+# Scheduler: the C++ scheduler over a heap, and its effects as objects.
+
+_STATES = ("waiting", "growing", "ordering", "granted", "failed")
+_REASONS = (None, "no memory", "expired", "cancelled", "closed", "too many", "deadlock", "error")
+_SHORTAGES = ("", "size", "limit", "fragmentation", "device")
+_KINDS = ("granted", "order", "failed", "look", "grow", "trim", "remap", "wait", "settle", "spill", "last_resort",
+          "serve_from_host", "deadline", "quiet", "beat", "pressure", "emptied")
+_MEANS = ("grow", "look", "flush", "merge", "wait", "trim", "spill", "collect", "ask")
+
+
+@cython.final
+cdef class Effect:
+    """Something that the scheduler wants done. `core/DESIGN.md` has the table of kinds, and what ends each.
+
+    Attributes:
+        kind: What is to be done.
+        request: The request that it is for, 0 for none.
+        job: Names it to the event that ends it, 0 where none does.
+        by_caller: Whether the thread that made the request carries it out.
+        nbytes: Of growth: what to ask for. Of remapping and spilling: the bytes it takes.
+        need: Of growth: the least that is of use. Of remapping: what the device must have to spare.
+        arena, stream, account: The heap's numbers.
+        seconds: How long to wait at most, or when.
+        level: Of pressure: its level. Of the last resort: how often it has been tried.
+        streams: Streams to record fences on.
+        returns: (address, bytes, uses) of each segment that goes back.
+        uses: (stream, epoch) of what to wait for.
+        out, into: (address, bytes) of what is unmapped and mapped.
+        moved: How many of the first of `into` get what was unmapped.
+        ahead: How many of the last of `into` nobody waits for.
+    """
+
+    cdef readonly str kind
+    cdef readonly uint64_t request, job, nbytes, need
+    cdef readonly uint32_t arena, stream, account
+    cdef readonly int level
+    cdef readonly bint by_caller
+    cdef readonly double seconds
+    cdef readonly tuple streams, returns, uses, out, into
+    cdef readonly size_t moved, ahead
+
+    def __init__(self):
+        raise TypeError("effects are made by a scheduler")
+
+    def __repr__(self):
+        fields = []
+        for name in ("request", "job", "nbytes", "need", "arena", "stream", "account", "level", "streams", "returns", "uses",
+                     "out", "into", "ahead"):
+            value = getattr(self, name)
+            if value:
+                fields.append(f"{name}={value}")
+        return f"<Effect {self.kind}{' ' if fields else ''}{' '.join(fields)}>"
+
+
+cdef Effect _effect_out(const CEffect& effect):
+    cdef Effect made = Effect.__new__(Effect)
+    made.kind = _KINDS[<int>effect.kind]
+    made.request, made.job, made.nbytes, made.need = effect.request, effect.job, effect.nbytes, effect.need
+    made.arena, made.stream, made.account = effect.arena, effect.stream, effect.account
+    made.level, made.by_caller, made.seconds, made.ahead = effect.level, effect.by_caller, effect.seconds, effect.ahead
+    made.moved = effect.moved
+    made.streams = tuple([effect.streams[i] for i in range(effect.streams.size())])
+    made.returns = tuple([(effect.returns[i].address, effect.returns[i].nbytes, _entries_out(effect.returns[i].uses))
+                          for i in range(effect.returns.size())])
+    made.uses = _entries_out(effect.uses)
+    made.out = tuple([(effect.out[i].address, effect.out[i].nbytes) for i in range(effect.out.size())])
+    made.into = tuple([(effect.into[i].address, effect.into[i].nbytes) for i in range(effect.into.size())])
+    return made
+
+
+cdef class Scheduler:
+    """Decides for one heap who is served next, from what memory, and what has to be done for it.
+
+    Events in, effects out: each method is an event that returns at once, and `effects` says what is to be done. It makes no
+    call of any device, loop or clock; times are the caller's, in seconds.
+
+    Args:
+        heap: The heap that it decides for; nobody else decides for it.
+        now: The time.
+        policy: Settings by name: those of `Policy` in scheduler/policy.hpp, and the heap's own.
+    """
+
+    cdef CScheduler* c
+    cdef readonly Heap heap
+
+    def __init__(self, Heap heap not None, now=0.0, **policy):
+        if self.c != NULL:
+            raise TypeError("a scheduler is made once")
+        self.heap = heap
+        self.c = new CScheduler(heap.c[0], _policy_in(policy), now)
+        self.c.set_guarded(asyncmem_one_at_a_time)
+
+    def __dealloc__(self):
+        del self.c
+
+    def configure(self, now, **policy):
+        """Go on with other settings; requests above a lowered limit fail."""
+        self.c.configure(_policy_in(policy), now)
+
+    def open_share(self, account, *, up=0, part_of=0, arena=-1, waits=True, bypass=2.0):
+        """Let requests be made in the name of an account: a budget's, or (`up` -1) the inside of a lease."""
+        self.c.open_share(_index(account, "account"), up, _index(part_of, "account"), arena, waits, bypass)
+
+    def close_share(self, account, now):
+        """End that; who waits there fails."""
+        self.c.close_share(_index(account, "account"), now)
+
+    def set_limit(self, account, limit, now):
+        """Change the limit of an account; requests above it fail."""
+        self.c.set_limit(_index(account, "account"), _limit(limit), now)
+
+    def add_spillable(self, account, nbytes, now):
+        """Note that so many bytes more (or less) could move to the host and would make room in an account."""
+        self.c.add_spillable(_index(account, "account"), nbytes, now)
+
+    def submit(
+        self, nbytes, now, *, account=0, stream=0, arena=-1, priority=0, deadline=never, waits=True, calls=False,
+        on_loop=False, captured=False, effort="all",
+    ):
+        """Take a request in and return its number; `nbytes` is a list of sizes for a batch."""
+        cdef Ask ask
+        cdef Terms terms
+        cdef vector[uint64_t] pieces
+        ask.nbytes = 1
+        if isinstance(nbytes, (list, tuple)):
+            for one in nbytes:
+                if one:
+                    pieces.push_back(_size(one))
+            ask.nbytes = sum(nbytes)
+        else:
+            ask.nbytes = _whole(nbytes, "nbytes")
+        ask.stream, ask.account = _index(stream, "stream"), _index(account, "account")
+        ask.arena = arena
+        ask.anywhere = ask.door = ask.again = ask.caused = False
+        terms.deadline, terms.priority, terms.waits, terms.calls = deadline, priority, waits, calls
+        terms.on_loop, terms.captured = on_loop, captured
+        terms.effort = {"take": Effort.Take, "tidy": Effort.Tidy, "all": Effort.All}[effort]
+        return self.c.submit(ask, pieces, terms, 0, now)
+
+    def state(self, request):
+        """Return "waiting", "growing", "ordering", "granted" or "failed"."""
+        return _STATES[<int>self.c.state(request)]
+
+    def reason(self, request):
+        """Return why a request has failed, None while it has not."""
+        cdef const CRequest* found = self.c.look_up(request)
+        if found == NULL:
+            raise ValueError("no such request")
+        return _REASONS[<int>found.reason]
+
+    def claim(self, request):
+        """Return the blocks of a granted request, which is over then."""
+        cdef Granted single
+        cdef vector[Granted] batch
+        self.c.claim(request, single, batch)
+        if batch.size():
+            return [batch[i].block for i in range(batch.size())]
+        return [single.block] if single.block else []
+
+    def forget(self, request):
+        """End a request that has failed."""
+        self.c.forget(request)
+
+    def cancel(self, request, now):
+        """End a request that waits; False where it is too late."""
+        return self.c.cancel(request, now)
+
+    def owed(self, request):
+        """Return the (stream, epoch) that a request's stream has to be ordered behind."""
+        return _entries_out(self.c.owed(request))
+
+    def ordered(self, request, now):
+        """Its stream is ordered: the request is granted."""
+        self.c.ordered(request, now)
+
+    def unordered(self, request, now):
+        """Its stream could not be ordered: its memory goes back, and it waits on."""
+        self.c.unordered(request, now)
+
+    def asleep(self, request, owner, now):
+        """A task sleeps on a request; `owner` is its number."""
+        self.c.asleep(request, owner, now)
+
+    def awake(self, request):
+        """A task sleeps on it no more."""
+        self.c.awake(request)
+
+    def hold(self, owner, block):
+        """Note that an owner holds a block until `release`, and return the number of that."""
+        return self.c.hold(owner, _index(block, "block"))
+
+    def release(self, hold):
+        """Undo one `hold`."""
+        self.c.release(hold)
+
+    def forget_owner(self, owner):
+        """What an owner held is nobody's from now on."""
+        self.c.forget_owner(owner)
+
+    def holds(self):
+        """Return (owner, block) of all that is held; owner 0 is nobody."""
+        cdef vector[Hold] found = self.c.holds()
+        return [(found[i].owner, found[i].block) for i in range(found.size())]
+
+    def stuck(self):
+        """Return (owner, request, bytes wanted, bytes held, since) of each who was stuck in the last deadlock."""
+        cdef vector[Stuck] found = self.c.stuck()
+        return [(found[i].owner, found[i].request, found[i].nbytes, found[i].held, found[i].since)
+                for i in range(found.size())]
+
+    def freed(self, flags, now):
+        """Memory was freed; `flags` are those that the heap answered."""
+        self.c.freed(flags, now)
+
+    def looked(self, found, now):
+        """Fences were looked at; `found` of them were seen done."""
+        self.c.looked(found, now)
+
+    def grew(self, job, address, nbytes, stream, now, *, ready=False, seconds=0.0):
+        """A segment came from the device."""
+        self.c.grew(job, _whole(address, "address"), _whole(nbytes, "nbytes"), stream, ready, now, seconds)
+
+    def grow_failed(self, job, now, *, out_of_memory=False):
+        """None came."""
+        self.c.grow_failed(job, out_of_memory, now)
+
+    def trimmed(self, job, count, now):
+        """So many of the returns went back to the device."""
+        self.c.trimmed(job, count, now)
+
+    def remapped(self, job, unmapped, mapped, now, *, out_of_memory=False, seconds=0.0):
+        """The first so many spans were unmapped, and the first so many mapped."""
+        self.c.remapped(job, unmapped, mapped, out_of_memory, now, seconds)
+
+    def waited(self, job, seen, now):
+        """A wait for uses is over; `seen` tells whether they are done."""
+        self.c.waited(job, seen, now)
+
+    def ended(self, job, now):
+        """What was to be done is over."""
+        self.c.ended(job, now)
+
+    def retry(self, job, now):
+        """The last resort asks for one more try."""
+        self.c.retry(job, now)
+
+    def refuse(self, job, now):
+        """There is no last resort: the request fails."""
+        self.c.refuse(job, now)
+
+    def served_elsewhere(self, job, now):
+        """The host's memory has served the request."""
+        self.c.served_elsewhere(job, now)
+
+    def expire(self, now):
+        """Fail requests whose deadline has passed."""
+        self.c.expire(now)
+
+    def quiet(self, now, claims=()):
+        """Look for a deadlock if nothing has moved since this was asked for; `claims` are (owner, bytes, account)."""
+        cdef vector[Claim] all
+        cdef Claim one
+        for owner, nbytes, account in claims:
+            one.owner, one.nbytes, one.account = owner, nbytes, account
+            all.push_back(one)
+        self.c.quiet(now, all)
+
+    def tick(self, now):
+        """A few times a second: ask the device again where it has refused."""
+        self.c.tick(now)
+
+    def begin_beat(self):
+        """Pages: empty the caches, and ask for fences behind what was freed."""
+        self.c.begin_beat()
+
+    def end_beat(self, now):
+        """Join what is done with; return the seconds to the next beat, None where there is none."""
+        cdef double pause = self.c.end_beat(now)
+        return None if pause == never else pause
+
+    def note_claim(self, now):
+        """Say that somebody more waits for memory without a request in the queue: a proof has to ask for claims."""
+        self.c.note_claim(now)
+
+    def set_capturing(self, capturing):
+        """Say whether something was refused because a graph is being captured."""
+        self.c.set_capturing(capturing)
+
+    def drain(self, now):
+        """Refuse newcomers from now on."""
+        self.c.drain(now)
+
+    def close(self, now):
+        """Refuse everybody from now on."""
+        self.c.close(now)
+
+    def trim(self, keep, now):
+        """Give back all that is free but `keep` bytes."""
+        self.c.trim(_whole(keep, "keep"), now)
+
+    def grow_ahead(self, now):
+        """Grow where less than should be is ready."""
+        self.c.grow_ahead(now)
+
+    def effects(self):
+        """Return what is to be done, in order; each once."""
+        cdef CEffect effect
+        found = []
+        while self.c.next(effect):
+            found.append(_effect_out(effect))
+        return found
+
+    def queued(self):
+        """Return the requests that wait or grow, in the order of arrival."""
+        cdef vector[uint64_t] found = self.c.queued()
+        return [found[i] for i in range(found.size())]
+
+    def gauges(self):
+        """Return the figures of this moment by name."""
+        cdef CGauges g = self.c.gauges()
+        return {
+            "waiting": g.waiting, "waiting_bytes": g.waiting_bytes, "growing": g.growing,
+            "growing_bytes": g.growing_bytes, "coming": g.coming, "leaving": g.leaving, "overtaken": g.overtaken, "under_way": g.under_way,
+            "grows": g.grows, "trims": g.trims, "foreign": g.foreign, "progress": g.progress, "moved": g.moved,
+            "waited": g.waited, "pressure": g.pressure,
+            "means": {name: g.means[i] for i, name in enumerate(_MEANS) if g.means[i]},
+        }
+
+    def tally(self, account=0):
+        """Return the counters of an account by name."""
+        cdef CTally t = self.c.tally(_index(account, "account"))
+        return {
+            "waits": t.waits, "growth_waits": t.growth_waits, "misses": t.misses, "timeouts": t.timeouts,
+            "cancellations": t.cancellations, "handed_back": t.handed_back, "deadlocks": t.deadlocks,
+            "wait_seconds": t.wait_seconds, "longest_wait": t.longest_wait, "growth_seconds": t.growth_seconds,
+        }
+
+    def shortage(self, account, nbytes):
+        """Return how much has to become free before so many bytes can be had there, at least 1."""
+        return self.c.shortage(_index(account, "account"), _whole(nbytes, "nbytes"))
+
+    def check(self):
+        """Raise HeapCorrupted naming the first invariant that does not hold."""
+        cdef string wrong = self.c.check()
+        if not wrong.empty():
+            raise HeapCorrupted((<bytes>wrong).decode())

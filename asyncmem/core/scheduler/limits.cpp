@@ -1,0 +1,212 @@
+// Shares and their limits, pressure, and what the heap tells.
+#include <algorithm>
+#include <stdexcept>
+
+#include "scheduler.hpp"
+
+namespace asyncmem::scheduler {
+
+namespace {
+
+[[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
+
+}  // namespace
+
+// -- shares ------------------------------------------------------------------------------------------------------------
+
+Share* Scheduler::share_of(uint32_t account) const {
+    return account < by_account_.size() ? by_account_[account].get() : nullptr;
+}
+
+Share& Scheduler::need_share(uint32_t account) const {
+    Share* share = share_of(account);
+    if (!share) refuse_argument("no such pool, budget or lease");
+    return *share;
+}
+
+void Scheduler::open_share(uint32_t account, int64_t up, uint32_t part_of, int32_t arena, bool waits, double bypass) {
+    std::lock_guard lock(lock_);
+    auto share = std::make_unique<Share>();
+    share->account = account;
+    share->up = up < 0 ? nullptr : &need_share(static_cast<uint32_t>(up));
+    share->part_of = &need_share(part_of);
+    share->depth = share->up ? share->up->depth + 1 : 0;
+    share->arena = arena;
+    share->waits = waits;
+    share->bypass = bypass;
+    share->limit = heap_.account(account).limit;
+    if (account >= by_account_.size()) by_account_.resize(account + 1);
+    if (by_account_[account]) refuse_argument("the account has a share already");
+    by_account_[account] = std::move(share);
+}
+
+void Scheduler::close_share(uint32_t account, double now) {
+    std::lock_guard lock(lock_);
+    Share& share = need_share(account);
+    if (!account) refuse_argument("the pool's own share ends with the pool");
+    auto is_inside = [&](const Share* one) {
+        for (; one; one = one->part_of)
+            if (one == &share) return true;
+        return false;
+    };
+    requests_.each([&](Request& request) {
+        if (request.queued() && is_inside(request.share)) {
+            now_ = now;
+            fail(request, Reason::Closed);
+        }
+    });
+    requests_.each([&](Request& request) {  // what is granted or has failed counts for the share around it from now on
+        if (request.share == &share) request.share = share.part_of;
+    });
+    for (auto& one : by_account_) {
+        if (!one) continue;
+        if (one->part_of == &share) one->part_of = share.part_of;
+        if (one->up == &share) one->up = share.up;
+    }
+    std::erase(spilling_, &share);
+    std::erase(waiting_leases_, &share);
+    shares_.forget(share);
+    if (share.up) Shares::touch(*share.up);
+    if (share.gated) heap_.set_gate(account, false);
+    by_account_[account].reset();
+    ++version_;
+    pump(now);
+}
+
+void Scheduler::set_limit(uint32_t account, uint64_t limit, double now) {
+    std::lock_guard lock(lock_);
+    now_ = now;
+    Share& share = need_share(account);
+    share.limit = limit;
+    heap_.set_limit(account, limit);
+    if (!account) policy_.limit = limit;
+    Shares::touch(share);
+    refuse_hopeless(share, limit);
+    ++version_;
+    ++facts_;
+    look_at_pressure();
+    pump(now);
+}
+
+void Scheduler::configure(const Policy& policy, double now) {
+    std::lock_guard lock(lock_);
+    now_ = now;
+    policy_ = policy;
+    for (auto& share : by_account_)
+        if (share) share->bypass = policy.bypass;
+    root_->limit = policy.limit;
+    heap_.set_limit(0, policy.limit);
+    source_->forget_refusal();
+    for (auto& share : by_account_)
+        if (share) Shares::touch(*share);
+    refuse_hopeless(*root_, policy.limit);
+    fit_caches();
+    ++version_;
+    ++facts_;
+    look_at_pressure();
+    pump(now);
+}
+
+// Fail who asks for more than a limit that was lowered allows.
+void Scheduler::refuse_hopeless(Share& share, uint64_t limit) {
+    refuse_waiting(share, limit);
+    std::vector<Request*> hopeless;
+    for (Request* one = growing_.first_above(limit); one; one = RequestQueue::next(*one))
+        if (one->total > limit && one->share->is_inside(share)) hopeless.push_back(one);
+    for (Request* one : hopeless) fail(*one, Reason::NoMemory);
+}
+
+void Scheduler::refuse_waiting(Share& share, uint64_t limit) {
+    while (Request* request = share.queue.first_above(limit)) fail(*request, Reason::NoMemory);
+    for (Share* inner : std::vector<Share*>(share.inside)) refuse_waiting(*inner, limit);
+}
+
+uint64_t Scheduler::capacity(const Share& share) const {
+    uint64_t most = share.limit;
+    for (const Share* one = &share; one; one = one->up) most = std::min(most, one->limit);
+    return most;
+}
+
+Tally Scheduler::tally(uint32_t account) const {
+    std::lock_guard lock(lock_);
+    return need_share(account).tally;
+}
+
+void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
+    std::lock_guard lock(lock_);
+    Share& share = need_share(account);
+    bool was = share.spillable;
+    share.spillable = static_cast<uint64_t>(static_cast<int64_t>(share.spillable) + nbytes);
+    ++facts_;
+    if (share.spillable && !was) spilling_.push_back(&share);
+    if (!share.spillable && was) std::erase(spilling_, &share);
+    if (nbytes > 0 && requests_.count()) {
+        ++version_;
+        pump(now);
+    }
+}
+
+// -- what the heap is told -----------------------------------------------------------------------------------------------
+
+// The doors are shut where somebody waits before newcomers. Where all who are here have memory made for them, hits pass
+// within the allowance of the first, and a free is told only where it is enough for one of them.
+void Scheduler::set_gates() {
+    bool ends = closed_ || draining_;
+    bool waits = shares_.head(*root_);
+    for (Share* lease : waiting_leases_) shares_.head(*lease);
+    for (Share* share : shares_.turned()) {
+        if (share == root_) continue;
+        share->gated = shares_.head(*share);
+        heap_.set_gate(share->account, share->gated);
+    }
+    bool all = ends || waits || policy_.direct || heap_.reserved() > policy_.limit;
+    root_->gated = all || !growing_.empty();
+    heap_.set_gate(0, root_->gated);
+    if (!all && root_->gated) heap_.leave_ajar(Shares::allowance(*root_, *growing_.first()), growing_.least());
+}
+
+// Pressure is followed by two marks in the heap, so that a hit pays two comparisons.
+void Scheduler::look_at_pressure() {
+    static constexpr double border[] = {0, 0.6, 0.8, 0.95};
+    constexpr double less = 0.05;  // a level ends so far below where it began
+    auto limit = static_cast<double>(policy_.limit);
+    for (;;) {
+        double share = limit > 0 ? static_cast<double>(heap_.live()) / limit : 0;
+        uint8_t level = pressure_;
+        while (level < 3 && (level < 2 ? share >= border[level + 1] : share > border[3])) ++level;
+        while (level > 0 && share < border[level] - less) --level;
+        if (level != pressure_) {
+            pressure_ = level;
+            LogRow row;
+            row.what = LogRow::Pressed;
+            row.level = level;
+            row.nbytes = heap_.live();
+            heap_.note(row);
+            emit(Effect{.kind = Effect::Kind::Pressure, .level = level});
+            fit_caches();
+        }
+        double low = level ? (border[level] - less) * limit : 0;
+        uint64_t high = level == 3 ? no_limit : static_cast<uint64_t>(border[level + 1] * limit) - (level < 2 ? 1 : 0);
+        heap_.set_marks(static_cast<uint64_t>(low), high, 0);
+        // Others free and take meanwhile; what they changed before the marks were set nobody has told.
+        double again = limit > 0 ? static_cast<double>(heap_.live()) / limit : 0;
+        if (again == share) return;
+    }
+}
+
+// While little is left, caches keep a quarter: what they hold serves one size and cannot join its neighbours.
+void Scheduler::fit_caches() {
+    constexpr uint64_t part = 4;
+    bool squeezed = policy_.adaptive && (pressure_ >= 2 || (squeezed_ && pressure_ > 0));
+    Tuning tuning = policy_.tuning;
+    if (squeezed) {
+        tuning.stream_cache_bytes /= part;
+        tuning.shared_cache_bytes /= part;
+    }
+    bool changed = squeezed != squeezed_;
+    squeezed_ = squeezed;
+    heap_.configure(tuning);
+    if (changed) defragment();
+}
+
+}  // namespace asyncmem::scheduler

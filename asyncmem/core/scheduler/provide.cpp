@@ -1,0 +1,295 @@
+// Taking memory, and the effects that bring some.
+#include <algorithm>
+#include <stdexcept>
+
+#include "scheduler.hpp"
+
+namespace asyncmem::scheduler {
+
+namespace {
+
+uint64_t rounded(uint64_t nbytes) { return (nbytes + 511) & ~uint64_t{511}; }
+
+[[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
+
+}  // namespace
+
+// -- taking memory -----------------------------------------------------------------------------------------------------
+
+// From what is mapped, in the order of what it costs: the stream's own, what is done with, another stream's.
+bool Scheduler::take(Request& request) {
+    if (request.share->arena == -1 && !source_->may_hold(request.total)) return false;
+    bool found = find(request);
+    request.ask.again = true;  // what is tried while it waits says nothing about what programs ask for
+    return found;
+}
+
+bool Scheduler::find(Request& request) {
+    auto lacks_pages = [&] { return lacks_pages_ && !request.pressed; };
+    if (find_block(request, false)) return true;
+    if (request.share->arena != -1 && heap_.merge(request.share->arena) && find_block(request, false)) return true;
+    if (lacks_pages()) return false;
+    bool several = heap_.stream_count() > 1;
+    bool may_order = several && !request.terms.captured && !request.unordered &&
+                     (request.terms.effort == Effort::Take || !source_->keeps_apart(request));
+    // Where blocks lie must not depend on what is known to be done, or pages that are taken back would change it.
+    if (policy_.paged && may_order) {
+        if (take_foreign(request, false)) return true;
+        if (lacks_pages()) return false;
+    }
+    if (several && must_look(1, request.ask.stream, {})) return false;
+    // Memory of the other size class is for requests that cannot have a segment of their own, and for batches of both.
+    bool anywhere = request.share->arena == -1 && (request.pressed || !of_one_class(request) || !source_->can_grow(request));
+    if (anywhere && find_block(request, true)) return true;
+    if (anywhere && lacks_pages()) return false;
+    return may_order && take_foreign(request, anywhere);
+}
+
+bool Scheduler::of_one_class(const Request& request) const {
+    auto is_small = [&](uint64_t nbytes) { return rounded(nbytes) < policy_.small_limit; };
+    bool first = is_small(request.batch() ? request.pieces[0] : request.ask.nbytes);
+    return std::all_of(request.pieces.begin(), request.pieces.end(), [&](uint64_t one) { return is_small(one) == first; });
+}
+
+bool Scheduler::find_block(Request& request, bool anywhere) {
+    Ask ask = request.ask;
+    ask.anywhere = anywhere;
+    if (ask.caused) {
+        ask.cause.missed = request.noted;
+        ask.cause.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
+    }
+    Outcome outcome;
+    bool found;
+    if (request.batch()) {
+        request.blocks.resize(request.pieces.size());
+        found = heap_.take_many(ask, request.pieces.data(), request.pieces.size(), request.blocks.data(), outcome);
+        if (!found) request.blocks.clear();
+    } else {
+        request.block = heap_.take(ask, outcome);
+        request.address = outcome.address;
+        found = request.block;
+    }
+    lacks_pages_ = outcome.reason == NoPages;
+    if (outcome.flags & LiveCrossed) look_at_pressure();
+    return found;
+}
+
+bool Scheduler::take_foreign(Request& request, bool anywhere) {
+    Ask ask = request.ask;
+    ask.anywhere = anywhere;
+    if (ask.caused) {
+        ask.cause.missed = request.noted;
+        ask.cause.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
+    }
+    size_t count = request.batch() ? request.pieces.size() : 1;
+    std::vector<Granted> granted(count);
+    for (size_t i = 0; i < count; ++i) {
+        if (request.batch()) ask.nbytes = request.pieces[i];
+        Outcome outcome;
+        Entries owed;
+        BlockId block = heap_.take_foreign(ask, false, owed, outcome);
+        if (!block && policy_.late_fences) block = heap_.take_foreign(ask, true, owed, outcome);
+        lacks_pages_ = !block && outcome.reason == NoPages;
+        if (!block) {
+            while (i--) {
+                Entries back;
+                if (!request.owed.empty() && request.owed.back().first == granted[i].block) {
+                    back = std::move(request.owed.back().second);
+                    request.owed.pop_back();
+                }
+                heap_.put_back(granted[i].block, back);
+            }
+            return false;
+        }
+        granted[i] = {block, outcome.address};
+        if (!owed.empty()) request.owed.emplace_back(block, std::move(owed));
+    }
+    foreign_ += static_cast<int64_t>(count);
+    if (request.batch()) {
+        request.blocks = std::move(granted);
+    } else {
+        request.block = granted[0].block;
+        request.address = granted[0].address;
+    }
+    look_at_pressure();
+    return true;
+}
+
+// Ask for a look at fences, once for each version of the heap; whether one is under way now.
+bool Scheduler::must_look(int depth, uint32_t stream, std::vector<uint32_t> streams) {
+    if (looked_since(depth)) return false;
+    suspended_ = true;
+    look_depth_ = depth;
+    emit(Effect{.kind = Effect::Kind::Look, .level = static_cast<uint8_t>(depth), .stream = stream, .streams = std::move(streams)});
+    return true;
+}
+
+void Scheduler::looked(uint64_t found, double now) {
+    std::lock_guard lock(lock_);
+    if (found) {
+        ++means_[static_cast<size_t>(Means::Look)];
+        ++version_;
+    }
+    look_event_ = event_;
+    now_ = now;
+    source_->looked(now);
+    bool decides = suspended_;
+    suspended_ = false;
+    if (decides || (found && (waiting_ || !growing_.empty()))) pump(now);
+    note_fresh();
+}
+
+bool Scheduler::flush() {
+    if (!heap_.flush(-1)) return false;
+    ++means_[static_cast<size_t>(Means::Flush)];
+    ++version_;
+    return true;
+}
+
+// Make the most of what is mapped, at once; whether that changed anything.
+bool Scheduler::tidy() {
+    bool flushed = flush();
+    if (!heap_.merge()) return flushed;
+    ++means_[static_cast<size_t>(Means::Merge)];
+    ++version_;
+    return true;
+}
+
+// -- effects under way -------------------------------------------------------------------------------------------------
+
+bool Scheduler::start(Step&& step, Request* request, Means means) {
+    if (step.kind != Step::Kind::Effect) return false;
+    ++means_[static_cast<size_t>(means)];
+    Job& job = step.job;
+    Effect& effect = step.effect;
+    job.id = effect.job = ++last_job_;
+    job.started = now_;
+    if (request) {
+        job.request = effect.request = request->id;
+        job.by_caller = effect.by_caller = request->terms.calls;
+        request->job = job.id;
+        if (!job.by_caller) queue_job_ = job.id;
+    }
+    jobs_[job.id] = std::move(job);
+    emit(std::move(effect));
+    return true;
+}
+
+Job Scheduler::end_job(JobId id) {
+    auto found = jobs_.find(id);
+    if (found == jobs_.end()) refuse_argument("no such job is under way");
+    Job job = std::move(found->second);
+    jobs_.erase(found);
+    for (JobId* one : {&queue_job_, &shrink_job_, &spill_job_})
+        if (*one == id) *one = 0;
+    if (Request* request = requests_.find(job.request); request && request->job == id) request->job = 0;
+    ++version_;
+    ++event_;
+    return job;
+}
+
+void Scheduler::grew(JobId id, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds) {
+    std::lock_guard lock(lock_);
+    Job job = end_job(id);
+    root_->overtaken += heap_.close_up();  // the doors take nothing of what comes
+    source_->grew(job, address, nbytes, stream, ready, seconds);
+    look_at_pressure();
+    pump(now);
+}
+
+void Scheduler::grow_failed(JobId id, bool out_of_memory, double now) {
+    std::lock_guard lock(lock_);
+    source_->grow_failed(end_job(id), out_of_memory);
+    pump(now);
+}
+
+void Scheduler::trimmed(JobId id, size_t count, double now) {
+    std::lock_guard lock(lock_);
+    auto found = jobs_.find(id);
+    if (found == jobs_.end()) refuse_argument("no such job is under way");
+    source_->trimmed(found->second, count);
+    if (found->second.kind == Effect::Kind::Trim) end_job(id);  // growth goes on
+    ++version_;
+    pump(now);
+}
+
+void Scheduler::remapped(JobId id, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) {
+    std::lock_guard lock(lock_);
+    Job job = end_job(id);
+    root_->overtaken += heap_.close_up();
+    source_->remapped(job, unmapped, mapped, out_of_memory, now, seconds);
+    look_at_pressure();
+    pump(now);
+}
+
+void Scheduler::waited(JobId id, bool seen, double now) {
+    std::lock_guard lock(lock_);
+    bool shrinks = id == shrink_job_;
+    Job job = end_job(id);
+    if (job.reclaims && seen) {
+        Step step = source_->reclaim(job, now);
+        if (step) {
+            start(std::move(step), requests_.find(job.request), Means::Trim);
+            if (shrinks) shrink_job_ = last_job_;
+            pump(now);
+            return;
+        }
+    }
+    source_->waited(job, now);
+    pump(now);
+}
+
+void Scheduler::ended(JobId id, double now) {
+    std::lock_guard lock(lock_);
+    end_job(id);
+    pump(now);
+}
+
+void Scheduler::retry(JobId id, double now) {
+    std::lock_guard lock(lock_);
+    end_job(id);
+    source_->forget_refusal();
+    pump(now);
+}
+
+void Scheduler::refuse(JobId id, double now) {
+    std::lock_guard lock(lock_);
+    RequestId request = end_job(id).request;
+    now_ = now;
+    if (Request* found = requests_.find(request); found && found->queued()) fail(*found, Reason::NoMemory);
+    pump(now);
+}
+
+void Scheduler::served_elsewhere(JobId id, double now) {
+    std::lock_guard lock(lock_);
+    RequestId request = end_job(id).request;
+    now_ = now;
+    if (Request* found = requests_.find(request); found && found->queued()) grant(*found);
+    pump(now);
+}
+
+// Give back what is free above a limit that was lowered; in a pool without pooling, all that is free.
+void Scheduler::shrink() {
+    if (shrink_job_) return;
+    if (!policy_.direct) heap_.flush(-1);
+    uint64_t reserved = heap_.reserved();
+    uint64_t wanted = policy_.direct ? no_limit : reserved - std::min(reserved, policy_.limit);
+    if (start(source_->trim(wanted, 0, now_), nullptr, Means::Trim)) shrink_job_ = last_job_;
+}
+
+void Scheduler::trim(uint64_t keep, double now) {
+    std::lock_guard lock(lock_);
+    now_ = now;
+    heap_.flush(-1);
+    heap_.merge();
+    ++version_;
+    start(source_->trim(no_limit, keep, now), nullptr, Means::Trim);
+}
+
+void Scheduler::grow_ahead(double now) {
+    std::lock_guard lock(lock_);
+    now_ = now;
+    if (!closed_) start(source_->grow_ahead(now), nullptr, Means::Grow);
+}
+
+}  // namespace asyncmem::scheduler

@@ -1,0 +1,421 @@
+// Requests: taken in, and ended.
+#include <algorithm>
+#include <stdexcept>
+
+#include "scheduler.hpp"
+
+namespace asyncmem::scheduler {
+
+namespace {
+
+uint64_t rounded(uint64_t nbytes) { return (nbytes + 511) & ~uint64_t{511}; }
+
+[[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
+
+}  // namespace
+
+Scheduler::Scheduler(Heap& heap, const Policy& policy, double now)
+    : heap_(heap), policy_(policy), source_(make_source(heap, policy_, now)), shares_(heap), now_(now), used_at_(now) {
+    auto root = std::make_unique<Share>();
+    root->bypass = policy.bypass;
+    root->limit = policy.limit;
+    root_ = root.get();
+    by_account_.push_back(std::move(root));
+    heap_.set_limit(0, policy.limit);
+    look_at_pressure();
+    set_gates();
+}
+
+// -- taking requests in ------------------------------------------------------------------------------------------------
+
+RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const Terms& terms, uint64_t caller, double now) {
+    std::lock_guard lock(lock_);
+    now_ = now;
+    Share& share = need_share(ask.account);
+    Request& request = requests_.add();
+    request.ask = ask;
+    request.ask.door = false;
+    request.ask.again = policy_.paged;
+    request.terms = terms;
+    request.caller = caller;
+    request.share = &share;
+    request.since = now;
+    if (pieces.empty()) {
+        request.total = request.largest = rounded(ask.nbytes);
+    } else {
+        for (uint64_t nbytes : pieces) {
+            request.total += rounded(nbytes);
+            request.largest = std::max(request.largest, rounded(nbytes));
+        }
+        request.pieces = std::move(pieces);
+    }
+    ++event_;
+    if (closed_ || draining_) {
+        settle(request, State::Failed, Reason::Closed);
+    } else if (!request.total) {
+        request.state = State::Granted;
+    } else if (request.total > capacity(share)) {
+        fail(request, Reason::NoMemory);
+    } else {
+        request.sequence = ++sequence_;
+        queued_bytes_ += static_cast<int64_t>(request.total);
+        // A level of priority is worth half of what may overtake a request.
+        double bonus = 0.5 * policy_.bypass * static_cast<double>(policy_.limit) * terms.priority;
+        request.key = queued_bytes_ - static_cast<int64_t>(std::clamp(bonus, -4e18, 4e18));
+        root_->overtaken += heap_.close_up();
+        for (Share* one = &share; one; one = one->up) request.overtaken.push_back(one->overtaken);
+        join(request);
+        fresh_.push_back(request.id);
+        try {
+            pump(now);
+            note_fresh();
+        } catch (...) {  // its caller is never told of it
+            if (request.queued()) settle(request, State::Failed, Reason::Error);
+            if (request.state == State::Failed) requests_.remove(request);
+            throw;
+        }
+    }
+    return request.id;
+}
+
+// Requests that were taken in stay for now, unless a look at fences is under way for one: find out whether they may.
+void Scheduler::note_fresh() {
+    while (!fresh_.empty() && !suspended_) {
+        RequestId id = fresh_.back();
+        fresh_.pop_back();
+        Request* request = requests_.find(id);
+        if (!request || !request->queued()) continue;
+        note(*request);
+        if (!request->queued()) pump(now_);  // it has failed: others stood behind it
+    }
+}
+
+void Scheduler::note(Request& request) {
+    const Terms& terms = request.terms;
+    if (terms.effort != Effort::All) {
+        fail(request, terms.deadline <= now_ ? Reason::Expired : Reason::NoMemory);
+        return;
+    }
+    bool waits = request.state == State::Waiting;
+    if (!terms.waits) {
+        callers_.push_back(request.id);
+        refuse_callers();
+    } else if (waits && !terms.calls && waiting_ > policy_.max_waiting) {
+        fail(request, Reason::TooMany);
+    }
+    if (!request.queued()) return;
+    request.noted = request.missed = true;
+    request.waited = waits;
+    request.grew = !waits;
+    each_tally(request, [&](Tally& tally) { ++(waits ? tally.waits : tally.growth_waits); });
+    if (terms.deadline < never && !terms.calls) expect(request);
+}
+
+void Scheduler::expect(const Request& request) {
+    deadlines_.emplace_back(request.terms.deadline, request.id);
+    std::push_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
+    ++with_deadline_;
+    arm_deadline();
+}
+
+// Stand in the queue of its share.
+void Scheduler::join(Request& request) {
+    request.state = State::Waiting;
+    shares_.join(request);
+    ++waiting_;
+    waiting_bytes_ += request.total;
+    Share* top = request.share;
+    while (top->up) top = top->up;
+    if (top != root_ && std::find(waiting_leases_.begin(), waiting_leases_.end(), top) == waiting_leases_.end())
+        waiting_leases_.push_back(top);
+}
+
+// -- state of a request ------------------------------------------------------------------------------------------------
+
+// Memory is being made for it: its bytes count from now on, so that nobody else gets them.
+void Scheduler::admit(Request& request) {
+    shares_.leave(request);
+    heap_.promise(request.ask.account, request.total);
+    request.promised = true;
+    request.state = State::Growing;
+    growing_.insert(request);
+    --waiting_;
+    waiting_bytes_ -= request.total;
+}
+
+void Scheduler::readmit(Request& request) {
+    growing_.remove(request);
+    heap_.unpromise(request.ask.account, request.total);
+    request.promised = false;
+    ++facts_;
+    join(request);
+    if (request.noted && !request.waited) {
+        request.waited = true;
+        each_tally(request, [](Tally& tally) { ++tally.waits; });
+    }
+}
+
+// Whether another request stands before it and has been overtaken as far as it may be.
+bool Scheduler::may_not_pass(const Request& request, const Request& other) const {
+    return &other != &request && before(other, request) && request.total > Shares::allowance(*root_, other);
+}
+
+// It is about to be served: note whom it passes, who waits or has memory made for it.
+void Scheduler::count_overtaking(const Request& request) {
+    auto passes = [&](const Request* other) { return other && other != &request && before(*other, request); };
+    for (Share* one = request.share; one; one = one->up)
+        if (passes(shares_.head(*one)) || (one == root_ && passes(growing_.first()))) one->overtaken += request.total;
+}
+
+void Scheduler::grant(Request& request) {
+    settle(request, request.owed.empty() ? State::Granted : State::Ordering, Reason::None);
+}
+
+void Scheduler::leave(Request& request) {
+    if (!request.sequence || !request.queued()) return;
+    if (request.state == State::Growing) {
+        if (growing_.first() == &request) ++version_;  // others stood behind it
+        growing_.remove(request);
+        if (request.promised) {
+            heap_.unpromise(request.ask.account, request.total);
+            Shares::touch(*request.share);
+        }
+        request.promised = false;
+    } else {
+        shares_.leave(request);
+        --waiting_;
+        waiting_bytes_ -= request.total;
+    }
+    if (request.noted && request.terms.deadline < never && !request.terms.calls) {
+        --with_deadline_;
+        arm_deadline();
+    }
+    if (request.sleepers && request.terms.deadline == never) --sleeping_;
+}
+
+// End a request: it leaves the queue, and whoever waits for it hears of that.
+void Scheduler::settle(Request& request, State state, Reason reason) {
+    leave(request);
+    request.state = state;
+    request.reason = reason;
+    bool served = reason == Reason::None;
+    progress_ += served;
+    if (request.missed) {
+        double age = now_ - request.since;
+        // What another stream had is counted by itself.
+        bool counts = served && !request.terms.captured && request.owed.empty();
+        each_tally(request, [&](Tally& tally) {
+            if (counts) tally.misses += static_cast<int64_t>(request.batch() ? request.pieces.size() : 1);
+            if (request.waited) {
+                tally.wait_seconds += age;
+                tally.longest_wait = std::max(tally.longest_wait, age);
+            } else if (request.grew) {
+                tally.growth_seconds += age;
+            }
+        });
+    }
+    if (request.noted && request.ask.caused) log_end(request);
+    if (state == State::Ordering) {
+        emit(Effect::Kind::Order, request);
+    } else if (request.noted || request.told) {
+        emit(state == State::Granted ? Effect::Kind::Granted : Effect::Kind::Failed, request);
+    }
+}
+
+void Scheduler::log_end(const Request& request) {
+    LogRow row;
+    row.what = LogRow::Waited;
+    row.level = request.reason == Reason::None        ? 0
+                : request.reason == Reason::Cancelled ? 1
+                : request.reason == Reason::Expired   ? 2
+                                                      : 3;
+    row.nbytes = request.ask.nbytes;
+    row.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
+    row.site = request.ask.cause.site;
+    row.task = request.ask.cause.task;
+    row.tag = request.ask.cause.tag;
+    row.thread = request.ask.cause.thread;
+    row.stream = static_cast<uint16_t>(request.ask.stream);
+    heap_.note(row);
+}
+
+void Scheduler::emit(Effect::Kind kind, Request& request) {
+    emit(Effect{.kind = kind, .request = request.id});
+}
+
+void Scheduler::fail(Request& request, Reason reason) {
+    if (reason == Reason::NoMemory) explain(request);
+    if (request.state == State::Waiting && request.sequence) request.ahead = RequestQueue::rank(request);
+    each_tally(request, [&](Tally& tally) {
+        tally.timeouts += reason == Reason::Expired;
+        tally.deadlocks += reason == Reason::Deadlock;
+        tally.cancellations += reason == Reason::Cancelled;
+    });
+    settle(request, State::Failed, reason);
+}
+
+// Which share has no room for it, and why.
+void Scheduler::explain(Request& request) {
+    request.shortage = Shortage::None;
+    for (Share* one = request.share; one; one = one->up) {
+        request.level = one->account;
+        if (request.total > one->limit) {
+            request.shortage = Shortage::Size;
+            return;
+        }
+    }
+    for (Share* one = request.share; one; one = one->up) {
+        request.level = one->account;
+        if (request.total > heap_.room(one->account)) {
+            request.shortage = Shortage::Limit;
+            return;
+        }
+    }
+    if (request.share->arena != -1 || heap_.reserved() - heap_.live() >= request.total) {
+        request.shortage = Shortage::Fragmentation;
+    } else {
+        request.shortage = Shortage::Device;
+    }
+}
+
+Request& Scheduler::need(RequestId id) const {
+    Request* request = requests_.find(id);
+    if (!request) refuse_argument("no such request");
+    return *request;
+}
+
+void Scheduler::set_caller(RequestId id, uint64_t caller) {
+    std::lock_guard lock(lock_);
+    if (Request* request = requests_.find(id)) request->caller = caller;
+}
+
+void Scheduler::note_foreign() {
+    std::lock_guard lock(lock_);
+    ++foreign_;
+}
+
+void Scheduler::note_handed_back(uint32_t account) {
+    std::lock_guard lock(lock_);
+    for (Share* one = share_of(account); one; one = one->part_of) ++one->tally.handed_back;
+}
+
+State Scheduler::leave_to(RequestId id) {
+    std::lock_guard lock(lock_);
+    Request& request = need(id);
+    request.told = true;
+    return request.state;
+}
+
+State Scheduler::state(RequestId id) const {
+    std::lock_guard lock(lock_);
+    return need(id).state;
+}
+
+const Request* Scheduler::look_up(RequestId id) const {
+    std::lock_guard lock(lock_);
+    return requests_.find(id);
+}
+
+void Scheduler::claim(RequestId id, Granted& single, std::vector<Granted>& batch) {
+    std::lock_guard lock(lock_);
+    Request& request = need(id);
+    if (request.state != State::Granted) refuse_argument("the request has no memory to take");
+    single = {request.block, request.address};
+    batch = std::move(request.blocks);
+    requests_.remove(request);
+}
+
+void Scheduler::forget(RequestId id) {
+    std::lock_guard lock(lock_);
+    Request* request = requests_.find(id);
+    if (request && request->state == State::Failed) requests_.remove(*request);
+}
+
+bool Scheduler::cancel(RequestId id, double now) {
+    std::lock_guard lock(lock_);
+    Request* request = requests_.find(id);
+    if (!request || !request->queued()) return false;
+    now_ = now;
+    fail(*request, Reason::Cancelled);
+    ++progress_;
+    pump(now);
+    return true;
+}
+
+void Scheduler::fail(RequestId id, Reason reason, double now) {
+    std::lock_guard lock(lock_);
+    Request* request = requests_.find(id);
+    if (!request || !request->queued()) return;
+    now_ = now;
+    fail(*request, reason);
+    pump(now);
+}
+
+void Scheduler::give(RequestId id, BlockId block, uint64_t address, double now) {
+    std::lock_guard lock(lock_);
+    Request& request = need(id);
+    if (!request.queued()) refuse_argument("the request does not wait");
+    now_ = now;
+    request.block = block;
+    request.address = address;
+    grant(request);
+    pump(now);
+}
+
+Entries Scheduler::owed(RequestId id) const {
+    std::lock_guard lock(lock_);
+    Entries all;
+    for (auto& [block, entries] : need(id).owed)
+        for (const Entry& entry : entries) include(all, entry);
+    return all;
+}
+
+void Scheduler::ordered(RequestId id, double now) {
+    std::lock_guard lock(lock_);
+    Request& request = need(id);
+    if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");
+    now_ = now;
+    request.owed.clear();
+    request.state = State::Granted;
+    if (request.noted || request.told) emit(Effect::Kind::Granted, request);
+}
+
+// Its stream could not be ordered: the memory goes back as it was, and the request takes none of other streams.
+void Scheduler::unordered(RequestId id, double now) {
+    std::lock_guard lock(lock_);
+    Request& request = need(id);
+    if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");
+    now_ = now;
+    if (request.batch()) {
+        for (size_t i = request.blocks.size(); i--;) {
+            Entries back;
+            for (auto& [block, entries] : request.owed)
+                if (block == request.blocks[i].block) back = entries;
+            heap_.put_back(request.blocks[i].block, back);
+        }
+        request.blocks.clear();
+    } else {
+        heap_.put_back(request.block, request.owed.front().second);
+        request.block = 0;
+    }
+    foreign_ -= static_cast<int64_t>(request.batch() ? request.pieces.size() : 1);
+    request.owed.clear();
+    request.unordered = true;
+    request.reason = Reason::None;
+    request.tried = 0;
+    --progress_;
+    join(request);
+    sleeping_ += request.sleepers && request.terms.deadline == never;
+    if (request.noted) {
+        if (!request.terms.waits) callers_.push_back(id);
+        if (request.terms.deadline < never && !request.terms.calls) expect(request);
+    } else {
+        fresh_.push_back(id);
+    }
+    ++version_;
+    ++event_;
+    pump(now);
+    note_fresh();
+}
+
+}  // namespace asyncmem::scheduler

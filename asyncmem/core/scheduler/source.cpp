@@ -1,0 +1,342 @@
+// What both kinds of sources have in common, and segments.
+#include "source.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace asyncmem::scheduler {
+
+// -- common ------------------------------------------------------------------------------------------------------------
+
+bool Source::keeps_apart(const Request& request) const {
+    if (request.share->arena != -1 || request.pressed || (request.terms.calls && request.terms.on_loop)) return false;
+    return (policy_.overlap_bytes || policy_.overlap_share > 0) && slack() >= 0 && can_grow(request);
+}
+
+uint64_t Source::left() const {
+    uint64_t used = reserved_or_leaving() + coming_;
+    return policy_.limit - std::min(policy_.limit, used);
+}
+
+int64_t Source::slack() const {
+    uint64_t most = policy_.overlap_bytes;
+    if (policy_.overlap_share > 0) {
+        auto share = static_cast<uint64_t>(policy_.overlap_share * static_cast<double>(heap_.account(0).peak));
+        most = std::max(share, policy_.overlap_least);
+    }
+    return static_cast<int64_t>(std::min<uint64_t>(most, INT64_MAX)) - static_cast<int64_t>(free());
+}
+
+bool Source::tight() const {
+    constexpr uint64_t part = 64;
+    uint64_t reserved = heap_.reserved();
+    return reserved + reserved / part > policy_.limit;
+}
+
+uint64_t Source::shortage(uint64_t nbytes) const {
+    uint64_t most = refuses() ? heap_.reserved() : policy_.limit, live = heap_.live();
+    uint64_t room = most - std::min(most, live);
+    return std::max<uint64_t>(nbytes - std::min(nbytes, room), 1);
+}
+
+bool Source::may_be_patient(const Request& request, double now) const {
+    if (request.terms.captured || (request.terms.calls && request.terms.on_loop)) return false;
+    return lifetime_.may_wait(policy_, now, now - request.since) > 0;
+}
+
+// All that may be waited at once must save a 32nd of the peak.
+Step Source::wait_patiently(const Request& request, const std::vector<Later>& later, double now) const {
+    constexpr double price = 1.0 / 32, late = 2;
+    double most = lifetime_.may_wait(policy_, now, now - request.since), whole = lifetime_.patience(policy_, now);
+    double best = 0, end = now, until = now;
+    uint64_t gain = 0;
+    Entries uses, worth;
+    for (const Later& part : later) {
+        end = lag_.known() ? std::max(end, lag_.end(part.uses, now)) : now + most;
+        if (end > now + most) break;
+        gain += part.nbytes;
+        for (const Entry& use : part.uses) include(uses, use);
+        double value = static_cast<double>(gain) / static_cast<double>(std::max<uint64_t>(peak_, 1)) - (end - now) / whole * price;
+        if (value > best) {
+            best = value;
+            until = end;
+            worth = uses;
+        }
+    }
+    Step step;
+    if (worth.empty() || until <= now) return step;
+    step.kind = Step::Kind::Effect;
+    step.effect.kind = step.job.kind = Effect::Kind::Wait;
+    step.effect.uses = std::move(worth);
+    // A fence is often done a little later than others were.
+    step.effect.seconds = std::min(most, late * (until - now));
+    step.job.patient = true;
+    return step;
+}
+
+void Source::grew(const Job& job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double seconds) {
+    coming_ -= job.nbytes;
+    heap_.add_segment(address, nbytes, job.arena, stream);
+    if (ready) heap_.mark_done(stream, heap_.close_epoch(stream));
+    arena_of_[address] = job.arena;
+    in_arena_[job.arena] += nbytes;
+    last_stream_ = stream;
+    note_peak();
+    if (!job.returns.empty()) lifetime_.moved += seconds;
+    ++grows;
+}
+
+void Source::grow_failed(const Job& job, bool out_of_memory) {
+    coming_ -= job.nbytes;
+    if (out_of_memory) refused_ = job.need;
+}
+
+void Source::trimmed(Job& job, size_t count) {
+    for (size_t i = 0; i < job.returns.size(); ++i) {
+        if (i < count) {
+            leaving_ -= job.returns[i].nbytes;
+            ++trims;
+        } else {
+            stranded_bytes_ += job.returns[i].nbytes;
+            stranded_.push_back(std::move(job.returns[i]));
+        }
+    }
+    job.returns.resize(count);
+    if (count) refused_ = no_limit;
+}
+
+// -- segments ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Segments that go back before more is reserved than ever: for this share of the pool's life, and no larger than so many
+// times what comes.
+constexpr double exchange_share = 0.02;
+constexpr uint64_t uneven = 8;
+// A program that comes out a little short in each of its rounds would have its caches emptied every time, and is better off
+// with a little more memory: so many allocations an emptying has to last for, or growth comes first, as long as no more is
+// reserved than so many times the most that was live.
+constexpr int64_t lately = 10'000;
+constexpr double little = 1.125;
+
+class SegmentSource final : public Source {
+public:
+    using Source::Source;
+
+    bool may_hold(uint64_t nbytes) const override { return free() >= nbytes; }
+
+    bool should_flush(const Request& request) override {
+        if (!may_hold(request.total) || !heap_.cached_bytes()) return false;
+        Account whole = heap_.account(0);
+        auto taken = static_cast<int64_t>(whole.hits[0] + whole.hits[1] + whole.hits[2]);
+        auto grown = static_cast<double>(heap_.reserved() + coming_ + request.total);
+        if (taken - flushed_ < lately && grown <= little * static_cast<double>(whole.peak) && can_grow(request)) return false;
+        flushed_ = taken;
+        return true;
+    }
+
+    bool should_tidy(const Request& request, bool first) override {
+        if (!may_hold(request.total) || !(first || slack() < 0)) return false;
+        // One stream's free memory is joined at each free as it is: all that can be gained are its caches.
+        return several_streams() || heap_.cached_bytes() >= request.total;
+    }
+
+    bool can_grow(const Request& request) const override {
+        return plan(request.total, growth_.arena(request.largest), UINT64_MAX) != refused;
+    }
+
+    Step patience(const Request& request, double now, bool looked) override {
+        Job order = may_be_patient(request, now) ? order_for(request) : Job{};
+        if (!order.nbytes || policy_.direct || this->over() + static_cast<int64_t>(order.nbytes) <= 0) return {};
+        std::vector<EmptySegment> empty = candidates(order.nbytes, now);
+        if (!looked)
+            if (Step step = look_at(empty)) return step;
+        std::vector<Later> later;
+        for (EmptySegment& one : empty)
+            if (!one.entries.empty()) later.push_back({one.nbytes, std::move(one.entries)});
+        return wait_patiently(request, later, now);
+    }
+
+    // Before more is reserved than ever, segments go back that are free and done with, and too small to serve. A program
+    // whose sizes change would collect them else.
+    Step grow(const Request& request, double now, bool looked) override {
+        Job order = order_for(request);
+        if (!order.nbytes) return {};
+        int64_t over = this->over() + static_cast<int64_t>(order.nbytes);
+        std::vector<EmptySegment> empty;
+        if (!request.terms.captured && !policy_.direct && policy_.take_back && over > 0) empty = candidates(order.nbytes, now);
+        if (!looked)
+            if (Step step = look_at(empty)) return step;
+        std::erase_if(empty, [](const EmptySegment& one) { return !one.entries.empty(); });
+        if (!empty.empty()) {
+            uint64_t keep = policy_.ready - std::min(policy_.ready, order.nbytes);
+            order.returns = take_out(empty, static_cast<uint64_t>(over), keep);
+        }
+        return ordered(std::move(order), request.ask.stream, now);
+    }
+
+    Step grow_part(const Request& request) override {
+        if (request.pieces.size() < 2 || free() + request.largest < request.total) return {};
+        uint32_t arena = growth_.arena(request.largest);
+        uint64_t nbytes = plan(request.largest, arena, UINT64_MAX);
+        if (nbytes == refused) return {};
+        return ordered(Job{.nbytes = nbytes, .need = request.largest, .arena = arena}, request.ask.stream, 0);
+    }
+
+    Step wait(const Request&, double) override { return {}; }
+
+    Step make_room(const Request& request, double now) override {
+        uint64_t missing = request.total - std::min(request.total, left());
+        std::vector<EmptySegment> empty = largest_first();
+        uint64_t sum = 0;
+        for (const EmptySegment& one : empty) sum += one.nbytes;
+        if (!refuses() && sum < missing) empty.clear();
+        if (empty.empty() && stranded_.empty()) return {};
+        if (request.terms.calls) {
+            // What goes back is waited for without a bound, which is for the worker to do.
+            Entries uses;
+            for (const EmptySegment& one : empty)
+                for (const Entry& use : one.entries)
+                    if (heap_.entry_state(use.stream, use.epoch) != 2) include(uses, use);
+            for (const Return& one : stranded_)
+                for (const Entry& use : one.uses)
+                    if (heap_.entry_state(use.stream, use.epoch) != 2) include(uses, use);
+            if (!uses.empty()) {
+                if (request.terms.on_loop) return {};
+                Step step{.kind = Step::Kind::Effect};
+                step.effect.kind = step.job.kind = Effect::Kind::Wait;
+                step.effect.uses = std::move(uses);
+                step.effect.seconds = request.terms.deadline - now;
+                return step;
+            }
+        }
+        return give_back(take_out(empty, refuses() ? no_limit : std::max<uint64_t>(missing, 1), 0));
+    }
+
+    Step grow_ahead(double now) override {
+        uint64_t reserved = heap_.reserved() + coming_;
+        if (policy_.ready <= reserved) return {};
+        uint64_t unit = policy_.granularity, need = (policy_.ready - reserved + unit - 1) / unit * unit;
+        uint32_t arena = growth_.arena(need);
+        uint64_t nbytes = plan(need, arena, UINT64_MAX);
+        if (nbytes == refused) return {};
+        return ordered(Job{.nbytes = nbytes, .need = std::min(need, nbytes), .arena = arena}, last_stream_, now);
+    }
+
+    Step trim(uint64_t wanted, uint64_t keep, double) override {
+        std::vector<Return> returns = take_out(largest_first(), wanted, keep);
+        return returns.empty() && stranded_.empty() ? Step{} : give_back(std::move(returns));
+    }
+
+    void remapped(Job&, size_t, size_t, bool, double, double) override {}
+
+protected:
+    uint64_t free() const override { return heap_.reserved() - heap_.live(); }
+    uint64_t reserved_or_leaving() const override { return heap_.reserved() + leaving_; }
+
+private:
+    int64_t over() const {
+        return static_cast<int64_t>(heap_.reserved() + leaving_ + coming_) - static_cast<int64_t>(peak_);
+    }
+
+    uint64_t plan(uint64_t need, uint32_t arena, uint64_t most) const {
+        if (need >= refused_) return refused;
+        return growth_.segment(need, arena, in_arena_[arena], left(), most);
+    }
+
+    // Growth that holds a whole request. What is there to keep streams apart adds no more than `overlap` allows.
+    Job order_for(const Request& request) const {
+        uint64_t need = request.total, most = UINT64_MAX;
+        if ((policy_.overlap_bytes || policy_.overlap_share > 0) && several_streams() && free() >= need)
+            most = need + static_cast<uint64_t>(std::max<int64_t>(0, slack() - static_cast<int64_t>(coming_)));
+        uint32_t arena = growth_.arena(request.largest);
+        uint64_t nbytes = plan(need, arena, most);
+        return Job{.nbytes = nbytes, .need = std::min(need, nbytes), .arena = arena};
+    }
+
+    Step ordered(Job job, uint32_t stream, double now) {
+        coming_ += job.nbytes;
+        Step step{.kind = Step::Kind::Effect};
+        step.effect.kind = job.kind = Effect::Kind::Grow;
+        step.effect.nbytes = job.nbytes;
+        step.effect.need = job.need;
+        step.effect.arena = job.arena;
+        step.effect.stream = stream;
+        step.effect.returns = job.returns;
+        job.started = now;
+        step.job = std::move(job);
+        return step;
+    }
+
+    // At the fences of what the segments wait for.
+    static Step look_at(const std::vector<EmptySegment>& empty) {
+        Step step;
+        for (const EmptySegment& one : empty)
+            for (const Entry& use : one.entries)
+                if (std::find(step.streams.begin(), step.streams.end(), use.stream) == step.streams.end())
+                    step.streams.push_back(use.stream);
+        if (!step.streams.empty()) step.kind = Step::Kind::Look;
+        return step;
+    }
+
+    // With what the device did not take back before.
+    Step give_back(std::vector<Return> returns) {
+        for (Return& one : stranded_) returns.push_back(std::move(one));
+        stranded_.clear();
+        stranded_bytes_ = 0;
+        Step step{.kind = Step::Kind::Effect};
+        step.effect.kind = step.job.kind = Effect::Kind::Trim;
+        step.effect.returns = step.job.returns = std::move(returns);
+        return step;
+    }
+
+    std::vector<EmptySegment> largest_first() const {
+        std::vector<EmptySegment> empty = heap_.empty_segments();
+        std::stable_sort(empty.begin(), empty.end(), [](auto& a, auto& b) { return a.nbytes > b.nbytes; });
+        return empty;
+    }
+
+    std::vector<EmptySegment> candidates(uint64_t nbytes, double now) const {
+        if (!lifetime_.may_move(now, exchange_share)) return {};
+        std::vector<EmptySegment> empty = largest_first();
+        std::erase_if(empty, [&](auto& one) { return one.nbytes > uneven * nbytes; });
+        return empty;
+    }
+
+    std::vector<Return> take_out(const std::vector<EmptySegment>& empty, uint64_t wanted, uint64_t keep) {
+        std::vector<Return> out;
+        uint64_t spare = heap_.reserved() - std::min(heap_.reserved(), keep);
+        for (const EmptySegment& one : empty) {
+            if (!wanted) break;
+            if (one.nbytes > spare) continue;
+            spare -= one.nbytes;
+            if (wanted != no_limit) wanted -= std::min(wanted, one.nbytes);
+            Entries uses;
+            try {
+                uses = heap_.remove_segment(one.id);
+            } catch (const std::invalid_argument&) {
+                continue;  // without the interpreter's lock a thread may have taken from it since it was listed
+            }
+            auto known = arena_of_.find(one.address);
+            if (known != arena_of_.end()) {
+                in_arena_[known->second] -= one.nbytes;
+                arena_of_.erase(known);
+            }
+            leaving_ += one.nbytes;
+            out.push_back({one.address, one.nbytes, std::move(uses)});
+        }
+        return out;
+    }
+    int64_t flushed_ = -lately;  // allocations when caches were emptied last
+};
+
+}  // namespace
+
+std::unique_ptr<Source> make_pages(Heap& heap, const Policy& policy, double now);
+
+std::unique_ptr<Source> make_source(Heap& heap, const Policy& policy, double now) {
+    if (policy.paged) return make_pages(heap, policy, now);
+    return std::make_unique<SegmentSource>(heap, policy, now);
+}
+
+}  // namespace asyncmem::scheduler

@@ -1,0 +1,487 @@
+"""Carrying out the scheduler's effects on the device: all that may take longer than an event loop can wait.
+
+Each handler makes the calls of one effect, on the worker's thread or on that of a synchronous caller, and tells the
+scheduler what became of it. An error of the device goes to the request that the effect was for; without one it is a
+warning.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from asyncmem.core import Kind
+from asyncmem.devices import MemoryInfo
+from asyncmem.errors import AsyncmemError, DeviceError, OutOfMemoryError
+from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.pool.alarm import alarm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncmem.core import Effect
+    from asyncmem.devices import Segment, Stream
+    from asyncmem.devices.base import Remapped, Span
+    from asyncmem.pool.ports import Opened
+
+_RETRIES: Final = 16
+"""How often `on_oom` may ask for another try of one request."""
+
+
+class Executor:
+    """Carries out effects for one pool.
+
+    Attributes:
+        segments: What the device has given, by address.
+        memory: What the device had free when it was last asked.
+        elsewhere: What the host has given, by request.
+        clock: Tells how long the device's calls take.
+    """
+
+    def __init__(self, opened: Opened) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
+        self._pool = opened
+        self._core = opened.core
+        self._device = opened.device
+        self._retire = opened.retire
+        self.segments: dict[int, Segment] = {}
+        self._refused: dict[int, list[Segment]] = {}  # what the device has failed to take back, the oldest first
+        self._untold: dict[int, int] = {}  # bytes that have gone back, by the effect whose end has not been told
+        self._books = threading.Lock()  # over these three, and telling the scheduler of what changes them
+        self.spaces: dict[int, Span] = {}
+        self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
+        self.elsewhere: dict[int, object] = {}  # by the identity of the request
+        self.asked: dict[str, int] = {}
+        self._making = threading.Lock()
+        self._quiet: int | None = None
+        self._lost: list[tuple[Segment, int, int]] = []  # what could not be made ready; and behind what it goes back
+        self._unclean: list[partial[None]] = []  # what to tell once pages are known to be zero
+        self._own: dict[int, deque[Effect]] = {}  # by thread that carries out by itself what it asks for
+        self._returns: deque[Effect] = deque()  # what the worker is to give back, unless somebody does so before
+
+    def perform(self, effect: Effect) -> None:
+        """Have an effect carried out. Does not block."""
+        if effect.kind in {"pressure", "beat", "emptied"}:
+            getattr(self._pool, f"_{effect.kind}")(effect)
+        elif not effect.request and (own := self._own.get(threading.get_ident())) is not None:
+            own.append(effect)
+        elif effect.kind == "trim" and not effect.request:
+            self._returns.append(effect)
+            self._pool.worker.submit(self._give_back_next)
+        else:
+            if effect.kind == "spill":
+                self._pool.spilling.bind(effect)
+            self._pool.worker.submit(partial(self.run, effect))
+
+    def run(self, effect: Effect) -> None:
+        """Carry out an effect (blocks), and what its end leads to."""
+        try:
+            getattr(self, f"_{effect.kind}")(effect)
+        except DeviceError as error:
+            self._failed(effect, error)
+        finally:
+            self._core.carry_out()
+
+    def run_for_caller(self, effects: list[Effect]) -> None:
+        """Carry out what the request of this thread needs (blocks)."""
+        while effects:
+            self.run(effects.pop(0))
+
+    def trim(self, keep: int) -> int:
+        """Give back all that is free but `keep` bytes (blocks); return the bytes.
+
+        Raises:
+            DeviceError: The device did not take all of it.
+        """
+        self._wash()
+        self._return_lost()
+        before = self.given()
+        self._ask_and_run(partial(self._core.scheduler.trim, keep))
+        return before - self.given()
+
+    def given(self) -> int:
+        """Return the bytes that the device has given and not taken back; some of them may be reserved no more."""
+        if self.spaces:
+            return self._core.reserved()
+        with self._books:
+            return self._given()
+
+    def _given(self) -> int:
+        refused = [one for segments in self._refused.values() for one in segments]
+        return sum(one.nbytes for one in [*self.segments.values(), *refused]) + sum(self._untold.values())
+
+    def balance(self) -> tuple[int, int]:
+        """Return what is mapped by the books kept here, and by the heap, at one moment."""
+        core = self._core
+
+        def heap() -> tuple[int, int]:
+            return core.reserved(), core.scheduler.gauges()["leaving"]
+
+        with self._books:
+            while True:  # other threads decide meanwhile what goes back
+                reserved, leaving = now = heap()
+                pages = bool(self.spaces)
+                mapped = sum(handle.nbytes for handle in core.handles()) if pages else self._given() - leaving
+                if heap() == now:
+                    return mapped, reserved
+
+    def grow_ahead(self) -> None:
+        """Get what is to be ready ahead of need (blocks).
+
+        Raises:
+            OutOfMemoryError: The device has too little.
+            DeviceError: The device failed.
+        """
+        self._ask_and_run(self._core.scheduler.grow_ahead)
+
+    def _ask_and_run(self, ask: Callable[[float], None]) -> None:
+        """Ask the scheduler for something, and carry it out on this thread, with what is to go back anyway."""
+        me = threading.get_ident()
+        outer = self._own.get(me)
+        own: deque[Effect] = deque()
+        self._own[me] = own
+        errors: list[DeviceError] = []
+        try:
+            ask(self._core.time)
+            self._core.carry_out()
+            while (effect := _first(own) or _first(self._returns)) is not None:
+                try:
+                    getattr(self, f"_{effect.kind}")(effect)
+                except DeviceError as error:
+                    errors.append(error)
+                self._core.carry_out()
+        finally:
+            del self._own[me]
+            if outer is not None:
+                self._own[me] = outer
+            for effect in own:  # after an interrupt
+                self._pool.worker.submit(partial(self.run, effect))
+        if errors:
+            raise errors.pop()
+
+    def _give_back_next(self) -> None:
+        effect = _first(self._returns)
+        if effect is not None:
+            self.run(effect)
+
+    def quiet(self) -> int:
+        """Return the number of a stream that is given no work, whose memory is ready for every stream once it comes."""
+        with self._making:
+            if self._quiet is None:
+                self._quiet = self._retire.register(self._device.create_stream("quiet"))
+            return self._quiet
+
+    # -- segments ------------------------------------------------------------------------------------------------------
+
+    def _grow(self, effect: Effect) -> None:
+        started = self.clock()
+        scheduler = self._core.scheduler
+        try:
+            if effect.returns:
+                self._give_back(effect, quietly=True)
+            stream = self._fit_stream(effect.stream)
+            segment = self._ask(effect, stream)
+        except OutOfMemoryError:
+            scheduler.grow_failed(effect.job, self._core.time, out_of_memory=True)
+            return
+        except BaseException:
+            scheduler.grow_failed(effect.job, self._core.time)
+            raise
+        if self._device.checker is not None:
+            self._device.checker.open_segment(segment.address, segment.nbytes)
+        seconds = self.clock() - started
+        self._tell(Kind.GREW, segment.nbytes, seconds, segment.address)  # before anything is had from it
+        with self._books:
+            self.segments[segment.address] = segment
+            scheduler.grew(
+                effect.job, segment.address, segment.nbytes, stream, self._core.time,
+                ready=stream == self._quiet, seconds=seconds,
+            )  # fmt: skip
+
+    def _fit_stream(self, number: int) -> int:
+        # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
+        # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now, and
+        # another thread's default stream nobody can submit to.
+        stream = self._retire.streams[number]
+        try:
+            fit = stream is not None and stream.lasting and not (stream.of_one_thread or stream.capturing())
+        except DeviceError:
+            fit = False
+        return number if fit else self.quiet()
+
+    def _ask(self, effect: Effect, number: int) -> Segment:
+        self._return_lost()
+        stream = self._retire.streams[number]
+        spare = self._spare()
+        if spare < effect.need:
+            facts = OutOfMemoryFacts(asked=effect.need, device=self._device.name, device_free=self.memory.free)
+            raise OutOfMemoryError(facts)
+        segment = None
+        if effect.need < effect.nbytes <= spare:
+            try:
+                segment = self._device.allocate_segment(effect.nbytes, self._pool.options.segments, stream)
+            except OutOfMemoryError:
+                segment = None
+        if segment is None:
+            nbytes = effect.nbytes if effect.need == effect.nbytes else effect.need
+            segment = self._device.allocate_segment(nbytes, self._pool.options.segments, stream)
+        try:
+            self._make_ready(segment.address, segment.nbytes, number)
+        except BaseException:
+            self._lost.append((segment, number, self._core.close_epoch(number)))  # the device may still write to it
+            raise
+        return segment
+
+    def _return_lost(self) -> None:
+        while self._lost:
+            lost = segment, stream, epoch = self._lost.pop()
+            try:
+                self._retire.settle([(stream, epoch)])
+                self._device.free_segment(segment)
+            except BaseException:
+                self._lost.append(lost)
+                raise
+
+    def _spare(self) -> int:
+        # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
+        self.memory = self._device.memory()
+        return self.memory.free - self._pool.min_free
+
+    def _make_ready(self, address: int, nbytes: int, number: int) -> None:
+        stream = self._retire.streams[number] or self._device.default_stream
+        if self._pool.options.zero_segments:
+            self._device.fill(address, nbytes, 0, stream)
+        if number == self._quiet:
+            stream.record().block()
+
+    def _trim(self, effect: Effect) -> None:
+        self._give_back(effect)
+
+    def _give_back(self, effect: Effect, *, quietly: bool = False) -> None:
+        given = 0
+        try:
+            for address, nbytes, uses in effect.returns:
+                started = self.clock()
+                self._retire.settle(uses)
+                if self._device.checker is not None:
+                    self._device.checker.close_segment(address)
+                # Out of the book first, as another thread may be given its address at once. A driver may even give an
+                # address again that it has failed to take back: then the oldest there is the one that is out of use.
+                with self._books:
+                    refused = self._refused.get(address)
+                    segment = refused.pop(0) if refused else self.segments.pop(address)
+                    gone = self._untold.get(effect.job, 0)
+                    self._untold[effect.job] = gone + segment.nbytes
+                try:
+                    self._device.free_segment(segment)
+                except BaseException:
+                    with self._books:
+                        self._refused.setdefault(address, []).insert(0, segment)
+                        self._untold[effect.job] = gone
+                    raise
+                given += 1
+                self._tell(Kind.TRIMMED, nbytes, self.clock() - started, address)
+        except DeviceError:
+            if not quietly:  # what the device did not take is offered again
+                raise
+        finally:
+            with self._books:
+                self._core.scheduler.trimmed(effect.job, given, self._core.time)
+                self._untold.pop(effect.job, None)
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> None:
+        """Reserve a range of addresses for each of the heap's two arenas.
+
+        Raises:
+            OutOfMemoryError: The device has not so many addresses.
+            DeviceError: The device failed. Nothing is left in either case.
+        """
+        try:
+            for arena in (0, 1):
+                address = self._device.reserve(nbytes)
+                self.spaces[self._core.add_space(address, nbytes, arena, self._device.page)] = address, nbytes
+        except BaseException:
+            self.unreserve()
+            raise
+
+    def unreserve(self) -> None:
+        """Give the ranges back, if nothing is mapped there.
+
+        Raises:
+            DeviceError: The device did not take one back; it and the rest are left for the next time.
+        """
+        for number, (address, nbytes) in list(self.spaces.items()):
+            self._device.unreserve(address, nbytes)
+            self._core.remove_space(number)
+            del self.spaces[number]
+
+    def _remap(self, effect: Effect) -> None:
+        started = self.clock()
+        unmapped = mapped = 0
+        refused = True
+        error: AsyncmemError | None = None
+        ends = True
+        try:
+            self._wash()
+            into = list(effect.into)
+            if effect.nbytes:
+                spare = self._spare()
+                if spare < effect.nbytes:
+                    into = into[: len(into) - effect.ahead]
+                if spare < effect.need:
+                    return
+            refused = False
+            done = self._carry_out(effect, into)
+            unmapped, mapped, error = done.unmapped, done.mapped, done.error
+            ends = False
+            self._clear(effect.into[effect.moved : mapped])
+            ends = True
+        finally:
+            out_of_memory = refused or isinstance(error, OutOfMemoryError)
+            tell = partial(
+                self._remapped, effect, unmapped, mapped, out_of_memory=out_of_memory, seconds=self.clock() - started
+            )
+            if ends:
+                tell()
+            else:
+                self._unclean.append(tell)
+                self._pool.worker.submit(self.wash)
+        # What was only not given back is the device's to try again.
+        if isinstance(error, DeviceError) and (mapped < len(effect.into) - effect.ahead or unmapped < len(effect.out)):
+            raise error
+
+    def _remapped(
+        self, effect: Effect, unmapped: int, mapped: int, *, out_of_memory: bool, seconds: float
+    ) -> None:  # fmt: skip
+        change = sum(nbytes for _, nbytes in effect.into[:mapped]) - sum(nbytes for _, nbytes in effect.out[:unmapped])
+        if change:
+            self._tell(Kind.GREW if change > 0 else Kind.TRIMMED, abs(change), seconds)
+        self._core.scheduler.remapped(
+            effect.job, unmapped, mapped, self._core.time, out_of_memory=out_of_memory, seconds=seconds
+        )
+
+    def _carry_out(self, effect: Effect, into: Sequence[Span]) -> Remapped:
+        ahead = max(0, len(into) - (len(effect.into) - effect.ahead))
+        done = self._device.remap(effect.out, into[: len(into) - ahead])
+        if done.error is None and ahead:
+            more = self._device.remap([], into[len(into) - ahead :])
+            done = type(done)(done.unmapped, done.mapped + more.mapped)  # nobody fails for what nobody waits for
+        return done
+
+    def _clear(self, spans: Sequence[Span]) -> None:
+        if self._pool.options.zero_segments and spans:
+            stream = self._quiet_stream()
+            for address, nbytes in spans:
+                self._device.fill(address, nbytes, 0, stream)
+            stream.record().block()
+
+    def _quiet_stream(self) -> Stream:
+        stream = self._retire.streams[self.quiet()]
+        assert stream is not None
+        return stream
+
+    def wash(self) -> None:
+        """Try once more to see pages zero that could not be waited for (blocks); until then nobody gets them."""
+        with suppress(DeviceError):
+            self._wash()
+        self._core.carry_out()
+
+    def _wash(self) -> None:
+        if self._unclean:
+            self._quiet_stream().record().block()
+            while self._unclean:
+                self._unclean.pop()()
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, effect: Effect) -> None:
+        seen = False
+        timeout = None if effect.seconds == float("inf") else max(0.0, effect.seconds)
+        try:
+            seen = self._retire.settle(effect.uses, timeout)
+        finally:
+            self._core.scheduler.waited(effect.job, seen, self._core.time)
+
+    def _settle(self, effect: Effect) -> None:
+        try:
+            self._pool.captures.settle()
+        finally:
+            self._core.scheduler.waited(effect.job, True, self._core.time)
+
+    # -- other memory --------------------------------------------------------------------------------------------------
+
+    def _spill(self, effect: Effect) -> None:
+        try:
+            self._pool.spilling.move_out(effect)
+        finally:
+            self._core.scheduler.ended(effect.job, self._core.time)
+
+    def _serve_from_host(self, effect: Effect) -> None:
+        request = self._core.request(effect.request)
+        scheduler = self._core.scheduler
+        if request is None:
+            scheduler.ended(effect.job, self._core.time)
+            return
+        try:
+            self.elsewhere[id(request)] = self._pool.serve_on_host(request)
+        except AsyncmemError as error:  # the host has too little, too
+            self._core.fail(effect.request, error)
+            scheduler.ended(effect.job, self._core.time)
+            return
+        self._pool.cpu_fallbacks += len(request._sizes)
+        scheduler.served_elsewhere(effect.job, self._core.time)
+
+    def _last_resort(self, effect: Effect) -> None:
+        """Collect garbage and ask the user, whose errors are the request's."""
+        scheduler, options = self._core.scheduler, self._pool.options
+        again = False
+        tries = effect.level - options.collect
+        try:
+            again = effect.level == 0 and self._pool.spilling.look_again()  # what could not move before may be able to
+            if tries < 0:
+                self._count("collect")
+                gc.collect()
+                again = True
+            elif not again and options.on_oom is not None and tries < _RETRIES:
+                self._count("ask")
+                facts = self._pool.facts_of(effect.request)
+                again = facts is not None and bool(options.on_oom(facts))
+        except Exception as error:  # noqa: BLE001  # the request fails with it
+            self._core.fail(effect.request, error)
+        finally:
+            if again:
+                scheduler.retry(effect.job, self._core.time)
+            else:
+                scheduler.refuse(effect.job, self._core.time)
+
+    def _count(self, means: str) -> None:
+        self.asked[means] = self.asked.get(means, 0) + 1
+
+    # -- what goes wrong, and what is told ---------------------------------------------------------------------------
+
+    def _failed(self, effect: Effect, error: DeviceError) -> None:
+        # A capture only puts off what the host waits to see done: the request waits for its end, and such waits too.
+        if effect.kind in {"wait", "trim", "remap"} and error.code == DeviceError.CAPTURE_UNSUPPORTED:
+            self._core.scheduler.set_capturing(True)
+        elif effect.request:
+            self._core.fail(effect.request, error)
+        else:
+            alarm(f"pool {self._pool.name!r}: {error}", RuntimeWarning)
+
+    def _tell(self, kind: Kind, nbytes: int, seconds: float, address: int = 0) -> None:
+        if self._core.logged:
+            self._core.note(kind, 0, nbytes, address, seconds)
+
+
+def _first(effects: deque[Effect]) -> Effect | None:
+    try:
+        return effects.popleft()
+    except IndexError:
+        return None

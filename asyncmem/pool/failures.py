@@ -1,0 +1,213 @@
+"""The errors of requests, made from what the scheduler says and what is known at that moment."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from asyncmem.errors import (
+    DeadlockError,
+    OutOfMemoryError,
+    PoolClosed,
+    PoolTimeout,
+    RequestCancelled,
+    TooManyRequests,
+)
+from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.figures import format_size
+from asyncmem.pool.alarm import alarm, report
+from asyncmem.pool.held import held_by_site, held_by_tag
+from asyncmem.pool.owners import label
+from asyncmem.pool.snapshot import largest_hole, segment_infos
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncmem.core import Core, Request
+    from asyncmem.pool.ports import AnyShare, Opened
+
+_TOP = 5  # tags and lines named in an error
+_TOP_OF_SNAPSHOT = 100
+
+_logger = logging.getLogger("asyncmem")
+_logger.addHandler(logging.NullHandler())  # a library says nothing of its own accord
+
+
+class Failures:
+    """Makes the errors of one pool's requests. None of them keeps anything alive but numbers and names."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._pool = opened
+
+    def of(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
+        """Return the error of a request that has failed for a reason of the scheduler's.
+
+        Args:
+            request: The request.
+            reason: The scheduler's name of it.
+            cause: Why there is no memory, where that is the reason.
+            level: The account of the pool, budget or lease that has no room.
+            ahead: How many requests stood before it.
+        """
+        opened, core = self._pool, self._pool.core
+        match reason:
+            case "expired":
+                return PoolTimeout(
+                    pool=opened.name, asked=request.nbytes, timeout=request._timeout or 0.0, ahead=ahead,
+                    free=core.free_bytes() + core.cached_bytes(),
+                )  # fmt: skip
+            case "cancelled":
+                return RequestCancelled(pool=opened.name, asked=request.nbytes)
+            case "too many":
+                waiting = core.scheduler.gauges()["waiting"]
+                most = opened.options.max_waiting or 0
+                return TooManyRequests(pool=opened.name, waiting=waiting, max_waiting=most, asked=request.nbytes)
+            case "deadlock":
+                return self._deadlock(request)
+            case "closed":
+                return self._closed(request._share)
+        return self._out_of_memory(request, cause, level)
+
+    def _closed(self, share: AnyShare) -> Exception:
+        itself = share is not self._pool.pool and cast("Core | None", share._core) is None
+        why = None if itself else self._pool.refusing
+        return why or PoolClosed(share.name, "it has been closed")
+
+    # -- out of memory -----------------------------------------------------------------------------------------------
+
+    def _out_of_memory(self, request: Request[Any], cause: str, level: int) -> OutOfMemoryError:
+        opened = self._pool
+        facts = self.out_of_memory_facts(request, cause, level)
+        if opened.core.logged:
+            opened.core.note(_REFUSED, nbytes=request.nbytes, request=request)
+        if opened.options.oom_snapshot is not None:
+            content = self._snapshot(request, facts)
+            opened.worker.submit(partial(_save, opened, content, opened.options.oom_snapshot))
+        error = OutOfMemoryError(facts)
+        _log(error, opened.name)
+        return error
+
+    def out_of_memory_facts(self, request: Request[Any], cause: str = "", level: int | None = None) -> OutOfMemoryFacts:
+        """Return all that is known about a request that finds no memory, of the share that has none for it."""
+        opened, core = self._pool, self._pool.core
+        share = opened.shares.get(request._share._account if level is None else level, opened.pool)
+        waiting = [one for one in core.requests() if one["id"] != request._id]
+        free = core.reserved() - core.live()
+        holders = held_by_tag(core, _TOP) or sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP]
+        common: dict[str, Any] = {
+            "asked": request.nbytes, "device": opened.device.name, "limit": share.own_limit(),
+            "level": share.level, "cause": cause or _cause(opened, request, share),
+        }  # fmt: skip
+        advice = tuple(_advice(opened, request, share, common["cause"]))
+        if share is not opened.pool:
+            counts = core.account(share._account)
+            return OutOfMemoryFacts(
+                **common, reserved=share.own_limit() if share.has_range else counts.live, live=counts.live,
+                free=share.own_limit() - counts.live,
+                largest_hole=core.largest(share._arena) if share.has_range else share.own_limit() - counts.live,
+                waiting=sum(1 for one in waiting if share in opened.shares[one["account"]].lineage()),
+                waiting_bytes=sum(one["nbytes"] for one in waiting if share in opened.shares[one["account"]].lineage()),
+                advice=advice,
+            )  # fmt: skip
+        means = core.scheduler.gauges()["means"] | opened.executor.asked
+        return OutOfMemoryFacts(
+            **common, reserved=core.reserved(), live=core.live(), free=free, largest_hole=largest_hole(opened),
+            pending_fence_bytes=core.pending(), device_free=opened.executor.memory.free, waiting=len(waiting),
+            waiting_bytes=sum(one["nbytes"] for one in waiting), holders=tuple(holders),
+            sites=tuple(held_by_site(core, _TOP)), rungs={name: count for name, count in means.items() if count},
+            advice=advice,
+        )  # fmt: skip
+
+    def _snapshot(self, refused: Request[Any], facts: OutOfMemoryFacts) -> dict[str, object]:
+        core = self._pool.core
+        return {
+            "version": 1,
+            "time": time.time(),
+            "pool": self._pool.name,
+            "facts": asdict(facts) | {"rungs": dict(facts.rungs)},
+            "waiters": [
+                {
+                    "owner": label(core.named(one["owner"])), "nbytes": one["nbytes"], "age": one["age"],
+                    "tag": one["request"].tag if one["request"] is not None else None,
+                }
+                for one in core.requests()
+                if one["id"] != refused._id
+            ],
+            "tags": held_by_tag(core, _TOP_OF_SNAPSHOT)
+            or sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP_OF_SNAPSHOT],
+            "sites": held_by_site(core, _TOP_OF_SNAPSHOT),
+        }  # fmt: skip
+
+    # -- deadlocks ---------------------------------------------------------------------------------------------------
+
+    def _deadlock(self, request: Request[Any]) -> DeadlockError:
+        core = self._pool.core
+        now = core.time
+        owners = [
+            OwnerInfo(owner=label(core.named(owner)), held=held, waiting=nbytes, age=now - since)
+            for owner, _, nbytes, held, since in core.scheduler.stuck()
+        ]
+        holders = [one for one in owners if one.held] or owners
+        hints = [_hint(holders)] if holders else []
+        hints += ["a larger limit", "fewer of these tasks at a time"]
+        return DeadlockError(pool=request._share.name, owners=owners, hints=hints)
+
+
+_REFUSED = 8  # of `asyncmem.core.Kind`
+
+
+def _hint(holders: Sequence[OwnerInfo]) -> str:
+    first = max(holders, key=lambda one: one.held)
+    total = first.held + first.waiting
+    return f"{first.owner} could take all it needs at once, with allocate_batch or lease({total})"
+
+
+def _cause(opened: Opened, request: Request[Any], share: AnyShare) -> str:
+    core = opened.core
+    if request.nbytes > share.own_limit():
+        return "size"
+    room = share.own_limit() - core.account(share._account).live
+    if share.has_range or (share is opened.pool and core.reserved() - core.live() >= request.nbytes):
+        return "limit" if request.nbytes > room else "fragmentation"
+    return "limit" if request.nbytes > room else "device"
+
+
+def _advice(opened: Opened, request: Request[Any], share: AnyShare, cause: str) -> list[str]:
+    if share.has_range:
+        return ["free what the lease served", "lease more"]
+    if cause == "size":
+        return [f"ask for at most {format_size(share.own_limit())}", "raise the limit"]
+    if share is not opened.pool:
+        return [f"free what budget {share.name!r} holds", "raise its limit", "await allocate_async, which waits"]
+    if cause == "fragmentation":
+        return ["the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"]
+    if opened.core.live() == 0:
+        kept = f"; {format_size(opened.min_free)} stay free for others (min_free)" if opened.min_free else ""
+        return [f"other programs or other pools hold the device's memory{kept}", "a smaller limit here"]
+    del request
+    return ["await allocate_async, which waits for memory", "free buffers earlier", "raise the limit"]
+
+
+def _log(error: OutOfMemoryError, pool: str) -> None:
+    # The words of the error and not the error, whose traceback would keep alive all that its frames hold.
+    try:
+        _logger.error("pool %r: %s", pool, str(error), extra={"pool": pool, "facts": error.facts})
+    except Exception as trouble:  # noqa: BLE001  # of the program's handlers, and no reason to keep others waiting
+        report(trouble)
+
+
+def _save(opened: Opened, content: dict[str, object], where: str) -> None:
+    """Write a snapshot, over what is there, as a whole or not at all; warn of what goes wrong."""
+    path = Path(where)
+    content["segments"] = [asdict(one) for one in segment_infos(opened)]
+    draft = path.with_name(f"{path.name}.part")
+    try:
+        draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        alarm(f"the snapshot of an out-of-memory error could not be written: {error}", RuntimeWarning)

@@ -1,0 +1,233 @@
+"""Which addresses a request gets that finds no memory, and which memory is put there."""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from asyncmem.core.report import Move, Plan
+from tests.reference.blocks import Block, Entries, joined, listed
+from tests.reference.place import Search
+from tests.reference.spaces import Handle, Spaces
+from tests.reference.takes import MAX_SIZE, REACHES
+
+UNREADY: Final = 32
+"""Handles in a row that are not ready, after which none is expected to be."""
+EVERYTHING: Final = 2**63 - 1
+Reaches: TypeAlias = tuple[tuple[str, int], ...]
+
+
+class Picking:
+    """The choice of idle handles for one plan, outside the range that the plan is for."""
+
+    def __init__(self, heap: "Plans", segment: int = -1, kept: range = range(0)) -> None:
+        self.heap, self.segment, self.kept = heap, segment, kept
+        self.rest = list(heap.queue)
+        self.later: list[Handle] = []
+
+    def next(self) -> Handle | None:
+        """Answer the ready handle that has been idle the longest, each once; those in use leave the queue."""
+        unready = 0
+        while self.rest and unready < UNREADY:
+            handle = self.rest.pop(0)
+            if self.is_kept(handle):
+                continue
+            if self.heap.idle(handle) is None:
+                self.heap.queue.remove(handle)
+            elif not self.heap.undone(handle.uses):
+                return handle
+            else:
+                self.later.append(handle)
+                unready += 1
+        return None
+
+    def is_kept(self, handle: Handle) -> bool:
+        """Answer whether a handle lies in the range that the plan is for."""
+        below, above = handle.address + handle.nbytes <= self.kept.start, handle.address >= self.kept.stop
+        return handle.segment == self.segment and not (below or above)
+
+    def waits(self, nbytes: int) -> Entries:
+        """Answer what to wait for so that handles of so many bytes more are ready, if there are so many."""
+        entries: Entries = {}
+        for handle in (*self.later, *self.rest):
+            if self.heap.idle(handle) is not None and not self.is_kept(handle):
+                entries = joined(entries, self.heap.undone(handle.uses))
+                nbytes -= handle.nbytes
+                if nbytes <= 0:
+                    return entries
+        return {}
+
+
+class Anew(NamedTuple):
+    """The free block before the end, the one of addresses that were never used, and how many granules of that."""
+
+    last: Block | None
+    end: Block
+    more: int
+
+
+class Plans(Spaces):
+    """Plans for requests that miss, and for giving memory back."""
+
+    def plan(
+        self, nbytes: int, stream: int, arena: int = -1, room: int = 0, most: int = EVERYTHING,
+        foreign: bool = True, late: bool = True, parts: int = 16,
+    ) -> Plan | tuple[tuple[int, int], ...]:  # fmt: skip
+        """Answer a Plan for a request, or the entries that make it possible once they are done."""
+        self.need_stream(stream)
+        if not 0 < nbytes <= MAX_SIZE:
+            raise ValueError("size must be from 1 to 2**47 bytes")
+        if parts < 1:
+            raise ValueError("parts must be at least 1")
+        size = self.rounded(nbytes)
+        arena = self.natural_arena(size) if arena < 0 else arena
+        if arena not in self.arenas:
+            raise ValueError("unknown arena")
+        segment = next((n for n in self.spaces if self.segments_by_id[n].arena == arena), None)
+        if segment is None:
+            return ()
+        reaches = searches(foreign=foreign, late=late)
+        block = self.find_addresses(size, stream, arena, reaches)
+        anew = None if block is not None else self.new_addresses(segment, size, stream, reaches)
+        block = block if anew is None else anew.last or anew.end
+        if block is None:
+            return ()
+        if block.segment != segment:
+            return Plan(block.segment, block.address, 0, (), ())
+        window = self.window(segment, block.address, size)
+        picking = Picking(self, segment, window)
+        chosen, fresh, beyond = self.fill(picking, segment, window, size // parts, room)
+        if beyond > most:
+            return listed(picking.waits(beyond - most))
+        moves = tuple(Move(handle.segment, handle.address, handle.nbytes, to) for handle, to in chosen)
+        for handle, _ in chosen:
+            self.lift_handle(handle)
+        if anew is not None:
+            self.extend(anew, stream, reaches)
+        self.lift(self.block_at(segment, window.start), window.start, len(window))
+        return Plan(segment, window.start, len(window), moves, tuple(fresh))
+
+    def has_addresses(self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True) -> bool:
+        """Answer whether a plan would find addresses among those that were used before."""
+        self.need_stream(stream)
+        size = self.rounded(nbytes)
+        arena = self.natural_arena(size) if arena < 0 else arena
+        return self.find_addresses(size, stream, arena, searches(foreign=foreign, late=late)) is not None
+
+    def find_addresses(self, size: int, stream: int, arena: int, reaches: Reaches) -> Block | None:
+        """Answer the block that placement would serve if memory were behind all that is free."""
+        for bound, window in reaches:
+            found = self.search_arena(arena, Search(size // self.granule, stream, bound, window))
+            if found is not None:
+                return found
+        return None
+
+    def new_addresses(self, segment: int, size: int, stream: int, reaches: Reaches) -> Anew | None:
+        """Answer what a request needs of the addresses at the end, and what is free before them; none is used yet."""
+        *_, end = self.chain(self.segments_by_id[segment].first)
+        if end.state != "bare":
+            return None
+        last = self.last_used(end, stream, reaches)
+        have = 0 if last is None else last.granules * self.granule
+        more = self.spaces[segment].up(max(0, size - have)) // self.granule
+        return Anew(last, end, more) if more <= end.granules else None
+
+    def last_used(self, end: Block, stream: int, reaches: Reaches) -> Block | None:
+        """Answer the free block right before the end, joined with what lies free before it, if it may serve."""
+        last = end.before
+        if last is None or last.state != "free" or not self.eligible(last, stream, reaches[-1][0]):
+            return None
+        self.index_remove(last)
+        last.entries = self.undone(last.entries)
+        last = self.join(last) if reaches == REACHES else last
+        self.index_add(last)
+        return last
+
+    def extend(self, anew: Anew, stream: int, reaches: Reaches) -> None:
+        """Let the last free block, or a new one, have the addresses that were never used."""
+        last, end, more = anew
+        if last is not None:
+            self.index_remove(last)
+        if more:
+            if more < end.granules:
+                self.cut(end, more)
+            end.state = "pending"
+            if last is not None:
+                self.absorb(last, end)
+        found = last or end
+        if reaches != REACHES:  # as a segment is born owing the stream that it was grown for
+            found.entries = joined(found.entries, {stream: self.epochs[stream].open})
+        self.index_add(found)
+
+    def window(self, segment: int, address: int, size: int) -> range:
+        """Answer what is lifted for a request: up to the end of its last page, if that has no memory."""
+        space = self.spaces[segment]
+        last = space.pages(address, size)[-1]
+        return range(address, address + size if last in space.handles else last + space.page)
+
+    def fill(
+        self, picking: Picking, segment: int, window: range, part: int, room: int
+    ) -> tuple[list[tuple[Handle, int]], list[tuple[int, int]], int]:
+        """Fill each gap: which handles are moved and where to, what is new, how much of that is beyond the room."""
+        page = self.spaces[segment].page
+        largest = max(page, _power_of_two(part))
+        chosen: list[tuple[Handle, int]] = []
+        fresh: list[tuple[int, int]] = []
+        beyond = 0
+        for address, nbytes in self.gaps(segment, window):
+            while nbytes > room and (handle := picking.next()) is not None:
+                if handle.nbytes <= nbytes:
+                    chosen.append((handle, address))
+                    address, nbytes = address + handle.nbytes, nbytes - handle.nbytes  # noqa: PLW2901 -- the gap shrinks
+                else:
+                    chosen.append((handle, 0))
+                    room += handle.nbytes
+            beyond += max(0, nbytes - room)
+            room = max(0, room - nbytes)
+            while nbytes:
+                size = min(largest, _power_of_two(nbytes))
+                fresh.append((address, size))
+                address, nbytes = address + size, nbytes - size  # noqa: PLW2901 -- the gap shrinks
+        return chosen, fresh, beyond
+
+    def gaps(self, segment: int, window: range) -> Iterator[tuple[int, int]]:
+        """Go through the stretches without memory, as (address, bytes)."""
+        space = self.spaces[segment]
+        start = None
+        for at in space.pages(window.start, len(window)):
+            if at in space.handles and start is not None:
+                yield start, at - start
+                start = None
+            elif at not in space.handles and start is None:
+                start = at
+        if start is not None:
+            yield start, window.stop - start
+
+    def reclaim(self, nbytes: int) -> Plan | None:
+        """Answer a Plan that gives idle memory back, the oldest first."""
+        picking = Picking(self)
+        chosen: list[Handle] = []
+        while sum(handle.nbytes for handle in chosen) < nbytes and (handle := picking.next()) is not None:
+            chosen.append(handle)
+        for handle in chosen:
+            self.lift_handle(handle)
+        moves = tuple(Move(handle.segment, handle.address, handle.nbytes, 0) for handle in chosen)
+        return Plan(0, 0, 0, moves, ()) if chosen else None
+
+    def lift_handle(self, handle: Handle) -> None:
+        """Lift an idle handle."""
+        block = self.idle(handle)
+        assert block is not None
+        self.lift(block, handle.address, handle.nbytes)
+        self.queue.remove(handle)
+
+    def block_at(self, segment: int, address: int) -> Block:
+        """Answer the block that starts at an address."""
+        return next(block for block in self.chain(self.segments_by_id[segment].first) if block.address == address)
+
+
+def searches(*, foreign: bool, late: bool) -> Reaches:
+    """Answer the searches for addresses that may be used: take()'s own, those behind recorded fences, or all."""
+    return REACHES[:1] if not foreign else REACHES if late else REACHES[:-1]
+
+
+def _power_of_two(nbytes: int) -> int:
+    return 1 << nbytes.bit_length() - 1 if nbytes else 0

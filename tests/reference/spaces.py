@@ -1,0 +1,309 @@
+"""Spaces: ranges of addresses below whose blocks memory is mapped and unmapped."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from asyncmem.core.report import HandleInfo
+from tests.reference.blocks import Block, Entries, Segment, joined, listed
+from tests.reference.place import Search
+from tests.reference.takes import MAX_SIZE, Takes
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """Physical memory that is mapped and unmapped as a whole."""
+
+    number: int
+    segment: int
+    address: int
+    nbytes: int
+    uses: Entries = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Space:
+    """What a segment has beside its blocks if its memory comes and goes."""
+
+    page: int
+    handles: dict[int, Handle] = field(default_factory=dict)
+    """By the address of each page that has memory."""
+
+    def up(self, address: int) -> int:
+        """Answer the border of pages at or above an address."""
+        return -(-address // self.page) * self.page
+
+    def pages(self, address: int, nbytes: int) -> range:
+        """Answer the address of each page that has a byte in a range."""
+        return range(address // self.page * self.page, address + nbytes, self.page)
+
+    def behind(self, address: int, nbytes: int) -> list[Handle]:
+        """Answer each handle that has a byte in a range, in the order of addresses."""
+        return list(dict.fromkeys(self.handles[at] for at in self.pages(address, nbytes) if at in self.handles))
+
+
+class Spaces(Takes):
+    """Which pages have memory, what that memory waits for, and its way to and from the driver."""
+
+    def __init__(self, granule: int) -> None:
+        super().__init__(granule)
+        self.free_segments: list[int] = []
+        self.spaces: dict[int, Space] = {}
+        self.all_handles: dict[int, Handle] = {}
+        self.handle_numbers: list[int] = []
+        self.queue: list[Handle] = []
+        """Handles that may be idle, in the order in which blocks on them were freed."""
+        self.stamped: dict[int, int] = {}
+        """The latest epoch of each stream that was noted as a use of a handle."""
+        self.peak_reserved = 0
+
+    # -- spaces ----------------------------------------------------------------------------------------------------
+
+    def add_space(self, address: int, nbytes: int, arena: int, page: int) -> int:
+        """Add a range of addresses without memory and answer its segment."""
+        if arena not in {0, 1} or any(self.segments_by_id[number].arena == arena for number in self.spaces):
+            raise ValueError("there is one space in each of arenas 0 and 1")
+        if page.bit_count() != 1 or page < self.granule or not 0 < nbytes <= MAX_SIZE or (address | nbytes) % page:
+            raise ValueError("a space has whole pages, and a page whole granules")
+        number = self.free_segments.pop() if self.free_segments else len(self.segments_by_id)
+        block = Block(address, nbytes // self.granule, number, arena, state="bare")
+        self.segments_by_id[number] = Segment(address, nbytes, arena, block)
+        self.spaces[number] = Space(page)
+        self.forget_pages()
+        return number
+
+    def forget_pages(self) -> None:
+        """Empty the caches of sizes that are not cached any more."""
+        for cache in (*self.caches, self.shared):
+            for slot in cache.bins:
+                if not self.cacheable(slot.granules):
+                    self.drain(cache, slot)
+                    slot.begin(0, 0, 0)
+
+    def remove_space(self, segment: int) -> None:
+        """Take a space out that has no memory mapped."""
+        space = self.space_of(segment)
+        blocks = list(self.chain(self.segments_by_id[segment].first))
+        if space.handles or any(block.state in {"lifted", "filling"} for block in blocks):
+            raise ValueError("the space has memory mapped")
+        for block in blocks:
+            if block.state == "free":
+                self.index_remove(block)
+        del self.spaces[segment], self.segments_by_id[segment]
+        self.free_segments.append(segment)
+
+    def space_of(self, segment: int) -> Space:
+        """Refuse anything but a space."""
+        if segment not in self.spaces:
+            raise ValueError("unknown space")
+        return self.spaces[segment]
+
+    @staticmethod
+    def chain(first: Block) -> Iterator[Block]:
+        """Go through a segment's blocks in address order."""
+        block: Block | None = first
+        while block is not None:
+            yield block
+            block = block.after
+
+    # -- what the rest of the heap has to do with it -----------------------------------------------------------------
+
+    def mapped(self, block: Block) -> int:
+        """Answer how many of a block's bytes have memory behind them."""
+        nbytes = block.granules * self.granule
+        if block.segment not in self.spaces:
+            return nbytes
+        space = self.spaces[block.segment]
+        bare = [at for at in space.pages(block.address, nbytes) if at not in space.handles]
+        return nbytes - len(bare) * space.page
+
+    def cacheable(self, granules: int) -> bool:
+        """Answer whether blocks of a size are cached: from a page on, they would keep its memory from being moved."""
+        return all(granules * self.granule < space.page for space in self.spaces.values())
+
+    def serves(self, block: Block, search: Search) -> bool:
+        """Answer whether there is memory behind all of what is asked for."""
+        if block.segment not in self.spaces:
+            return True
+        space = self.spaces[block.segment]
+        search.bare = any(at not in space.handles for at in space.pages(block.address, search.granules * self.granule))
+        return not search.bare
+
+    def settle(self, block: Block) -> None:
+        """Note what a freed block still waits for at each handle that it lay on."""
+        if block.segment in self.spaces:
+            for stream, epoch in self.undone(block.entries).items():
+                self.stamped[stream] = max(self.stamped.get(stream, 0), epoch)
+            for handle in self.behind(block):
+                self.stamp(handle, self.undone(block.entries))
+                self.make_newest(handle)
+        super().settle(block)
+
+    def stamp(self, handle: Handle, entries: Entries) -> None:
+        """Note the uses of a block that lay on a handle."""
+        handle.uses = joined(handle.uses, entries)
+
+    def absorb(self, low: Block, high: Block) -> None:
+        """Let the memory on which the two met be looked at: it may be idle from now on."""
+        across: list[Handle] = []
+        if high.segment in self.spaces:
+            across = [handle for handle in self.behind(high) if handle.address < high.address]
+        super().absorb(low, high)
+        self.enqueue(across)
+
+    def behind(self, block: Block) -> list[Handle]:
+        """Answer each handle on which a block of a space lies."""
+        return self.spaces[block.segment].behind(block.address, block.granules * self.granule)
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def make_newest(self, handle: Handle) -> None:
+        """Put a handle to the end of the queue."""
+        if handle in self.queue:
+            self.queue.remove(handle)
+        self.queue.append(handle)
+
+    def enqueue(self, handles: list[Handle]) -> None:
+        """Put those handles to the end of the queue that are not in it."""
+        self.queue += [handle for handle in handles if handle not in self.queue]
+
+    def idle(self, handle: Handle) -> Block | None:
+        """Answer the one free block in which a handle lies as a whole."""
+        for block in self.chain(self.segments_by_id[handle.segment].first):
+            end = block.address + block.granules * self.granule
+            if block.state == "free" and block.address <= handle.address and handle.address + handle.nbytes <= end:
+                return block
+        return None
+
+    # -- lifting ---------------------------------------------------------------------------------------------------
+
+    def cut(self, block: Block, granules: int) -> Block:
+        """Cut a block that is in no list and answer the upper part, which waits for the same."""
+        address = block.address + granules * self.granule
+        rest = Block(address, block.granules - granules, block.segment, block.arena, dict(block.entries), block.state)
+        rest.before, rest.after = block, block.after
+        if rest.after is not None:
+            rest.after.before = rest
+        block.after, block.granules = rest, granules
+        return rest
+
+    def split_at(self, block: Block, address: int) -> Block:
+        """Cut a block in front of an address, if that lies within, and answer the part that starts there."""
+        return block if address == block.address else self.cut(block, (address - block.address) // self.granule)
+
+    def lift(self, block: Block, address: int, nbytes: int) -> None:
+        """Hold a part of a free block: one block for each stretch with memory, or without."""
+        self.index_remove(block)
+        space, end = self.spaces[block.segment], address + nbytes
+        part = self.split_at(block, address)
+        if part is not block:
+            self.index_add(block)
+        if part.address + part.granules * self.granule > end:
+            self.index_add(self.split_at(part, end))
+        pages = space.pages(address, nbytes)
+        for page, next_page in zip(pages, [*pages[1:], None], strict=True):
+            part.state = "lifted" if page in space.handles else "filling"
+            if next_page is not None and (page in space.handles) != (next_page in space.handles):
+                part = self.split_at(part, next_page)
+
+    def held_part(self, segment: int, address: int, nbytes: int, state: str) -> Block:
+        """Answer the held block that is exactly a range, cut out of a larger one."""
+        page = self.space_of(segment).page
+        for block in self.chain(self.segments_by_id[segment].first):
+            end = block.address + block.granules * self.granule
+            if block.state == state and block.address <= address < address + nbytes <= end:
+                if address % page or nbytes % page:
+                    break
+                part = self.split_at(block, address)
+                self.split_at(part, address + nbytes) if address + nbytes < end else None
+                return part
+        raise ValueError("the range is not held, or not in this state")
+
+    def set_mapped(self, segment: int, address: int, nbytes: int) -> None:
+        """Note that a handle has been mapped in a lifted range."""
+        self.held_part(segment, address, nbytes, "filling").state = "lifted"
+        number = self.handle_numbers.pop() if self.handle_numbers else len(self.all_handles)
+        handle = self.all_handles[number] = Handle(number, segment, address, nbytes)
+        space = self.spaces[segment]
+        space.handles.update(dict.fromkeys(space.pages(address, nbytes), handle))
+        self.reserved_bytes += nbytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved_bytes)
+
+    def set_bare(self, segment: int, address: int, nbytes: int) -> None:
+        """Note that a lifted handle has been unmapped; all uses of it were done."""
+        space = self.space_of(segment)
+        handle = space.handles.get(address)
+        if handle is None or (handle.address, handle.nbytes) != (address, nbytes):
+            raise ValueError("a handle is unmapped as a whole")
+        if self.undone(handle.uses):
+            raise ValueError("the handle is still in use")
+        self.held_part(segment, address, nbytes, "lifted").state = "filling"
+        for page in space.pages(address, nbytes):
+            del space.handles[page]
+        del self.all_handles[handle.number]
+        self.handle_numbers.append(handle.number)
+        if handle in self.queue:
+            self.queue.remove(handle)
+        self.reserved_bytes -= nbytes
+
+    def let_go(self, segment: int, address: int, nbytes: int) -> None:
+        """End the lifting of a range: it is free, with the memory that it has now."""
+        space, end = self.space_of(segment), address + nbytes
+        inside = [b for b in self.chain(self.segments_by_id[segment].first) if address <= b.address < end]
+        held = [b for b in inside if b.state in {"lifted", "filling"}]
+        whole = held and held[0].address == address and held[-1].address + held[-1].granules * self.granule == end
+        if not whole or held != inside:
+            raise ValueError("the range is not held")
+        self.ledger.wanted = 0  # what has come is for whoever waits
+        for block in held:
+            self.index_add(self.reunite(block))
+        self.enqueue(space.behind(address, nbytes))
+
+    def reunite(self, block: Block) -> Block:
+        """Join a block that was held with the free neighbours that it belongs to, all as it was."""
+        before = block.before
+        if before is not None and before.state == "free" and self.belong(before, block):
+            self.index_remove(before)
+            self.unite(before, block)
+            block = before
+        after = block.after
+        if after is not None and after.state == "free" and self.belong(block, after):
+            self.index_remove(after)
+            self.unite(block, after)
+        return block
+
+    @staticmethod
+    def belong(a: Block, b: Block) -> bool:
+        """Answer whether neighbours are parts of one block: they wait for the same, not just for nothing any more."""
+        if not a.entries or not b.entries or a.entries == b.entries:
+            return True
+        return len(a.entries) == 1 and a.entries.keys() == b.entries.keys()
+
+    def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        """Answer the bytes of idle handles, and their uses that are not done."""
+        found = [handle for handle in self.all_handles.values() if self.idle(handle) is not None]
+        uses: Entries = {}
+        for handle in found:
+            uses = joined(uses, self.undone(handle.uses))
+        return sum(handle.nbytes for handle in found), listed(uses)
+
+    def unfenced(self) -> list[int]:
+        """Answer the streams whose uses of handles no recorded fence covers yet."""
+        known = self.epochs
+        return [s for s in range(len(known)) if self.stamped.get(s, 0) > max(known[s].done, known[s].recorded)]
+
+    def spread(self) -> int:
+        """Answer the bytes of addresses that blocks have ever lain on."""
+        used = [
+            block
+            for segment in self.segments_by_id.values()
+            if segment.container is None
+            for block in self.chain(segment.first)
+        ]
+        return sum(block.granules * self.granule for block in used if block.state != "bare")
+
+    def handles(self) -> list[HandleInfo]:
+        """Answer every handle that is mapped."""
+        return [
+            HandleInfo(handle.segment, handle.address, handle.nbytes, listed(self.undone(handle.uses)))
+            for _, handle in sorted(self.all_handles.items())
+        ]

@@ -1,0 +1,1 @@
+"""Tests of the scheduler by itself, without a pool, a loop or a device."""
