@@ -22,6 +22,7 @@ def test_every_storm_ends_clean(run: Run, first: int) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore:.*was closed while buffers:asyncmem.LeakWarning")  # that is what this is about
 @pytest.mark.parametrize("first", range(0, 40, EACH))
 @pytest.mark.parametrize("run", LOOPS, ids=lambda run: run.__name__)
 def test_a_storm_over_a_closed_pool_ends(run: Run, first: int) -> None:

@@ -203,8 +203,6 @@ def test_batches_are_awaited_iterated_and_freed_together(pool: FakePool) -> None
     assert pool.core.live() == 1 << 20
     sizes = [512, 0, 512]
     with pool.core.adopt_many([*pool.core.take_many([512], 0), 0, *pool.core.take_many([512], 0)], sizes) as more:
-        [*pool.core.take_many([512], 0), 0, *pool.core.take_many([512], 0)], [512, 0, 512]
-    ) as more:
         pass
     assert not any(buffer.alive for buffer in more)
     kept.free()
