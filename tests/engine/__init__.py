@@ -1,1 +1,0 @@
-"""The decisions by themselves."""
