@@ -1,6 +1,7 @@
 """A replay does what a pool would do, and its figures can be worked out by hand."""
 
 import statistics
+import time
 from dataclasses import replace as changed
 
 import pytest
@@ -262,6 +263,16 @@ def test_any_trace_can_be_replayed(table: list[Row], policy: Policy) -> None:
     one = replay(trace, policy, LATE)
     assert one.completed
     assert one.peak_reserved >= one.peak_active >= trace.peak_requested
+
+
+@pytest.mark.parametrize("segments", ["virtual", "stream_ordered", "direct"])
+def test_a_long_pause_costs_nothing(segments: str) -> None:
+    """A program that rests for eleven days is replayed as fast as it is written down."""
+    days = 10**12  # microseconds
+    trace = trace_of([(Op.ALLOCATE, 0, 0, 4096, 0), (Op.FREE, 0, 0, 4096, days), (Op.ALLOCATE, 1, 1, 4096, 2 * days)])
+    began = time.monotonic()
+    assert replay(trace, Policy(segments), LATE).completed
+    assert time.monotonic() - began < 5
 
 
 RECORDINGS = {

@@ -5,9 +5,12 @@
 // deadline help themselves. A deadlock is stable, so the proof runs only when nothing has moved for a while.
 #include <algorithm>
 #include <map>
+#include <numeric>
+#include <set>
 #include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "scheduler.hpp"
 
@@ -98,7 +101,94 @@ void Scheduler::wait_for_quiet(double seconds) {
     emit(Effect{.kind = Effect::Kind::Quiet, .seconds = now_ + seconds});
 }
 
+// Ranges that are held, and the gaps between them. A segment of which nothing is held can go back to the device, and its
+// bytes can come again in any shape.
+class Gaps {
+public:
+    void add_segment(uint64_t address, uint64_t nbytes) { segments_[address] = {nbytes, 0}; }
+    void set_limit(uint64_t limit) { limit_ = limit; }
+
+    void add(Range range) {
+        Segment* segment = around(range);
+        if (!segment) return;
+        Held& held = ranges_[range.address];
+        held.nbytes = range.nbytes;
+        if (held.count++) return;
+        if (!segment->second.held++) {
+            kept_ += segment->second.nbytes;
+            count(segment->second.nbytes, 1);
+        }
+        auto [before, after] = beside(range, *segment);
+        count(before + range.nbytes + after, -1);
+        count(before, 1);
+        count(after, 1);
+    }
+
+    void remove(Range range) {
+        Segment* segment = around(range);
+        if (!segment) return;
+        auto held = ranges_.find(range.address);
+        if (--held->second.count) return;
+        auto [before, after] = beside(range, *segment);
+        ranges_.erase(held);
+        count(before, -1);
+        count(after, -1);
+        count(before + range.nbytes + after, 1);
+        if (--segment->second.held) return;
+        kept_ -= segment->second.nbytes;
+        count(segment->second.nbytes, -1);
+    }
+
+    uint64_t largest() const { return std::max(loose(), gaps_.empty() ? 0 : gaps_.rbegin()->first); }
+
+    // How many pieces of that size fit.
+    uint64_t places(uint64_t nbytes) const {
+        uint64_t found = loose() / nbytes;
+        for (auto gap = gaps_.lower_bound(nbytes); gap != gaps_.end(); ++gap) found += gap->first / nbytes * gap->second;
+        return found;
+    }
+
+private:
+    struct Inside {
+        uint64_t nbytes, held;
+    };
+    struct Held {
+        uint64_t nbytes, count;
+    };
+    using Segment = std::pair<const uint64_t, Inside>;
+
+    Segment* around(Range range) {
+        auto next = segments_.upper_bound(range.address);
+        if (next == segments_.begin()) return nullptr;
+        Segment& found = *std::prev(next);
+        return range.address - found.first < found.second.nbytes ? &found : nullptr;
+    }
+
+    // The gaps before and after a range that is in the list.
+    std::pair<uint64_t, uint64_t> beside(Range range, const Segment& segment) const {
+        auto here = ranges_.find(range.address), next = std::next(here);
+        uint64_t from = segment.first, to = segment.first + segment.second.nbytes;
+        if (here != ranges_.begin()) from = std::max(from, std::prev(here)->first + std::prev(here)->second.nbytes);
+        if (next != ranges_.end()) to = std::min(to, next->first);
+        return {range.address - from, to - range.address - range.nbytes};
+    }
+
+    void count(uint64_t gap, int64_t change) {
+        if (gap && !(gaps_[gap] += static_cast<uint64_t>(change))) gaps_.erase(gap);
+    }
+
+    uint64_t loose() const { return limit_ - std::min(limit_, kept_); }
+
+    std::map<uint64_t, Inside> segments_;
+    std::map<uint64_t, Held> ranges_;
+    std::map<uint64_t, uint64_t> gaps_;  // size to how many
+    uint64_t limit_ = 0, kept_ = 0;
+};
+
 // What owners who wait hold, and who of them could still be served.
+//
+// Everybody who cannot be served is listed at the innermost share that stops it. Only when something there is freed, or
+// whoever is first there goes, are those looked at again who fit now: O(n log n) for n requests, however long the chains.
 class Scheduler::Proof {
 public:
     Proof(const Scheduler& scheduler, const std::vector<Claim>& claims) : scheduler_(scheduler), heap_(scheduler.heap_) {
@@ -114,40 +204,40 @@ public:
             if (!a.request || !b.request) return a.request && !b.request;
             return before(*a.request, *b.request);
         });
+        gaps_.set_limit(scheduler.policy_.limit);
+        if (!scheduler.policy_.paged)
+            for (const SegmentInfo& one : heap_.segments())
+                if (one.arena < 2 && one.nbytes) gaps_.add_segment(one.address, one.nbytes);
         std::unordered_set<uint64_t> owners;
         for (const One& one : waiting_) owners.insert(one.owner);
         for (const Hold& hold : scheduler.holds_) {
             uint64_t owner = scheduler.owner_of(hold);
             if (!hold.block || !owners.contains(owner)) continue;
-            Range range{heap_.address(hold.block), heap_.size(hold.block)};
             Share* share = scheduler.share_of(heap_.account_of(hold.block));
-            held_[owner].push_back({range, share});
-            for (Share* at = share; at; at = at->up) bound_[at] += range.nbytes;
+            held_[owner].push_back({{heap_.address(hold.block), heap_.size(hold.block)}, share});
         }
-        if (!scheduler.policy_.paged)
-            for (const SegmentInfo& one : heap_.segments())
-                if (one.arena < 2 && one.nbytes) segments_.push_back({one.address, one.nbytes});
-        std::sort(segments_.begin(), segments_.end(), [](auto& a, auto& b) { return a.address < b.address; });
+        for (auto& [owner, all] : held_) bind(all);
+        for (size_t i = 0; i < waiting_.size(); ++i)
+            if (waiting_[i].request && held_.contains(waiting_[i].owner)) youngest_.emplace(~waiting_[i].request->sequence, i);
     }
 
     // Who is stuck, and whom to fail so that the others go on: of those who hold something the youngest that helps somebody,
     // until none is left.
     std::vector<RequestId> solve(std::vector<Stuck>& stuck) {
+        std::vector<size_t> all(waiting_.size());
+        std::iota(all.begin(), all.end(), 0);
+        serve(all);
+        for (const One& one : waiting_)
+            if (!one.served) stuck.push_back({one.owner, one.request ? one.request->id : 0, one.nbytes, held_by(one.owner), one.since});
         std::vector<RequestId> victims;
         for (;;) {
-            reduce();
-            std::erase_if(waiting_, [](const One& one) { return one.served; });
-            if (victims.empty())
-                for (const One& one : waiting_)
-                    stuck.push_back({one.owner, one.request ? one.request->id : 0, one.nbytes, held_by(one.owner), one.since});
-            One* victim = helpful();
-            // Whoever brings home what another one waits for holds up what that one holds.
-            bool claims = std::any_of(waiting_.begin(), waiting_.end(), [&](const One& one) { return !one.request && held_by(one.owner); });
-            if (!victim && claims) victim = youngest([](const One&) { return true; });
-            if (!victim) return victims;
-            victims.push_back(victim->request->id);
-            victim->served = true;
-            let_go(victim->owner);
+            size_t victim = find_victim();
+            if (victim == waiting_.size()) return victims;
+            victims.push_back(waiting_[victim].request->id);
+            dirty_.insert(waiting_[victim].stopped);
+            unblock(victim);
+            finish(victim);
+            serve({});
         }
     }
 
@@ -157,124 +247,181 @@ private:
         uint64_t owner, nbytes;
         Share* share;
         double since;
+        Share* stopped = nullptr;  // where it is listed
         bool served = false;
+        bool single() const { return request && !request->batch(); }
     };
     struct Held {
         Range range;
         Share* share;
     };
+    struct Stopped {
+        std::set<size_t> order;                          // requests
+        std::set<std::pair<uint64_t, size_t>> singles, others;  // by size
+    };
 
-    // What a victim frees may lie where nobody fits, so the few youngest are tried.
-    One* helpful() {
-        constexpr size_t tries = 4;
-        std::vector<One*> holders;
-        for (One& one : waiting_)
-            if (one.request && held_by(one.owner)) holders.push_back(&one);
-        size_t count = std::min(tries, holders.size());
-        std::partial_sort(holders.begin(), holders.begin() + static_cast<ptrdiff_t>(count), holders.end(),
-                          [](One* a, One* b) { return a->request->sequence > b->request->sequence; });
-        for (size_t i = 0; i < count; ++i) {
-            Proof without = *this;
-            without.waiting_[static_cast<size_t>(holders[i] - waiting_.data())].served = true;
-            without.let_go(holders[i]->owner);
-            without.reduce();
-            auto served = std::count_if(without.waiting_.begin(), without.waiting_.end(), [](auto& one) { return one.served; });
-            if (served > 1) return holders[i];
-        }
-        return count ? holders[0] : nullptr;
-    }
-
-    template <typename Fit>
-    One* youngest(Fit&& fits) {
-        One* found = nullptr;
-        for (One& one : waiting_)
-            if (one.request && fits(one) && (!found || one.request->sequence > found->request->sequence)) found = &one;
-        return found;
-    }
-
-    // Serve whoever can be served, again and again, until nobody can.
-    void reduce() {
-        for (bool any = true; any;) {
-            any = false;
-            std::unordered_map<Share*, const One*> first;  // in each share, who is the first that does not fit there
-            measure();
-            for (One& one : waiting_) {
-                if (one.served) continue;
-                if (Share* full = blocked_at(one, first)) {
-                    first.try_emplace(full, &one);
-                    continue;
-                }
-                one.served = true;
-                any = let_go(one.owner) || any;
+    // Serve whoever can be served, and whoever can be then, until nobody can.
+    void serve(std::vector<size_t> some) {
+        for (;;) {
+            for (size_t i : some) {
+                Share* from = waiting_[i].stopped;
+                if (from) unblock(i);
+                Share* full = blocked_at(i);
+                if (full) block(i, *full);
+                if (from && from != full) dirty_.insert(from);
+                if (!full) finish(i);
             }
+            some.clear();
+            for (Share* share : std::exchange(dirty_, {})) look(*share, [&](size_t i) {
+                    some.push_back(i);
+                    return true;
+                });
+            if (some.empty()) return;
+            std::sort(some.begin(), some.end());
+        }
+    }
+
+    // Those stopped at a share who may pass it now, until `found` has enough.
+    template <typename Found>
+    void look(Share& share, Found&& found) {
+        auto stopped = stopped_.find(&share);
+        if (stopped == stopped_.end()) return;
+        const Stopped& list = stopped->second;
+        uint64_t most = room(share);
+        const size_t* head = list.order.empty() ? nullptr : &*list.order.begin();
+        bool passes = head && waiting_[*head].nbytes <= most && has_place(share, waiting_[*head]);
+        if (passes && !found(*head)) return;
+        uint64_t allowed = head && !passes ? Shares::allowance(share, *waiting_[*head].request) : UINT64_MAX;
+        uint64_t gap = fits_in_gaps(share) ? gaps_.largest() : UINT64_MAX;
+        for (auto& [nbytes, i] : list.singles) {
+            if (nbytes > std::min({most, allowed, gap})) break;
+            if (!(passes && i == *head) && !found(i)) return;
+        }
+        for (auto& [nbytes, i] : list.others) {
+            if (nbytes > most) break;
+            const One& one = waiting_[i];
+            if (passes && i == *head) continue;
+            if ((!one.request || nbytes <= allowed) && has_place(share, one) && !found(i)) return;
         }
     }
 
     // The innermost share that does not let it pass, or none.
-    Share* blocked_at(const One& one, const std::unordered_map<Share*, const One*>& first) {
+    Share* blocked_at(size_t i) {
+        const One& one = waiting_[i];
         for (Share* at = one.share; at; at = at->up) {
-            auto held = bound_.find(at);
-            uint64_t room = at->limit - std::min(at->limit, held == bound_.end() ? 0 : held->second);
-            if (one.nbytes > room) return at;
-            auto head = first.find(at);
-            if (one.request && head != first.end() && head->second->request &&
-                one.nbytes > Shares::allowance(*at, *head->second->request))
-                return at;
-            if (at == scheduler_.root_ && !has_place(one)) return at;
+            if (one.nbytes > room(*at)) return at;
+            auto stopped = stopped_.find(at);
+            if (one.request && stopped != stopped_.end() && !stopped->second.order.empty()) {
+                size_t head = *stopped->second.order.begin();
+                if (head < i && one.nbytes > Shares::allowance(*at, *waiting_[head].request)) return at;
+            }
+            if (!has_place(*at, one)) return at;
         }
         return nullptr;
     }
 
-    // Whether its pieces find room between what is held. Sound, not complete: of each size at most as many as fit alone.
-    bool has_place(const One& one) const {
-        if (gaps_.empty()) return true;
-        std::vector<uint64_t> pieces{one.nbytes};
-        if (one.request && one.request->batch()) {
-            pieces = one.request->pieces;
-            for (uint64_t& piece : pieces) piece = (piece + 511) & ~uint64_t{511};
-            std::sort(pieces.begin(), pieces.end(), std::greater<>());
-        }
-        for (size_t i = 0; i < pieces.size(); ++i) {
-            if (i + 1 < pieces.size() && pieces[i + 1] == pieces[i]) continue;
-            uint64_t places = 0;
-            for (uint64_t gap : gaps_) places += gap / pieces[i];
-            if (places < i + 1) return false;
-        }
-        return true;
+    void block(size_t i, Share& share) {
+        One& one = waiting_[i];
+        one.stopped = &share;
+        Stopped& list = stopped_[&share];
+        if (one.request) list.order.insert(i);
+        (one.single() ? list.singles : list.others).emplace(one.nbytes, i);
     }
 
-    // The gaps between what is held. Segments of which nothing is held can go back, and come again in any shape.
-    void measure() {
-        gaps_.clear();
-        if (scheduler_.policy_.paged) return;
-        std::vector<Range> ranges;
-        for (auto& [owner, all] : held_)
-            for (const Held& one : all)
-                if (one.share && !one.share->part_of_lease()) ranges.push_back(one.range);
-        std::sort(ranges.begin(), ranges.end(), [](auto& a, auto& b) { return a.address < b.address; });
-        uint64_t kept = 0;
-        auto next = ranges.begin();
-        for (const Range& segment : segments_) {
-            uint64_t at = segment.address, end = segment.address + segment.nbytes;
-            while (next != ranges.end() && next->address < at) ++next;
-            if (next == ranges.end() || next->address >= end) continue;
-            kept += segment.nbytes;
-            for (; next != ranges.end() && next->address < end; ++next) {
-                if (next->address > at) gaps_.push_back(next->address - at);
-                at = std::max(at, next->address + next->nbytes);
+    void unblock(size_t i) {
+        One& one = waiting_[i];
+        Stopped& list = stopped_[one.stopped];
+        list.order.erase(i);
+        (one.single() ? list.singles : list.others).erase({one.nbytes, i});
+        one.stopped = nullptr;
+    }
+
+    // It is served, or given up: what its owner holds is free.
+    void finish(size_t i) {
+        waiting_[i].served = true;
+        if (waiting_[i].request) youngest_.erase({~waiting_[i].request->sequence, i});
+        auto held = held_.extract(waiting_[i].owner);
+        if (!held.empty()) let_go(held.mapped());
+    }
+
+    // What a victim frees may lie where nobody fits, so the few youngest are tried. Number waiting_.size() means none.
+    size_t find_victim() {
+        constexpr int tries = 4;
+        std::vector<size_t> holders;
+        for (auto one = youngest_.begin(); one != youngest_.end() && holders.size() < tries;) {
+            bool holds = held_.contains(waiting_[one->second].owner);
+            if (holds) holders.push_back(one->second);
+            one = holds ? std::next(one) : youngest_.erase(one);
+        }
+        for (size_t i : holders)
+            if (helps(i)) return i;
+        if (!holders.empty()) return holders[0];
+        // Whoever brings home what another one waits for holds up what that one holds.
+        bool claims = false;
+        size_t last = waiting_.size();
+        for (size_t i = 0; i < waiting_.size(); ++i) {
+            const One& one = waiting_[i];
+            if (one.served) continue;
+            claims = claims || (!one.request && held_.contains(one.owner));
+            if (one.request && (last == waiting_.size() || one.request->sequence > waiting_[last].request->sequence)) last = i;
+        }
+        return claims ? last : waiting_.size();
+    }
+
+    // Whether somebody could be served if this one gave up.
+    bool helps(size_t i) {
+        Share* from = waiting_[i].stopped;
+        const std::vector<Held>& held = held_.at(waiting_[i].owner);
+        unblock(i);
+        dirty_.insert(from);
+        let_go(held);
+        bool helped = false;
+        for (Share* share : std::exchange(dirty_, {})) {
+            if (helped) break;
+            look(*share, [&](size_t other) {
+                helped = helped || !blocked_at(other);
+                return !helped;
+            });
+        }
+        bind(held);
+        block(i, *from);
+        return helped;
+    }
+
+    void bind(const std::vector<Held>& held) {
+        for (const Held& one : held) {
+            for (Share* at = one.share; at; at = at->up) bound_[at] += one.range.nbytes;
+            if (one.share && !one.share->part_of_lease()) gaps_.add(one.range);
+        }
+    }
+
+    void let_go(const std::vector<Held>& held) {
+        for (const Held& one : held) {
+            for (Share* at = one.share; at; at = at->up) {
+                bound_[at] -= one.range.nbytes;
+                dirty_.insert(at);
             }
-            if (at < end) gaps_.push_back(end - at);
+            if (one.share && !one.share->part_of_lease()) gaps_.remove(one.range);
         }
-        uint64_t limit = scheduler_.policy_.limit;
-        gaps_.push_back(limit - std::min(limit, kept));
     }
 
-    bool let_go(uint64_t owner) {
-        auto found = held_.find(owner);
-        if (found == held_.end()) return false;
-        for (const Held& one : found->second)
-            for (Share* at = one.share; at; at = at->up) bound_[at] -= one.range.nbytes;
-        held_.erase(found);
+    uint64_t room(const Share& share) const {
+        auto held = bound_.find(&share);
+        return share.limit - std::min(share.limit, held == bound_.end() ? 0 : held->second);
+    }
+
+    bool fits_in_gaps(const Share& share) const { return &share == scheduler_.root_ && !scheduler_.policy_.paged; }
+
+    // Whether its pieces find room between what is held. Sound, not complete: of each size at most as many as fit alone.
+    bool has_place(const Share& share, const One& one) const {
+        if (!fits_in_gaps(share)) return true;
+        if (!one.request || one.single()) return one.nbytes <= gaps_.largest();
+        if (one.request->largest > gaps_.largest()) return false;
+        std::vector<uint64_t> pieces = one.request->pieces;
+        for (uint64_t& piece : pieces) piece = (piece + 511) & ~uint64_t{511};
+        std::sort(pieces.begin(), pieces.end(), std::greater<>());
+        for (size_t i = 0; i < pieces.size(); ++i)
+            if ((i + 1 == pieces.size() || pieces[i + 1] != pieces[i]) && gaps_.places(pieces[i]) < i + 1) return false;
         return true;
     }
 
@@ -288,11 +435,13 @@ private:
 
     const Scheduler& scheduler_;
     Heap& heap_;
-    std::vector<One> waiting_;
+    std::vector<One> waiting_;  // in order, claims last
     std::unordered_map<uint64_t, std::vector<Held>> held_;
-    std::unordered_map<Share*, uint64_t> bound_;
-    std::vector<Range> segments_;
-    std::vector<uint64_t> gaps_;
+    std::unordered_map<const Share*, uint64_t> bound_;
+    std::unordered_map<Share*, Stopped> stopped_;
+    std::set<Share*> dirty_;    // shares in which others may pass now
+    std::set<std::pair<uint64_t, size_t>> youngest_;  // of those whose owner holds something
+    Gaps gaps_;
 };
 
 void Scheduler::quiet(double now, const std::vector<Claim>& claims) {

@@ -134,6 +134,7 @@ private:
                 fences();
                 end_trims(now_);
                 carry_out();
+                if (timeline_.idle() && trims_.empty()) pause = never;
             }
             now_ = now;
             // Beats fall on whole multiples; after a pause of the program they go on at its time.

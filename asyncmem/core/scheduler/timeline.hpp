@@ -1,6 +1,7 @@
 // The model of a GPU that is late: each fence is done a fixed time after it was recorded. Times are in microseconds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -44,6 +45,9 @@ public:
         }
         return done;
     }
+
+    // Whether nothing happens until something is freed.
+    bool idle() const { return fences_.empty() && std::find(dirty_.begin(), dirty_.end(), 1) == dirty_.end(); }
 
     // When all of these uses are done, if all of them are recorded.
     double end(const Entries& entries) const {
