@@ -66,7 +66,7 @@ class Profile(AroundPools):
 
     def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
         """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
-        from asyncmem.insight.pictures.notebook import mimebundle
+        from asyncmem.insight.pictures import mimebundle
 
         return mimebundle(self.records()) if self._before is not None else {"text/plain": repr(self)}
 

@@ -109,7 +109,7 @@ class Records:
 
     def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
         """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
-        from asyncmem.insight.pictures.notebook import mimebundle
+        from asyncmem.insight.pictures import mimebundle
 
         return mimebundle(self)
 

@@ -7,6 +7,7 @@ for.
 from asyncmem.insight.pictures.icicle import Cell, Icicle, at_the_peak, leaked, waited
 from asyncmem.insight.pictures.marks import Marks, Moments, Spans, marks
 from asyncmem.insight.pictures.memory_map import Block, MemoryMap, Row, memory_map
+from asyncmem.insight.pictures.notebook import mimebundle
 from asyncmem.insight.pictures.page import page
 from asyncmem.insight.pictures.timeline import Band, LiveByTag, live_by_tag
 
@@ -26,6 +27,7 @@ __all__ = [
     "live_by_tag",
     "marks",
     "memory_map",
+    "mimebundle",
     "page",
     "waited",
 ]
