@@ -1,4 +1,4 @@
-// Bins: blocks of exactly one size, most of them handed out newest first. A direct-mapped table of them makes a cache.
+// Bins: blocks of exactly one size, most of them handed out newest first. A table of them makes a cache.
 #pragma once
 
 #include <algorithm>
@@ -127,15 +127,27 @@ private:
     uint32_t misses_ = 0;
 };
 
-// A direct-mapped table of 2**bits bins, inside the object that holds it.
+// A table of 2**bits bins, inside the object that holds it. Each size has its place in one of a few bins side by side.
 template <uint32_t bits>
 class BinTable : public Cache {
 public:
-    Bin& bin(uint64_t granules) { return table_[(granules * 0x9E3779B97F4A7C15u) >> (64 - bits)]; }
+    // The bin of a size, or the one that it may take over: the empty one that missed longest ago, else that with most strikes.
+    Bin& bin(uint64_t granules) {
+        Bin* first = &table_[(granules * 0x9E3779B97F4A7C15u) >> (64 - bits) & ~(ways - 1)];
+        Bin* found = first;
+        for (Bin* one = first; one < first + ways; ++one) {
+            if (one->granules == granules) return *one;
+            bool worse = one->head ? found->head && one->strikes > found->strikes : found->head || one->since < found->since;
+            if (worse) found = one;
+        }
+        return *found;
+    }
     std::span<const Bin> bins() const { return table_; }
     std::span<Bin> bins() { return table_; }
 
 private:
+    static constexpr uint64_t ways = 4;
+
     Bin table_[1u << bits];
 };
 

@@ -66,23 +66,26 @@ HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
     Bin& bin = local.bin(granules);
-    if (bin.granules == granules) {
-        if (BlockId block = bin.head) {
-            if (!ask.again) bin.serve();
-            local.remove(nodes_, bin, block, granules << shift_);
-            release(nodes_[block]);
-            outcome.level = 1;
-            outcome.touched = 1;
-            return block;
-        }
-        if (!ask.again) {
-            bin.strikes = 0;
-            local.ask(bin, natural_arena(granules << shift_));
-        }
+    BlockId block = bin.granules == granules ? bin.head : 0;
+    if (block) {
+        if (!ask.again) bin.serve();
+        local.remove(nodes_, bin, block, granules << shift_);
+        release(nodes_[block]);
+        outcome.level = 1;
+        outcome.touched = 1;
+        return block;
+    }
+    if (!ask.again && bin.granules == granules) {
+        bin.strikes = 0;
+        local.ask(bin, natural_arena(granules << shift_));
     } else if (!ask.again) {
         strike(local, bin, granules);
     }
     return shared_.blocks() ? take_shared(granules, ask.stream, outcome) : 0;
+}
+
+HIT_PATH bool Heap::may_be_cached(const Ask& ask, uint64_t granules) const {
+    return granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_));
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
@@ -163,11 +166,15 @@ HIT_PATH void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
 // A block from the caches or from mapped memory, not yet granted.
 HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     uint64_t granules = rounded(ask.nbytes) >> shift_;
-    BlockId block = 0;
     outcome.touched = 0;
-    if (granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_)))
-        block = take_cached(granules, ask, outcome);
-    if (!block && resting_.count && !resting_.out) block = slide(granules, ask, outcome);
+    BlockId block = may_be_cached(ask, granules) ? take_cached(granules, ask, outcome) : 0;
+    return block ? block : find_hole(ask, outcome);
+}
+
+// Beyond the caches.
+HIT_PATH BlockId Heap::find_hole(const Ask& ask, Outcome& outcome) {
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    BlockId block = resting_.count && !resting_.out ? slide(granules, ask, outcome) : 0;
     return block ? block : take_placed(granules, ask, outcome);
 }
 
@@ -235,25 +242,36 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
     }
     // Asked about all of them at once, so that a batch over a limit disturbs nothing.
     if (refused(one, total, outcome)) return false;
-    // Largest first, equal sizes in a row: what is asked for together is cut side by side from the same hole.
-    std::vector<uint32_t> order;  // empty: as asked
-    if (!std::is_sorted(sizes, sizes + count, std::greater<>())) {
-        order.resize(count);
-        std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return sizes[a] > sizes[b]; });
-    }
-    auto turn = [&](size_t i) { return order.empty() ? i : order[i]; };
+    std::vector<uint32_t> left;  // what no cache has
+    auto put = [&](size_t i, BlockId block) {
+        enliven(block, one, outcome.level);
+        ++hits[outcome.level - 1];
+        granted[i] = {block, nodes_[block].address};
+    };
     for (size_t i = 0; i < count; ++i) {
-        one.nbytes = sizes[turn(i)];
-        BlockId block = find_block(one, outcome);
+        one.nbytes = sizes[i];
+        uint64_t granules = rounded(sizes[i]) >> shift_;
+        BlockId block = may_be_cached(one, granules) ? take_cached(granules, one, outcome) : 0;
+        if (block) {
+            put(i, block);
+        } else {
+            granted[i] = {};
+            left.push_back(static_cast<uint32_t>(i));
+        }
+    }
+    // Largest first, equal sizes in a row: what is asked for together is cut side by side from the same hole.
+    std::stable_sort(left.begin(), left.end(), [&](uint32_t a, uint32_t b) { return sizes[a] > sizes[b]; });
+    for (uint32_t i : left) {
+        one.nbytes = sizes[i];
+        outcome.touched = 0;
+        BlockId block = find_hole(one, outcome);
         if (!block) {
-            while (i--) retract(granted[turn(i)].block, {});
+            for (size_t j = count; j--;)
+                if (granted[j].block) retract(granted[j].block, {});
             outcome.level = 0;
             return false;
         }
-        enliven(block, one, outcome.level);
-        ++hits[outcome.level - 1];
-        granted[turn(i)] = {block, nodes_[block].address};
+        put(i, block);
     }
     ledger_.grant(ask.account, total, requested, 1, hits[0]);
     ledger_.grant(ask.account, 0, 0, 2, hits[1]);

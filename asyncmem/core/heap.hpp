@@ -374,6 +374,7 @@ private:
 
     // taking and freeing (heap.cpp)
     BlockId find_block(const Ask& ask, Outcome& outcome);
+    BlockId find_hole(const Ask& ask, Outcome& outcome);
     void enliven(BlockId block, const Ask& ask, uint32_t level);
     void raise_marks(Outcome& outcome);
     bool refused(const Ask& ask, uint64_t nbytes, Outcome& outcome);
@@ -391,6 +392,7 @@ private:
     void retract(BlockId block, const Entries& owed);
     void give_back(BlockId block, const Entries* extra);
     void strike(Cache& cache, Bin& bin, uint64_t granules);
+    bool may_be_cached(const Ask& ask, uint64_t granules) const;
     // Flags of an operation that gave bytes back.
     uint32_t released_flags() {
         uint32_t flags = ledger_.told(reserved_ - ledger_[0].live) ? uint32_t{Waiting} : 0;

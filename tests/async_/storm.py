@@ -1,7 +1,7 @@
 """One storm over a real loop and real threads: tasks and threads that do to a pool whatever may be done to it, at once.
 
-What each of them does is drawn from the storm's seed; how they meet is up to the loop and the machine. Everybody comes to
-an end by himself: who holds memory while he waits for more does so as an owner, or for a bounded time.
+What each of them does is drawn from the storm's seed; how they meet is up to the loop and the machine. Each comes to an
+end by itself: a task that holds memory while it waits for more does so as an owner, or for a bounded time.
 """
 
 import contextlib
@@ -84,8 +84,8 @@ class Storm:
                     group.start_soon(self.meddle)
                     for thread in self.threads:
                         thread.start()
-                while any(thread.is_alive() for thread in self.threads):
-                    await anyio.sleep(0.001)
+                for thread in self.threads:
+                    await anyio.to_thread.run_sync(thread.join, abandon_on_cancel=True)
             if scope.cancelled_caught:
                 raise AssertionError(
                     f"storm {self.seed}: {TASKS + THREADS - self.over} never came to an end: {self.picture()}"
@@ -201,7 +201,7 @@ class Storm:
             late.free()
 
     async def spill(self, draw: random.Random) -> None:
-        """Memory that may move while it is not used. Who uses it may wait for it for a while only: he holds nothing else."""
+        """Memory that may move while it is not used. A task waits a while for its use, and holds nothing else."""
         share, most = self.share(draw)
         held: Spillable = share.spillable(await share.allocate_async(self.size(draw, most)))
         for _ in range(2):
@@ -327,15 +327,14 @@ async def close_in_the_midst(seed: int) -> None:
             await storm.play(number)
 
     with anyio.fail_after(PATIENCE):
-        async with anyio.create_task_group() as group:
-            async with storm.pool:
-                storm.make_budgets()
-                storm.streams = [None]
-                for number in range(4, TASKS):
-                    group.start_soon(endure, number)
-                await anyio.sleep(storm.draw.random() * 0.02)
+        async with anyio.create_task_group() as group, storm.pool:
+            storm.make_budgets()
+            storm.streams = [None]
+            for number in range(4, TASKS):
+                group.start_soon(endure, number)
+            await anyio.sleep(storm.draw.random() * 0.02)
     storm.passed_on.clear()
     storm.requests.clear()
     with anyio.fail_after(PATIENCE):
-        while device.memory().free < device.memory().total:
+        while device.memory().free < device.memory().total:  # noqa: ASYNC110 - the device tells nobody
             await anyio.sleep(0.001)

@@ -1,6 +1,7 @@
 """A batch of small and large buffers gets what it needs, and no more."""
 
 import asyncio
+import random
 
 import pytest
 
@@ -29,3 +30,31 @@ async def grow(budgeted: bool) -> None:
         assert pool.stats().reserved_bytes <= 256 * MIB
         pool.check()
         del small, large, held
+
+
+DRAW = random.Random(1)
+OFTEN = {
+    "both classes": [1 << 10 + i % 11 for i in range(100)],
+    "random": [int(KIB * 1024 ** DRAW.random()) for _ in range(100)],
+    "random, evenly": [DRAW.randrange(KIB, MIB) for _ in range(100)],
+}
+
+
+@pytest.mark.parametrize("sizes", OFTEN.values(), ids=OFTEN)
+def test_a_batch_that_comes_again_is_served_by_caches(sizes: list[int]) -> None:
+    """A hundred sizes, small and large: from the fourth time on nearly all have a cached block, and none misses."""
+
+    async def repeat() -> None:
+        async with AsyncMemoryPool("host", limit="1 GiB") as pool:
+            for _ in range(4):
+                await pool.allocate_batch(sizes)
+            before = pool.stats()
+            for _ in range(10):
+                await pool.allocate_batch(sizes)
+            after = pool.stats()
+            assert after.hits_stream - before.hits_stream >= 0.9 * 1000
+            assert after.num_cache_misses == before.num_cache_misses
+            assert after.grows <= 2
+            pool.check()
+
+    asyncio.run(repeat())

@@ -1,4 +1,4 @@
-"""Bins and the direct-mapped tables of them."""
+"""Bins and the tables of them."""
 
 from dataclasses import dataclass, field
 
@@ -6,6 +6,7 @@ from tests.reference.blocks import Block
 
 MOST_ASKED = 192
 PATIENT = 64
+WAYS = 4
 
 
 @dataclass(slots=True)
@@ -42,7 +43,7 @@ class Bin:
 
 
 class Cache:
-    """A direct-mapped table of bins with caps over all of them."""
+    """A table of bins with caps over all of them; a size has its place in one of four."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -61,8 +62,13 @@ class Cache:
         return sum(len(slot.blocks) for slot in self.bins)
 
     def bin(self, granules: int) -> Bin:
-        """Answer the one bin where blocks of this size may be."""
-        return self.bins[(granules * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 64 - self.bits]
+        """Return the bin of a size, or the one to take over: the empty one longest without a miss, else by strikes."""
+        first = ((granules * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 64 - self.bits) // WAYS * WAYS
+        some = self.bins[first : first + WAYS]
+        for one in some:
+            if one.granules == granules:
+                return one
+        return min(some, key=lambda one: (bool(one.blocks), -one.strikes if one.blocks else one.since))
 
     def has_room(self, nbytes: int) -> bool:
         """Answer whether the caps allow one block more."""

@@ -40,14 +40,13 @@ class Caching(Placement):
         """Answer a block of exactly this size, its level and the nodes examined; asked `again` it learns nothing."""
         local = self.caches[stream]
         slot = local.bin(granules)
-        if slot.granules == granules:
-            if slot.blocks:
-                if not again:
-                    slot.serve()
-                return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
+        if slot.granules == granules and slot.blocks:
             if not again:
-                slot.strikes = 0
-                self.ask(local, slot, large=granules * self.granule >= self.small_limit)
+                slot.serve()
+            return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
+        if not again and slot.granules == granules:
+            slot.strikes = 0
+            self.ask(local, slot, large=granules * self.granule >= self.small_limit)
         elif not again:
             self.strike(local, slot, granules)
         return self.take_shared(granules, stream)

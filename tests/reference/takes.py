@@ -91,11 +91,17 @@ class Takes(Caching):
         if self.refused(wanted, stream, account, arena):
             return []
         found: dict[int, Block] = {}
-        for i in sorted(range(len(wanted)), key=lambda i: -wanted[i]):
-            block = self.find_block(wanted[i], stream, arena, anywhere=anywhere)
+        for i, nbytes in enumerate(wanted):
+            block = self.look_in_caches(nbytes, stream, arena, again=False)
+            if block is not None:
+                found[i] = block
+                self.enliven(block, nbytes, stream, account)
+        for i in sorted(set(range(len(wanted))) - set(found), key=lambda i: (-wanted[i], i)):
+            self.examined = 0
+            block = self.find_hole(wanted[i], stream, arena, anywhere=anywhere)
             if block is None:
-                for taken in reversed(found.values()):
-                    self.retract(taken, {})
+                for taken in sorted(found, reverse=True):
+                    self.retract(found[taken], {})
                 return []
             found[i] = block
             self.enliven(block, wanted[i], stream, account)
@@ -121,13 +127,21 @@ class Takes(Caching):
 
     def find_block(self, nbytes: int, stream: int, arena: int, *, anywhere: bool, again: bool = False) -> Block | None:
         """Look in the caches, then in mapped memory."""
+        block = self.look_in_caches(nbytes, stream, arena, again=again)
+        return self.find_hole(nbytes, stream, arena, anywhere=anywhere) if block is None else block
+
+    def look_in_caches(self, nbytes: int, stream: int, arena: int, *, again: bool) -> Block | None:
+        """Look in the stream's cache and in the shared one."""
         rounded = self.rounded(nbytes)
         self.level = self.examined = 0
-        if self.cacheable(rounded // self.granule) and (arena < 0 or arena == self.natural_arena(rounded)):
-            block, self.level, self.examined = self.take_cached(rounded // self.granule, stream, again=again)
-            if block is not None:
-                return block
-        search = Search(rounded // self.granule, stream, "done", NARROW)
+        if not self.cacheable(rounded // self.granule) or arena not in {-1, self.natural_arena(rounded)}:
+            return None
+        block, self.level, self.examined = self.take_cached(rounded // self.granule, stream, again=again)
+        return block
+
+    def find_hole(self, nbytes: int, stream: int, arena: int, *, anywhere: bool) -> Block | None:
+        """Look in mapped memory."""
+        search = Search(self.rounded(nbytes) // self.granule, stream, "done", NARROW)
         block = self.place(search, arena, anywhere=anywhere)
         self.examined += search.touched
         self.touched_most = max(self.touched_most, self.examined)

@@ -38,17 +38,11 @@ bool Scheduler::find(Request& request) {
         if (lacks_pages()) return false;
     }
     if (several && must_look(1, request.ask.stream, {})) return false;
-    // Memory of the other size class is for requests that cannot have a segment of their own, and for batches of both.
-    bool anywhere = request.share->arena == -1 && (request.pressed || !of_one_class(request) || !source_->can_grow(request));
+    // Memory of the other size class is for requests that cannot have a segment of their own.
+    bool anywhere = request.share->arena == -1 && (request.pressed || !source_->can_grow(request));
     if (anywhere && find_block(request, true)) return true;
     if (anywhere && lacks_pages()) return false;
     return may_order && take_foreign(request, anywhere);
-}
-
-bool Scheduler::of_one_class(const Request& request) const {
-    auto is_small = [&](uint64_t nbytes) { return rounded(nbytes) < policy_.small_limit; };
-    bool first = is_small(request.batch() ? request.pieces[0] : request.ask.nbytes);
-    return std::all_of(request.pieces.begin(), request.pieces.end(), [&](uint64_t one) { return is_small(one) == first; });
 }
 
 bool Scheduler::find_block(Request& request, bool anywhere) {

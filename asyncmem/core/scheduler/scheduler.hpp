@@ -154,7 +154,6 @@ private:
     bool take(Request& request);
     bool find(Request& request);
     bool find_block(Request& request, bool anywhere);
-    bool of_one_class(const Request& request) const;
     bool take_foreign(Request& request, bool anywhere);
     bool must_look(int depth, uint32_t stream, std::vector<uint32_t> streams);
     bool looked_since(int depth) const { return look_event_ == event_ && look_depth_ >= depth; }

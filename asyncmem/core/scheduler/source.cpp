@@ -244,14 +244,44 @@ private:
         return growth_.segment(need, arena, in_arena_[arena], left(), most);
     }
 
-    // Growth that holds a whole request. What is there to keep streams apart adds no more than `overlap` allows.
+    // Growth that holds a whole request, or what one size class lacks for a batch of both: a piece that lay in the other
+    // class's segment would never be cached. What is there to keep streams apart adds no more than `overlap` allows.
     Job order_for(const Request& request) const {
-        uint64_t need = request.total, most = UINT64_MAX;
+        uint64_t need = request.total, largest = request.largest, most = UINT64_MAX;
+        if (request.batch() && growth_.arena(*std::min_element(request.pieces.begin(), request.pieces.end())) !=
+                                   growth_.arena(request.largest)) {
+            for (uint32_t arena : {0, 1}) {
+                std::vector<uint64_t> part = pieces_of(request, arena);
+                if (fits(request, part)) continue;
+                need = std::accumulate(part.begin(), part.end(), uint64_t{0});
+                largest = *std::max_element(part.begin(), part.end());
+                break;
+            }
+        }
         if ((policy_.overlap_bytes || policy_.overlap_share > 0) && several_streams() && free() >= need)
             most = need + static_cast<uint64_t>(std::max<int64_t>(0, slack() - static_cast<int64_t>(coming_)));
-        uint32_t arena = growth_.arena(request.largest);
+        uint32_t arena = growth_.arena(largest);
         uint64_t nbytes = plan(need, arena, most);
         return Job{.nbytes = nbytes, .need = std::min(need, nbytes), .arena = arena};
+    }
+
+    std::vector<uint64_t> pieces_of(const Request& request, uint32_t arena) const {
+        std::vector<uint64_t> part;
+        for (uint64_t piece : request.pieces)
+            if (uint64_t nbytes = (piece + 511) & ~uint64_t{511}; growth_.arena(nbytes) == arena) part.push_back(nbytes);
+        return part;
+    }
+
+    // Whether these could be taken now, each from segments of its own class.
+    bool fits(const Request& request, const std::vector<uint64_t>& pieces) const {
+        Ask ask = request.ask;
+        ask.again = true;
+        ask.anywhere = ask.caused = false;
+        Outcome outcome;
+        std::vector<Granted> granted(pieces.size());
+        if (!heap_.take_many(ask, pieces.data(), pieces.size(), granted.data(), outcome)) return false;
+        for (const Granted& one : granted) heap_.put_back(one.block, {});
+        return true;
     }
 
     Step ordered(Job job, uint32_t stream, double now) {

@@ -43,7 +43,7 @@ def measure(effort: Effort, tasks: Sequence[int] = TASKS) -> Row:
 def _measure(program: Program, count: int, effort: Effort) -> Row:
     ours, floor, proofs = measure_program(program, count, effort)
     row = compare(QUESTION, BOUND if program.bounded else inf, ours, floor)
-    figures = {
+    figures: dict[str, float | int | str] = {
         "program": program.name,
         "tasks": count,
         "steps_per_second": round(1e9 / row.ns),

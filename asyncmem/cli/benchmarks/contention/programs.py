@@ -7,7 +7,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -116,7 +116,7 @@ async def _tasks(program: Program, count: int, steps: int, semaphore: Callable[[
         return await _all(task, count, program.backend) / steps
 
 
-async def _all(task: Callable[[int], Awaitable[None]], count: int, backend: str) -> int:
+async def _all(task: Callable[[int], Coroutine[Any, Any, None]], count: int, backend: str) -> int:
     started = time.perf_counter_ns()
     if backend == "trio":
         async with anyio.create_task_group() as group:
@@ -206,12 +206,12 @@ def proof_seconds() -> Iterator[list[float]]:
         return lambda loop, when, callback: call_at(loop, when, noted(callback))
 
     for kind, call_at in zip(kinds, plain, strict=True):
-        kind.call_at = wrap(call_at)  # type: ignore[assignment, method-assign]
+        kind.call_at = wrap(call_at)  # type: ignore[attr-defined]
     try:
         yield spent
     finally:
         for kind, call_at in zip(kinds, plain, strict=True):
-            kind.call_at = call_at  # type: ignore[assignment, method-assign]
+            kind.call_at = call_at  # type: ignore[attr-defined]
 
 
 # -- what a task does --------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def _in_budgets(pool: AsyncMemoryPool, number: int) -> Step:
 
 def _budgets(pool: AsyncMemoryPool) -> list[Budget]:
     """Return the pool's budgets, three deep; makes them for the first task."""
-    budgets = list(pool.inside)
+    budgets = [one for one in pool.inside if isinstance(one, Budget)]
     above: AsyncMemoryPool | Budget = pool
     for number in range(len(budgets), BUDGETS):
         above = (above if number % DEEP else pool).budget(str(number), limit=LIMIT)

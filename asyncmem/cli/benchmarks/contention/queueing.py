@@ -42,7 +42,7 @@ def measure_queue(effort: Effort) -> dict[str, Row]:
     }
     first = next(iter(cases))
     broken = f"a request takes {nbytes:.0f} bytes, more than {BYTES}" if nbytes > BYTES else ""
-    figures = {"bytes_each": round(nbytes), "bytes_allowed": BYTES, "bytes_by": _how()}
+    figures: dict[str, float | int | str] = {"bytes_each": round(nbytes), "bytes_allowed": BYTES, "bytes_by": _how()}
     return cases | {first: replace(cases[first], figures=figures, broken=broken)}
 
 
