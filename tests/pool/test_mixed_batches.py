@@ -54,7 +54,7 @@ def test_a_batch_that_comes_again_is_served_by_caches(sizes: list[int]) -> None:
             after = pool.stats()
             assert after.hits_stream - before.hits_stream >= 0.9 * 1000
             assert after.num_cache_misses == before.num_cache_misses
-            assert after.grows <= 2
+            assert after.grows <= 3
             pool.check()
 
     asyncio.run(repeat())
