@@ -1,5 +1,6 @@
 """Buffers and requests may be dropped anywhere: in the middle of the pool's own work, by the collector, in threads."""
 
+import asyncio
 import gc
 import random
 from collections.abc import Iterator
@@ -110,3 +111,36 @@ def test_buffers_dropped_in_threads_reach_the_waiters(everywhere: Run) -> None:
             whole(pool)
 
     everywhere(main)
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_requests_may_end_while_they_are_listed(nth: int) -> None:
+    """The collector may run whenever an object is made, and what it runs may end any request."""
+
+    async def list_them() -> None:
+        async with AsyncMemoryPool("host", limit="1 MiB") as pool:
+            full = await pool.allocate_async("1 MiB")
+            waiting = [pool.allocate_async("1 MiB") for _ in range(120)]  # more than Python keeps dictionaries for
+            left = nth
+
+            def end(phase: str, info: dict[str, int]) -> None:  # noqa: ARG001
+                nonlocal left
+                left -= phase == "start"
+                if not left:
+                    for request in waiting:
+                        request.cancel()
+
+            usual = gc.get_threshold()
+            gc.callbacks.append(end)
+            gc.set_threshold(1)
+            try:
+                pool.waiters()
+            finally:
+                gc.set_threshold(*usual)
+                gc.callbacks.remove(end)
+            for request in waiting:
+                request.cancel()
+            full.free()
+            pool.check()
+
+    asyncio.run(list_them())

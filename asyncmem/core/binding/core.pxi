@@ -457,18 +457,26 @@ cdef class Core(Heap):
         """Return who waits or grows, in the order of arrival, as dictionaries of facts."""
         cdef vector[uint64_t] ids = self.s.queued()
         cdef const CRequest* one
+        cdef uint64_t nbytes, owner
+        cdef uint32_t account
+        cdef double since, now
+        cdef Terms terms
+        cdef bint growing
         found = []
         for i in range(ids.size()):
+            self.know_sleeper(ids[i])
+            caller = self.request(ids[i])
+            # It may end as soon as any object is made: the collector runs finalizers, and these let other threads in.
             one = self.s.look_up(ids[i])
             if one == NULL:
                 continue
-            self.know_sleeper(ids[i])
-            caller = self.request(ids[i])
+            account, nbytes, since, terms, owner = one.share.account, one.ask.nbytes, one.since, one.terms, one.owner
+            growing = one.state == CState.Growing
+            now = self.now()
             found.append({
-                "id": ids[i], "request": caller, "account": one.share.account, "nbytes": one.ask.nbytes,
-                "growing": one.state == CState.Growing, "owner": one.owner, "priority": one.terms.priority,
-                "age": self.now() - one.since, "calls": one.terms.calls, "captured": one.terms.captured,
-                "remaining": None if one.terms.deadline == never else max(0.0, one.terms.deadline - self.now())})
+                "id": ids[i], "request": caller, "account": account, "nbytes": nbytes, "growing": growing, "owner": owner,
+                "priority": terms.priority, "age": now - since, "calls": terms.calls, "captured": terms.captured,
+                "remaining": None if terms.deadline == never else max(0.0, terms.deadline - now)})
         return found
 
     def fail(self, id, error):

@@ -8,8 +8,6 @@ namespace asyncmem::scheduler {
 
 namespace {
 
-uint64_t rounded(uint64_t nbytes) { return (nbytes + 511) & ~uint64_t{511}; }
-
 [[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
 
 }  // namespace
