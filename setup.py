@@ -1,9 +1,12 @@
 """Build the compiled core. Everything else about the package is in pyproject.toml."""
 
+import os
 import platform
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 CORE = "asyncmem/core"
 SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "report"]
@@ -78,4 +81,25 @@ gpu = Extension(
 # The drivers are found at run time, so the module can be built anywhere where it could ever be.
 modules = [core, dlpack, buckets, gpu] if platform.system() == "Linux" else [core, dlpack, buckets]
 
-setup(ext_modules=cythonize(modules, language_level=3))
+
+class BuildSideBySide(build_ext):
+    """Compile the files of an extension side by side, one on each processor: one by one they take two minutes."""
+
+    def build_extensions(self) -> None:
+        """Put each file's compilation on a thread, and wait for all of an extension before it is linked."""
+        compile_one, compile_all = self.compiler._compile, self.compiler.compile
+        under_way: list[Future[None]] = []
+
+        def compile_and_wait(*arguments: object, **named: object) -> object:
+            objects = compile_all(*arguments, **named)
+            while under_way:
+                under_way.pop().result()
+            return objects
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            self.compiler._compile = lambda *arguments: under_way.append(threads.submit(compile_one, *arguments))
+            self.compiler.compile = compile_and_wait
+            super().build_extensions()
+
+
+setup(ext_modules=cythonize(modules, language_level=3), cmdclass={"build_ext": BuildSideBySide})
