@@ -15,7 +15,6 @@ from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import TracebackType
 
     from asyncmem.core import Array, Buffer, ElementType
     from asyncmem.units import Size
@@ -160,21 +159,17 @@ class ArrayBatch(Sequence["Array"]):
         self.buffer.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Free them."""
-        self.buffer.__exit__(kind, error, trace)
+        self.free()
 
     async def __aenter__(self) -> Self:
         """Hold them until the block ends; the current task counts as their owner."""
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Free them."""
-        self.__exit__(kind, error, trace)
+        self.__exit__()
 
 
 def _read(spec: object, dtype: object) -> tuple[tuple[int, ...], object]:

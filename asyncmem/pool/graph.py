@@ -22,8 +22,6 @@ from asyncmem.pool.alarm import alarm
 from asyncmem.pool.notes import Notes, notes_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from asyncmem.core import Buffer, Request
     from asyncmem.devices import Stream
     from asyncmem.pool.ports import Opened
@@ -80,9 +78,7 @@ class GraphMemory:
         self._pool.captures.opened(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take in nothing more; all that was stays."""
         self._open = False
         self._spares.clear()

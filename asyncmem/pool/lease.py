@@ -10,8 +10,6 @@ from asyncmem.pool.share import Share
 from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from asyncmem.core import Buffer
     from asyncmem.pool.ports import AnyShare, Opened
     from asyncmem.units import Size
@@ -95,9 +93,7 @@ class Lease(Share):
         found = await parent.allocate_async(self._size, stream=stream, tag=tag, priority=priority, timeout=timeout)
         return self._enter(found)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
         self._exit()
 
@@ -108,9 +104,7 @@ class Lease(Share):
         stream, tag, priority, timeout = self._terms
         return self._enter(parent.allocate(self._size, stream=stream, tag=tag, priority=priority, timeout=timeout))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
         self._exit()
 

@@ -7,8 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from asyncmem.core import Buffer, Core
 
 
@@ -84,9 +82,7 @@ class Pin:
         """Answer itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let go."""
         self.unpin()
 

@@ -14,7 +14,6 @@ from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from asyncmem.core import Array, Buffer, Request
     from asyncmem.pool.share import Share
@@ -108,9 +107,7 @@ class PlannedMemory:
         await self._lease.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
         self._lease._exit()
 
@@ -119,9 +116,7 @@ class PlannedMemory:
         self._lease.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
         self._lease._exit()
 

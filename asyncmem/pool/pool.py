@@ -27,7 +27,6 @@ from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
     from typing import Any, Unpack
 
     from asyncmem.core import Batch, Buffer, Ready, Request
@@ -297,9 +296,7 @@ class AsyncMemoryPool(CoreHooks):
         self._opened.meet()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the pool."""
         await self.aclose()
 
@@ -310,9 +307,7 @@ class AsyncMemoryPool(CoreHooks):
             raise PoolClosed(self.name)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the pool."""
         self.close()
 

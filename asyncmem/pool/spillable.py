@@ -14,7 +14,6 @@ from asyncmem.units import format_size, parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from asyncmem.pool.spilling import Spilling
 
@@ -95,9 +94,7 @@ class Spillable:
         """Bring it home and keep it there; see `use`. Raises and is cancelled as the request for its memory is."""
         return await self.use().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Let it move again, after the last block."""
         self._leave()
 
@@ -105,9 +102,7 @@ class Spillable:
         """Bring it home from a thread that cannot await, and keep it there."""
         return self.use().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let it move again, after the last block."""
         self._leave()
 
@@ -199,15 +194,11 @@ class Use:
             spilling.fetched(one)
         return self._seen_blocking(buffer)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Let it move again, after the last block."""
         self.end()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let it move again, after the last block."""
         self.end()
 

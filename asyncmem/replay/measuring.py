@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from types import TracebackType
 from typing import Final, Self
 
 from asyncmem.devices import Device
@@ -143,8 +142,6 @@ class _Range:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._device.remap(sorted(self._mapped), ())  # and what the driver did not take back before
         self._device.unreserve(self.start, self._nbytes)

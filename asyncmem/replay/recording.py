@@ -13,7 +13,6 @@ from asyncmem.replay.trace import Trace
 
 if TYPE_CHECKING:
     from os import PathLike
-    from types import TracebackType
 
     from asyncmem.core import Core, LogPart
     from asyncmem.pool import AsyncMemoryPool
@@ -69,9 +68,7 @@ class Recorder:
         self._reader, self._held = self._core.open_log()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End; what was recorded is kept."""
         assert self._core is not None
         self._log = self._core.read_log(self._reader)
@@ -82,11 +79,9 @@ class Recorder:
         await self._pool.open()
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End; what was recorded is kept."""
-        self.__exit__(kind, error, trace)
+        self.__exit__()
 
     def trace(self) -> Trace:
         """Answer what was recorded: all of it, or, while recording goes on, what there is so far.
