@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from asyncmem.errors import BufferReleased, InvalidRequest
 from asyncmem.pool.graph import graph_of
-from asyncmem.pool.share import Share
+from asyncmem.pool.share import RequestTerms, Share
 from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ class Lease(Share):
     is_lease = True
 
     def __init__(
-        self, parent: Share, size: Size, *, stream: object, tag: str | None, priority: int, timeout: float | None
-    ) -> None:
+        self, parent: Share, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
         self._size = parse_size(size)
         if self._size == 0:
             raise InvalidRequest("size", size, "more than 0 bytes")
         super().__init__(f"{parent.name}/lease", parent)
-        self._terms = (stream, tag, priority, timeout)
+        self._terms = RequestTerms(stream=stream, tag=tag, priority=priority, timeout=timeout)
         self._entered = self._ended = False
         self._place = 0
         self._hold = 0
@@ -89,9 +90,7 @@ class Lease(Share):
             raise InvalidRequest("lease", self, "a lease that was not entered before; ask the pool for another")
         parent = self.parent
         assert parent is not None
-        stream, tag, priority, timeout = self._terms
-        found = await parent.allocate_async(self._size, stream=stream, tag=tag, priority=priority, timeout=timeout)
-        return self._enter(found)
+        return self._enter(await parent.allocate_async(self._size, **self._terms))
 
     async def __aexit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
@@ -101,8 +100,7 @@ class Lease(Share):
         """Take the range at once, from any thread; see `allocate` for what its timeout may be."""
         parent = self.parent
         assert parent is not None
-        stream, tag, priority, timeout = self._terms
-        return self._enter(parent.allocate(self._size, stream=stream, tag=tag, priority=priority, timeout=timeout))
+        return self._enter(parent.allocate(self._size, **self._terms))
 
     def __exit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, final
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, final
 
 from asyncmem.core import STREAK_LIMIT, Ready, extent
 from asyncmem.errors import InvalidRequest
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.core import Array, Buffer, Request
-    from asyncmem.pool.share import Share
+    from asyncmem.pool.share import RequestTerms, Share
     from asyncmem.units import Size
 
 _Name = TypeVar("_Name")
@@ -49,14 +49,11 @@ class PlannedMemory:
         plan: The plan.
     """
 
-    def __init__(
-        self, parent: Share, plan: ReusePlan, *, strict: bool, stream: object, tag: str | None, priority: int,
-        timeout: float | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, parent: Share, plan: ReusePlan, *, strict: bool, **terms: Unpack[RequestTerms]) -> None:
         self.plan = plan = _of_something(plan)
         self._parent = parent
         self._strict = strict
-        self._lease = Lease(parent, plan.peak, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        self._lease = Lease(parent, plan.peak, **terms)
         self._lease.laid_out = True
         self._by_key: dict[str, list[int]] = {}
         self._by_size: dict[int, list[int]] = {}
@@ -157,12 +154,16 @@ class PlannedMemory:
         return found
 
     async def empty(
-        self, shape: int | Sequence[int], dtype: object = "float32", *, key: str | None = None, stream: object = None,
-        tag: str | None = None, priority: int = 0, timeout: float | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        shape: int | Sequence[int],
+        dtype: object = "float32",
+        *,
+        key: str | None = None,
+        **terms: Unpack[RequestTerms],
+    ) -> Array:
         """Allocate a typed array, as `AsyncMemoryPool.empty` and `allocate_async` do."""
         dims, nbytes = extent(shape, dtype)
-        buffer = await self.allocate_async(nbytes, key=key, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        buffer = await self.allocate_async(nbytes, key=key, **terms)
         return buffer.view(dtype, dims)
 
     def _take(self, size: Size | None, key: str | None, stream: object, tag: str | None) -> tuple[int, Buffer | None]:

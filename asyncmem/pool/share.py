@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from asyncmem.core import Array, extent
 from asyncmem.errors import InvalidRequest, PoolClosed
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 
+class RequestTerms(TypedDict, total=False):
+    """What every request may say beside its size; each is described at `allocate_async`."""
+
+    stream: object
+    tag: str | None
+    priority: int
+    timeout: float | None
+
+
 class Share(AnyShare):
     """A pool or a part of one, as users have it. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`."""
 
@@ -34,35 +43,27 @@ class Share(AnyShare):
         self,
         shape: int | Sequence[int],
         dtype: object = "float32",
-        *,
-        stream: object = None,
-        tag: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> Array:
         """Allocate a typed array over a buffer of its own; its contents are whatever was there.
 
         Args:
             shape: Length of each dimension.
             dtype: Anything numpy takes, or "bfloat16" and the "float8_..." names.
-            stream: Home stream, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
+            **terms: `stream`, `tag`, `priority` and `timeout`, as in `allocate_async`.
         """
         dims, nbytes = extent(shape, dtype)
-        buffer = await self.allocate_async(nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        buffer = await self.allocate_async(nbytes, **terms)
         return buffer.view(dtype, dims)
 
     async def zeros(
         self,
         shape: int | Sequence[int],
         dtype: object = "float32",
-        *,
-        stream: object = None,
-        tag: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> Array:
         """Allocate as `empty` does and set all bytes to zero, in the order of the stream."""
-        array = await self.empty(shape, dtype, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        array = await self.empty(shape, dtype, **terms)
         buffer = array.buffer
         if buffer.nbytes:
             buffer.device.fill(buffer.address, buffer.nbytes, 0, buffer.stream)
@@ -74,10 +75,7 @@ class Share(AnyShare):
         dtype: object = "float32",
         *,
         align: Size = ALIGN,
-        stream: object = None,
-        tag: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> ArrayBatch:
         """Allocate many typed arrays over one buffer, all or nothing; their contents are whatever was there.
 
@@ -88,7 +86,7 @@ class Share(AnyShare):
                 to be like: arrays of numpy and ours, tensors of torch.
             dtype: The elements of those that are a mere shape, as in `empty`.
             align: Each array begins at a multiple of so many bytes, a power of two up to 512.
-            stream: Home stream, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
+            **terms: `stream`, `tag`, `priority` and `timeout`, as in `allocate_async`.
 
         Raises:
             InvalidRequest: One of the arguments cannot be right.
@@ -96,7 +94,7 @@ class Share(AnyShare):
         Cancelled: nothing was allocated.
         """
         layout = Layout.of(specs, dtype=dtype, align=align)
-        buffer = await self.allocate_async(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        buffer = await self.allocate_async(layout.nbytes, **terms)
         layout.clear_gaps(buffer)
         return layout.over(buffer)
 
@@ -106,33 +104,24 @@ class Share(AnyShare):
         dtype: object = "float32",
         *,
         align: Size = ALIGN,
-        stream: object = None,
-        tag: str | None = None,
-        priority: int = 0,
-        timeout: float | None = None,
+        **terms: Unpack[RequestTerms],
     ) -> ArrayBatch:
         """Allocate as `empty_batch` does, from code that cannot await: now, or blocking this thread until `timeout`."""
         layout = Layout.of(specs, dtype=dtype, align=align)
-        buffer = self.allocate(layout.nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        buffer = self.allocate(layout.nbytes, **terms)
         layout.clear_gaps(buffer)
         return layout.over(buffer)
 
-    def lease(
-        self, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
-        timeout: float | None = None,
-    ) -> Lease:  # fmt: skip
+    def lease(self, size: Size, **terms: Unpack[RequestTerms]) -> Lease:
         """Promise one contiguous range, whose inner allocations never wait: ``async with pool.lease("1 GiB") as it``.
 
         The arguments are those of `allocate_async`; waiting for the range starts when the block is entered.
         """
         from asyncmem.pool.lease import Lease
 
-        return Lease(self, size, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        return Lease(self, size, **terms)
 
-    def apply_plan(
-        self, plan: ReusePlan, *, strict: bool = False, stream: object = None, tag: str | None = None,
-        priority: int = 0, timeout: float | None = None,
-    ) -> PlannedMemory:  # fmt: skip
+    def apply_plan(self, plan: ReusePlan, *, strict: bool = False, **terms: Unpack[RequestTerms]) -> PlannedMemory:
         """Have one range serve the buffers of a program's steps by a plan: ``async with pool.apply_plan(plan) as it``.
 
         Waiting for the range, of ``plan.peak`` bytes, starts when the block is entered.
@@ -140,14 +129,14 @@ class Share(AnyShare):
         Args:
             plan: Where the buffers of a step lie, from `LifetimeAnalyzer.compute_reuse_plan`.
             strict: Whether what the plan does not have raises, instead of being served by the pool.
-            stream: Home of the range, as in `allocate_async`; likewise `tag`, `priority` and `timeout`.
+            **terms: `stream`, `tag`, `priority` and `timeout` of the request for the range, as in `allocate_async`.
 
         Raises:
             InvalidRequest: It is no plan, or one of nothing.
         """
         from asyncmem.pool.planned import PlannedMemory
 
-        return PlannedMemory(self, plan, strict=strict, stream=stream, tag=tag, priority=priority, timeout=timeout)
+        return PlannedMemory(self, plan, strict=strict, **terms)
 
     def budget(self, name: str, *, limit: Size) -> Budget:
         """Make a share with a limit, a queue and statistics of its own; it holds within this one's limit too.
