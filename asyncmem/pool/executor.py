@@ -13,7 +13,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncmem.core import Kind
 from asyncmem.devices import MemoryInfo
@@ -24,7 +24,7 @@ from asyncmem.pool.alarm import alarm
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncmem.core import Effect
+    from asyncmem.core import Batch, Buffer, Effect, Request
     from asyncmem.devices import Segment, Stream
     from asyncmem.devices.base import Remapped, Span
     from asyncmem.pool.ports import Opened
@@ -55,7 +55,7 @@ class Executor:
         self._books = threading.Lock()  # over these three, and telling the scheduler of what changes them
         self.spaces: dict[int, Span] = {}
         self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
-        self.elsewhere: dict[int, object] = {}  # by the identity of the request
+        self.elsewhere: dict[int, Buffer | Batch] = {}  # by the identity of the request
         self.asked: dict[str, int] = {}
         self._making = threading.Lock()
         self._quiet: int | None = None
@@ -86,11 +86,6 @@ class Executor:
             self._failed(effect, error)
         finally:
             self._core.carry_out()
-
-    def run_for_caller(self, effects: list[Effect]) -> None:
-        """Carry out what the request of this thread needs (blocks)."""
-        while effects:
-            self.run(effects.pop(0))
 
     def trim(self, keep: int) -> int:
         """Give back all that is free but `keep` bytes (blocks); return the bytes.
@@ -430,13 +425,21 @@ class Executor:
             scheduler.ended(effect.job, self._core.time)
             return
         try:
-            self.elsewhere[id(request)] = self._pool.serve_on_host(request)
+            self.elsewhere[id(request)] = self._on_host(request)
         except AsyncmemError as error:  # the host has too little, too
             self._core.fail(effect.request, error)
             scheduler.ended(effect.job, self._core.time)
             return
         self._pool.cpu_fallbacks += len(request._sizes)
         scheduler.served_elsewhere(effect.job, self._core.time)
+
+    def _on_host(self, request: Request[Any]) -> Buffer | Batch:
+        memory, sizes = self._pool.fallback_memory(), request._sizes
+        if not request._is_batch:
+            return memory.allocate(sizes[0], tag=request.tag)
+        batch = memory.allocate_batch(sizes, tag=request.tag)
+        batch.block()
+        return batch.result()
 
     def _last_resort(self, effect: Effect) -> None:
         """Collect garbage and ask the user, whose errors are the request's."""

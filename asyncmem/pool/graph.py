@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
-from asyncmem.core import FLAG_WAITING, GRANULE
+from asyncmem.core import FLAG_WAITING, GRANULE, Users
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.notes import Notes, notes_of
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer, Request
@@ -28,6 +27,25 @@ if TYPE_CHECKING:
 
 _ORDER_IT = "order it before the capture begins, or inside by events of the library that captures"
 _HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
+
+
+class Notes(Users):
+    """What is noted on one buffer, beside the streams that use it besides its home (by number, in `users`).
+
+    Most buffers have no notes, and cost nothing for it; one that has them is freed by the pool's slower way.
+
+    Attributes:
+        graph: The captured graph that its memory stays with, or None.
+        site: "file:line" where it was asked for, when tracking is on.
+        checked: Whether a memory checker knows of it.
+    """
+
+    __slots__ = ("checked", "graph", "site")
+
+    def __init__(self, site: str | None = None) -> None:
+        self.graph: GraphMemory | None = None
+        self.site = site
+        self.checked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,3 +290,16 @@ def graph_of(buffer: Buffer) -> GraphMemory | None:
     """Answer the graph that a buffer was allocated for, or None."""
     notes = buffer.notes
     return notes.graph if isinstance(notes, Notes) else None
+
+
+def notes_of(buffer: Buffer) -> Notes:
+    """Return a buffer's notes, new ones at first."""
+    noted = buffer.notes
+    if isinstance(noted, Notes):
+        return noted
+    notes = Notes()
+    if isinstance(noted, Users):  # the core notes streams by itself
+        for index in noted.users:
+            notes.add_user(index)
+    buffer.notes = notes
+    return notes

@@ -2,72 +2,107 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from asyncmem.core import Batch, Users
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.pool.alarm import alarm_at, caller_site
+from asyncmem.pool.blocking import block, serve
 from asyncmem.pool.copies import Copy, Part
-from asyncmem.pool.graph import graph_of, need_uncaptured
+from asyncmem.pool.graph import Notes, graph_of, need_uncaptured, notes_of
 from asyncmem.pool.loops import running_loop
-from asyncmem.pool.notes import Notes, notes_of
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.pins import Pin
-from asyncmem.pool.share import Share
+from asyncmem.pool.ports import Opened
 from asyncmem.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from asyncmem.core import Buffer, Request
+    from asyncmem.pool.copies import Copies
+    from asyncmem.pool.failures import Failures
     from asyncmem.pool.graph import Captured
-    from asyncmem.pool.loops import EventLoop
+    from asyncmem.pool.loops import EventLoop, Sleeper
 
 
-class CoreHooks(Share):
-    """The pool's side of the core. Called with the interpreter's lock and no other."""
+class CoreHooks(Opened):
+    """An open pool as its core calls it, with the interpreter's lock and no other."""
 
-    _fallback_of: weakref.ref[Share] | None = None
-    """The pool that this one stands in for, on the host; None for most."""
+    failures: Failures
+    copies: Copies
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _failure(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
-        return self._opened.failures.of(request, reason, cause, level, ahead)
+        return self.failures.of(request, reason, cause, level, ahead)
 
-    def _bind(self, request: Request[Any]) -> None:
-        self._opened.bind(request)
+    def _bind(self, request: Request[Any]) -> EventLoop:
+        """Return the loop to sleep on, which becomes the pool's own until it closes.
+
+        Raises:
+            InvalidRequest: No loop runs here, or another one is served that is still open.
+        """
+        served = self.core.loop
+        loop = running_loop(served)
+        if loop is None:
+            raise InvalidRequest("await", request, "a running event loop, asyncio's or trio's")
+        if loop is not served:
+            if served is not None and not served.is_closed():
+                raise InvalidRequest("await", loop, f"the event loop that pool {self.name!r} serves, {served!r}")
+            self._serve_loop(loop)
+        return loop
+
+    def meet(self) -> None:
+        """Serve the loop that runs here, where none is served yet."""
+        loop, served = running_loop(self.core.loop), self.core.loop
+        if loop is not None and (served is None or served.is_closed()):
+            self._serve_loop(loop)
+
+    def _serve_loop(self, loop: EventLoop) -> None:
+        self.core.set_loop(loop)
+        self.core.expire()
 
     def _wait(self, request: Request[Any]) -> Generator[Any, Any, None]:
-        return self._opened.wait(request)
+        """Let the task that runs here wait for a request, where that is not done by the core."""
+        loop = self._bind(request)
+        if request.done():  # and the loop is to turn once
+            try:
+                yield from loop.pause()
+            except BaseException:
+                request._awake(True)
+                raise
+            return
+        place = _RequestPlace(request, loop)
+        yield from loop.park(place)
+        place.end()
 
     def _serve(self, request: Request[Any]) -> None:
-        self._opened.serve(request)
+        serve(self, request)
 
     def _block(self, request: Request[Any], timeout: float | None) -> None:
-        self._opened.block(request, timeout)
+        block(self, request, timeout)
 
     def _on_loop(self) -> bool:
-        return self._opened.on_loop()
+        return self.on_loop()
 
     def _loop_here(self) -> EventLoop | None:
-        return running_loop(self._opened.core.loop)
+        return running_loop(self.core.loop)
 
     def _claims(self) -> list[tuple[int, int, int]]:
-        return self._opened.claims()
+        return self.spilling.claims()
 
     def _stream_index(self, stream: object) -> int:
-        return self._opened.stream_index(stream)
+        return self.stream_index(stream)
 
     def _call_site(self) -> str:
         return caller_site()
 
     def _capture(self, stream: int) -> Captured:
-        return self._opened.captures.admit(stream)
+        return self.captures.admit(stream)
 
     def _quiet_stream(self) -> int:
-        return self._opened.executor.quiet()
+        return self.executor.quiet()
 
     def _reuse(self, request: Request[Any]) -> bool:
         """Serve a request of captured work from what the same capture has freed; return whether there was some."""
@@ -77,8 +112,7 @@ class CoreHooks(Share):
 
     def _elsewhere(self, request: Request[Any]) -> Buffer | Batch:
         """Return what the host has given for a request."""
-        found: Buffer | Batch = self._opened.executor.elsewhere.pop(id(request))  # type: ignore[assignment]
-        return found
+        return self.executor.elsewhere.pop(id(request))
 
     def _note(self, request: Request[Any], found: Buffer | Batch) -> None:
         """Note what there is to note on a buffer that was granted."""
@@ -95,11 +129,11 @@ class CoreHooks(Share):
         name = named_owner.get()
         if name is None:
             return None
-        self._core.label(name)
-        return self._core.owner()
+        self.core.label(name)
+        return self.core.owner()
 
     def _note_plain(self, buffer: Buffer, holder: int | None) -> None:
-        checker = self._opened.device.checker
+        checker = self.device.checker
         if holder is not None:
             buffer._hold(holder)
         if checker is not None and buffer.nbytes:
@@ -109,35 +143,33 @@ class CoreHooks(Share):
     # -- buffers -------------------------------------------------------------------------------------------------------
 
     def _free_noted(self, buffer: Buffer, stream: object) -> None:
-        opened = self._opened
         notes = buffer.notes
         users = set(notes.users) if isinstance(notes, Users) else set()
         if stream is not None:
-            users.add(opened.stream_index(stream))
+            users.add(self.stream_index(stream))
         users.discard(buffer.home)
-        if isinstance(notes, Notes) and notes.checked and opened.device.checker is not None:
-            opened.device.checker.close_block(buffer._address)
+        if isinstance(notes, Notes) and notes.checked and self.device.checker is not None:
+            self.device.checker.close_block(buffer._address)
         graph = graph_of(buffer)
         if graph is not None and not graph.released:
             graph.keep(buffer, users)
             return
         if graph is not None:  # it was launched nobody knows where
-            users.add(opened.retire.everywhere())
-        buffer._release(opened.retire.entries_for(users, buffer.nbytes) if users else ())
+            users.add(self.retire.everywhere())
+        buffer._release(self.retire.entries_for(users, buffer.nbytes) if users else ())
 
     def _use_on(self, buffer: Buffer, stream: object) -> None:
-        opened = self._opened
-        index = opened.retire.everywhere() if stream is None else opened.stream_index(stream)
+        index = self.retire.everywhere() if stream is None else self.stream_index(stream)
         if stream is not None and index != buffer.home:
             self._need_uncaptured(buffer.home, index)
-            opened.retire.use_on(buffer.home, index)
+            self.retire.use_on(buffer.home, index)
         if index != buffer.home:
             notes_of(buffer).add_user(index)
 
     def _lend(self, buffer: Buffer, stream: int | None) -> None:
         """Order another library's use: on the stream of that number, or on streams that it does not name."""
-        retire = self._opened.retire
-        index = None if stream is None else self._opened.stream_index(stream)
+        retire = self.retire
+        index = None if stream is None else self.stream_index(stream)
         if index == buffer.home:
             return
         if index is not None:
@@ -150,23 +182,23 @@ class CoreHooks(Share):
 
     def _hand_over(self, buffer: Buffer, stream: object) -> None:
         if buffer._block:
-            index = self._opened.stream_index(stream)
+            index = self.stream_index(stream)
             if index != buffer.home:
                 self._need_uncaptured(buffer.home, index)
-                self._opened.retire.hand_over(buffer._block, index)
+                self.retire.hand_over(buffer._block, index)
                 buffer._set_home(index)
 
     def _need_uncaptured(self, home: int, other: int) -> None:
-        streams = self._core.stream_objects
+        streams = self.core.stream_objects
         need_uncaptured(streams[home])
         need_uncaptured(streams[other], named=True)
 
     def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool, offset: int) -> Copy:
-        copy: Copy = self._opened.copies.start(Part(buffer, nbytes, offset), other, stream, into=into)
+        copy: Copy = self.copies.start(Part(buffer, nbytes, offset), other, stream, into=into)
         return copy
 
     def _pin(self, buffer: Buffer) -> Pin:
-        return Pin(self._opened.pins, buffer)
+        return Pin(self.pins, buffer)
 
     def _forgotten(self, buffer: Buffer) -> None:
         site = buffer.notes.site if isinstance(buffer.notes, Notes) else None
@@ -174,12 +206,32 @@ class CoreHooks(Share):
         text = f"a buffer of {format_size(buffer.nbytes)}{tag} was dropped and never freed; it was made at {site}"
         alarm_at(text, LeakWarning, site or ":0")
 
-    async def _to_device(self, buffer: Buffer) -> Buffer:
-        """Copy a buffer that was placed on the host to the device it was asked for, and free the host's."""
-        wanted = self._fallback_of() if self._fallback_of is not None else None
-        if wanted is None:
-            raise InvalidRequest("to_device()", buffer, 'a buffer that fallback="host" placed on the host')
-        moved = await wanted.allocate_async(buffer.nbytes, tag=buffer.tag)
-        await moved.copy_from(memoryview(buffer))
-        buffer.free()
-        return moved
+
+class _RequestPlace:
+    """A request to park on, for one task."""
+
+    deadline: float | None = None
+
+    def __init__(self, request: Request[Any], loop: EventLoop) -> None:
+        self._request = request
+        self._loop = loop
+        self._asleep = False
+
+    def admit(self, sleeper: Sleeper) -> bool:
+        self._asleep = self._request._admit(sleeper)
+        if self._asleep:
+            self._request._asleep(self._loop.current_task())
+        return self._asleep
+
+    def abandon(self, sleeper: Sleeper) -> None:
+        self._request._abandon_sleeper(sleeper)
+        if self._asleep:
+            self._request._awake(True)
+
+    def expire(self) -> None:
+        """Never called: the scheduler knows the deadline."""
+
+    def end(self) -> None:
+        """The task goes on."""
+        if self._asleep:
+            self._request._awake(False)

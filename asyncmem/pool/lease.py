@@ -11,7 +11,7 @@ from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer
-    from asyncmem.pool.ports import AnyShare, Opened
+    from asyncmem.pool.ports import Opened
     from asyncmem.units import Size
 
 
@@ -108,8 +108,8 @@ class Lease(Share):
 
     def _enter(self, found: Buffer) -> Self:
         core = found._core
-        giver: AnyShare = core.pool  # type: ignore[assignment]  # the core tells none of its type
-        opened = self._served_by = giver._opened
+        opened: Opened = core.pool  # type: ignore[assignment]  # the core tells none of its type
+        self._served_by = opened
         if graph_of(found) is not None:
             found.free()
             raise InvalidRequest(

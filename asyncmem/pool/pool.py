@@ -7,6 +7,7 @@ import html
 import itertools
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -14,22 +15,21 @@ import anyio
 from asyncmem.errors import LeakWarning, PoolClosed
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.fallback import HostFallback
 from asyncmem.pool.graph import GraphMemory
-from asyncmem.pool.hooks import CoreHooks
+from asyncmem.pool.host_pools import HostPool, PinnedPool
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.opening import Ground, Opening, close_aside, may_block
-from asyncmem.pool.pinned import PinnedMemory
+from asyncmem.pool.share import Share
 from asyncmem.pool.snapshot import counters, pool_stats, segment_infos, since, summary
 from asyncmem.pool.worker import Worker
 from asyncmem.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Any, Unpack
+    from typing import Unpack
 
-    from asyncmem.core import Batch, Buffer, Ready, Request
+    from asyncmem.core import Batch, Ready, Request
     from asyncmem.devices import Device
     from asyncmem.insight import Profile
     from asyncmem.options import OptionArguments
@@ -41,7 +41,7 @@ _numbers = itertools.count(1)
 _moving = threading.Lock()
 
 
-class AsyncMemoryPool(CoreHooks):
+class AsyncMemoryPool(Share):
     """A pool of device memory that is awaited.
 
     Making one touches neither the device nor an event loop; entering it, `open`, or the first allocation does. It
@@ -58,6 +58,8 @@ class AsyncMemoryPool(CoreHooks):
     """
 
     _worker_factory = Worker
+    _fallback_of: weakref.ref[AsyncMemoryPool] | None = None
+    """The pool that this one stands in for, on the host; None for most."""
 
     def __init__(
         self,
@@ -77,9 +79,9 @@ class AsyncMemoryPool(CoreHooks):
         self._warming: Ready[Batch] | Request[Batch] | None = None
         self._making = threading.Lock()
         self._opening: Opening | None = None
-        self.fallback = HostFallback(f"{self.name} on the host")
-        self._pinned = PinnedMemory(f"{self.name} pinned")
-        self.spilled = PinnedMemory(f"{self.name} spilled", self._options.spill_limit)
+        self.fallback = HostPool(f"{self.name} on the host")
+        self._pinned = PinnedPool(f"{self.name} pinned")
+        self.spilled = PinnedPool(f"{self.name} spilled", self._options.spill_limit)
 
     def __repr__(self) -> str:
         opened = self._state
@@ -176,15 +178,6 @@ class AsyncMemoryPool(CoreHooks):
         if warming is not None:
             warming.result().free()
         self._grown.result()
-
-    def _serve_from(self, request: Request[Any]) -> Buffer | Batch:
-        """Serve another pool's request from this one, on a thread that may block."""
-        sizes = request._sizes
-        if request._is_batch:
-            batch = self.allocate_batch(sizes, tag=request.tag)
-            batch.block()
-            return batch.result()
-        return self.allocate(sizes[0], tag=request.tag)
 
     async def open(self, *, wait: bool = False) -> None:
         """Make the device and start the worker; nothing where that has been done.

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import TYPE_CHECKING, Protocol
 
-from asyncmem.core import Allocator
+from asyncmem.core import GRANULE, Allocator
+from asyncmem.pool.latch import Latch
+from asyncmem.pool.loops import running_loop
+from asyncmem.pool.owners import named_owner
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Generator, Iterator, Mapping
-    from typing import Any
+    from collections.abc import Callable, Iterator
 
-    from asyncmem.core import Batch, Buffer, Core, Effect, Request, Retire
-    from asyncmem.devices import Device, MemoryInfo, Segment
-    from asyncmem.devices.base import Span
+    from asyncmem.core import Buffer, Core, Retire
+    from asyncmem.devices import Device
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.executor import Executor
     from asyncmem.pool.graph import Captures
-    from asyncmem.pool.latch import Latch
-    from asyncmem.pool.loops import EventLoop
     from asyncmem.pool.pins import Pins
     from asyncmem.pool.spilling import Spilling
 
@@ -103,94 +104,151 @@ class WorkerLike(Protocol):
     def close(self, timeout: float | None = None) -> bool: ...
 
 
-class Carrying(Protocol):
-    """The executor, as others know it."""
+class Opened:
+    """An open pool, as its parts know it: what it consists of, its shares, and who works for it.
 
-    segments: dict[int, Segment]
-    spaces: dict[int, Span]
-    memory: MemoryInfo
-    elsewhere: dict[int, object]
-    asked: dict[str, int]
+    Attributes:
+        closed: The error of a closed pool, or None.
+        refusing: The error that newcomers get, or None.
+        released: Whether all memory has gone back, and the worker has ended.
+        shares: The pool and its open budgets and leases, by account.
+        counted: The counters at the last reset.
+        total: The device's memory in bytes.
+        host_memory: Returns the pool of page-locked memory that this one's moves to.
+        fallback_memory: Returns the pool of ordinary memory that stands in for this one.
+        copier: Returns the thread that makes copies which would hold up their callers; starts it at the first need.
+        facts_of: Returns what is known about a request, by its number, that finds no memory.
+    """
 
-    def quiet(self) -> int: ...
-    def run(self, effect: Effect) -> None: ...
+    name: str
+    options: PoolOptions
+    min_free: int
+    pool: AnyShare
+    device: Device
+    core: Core
+    retire: Retire
+    worker: WorkerLike
+    executor: Executor
+    spilling: Spilling
+    captures: Captures
+    pins: Pins
+    total: int
+    host_memory: Callable[[], Allocator]
+    fallback_memory: Callable[[], Allocator]
+    copier: Callable[[], WorkerLike]
+    facts_of: Callable[[int], OutOfMemoryFacts | None]
 
-
-class Copying(Protocol):
-    """The copies of a pool's buffers, as others know them; what it takes and returns is of `copies`."""
-
-    def start(self, part: Any, other: object, stream: object, *, into: bool) -> Any: ...  # noqa: ANN401
-
-
-class Failing(Protocol):
-    """What makes the errors of requests."""
-
-    def of(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception: ...
-
-
-class Opened(Protocol):
-    """An open pool, as its parts know it; each of these is described at `OpenPool`."""
-
-    loop_blocking_calls: int
-    cpu_fallbacks: int
-    counted: dict[str, float]
+    def __init__(self, pool: AnyShare) -> None:
+        self.pool = pool
+        self.name = pool.name
+        self.closed: Exception | None = None
+        self.refusing: Exception | None = None
+        self.released = False
+        self.loop_blocking_calls = self.cpu_fallbacks = 0
+        self.counted: dict[str, float] = {}
+        self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it
+        self.shares: dict[int, AnyShare] = {0: pool}
+        self._ended_accounts: list[int] = []  # of closed budgets and leases, while something below them is held
+        self._owner_blocks = 0
+        self._last = threading.RLock()  # over what the worker is given last; re-entrant for finalizers
 
     @property
-    def name(self) -> str: ...
-    @property
-    def options(self) -> PoolOptions: ...
-    @property
-    def pool(self) -> AnyShare: ...
-    @property
-    def device(self) -> Device: ...
-    @property
-    def core(self) -> Core: ...
-    @property
-    def retire(self) -> Retire: ...
-    @property
-    def worker(self) -> WorkerLike: ...
-    @property
-    def executor(self) -> Carrying: ...
-    @property
-    def spilling(self) -> Spilling: ...
-    @property
-    def captures(self) -> Captures: ...
-    @property
-    def copies(self) -> Copying: ...
-    @property
-    def pins(self) -> Pins: ...
-    @property
-    def failures(self) -> Failing: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def min_free(self) -> int: ...
-    @property
-    def closed(self) -> Exception | None: ...
-    @property
-    def refusing(self) -> Exception | None: ...
-    @property
-    def lock(self) -> threading.Lock: ...
-    @property
-    def shares(self) -> Mapping[int, AnyShare]: ...
+    def limit(self) -> int:
+        """The limit in bytes, in whole granules."""
+        return -(-self.options.ceiling(self.total) // GRANULE) * GRANULE
 
-    def share_of(self, buffer: Buffer) -> AnyShare: ...
-    def begin_share(self, share: AnyShare, account: int) -> None: ...
-    def end_share(self, account: int, arena: int | None = None) -> None: ...
-    def close_accounts(self) -> None: ...
-    def on_loop(self) -> bool: ...
-    def bind(self, request: Request[Any]) -> EventLoop: ...
-    def wait(self, request: Request[Any]) -> Generator[Any, Any, None]: ...
-    def serve(self, request: Request[Any]) -> None: ...
-    def block(self, request: Request[Any], timeout: float | None) -> None: ...
-    def stream_index(self, stream: object) -> int: ...
-    def claims(self) -> list[tuple[int, int, int]]: ...
-    def facts_of(self, number: int) -> OutOfMemoryFacts | None: ...
-    def enter_owner(self) -> None: ...
-    def leave_owner(self) -> None: ...
-    def observe(self) -> None: ...
-    def copier(self) -> WorkerLike: ...
-    def run(self, call: Callable[[], object]) -> Latch[object]: ...
-    def run_last(self, job: Callable[[], None]) -> None: ...
-    def host_memory(self) -> Allocator: ...
-    def serve_on_host(self, request: Request[Any]) -> Buffer | Batch: ...
+    # -- shares ------------------------------------------------------------------------------------------------------
+
+    def share_of(self, buffer: Buffer) -> AnyShare:
+        """Return the pool, budget or lease that a buffer is charged to."""
+        return self.shares.get(buffer._account, self.pool)
+
+    def begin_share(self, share: AnyShare, account: int) -> None:
+        """Note a share that is open from now on."""
+        with self.lock:
+            self.shares[account] = share
+
+    def end_share(self, account: int, arena: int | None = None) -> None:
+        """Forget a share that is closed, and a lease's range; its account ends once nothing of it is held."""
+        with self.lock:
+            share = self.shares.pop(account, None)
+        if arena is not None and share is not None:
+            self.spilling.pass_on(share)
+        self.core.scheduler.close_share(account, self.core.time)  # who waits there fails, before its range is gone
+        self.core.carry_out()
+        if arena is not None:
+            self.core.end_lease(arena)
+        with self.lock:
+            self._ended_accounts.append(account)
+        self.close_accounts()
+
+    def close_accounts(self) -> None:
+        """Remove the accounts of closed shares of which nothing is held any more."""
+        with self.lock:
+            before: list[int] = []
+            while self._ended_accounts != before:  # the one above goes after the last below it
+                before = self._ended_accounts
+                self._ended_accounts = [account for account in before if not self._remove(account)]
+
+    def _remove(self, account: int) -> bool:
+        try:
+            self.core.remove_account(account)
+        except ValueError:
+            return False  # something of it is held, or an account below it is left
+        return True
+
+    # -- who calls, and for what stream ------------------------------------------------------------------------------
+
+    def on_loop(self) -> bool:
+        """Return whether an event loop runs on this thread."""
+        return running_loop(self.core.loop) is not None
+
+    def stream_index(self, stream: object) -> int:
+        """Return the core's number of a stream; None is the device's default stream."""
+        return 0 if stream is None else self.retire.register(self.device.stream_of(stream))
+
+    # -- what is noted on buffers ------------------------------------------------------------------------------------
+
+    def enter_owner(self) -> None:
+        """Count a block of `pool.owner(...)`: while there is one, every allocation looks for its owner's name."""
+        with self.lock:
+            self._owner_blocks += 1
+        self.core.label(named_owner.get())
+        self.observe()
+
+    def leave_owner(self) -> None:
+        """Count one less. From finalizers too: such a task may be collected while its thread has the lock."""
+        self.core.post(self._leave_owner)
+
+    def _leave_owner(self) -> bool:
+        if not self.lock.acquire(blocking=False):
+            return False
+        self._owner_blocks -= 1
+        self.lock.release()
+        self.observe()
+        return True
+
+    def observe(self) -> None:
+        """Have every request go the way that looks at it, while there is something to see."""
+        options = self.options
+        noting = options.track or self.device.checker is not None or self._owner_blocks > 0
+        self.core.tracking = options.track
+        self.core.observe_all(noting, options.segments == "direct" or self.captures.open)
+        self.core.watch_captures = self.core.can_capture and options.watch_captures
+
+    # -- work for the threads ----------------------------------------------------------------------------------------
+
+    def run(self, call: Callable[[], object]) -> Latch[object]:
+        """Have the worker make a call, and return what to wait on."""
+        latch = Latch(call)
+        self.run_last(latch)
+        return latch
+
+    def run_last(self, job: Callable[[], None]) -> None:
+        """Have a job run: by the worker, or by a thread of its own where that ends or has died."""
+        with self._last:  # until all is released the worker goes on, and it does what it has been given before it ends
+            if self.worker.alive and not self.released:
+                self.worker.submit(job)
+                return
+        if not sys.is_finalizing():  # then the start would wait for ever, and the process gives all back
+            threading.Thread(target=job, name=f"{self.name} is closed", daemon=True).start()

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from asyncmem.core import Buffer, Users
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout
-from asyncmem.pool.graph import graph_of, is_captured
+from asyncmem.pool.graph import graph_of, is_captured, notes_of
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.movable import Away, Movable
-from asyncmem.pool.notes import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

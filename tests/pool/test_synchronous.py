@@ -62,13 +62,13 @@ def test_what_is_freed_while_a_call_comes_to_stand_serves_it(monkeypatch: pytest
         for number in (0, 2):
             del blocks[number]
         door = pool if within == "pool" else pool.budget("part", limit="4 MiB")
-        serve = pool._opened.serve
+        serve = pool._opened._serve
 
         def serve_later(request: Request[Buffer]) -> None:
             blocks.pop(1, None)
             serve(request)
 
-        monkeypatch.setattr(pool._opened, "serve", serve_later)
+        monkeypatch.setattr(pool._opened, "_serve", serve_later)
         with door.allocate(2 * MIB) as buffer:
             assert buffer.nbytes == 2 * MIB
         rungs = pool.stats().rungs
