@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from anyio import WouldBlock
 from anyio.lowlevel import checkpoint
 
-from asyncmem.pool.loops import Parked, running_loop
+from asyncmem.pool.loops import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ class Line(Generic[T]):
         taker = _Taker(self)
         self._takers.append(taker)
         self._streak = 0
-        await Parked(self._running(), taker)
+        await self._running().park(taker)
         if taker.booked:
             return taker.booked.pop()
         assert self._ending is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from anyio.lowlevel import checkpoint
+
 from asyncmem.core import Batch, Users
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.pool.alarm import alarm_at, caller_site
@@ -17,8 +19,6 @@ from asyncmem.pool.ports import Opened
 from asyncmem.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from asyncmem.core import Buffer, Request
     from asyncmem.pool.copies import Copies
     from asyncmem.pool.failures import Failures
@@ -63,18 +63,18 @@ class CoreHooks(Opened):
         self.core.set_loop(loop)
         self.core.expire()
 
-    def _wait(self, request: Request[Any]) -> Generator[Any, Any, None]:
+    async def _wait(self, request: Request[Any]) -> None:
         """Let the task that runs here wait for a request, where that is not done by the core."""
         loop = self._bind(request)
         if request.done():  # and the loop is to turn once
             try:
-                yield from loop.pause()
+                await checkpoint()
             except BaseException:
                 request._awake(True)
                 raise
             return
         place = _RequestPlace(request, loop)
-        yield from loop.park(place)
+        await loop.park(place)
         place.end()
 
     def _serve(self, request: Request[Any]) -> None:

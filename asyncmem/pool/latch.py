@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from asyncmem.pool.loops import Parked, need_running_loop
+from asyncmem.pool.loops import need_running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +39,7 @@ class Latch(Generic[T]):
             self._error = error
         with self._lock:
             self._done.set()
-            sleepers, self._sleepers = self._sleepers, []
-        for sleeper in sleepers:
-            sleeper.wake()
+        self.expire()
 
     @property
     def done(self) -> bool:
@@ -59,7 +57,7 @@ class Latch(Generic[T]):
         loop = need_running_loop(self)
         self.deadline = None if timeout is None else loop.now() + timeout
         if not self.done:
-            await Parked(loop, self)
+            await loop.park(self)
         return self.result()
 
     def block(self, timeout: float | None = None) -> T | None:
@@ -81,7 +79,7 @@ class Latch(Generic[T]):
                 self._sleepers.remove(sleeper)
 
     def expire(self) -> None:
-        """Wake who waits, too early: the deadline has passed."""
+        """Wake who waits: it has happened, or the deadline has passed."""
         with self._lock:
             sleepers, self._sleepers = self._sleepers, []
         for sleeper in sleepers:

@@ -1,7 +1,7 @@
 """Event loops, seen alike: how a task sleeps and is woken, how another thread gets a call in, and timers.
 
 asyncio (with or without uvloop) and trio differ in these things only. A request that waits on asyncio does so in the
-compiled core; everything else that sleeps uses `Parked`.
+compiled core; everything else that sleeps does so by `EventLoop.park`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from abc import ABC, abstractmethod
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from typing import Any
 
     import trio
@@ -44,99 +45,81 @@ class Parking(Protocol):
         """Give up waiting: the deadline has passed."""
 
 
-class Timer(Protocol):
-    """A call that is due at some time. `cancel` may be called from any thread."""
+class EventLoop(ABC):
+    """The event loop that a pool serves.
 
-    def cancel(self) -> None: ...
+    Attributes:
+        loop: The asyncio loop, or None.
+        future_type: asyncio's own future, where the loop makes no other.
+        now: The loop's clock, in seconds; any thread may ask it.
+    """
 
+    loop: asyncio.AbstractEventLoop | None = None
+    future_type: Callable[..., asyncio.Future[Any]] | None = None
+    now: Callable[[], float]
 
-class EventLoop(Protocol):
-    """The event loop that a pool serves."""
+    @abstractmethod
+    def is_running_here(self) -> bool:
+        """Return whether it runs on this thread."""
 
-    @property
-    def future_type(self) -> Callable[..., asyncio.Future[Any]] | None:
-        """asyncio's own future, where the loop makes no other."""
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Return whether it runs nothing any more."""
 
-    @property
-    def loop(self) -> object:
-        """The asyncio loop, or None."""
+    @abstractmethod
+    def current_task(self) -> object:
+        """Return the task that runs here."""
 
-    @property
-    def now(self) -> Callable[[], float]:
-        """The loop's clock, in seconds; any thread may ask it."""
+    @abstractmethod
+    def soon(self, callback: Callable[[], object]) -> bool:
+        """Run a callback in a later step of the loop, from any thread; False where the loop is closed."""
 
-    @property
-    def task_of(self) -> Callable[[Any], object]:
-        """What returns the task that runs on an asyncio loop."""
+    @abstractmethod
+    def set_timer(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle | trio.CancelScope:
+        """Set a timer on the loop's thread; return what cancels it there."""
 
-    def is_running_here(self) -> bool: ...
-    def is_closed(self) -> bool: ...
-    def call(self, callback: Callable[[], object]) -> bool:
-        """Run a callback on the loop's thread: now if this is it, else soon. False where the loop is closed."""
-
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Run a callback on the loop's thread at a time of its clock. From any thread."""
-
-    def park(self, place: Parking) -> Generator[Any, Any, None]:
-        """Suspend until woken or past the deadline: ``yield from`` it, in an ``__await__``.
+    @abstractmethod
+    async def park(self, place: Parking) -> None:
+        """Suspend until woken or past the deadline.
 
         A cancelled sleep calls `abandon` before it raises, also when the wake-up had come already.
         """
 
-    def pause(self) -> Generator[Any, Any, None]:
-        """Let other tasks of this loop run: ``yield from`` it, in an ``__await__``."""
+    def call(self, callback: Callable[[], object]) -> bool:
+        """Run a callback on the loop's thread: now if this is it, else soon. False where the loop is closed."""
+        if self.is_running_here():
+            callback()
+            return True
+        return self.soon(callback)
 
-    def current_task(self) -> object: ...
-
-
-class Parked:
-    """A sleep to `await`, for places that are coroutines themselves."""
-
-    __slots__ = ("_loop", "_place")
-
-    def __init__(self, loop: EventLoop, place: Parking) -> None:
-        self._loop = loop
-        self._place = place
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._loop.park(self._place)
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Run a callback on the loop's thread at a time of its clock. From any thread."""
+        return Timer(self, when, callback)
 
 
-class _OwnTimer:
-    """A timer that was set on its loop's thread; no other may touch what the loop has given for it."""
+class Timer:
+    """A call that is due at some time. It is set and cancelled on its loop's thread, whoever asks."""
 
-    __slots__ = ("_handle", "_loop")
-
-    def __init__(self, loop: EventLoop, handle: asyncio.TimerHandle | trio.CancelScope) -> None:
-        self._loop = loop
-        self._handle = handle
-
-    def cancel(self) -> None:
-        """Undo it."""
-        self._loop.call(self._handle.cancel)
-
-
-class _LaterTimer:
-    """A timer that was set from another thread than its loop's."""
+    __slots__ = ("_cancelled", "_handle", "_loop")
 
     def __init__(self, loop: EventLoop, when: float, callback: Callable[[], object]) -> None:
         self._loop = loop
         self._cancelled = False
-        self._timer: Timer | None = None
+        self._handle: asyncio.TimerHandle | trio.CancelScope | None = None
         loop.call(partial(self._set, when, callback))
 
-    def _set(self, when: float, callback: Callable[[], object]) -> None:
-        if not self._cancelled:
-            self._timer = self._loop.call_at(when, callback)
-
     def cancel(self) -> None:
-        """Undo it."""
+        """Undo it. From any thread."""
         self._cancelled = True
         self._loop.call(self._drop)
 
+    def _set(self, when: float, callback: Callable[[], object]) -> None:
+        if not self._cancelled:
+            self._handle = self._loop.set_timer(when, callback)
+
     def _drop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._handle is not None:
+            self._handle.cancel()
 
 
 def _is_own(method: object, expected: object) -> bool:
@@ -150,15 +133,17 @@ if sys.version_info < (3, 12):
     _task_of = vars(asyncio.tasks)["_current_tasks"].get
 
 
-class AsyncioLoop:
+class AsyncioLoop(EventLoop):
     """An asyncio loop, uvloop's included."""
+
+    loop: asyncio.AbstractEventLoop
+    task_of = staticmethod(_task_of)
+    """Returns the task that runs on an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.now = time.monotonic if _is_own(loop.time, asyncio.BaseEventLoop.time) else loop.time
-        own_future = _is_own(loop.create_future, asyncio.BaseEventLoop.create_future)
-        self.future_type = asyncio.Future if own_future else None
-        self.task_of = _task_of
+        self.future_type = asyncio.Future if _is_own(loop.create_future, asyncio.BaseEventLoop.create_future) else None
 
     def __repr__(self) -> str:
         return repr(self.loop)
@@ -172,10 +157,7 @@ class AsyncioLoop:
     def current_task(self) -> object:
         return asyncio.current_task(self.loop)
 
-    def call(self, callback: Callable[[], object]) -> bool:
-        if self.is_running_here():
-            callback()
-            return True
+    def soon(self, callback: Callable[[], object]) -> bool:
         try:
             self.loop.call_soon_threadsafe(callback, context=Context())
         except RuntimeError:
@@ -184,27 +166,22 @@ class AsyncioLoop:
             return False
         return True
 
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        if self.is_running_here():
-            return _OwnTimer(self, self.loop.call_at(when, callback, context=Context()))
-        return _LaterTimer(self, when, callback)
+    def set_timer(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        return self.loop.call_at(when, callback, context=Context())
 
-    def park(self, place: Parking) -> Generator[Any, Any, None]:
+    async def park(self, place: Parking) -> None:
         future = self.loop.create_future()
         sleeper = _AsyncioSleeper(self, future)
         timer = None if place.deadline is None else self.loop.call_at(place.deadline, place.expire)
         try:
             if place.admit(sleeper):
-                yield from future
+                await future
         except BaseException:
             place.abandon(sleeper)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-
-    def pause(self) -> Generator[Any, Any, None]:
-        yield  # what asyncio.sleep(0) comes to
 
 
 class _AsyncioSleeper:
@@ -226,16 +203,13 @@ class _AsyncioSleeper:
                     raise
 
 
-class TrioLoop:
+class TrioLoop(EventLoop):
     """A running trio loop."""
-
-    future_type = None
 
     def __init__(self) -> None:
         import trio
 
         self._trio = trio
-        self.loop = None
         self.now = trio.lowlevel.current_clock().current_time  # the worker asks too, which trio.current_time forbids
         self._token = trio.lowlevel.current_trio_token()
 
@@ -258,27 +232,14 @@ class TrioLoop:
     def current_task(self) -> object:
         return self._trio.lowlevel.current_task()
 
-    def call(self, callback: Callable[[], object]) -> bool:
-        if self.is_running_here():
-            callback()
-            return True
-        return self.soon(callback)
-
     def soon(self, callback: Callable[[], object]) -> bool:
-        """Run a callback in a later step of the loop, from any thread; False where the loop is over."""
         try:
             self._token.run_sync_soon(callback)
         except self._trio.RunFinishedError:
             return False
         return True
 
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        if self.is_running_here():
-            return _OwnTimer(self, self._sleep_until(when, callback))
-        return _LaterTimer(self, when, callback)
-
-    def _sleep_until(self, when: float, callback: Callable[[], object]) -> trio.CancelScope:
-        """Have a system task make a call when it is due; return the scope that it sleeps in."""
+    def set_timer(self, when: float, callback: Callable[[], object]) -> trio.CancelScope:
         scope = self._trio.CancelScope()
 
         async def wait() -> None:
@@ -289,10 +250,7 @@ class TrioLoop:
         self._trio.lowlevel.spawn_system_task(wait)
         return scope
 
-    def park(self, place: Parking) -> Generator[Any, Any, None]:
-        return self._park(place).__await__()
-
-    async def _park(self, place: Parking) -> None:
+    async def park(self, place: Parking) -> None:
         trio = self._trio
         succeeded: Abort = trio.lowlevel.Abort.SUCCEEDED
         sleeper = _TrioSleeper(self, trio.lowlevel.current_task())
@@ -310,9 +268,6 @@ class TrioLoop:
             raise
         if scope.cancelled_caught:
             place.expire()
-
-    def pause(self) -> Generator[Any, Any, None]:
-        return self._trio.lowlevel.checkpoint().__await__()
 
     def reschedule(self, task: trio.lowlevel.Task) -> None:
         """Resume a suspended task."""

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
 from asyncmem.errors import PoolClosed
-from asyncmem.pool.loops import Parked, need_running_loop
+from asyncmem.pool.loops import need_running_loop
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class PressureChanges:
                 return level
             if self._ended:
                 raise StopAsyncIteration
-            await Parked(need_running_loop(self, self._pool.core.loop), self)
+            await need_running_loop(self, self._pool.core.loop).park(self)
 
     def _next(self) -> Pressure | None:
         """Return the next level to tell; else set the deadline at which there may be one."""
