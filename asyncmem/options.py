@@ -1,6 +1,5 @@
 """What can be chosen about a pool, checked once and frozen: sizes in bytes, times in seconds, shares from 0 to 1."""
 
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -155,7 +154,7 @@ class PoolOptions:
 
     Bytes (an int), or a share (a float) of the most that has been live; 0 saves all memory and always waits.
     """
-    patience: readers.Patience = _option(readers.Patience(0.0, math.inf), readers.patience)
+    patience: readers.Patience = _option(readers.Patience(seconds=0.0), readers.patience)
     """How long growth may wait for memory that is free but not done with, before more is reserved than ever.
 
     Seconds for each request, or a share such as "2%": then all of these waits together take no more of the pool's life.

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.figures import format_duration, format_share
 from asyncmem.needs import Need, bytes_needed
 from asyncmem.units import Share, Size, parse_count, parse_duration, parse_share, parse_size
 
@@ -30,14 +31,14 @@ Peers: TypeAlias = tuple[object, ...]
 class Patience(NamedTuple):
     """How long growth may wait for memory that is about to be ready."""
 
-    seconds: float
+    seconds: float = math.inf
     """The most for each request, from when it was asked."""
-    share: float
+    share: float = math.inf
     """The most for all of them together, as a share of the time since the pool was opened."""
 
     def __str__(self) -> str:
         """Write it as it may be given."""
-        return f"{self.seconds:g} s" if self.share == math.inf else f"{self.share:.3%}"
+        return format_duration(self.seconds) if self.share == math.inf else format_share(self.share)
 
 
 _WORDS: Final = {
@@ -136,8 +137,8 @@ def patience(value: object, what: str) -> Patience:
     if isinstance(value, Patience):
         return value
     if isinstance(value, str) and "%" in value:
-        return Patience(math.inf, share(value, what))
-    return Patience(seconds(value, what), math.inf)
+        return Patience(share=share(value, what))
+    return Patience(seconds=seconds(value, what))
 
 
 def factor(value: object, what: str) -> float:

@@ -9,15 +9,16 @@ from typing import TypeAlias
 import click
 from rich.console import Console
 
+from asyncmem import readers
 from asyncmem.cli.parameters import read_duration
 from asyncmem.cli.replays import advice, live, table
+from asyncmem.cli.replays.plot import page
 from asyncmem.cli.reports.writing import written
 from asyncmem.cli.tables import paper
 from asyncmem.errors import InvalidRequest
-from asyncmem.replay import Model, Patience, Policy, Trace, advise, fit, read, read_costs
+from asyncmem.replay import Model, Policy, Trace, advise, fit, read, read_costs
 from asyncmem.replay import replay as run
-from asyncmem.replay.costs import H200
-from asyncmem.replay.plot import page
+from asyncmem.replay.model import H200
 from asyncmem.units import parse_size
 
 SAMPLES = 2000
@@ -210,7 +211,7 @@ def _of(limit: Limit | None, trace: Trace) -> int | None:
 
 
 def _patient(policy: Policy, patience: str | None) -> Policy:
-    return policy if patience is None else replace(policy, patience=Patience.parse(patience))
+    return policy if patience is None else replace(policy, patience=readers.patience(patience, "patience"))
 
 
 def _refuse(mode: str, **given: object) -> None:

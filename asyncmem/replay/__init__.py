@@ -1,17 +1,16 @@
 """Recordings of what programs allocate: read from files of several kinds, checked, and replayed."""
 
+from asyncmem.readers import Patience
 from asyncmem.replay.advise import Advice, Suggestion, advise
 from asyncmem.replay.columns import Op
-from asyncmem.replay.costs import Costs, read_costs
-from asyncmem.replay.fit import fit
 from asyncmem.replay.live import replay_on
 from asyncmem.replay.measuring import measure_costs
-from asyncmem.replay.model import Model
-from asyncmem.replay.policy import Patience, Policy, pool_options
+from asyncmem.replay.model import Costs, Model, read_costs
+from asyncmem.replay.policy import Policy, pool_options
 from asyncmem.replay.reading import read
 from asyncmem.replay.recording import Recorder, record
 from asyncmem.replay.result import LiveReplay, Replay
-from asyncmem.replay.run import replay
+from asyncmem.replay.run import fit, replay
 from asyncmem.replay.snapshot import from_snapshot
 from asyncmem.replay.trace import Steps, Trace
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.figures import format_count, format_size
+from asyncmem.readers import Patience
 from asyncmem.replay.columns import Op
-from asyncmem.replay.fit import fit
 from asyncmem.replay.model import Model
-from asyncmem.replay.policy import Patience, Policy
+from asyncmem.replay.policy import IMPATIENT, Policy
 from asyncmem.replay.result import Replay
-from asyncmem.replay.run import PAGE, replay
+from asyncmem.replay.run import PAGE, fit, replay
 from asyncmem.replay.trace import Trace
 
 POOLED: Final = {"virtual": "paged", "stream_ordered": "stream_ordered"}
@@ -143,7 +143,7 @@ def _try_segments(trial: _Trial) -> None:
 
 
 def _try_patience(trial: _Trial) -> None:
-    if trial.policy.segments != "virtual" or not trial.model.lag or trial.policy.patience != Patience():
+    if trial.policy.segments != "virtual" or not trial.model.lag or trial.policy.patience != IMPATIENT:
         return
     policy = replace(trial.policy, patience=Patience(share=WAITING), text="")
     after = replay(trial.trace, policy, trial.model)

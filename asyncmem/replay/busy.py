@@ -67,13 +67,13 @@ class Busy(ABC):
         """Give back what this needs; called once the device has done all its work."""
 
 
-class HostBusy(Busy):
-    """Has the stream's thread sleep."""
+class ThreadBusy(Busy):
+    """Has the thread of the host sleep that does a stream's work."""
 
     def hold(self, stream: Stream, until: float) -> None:
-        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
-        assert isinstance(stream, HostStream)
-        stream.run(self.until, until)
+        assert isinstance(stream, HostStream | MetalStream)
+        run = stream.run if isinstance(stream, HostStream) else stream.run_on_host
+        run(partial(self.until, until))
 
 
 class SimulatedBusy(Busy):
@@ -172,15 +172,6 @@ class OpenCLBusy(Busy):
             lane.join()
 
 
-class MetalBusy(Busy):
-    """Has the stream's thread on the host sleep."""
-
-    def hold(self, stream: Stream, until: float) -> None:
-        """Put work behind all that the stream has to do that ends then, or at once where that is past."""
-        assert isinstance(stream, MetalStream)
-        stream.run_on_host(partial(self.until, until))
-
-
 def busy_for(device: Device) -> Busy:
     """Answer what keeps that device busy.
 
@@ -190,12 +181,10 @@ def busy_for(device: Device) -> Busy:
     match device:
         case Simulated():
             return SimulatedBusy(device)
-        case Host():
-            return HostBusy()
+        case Host() | Metal():
+            return ThreadBusy()
         case Cuda():
             return CudaBusy(device)
-        case Metal():
-            return MetalBusy()
         case OpenCL():
             return OpenCLBusy(device)
     raise InvalidRequest("lag", device, "a device that can be kept busy: host, simulated, cuda, metal or opencl")

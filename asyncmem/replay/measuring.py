@@ -9,7 +9,7 @@ from asyncmem.devices import Device
 from asyncmem.devices.base import Span
 from asyncmem.errors import OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
-from asyncmem.replay.costs import H200, Costs
+from asyncmem.replay.model import H200, Costs
 
 _MIB: Final = 1 << 20
 

@@ -11,11 +11,10 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from struct import error as StructError  # noqa: N812  # an exception, whatever its module calls it
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypedDict, Unpack
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -47,18 +46,17 @@ _TROUBLE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class About(TypedDict, total=False):
     """What a file says of its recording beside the events."""
 
-    name: str = ""
-    device: int = 0
-    note: str = ""
+    name: str
+    device: int
+    note: str
 
 
-def write_npz(path: str | PathLike[str], columns: Columns, about: About) -> None:
+def write_npz(path: str | PathLike[str], columns: Columns, **about: Unpack[About]) -> None:
     """Write columns that keep the rules of `Trace`."""
-    meta = json.dumps({"version": _VERSION, **asdict(about)})
+    meta = json.dumps({"version": _VERSION, **about})
     gaps = np.diff(columns.time_us, prepend=0)
     with Path(path).open("wb") as file:
         np.savez_compressed(

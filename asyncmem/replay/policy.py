@@ -5,8 +5,8 @@ from typing import Final, Self
 
 from asyncmem import readers
 from asyncmem.errors import InvalidRequest
-from asyncmem.figures import format_duration, format_share
 from asyncmem.options import OPTIONS, PoolOptions
+from asyncmem.readers import Patience
 
 KINDS: Final = ("virtual", "stream_ordered", "direct")
 """The kinds of segments that can be replayed."""
@@ -22,34 +22,10 @@ MATTERS: Final = (
 )
 """The options of a pool that change a replay."""
 
+IMPATIENT: Final = Patience(seconds=0.0)
+"""Growth does not wait."""
+
 _OWN: Final = ("take_back", "patience")
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long growth may wait for work that is under way, before it asks the driver for more than ever.
-
-    Attributes:
-        share: For this share of the time that the program has taken so far, all waits together.
-        seconds: Or for so long each time.
-    """
-
-    share: float = 0.0
-    seconds: float = 0.0
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read "2%" or "5 ms".
-
-        Raises:
-            InvalidRequest: It is neither.
-        """
-        if "%" in text:
-            return cls(share=float(str(readers.share(text, "patience"))))
-        return cls(seconds=float(str(readers.seconds(text, "patience"))))
-
-    def __str__(self) -> str:
-        return format_share(self.share) if self.share else format_duration(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -70,7 +46,7 @@ class Policy:
 
     segments: str = "virtual"
     take_back: bool = True
-    patience: Patience = Patience()
+    patience: Patience = IMPATIENT
     options: PoolOptions = field(default_factory=PoolOptions)
     text: str = ""
 
@@ -91,8 +67,8 @@ class Policy:
         return cls(
             segments=segments,
             take_back=bool(readers.switch(own.get("take_back", "on"), "take_back")),
-            patience=Patience.parse(own.get("patience", "0s")),
-            options=PoolOptions().replace(segments=segments, **options),  # type: ignore[arg-type]  # read as text
+            patience=readers.patience(own.get("patience", "0s"), "patience"),
+            options=PoolOptions().replace(**options),  # type: ignore[arg-type]  # read as text
             text=text,
         )
 

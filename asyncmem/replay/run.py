@@ -1,4 +1,4 @@
-"""Runs a trace through a heap of its own, over a model of the device."""
+"""Runs a trace through a heap of its own, over a model of the device; finds the smallest memory that it fits into."""
 
 import math
 from typing import Final
@@ -8,14 +8,16 @@ import numpy as np
 from asyncmem.core import ReplayTally, replay_steps
 from asyncmem.pool.policy import heap_settings
 from asyncmem.replay.columns import Op
-from asyncmem.replay.costs import CALLS
-from asyncmem.replay.model import Model
+from asyncmem.replay.model import CALLS, Model
 from asyncmem.replay.policy import Policy
 from asyncmem.replay.result import Replay
 from asyncmem.replay.trace import Trace
 
 PAGE: Final = 2 << 20
 """What memory of a GPU comes in."""
+
+PRECISION: Final = 1000
+"""A limit is found to this part of what was needed."""
 
 _TIMED: Final = 3  # runs whose fastest counts: one alone says more of its neighbours on the machine
 
@@ -61,16 +63,13 @@ class Runner:
     def _settings(self, limit: int | None) -> dict[str, object]:
         policy = self.policy
         options = policy.options.replace(segments="direct") if policy.segments == "direct" else policy.options
-        settings: dict[str, object] = dict(heap_settings(options))
-        settings |= {
+        return {
+            **heap_settings(options),
             "limit": limit, "limited": limit is not None, "paged": policy.segments == "virtual",
             "direct": policy.segments == "direct", "granularity": PAGE, "page": PAGE,
             "segment_size": policy.options.segment_size, "take_back": policy.take_back,
-            "patience": policy.patience.seconds or math.inf * bool(policy.patience.share), "adaptive": False,
+            "patience": policy.patience.seconds, "patience_share": policy.patience.share, "adaptive": False,
         }  # fmt: skip
-        if policy.patience.share:
-            settings["patience_share"] = policy.patience.share
-        return settings
 
     def row(self, step: int) -> int:
         """Answer the trace's row of a step."""
@@ -140,3 +139,38 @@ def _result(runner: Runner, limit: int | None, tally: ReplayTally, spent_ns: flo
         ns_per_op=max(0.0, spent_ns) / steps if steps else 0.0,
         samples=tally.samples,
     )
+
+
+def fit(trace: Trace, policy: Policy | None = None, model: Model | None = None, *, waiting: float = math.inf) -> int:
+    """Answer the smallest limit, in bytes, under which the replay of a program completes.
+
+    It is found by halving, to a thousandth of the most that was requested. A slightly larger limit may fail all the
+    same: where things lie changes with it. The one that is answered has been tried.
+
+    Args:
+        trace: What the program did.
+        policy: How its memory is had; None by pages below reserved addresses.
+        model: What it is had from; None for an H200 that is never late.
+        waiting: The share of its time that the program may wait for memory that is in use, all waits together.
+    """
+    model = model or Model()
+    runner = Runner(trace, policy or Policy(), model)
+    most_us = waiting * trace.duration * model.pace * 1e6 if waiting < math.inf else math.inf
+
+    def fits(limit: int) -> bool:
+        found = runner.run(limit=limit)
+        return found.completed and found.wait_us <= most_us
+
+    need = trace.peak_requested
+    if fits(need):
+        return need
+    low, high = need, runner.run().peak_reserved
+    while not fits(high):
+        low, high = high, high + need
+    while high - low > max(need / PRECISION, 1):
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
+    return high

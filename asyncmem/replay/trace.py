@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.replay.columns import Columns, Op, live_bytes, reserved_bytes, settled
 from asyncmem.replay.faults import naming
-from asyncmem.replay.npz import About, read_npz, write_npz
+from asyncmem.replay.npz import read_npz, write_npz
 
 
 class Steps(NamedTuple):
@@ -132,7 +132,7 @@ class Trace:
         Raises:
             OSError: The file cannot be written.
         """
-        write_npz(path, self.columns, About(name=self.name, device=self.device, note=self.note))
+        write_npz(path, self.columns, name=self.name, device=self.device, note=self.note)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
@@ -144,4 +144,4 @@ class Trace:
         """
         with naming(path):
             columns, about = read_npz(path)
-            return cls(*columns, name=about.name, device=about.device, note=about.note)
+            return cls(*columns, **about)

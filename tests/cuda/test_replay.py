@@ -8,7 +8,7 @@ from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Cuda
 from asyncmem.replay import measure_costs, replay_on
 from asyncmem.replay.busy import CudaBusy
-from asyncmem.replay.costs import CALLS
+from asyncmem.replay.model import CALLS
 from tests.replay.programs import MIB, Program, random_program
 
 from .fake import FakeDriver

@@ -7,7 +7,7 @@ import pytest
 
 from asyncmem import InvalidRequest
 from asyncmem.replay import Model, Policy, read_costs, replay
-from asyncmem.replay.costs import H200
+from asyncmem.replay.model import H200
 
 from .programs import MIB, Program
 

@@ -7,7 +7,7 @@ import pytest
 from asyncmem import DeviceError, OutOfMemoryError
 from asyncmem.devices import Host, Latencies, Simulated
 from asyncmem.replay import Model, Policy, measure_costs, replay
-from asyncmem.replay.costs import CALLS
+from asyncmem.replay.model import CALLS
 
 from .programs import MIB, random_program
 

@@ -3,8 +3,8 @@
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
+from asyncmem.cli.replays.plot import page
 from asyncmem.replay import Replay, Trace, replay
-from asyncmem.replay.plot import page
 
 from .programs import MIB, MS, Program
 from .support import trace_of

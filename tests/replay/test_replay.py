@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asyncmem import InvalidRequest, PoolOptions
 from asyncmem.core import replay_steps
 from asyncmem.replay import Model, Op, Patience, Policy, Replay, Trace, fit, read, replay
-from asyncmem.replay.costs import CALLS, H200
+from asyncmem.replay.model import CALLS, H200
 
 from .programs import MIB, MS, Program, random_program
 from .support import TRACES, Row, rows, trace_of
