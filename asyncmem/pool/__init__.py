@@ -1,8 +1,8 @@
 """The pool: what users hold, and what carries out the scheduler's effects.
 
 `pool` is what users hold, with its budgets (`share`) and leases. What is decided is decided in the core; `open_pool`
-puts a core, a device, a worker and an event loop together, and `executor` makes the calls of the device. `blocking`
-serves callers that cannot await. `placement` is a plan of where buffers lie, and `planned` a range that keeps to it.
+puts a core, a device, a worker and an event loop together, `hooks` are what the core asks of that, and `executor` makes
+the calls of the device. `placement` is a plan of where buffers lie, and `planned` a range that keeps to it.
 `buckets` stands apart: it keeps what others have made.
 """
 
@@ -16,8 +16,8 @@ from asyncmem.pool.pins import Pin
 from asyncmem.pool.placement import PlannedPlace, ReusePlan
 from asyncmem.pool.planned import PlannedMemory, PlanUse
 from asyncmem.pool.pool import AsyncMemoryPool
-from asyncmem.pool.protocol import MemoryShare
 from asyncmem.pool.share import Budget
+from asyncmem.pool.share import Share as MemoryShare
 from asyncmem.pool.spillable import Spillable
 
 __all__ = [

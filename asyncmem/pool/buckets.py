@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncmem.core._buckets import Buckets
@@ -135,15 +135,4 @@ class BucketPool(Buckets[T], Generic[T]):
 
     def stats(self) -> BucketStats:
         """Answer the figures of this moment."""
-        return BucketStats(
-            pooled_bytes=self.pooled_bytes,
-            pooled_buffers=self.pooled_buffers,
-            used_bytes=self.used_bytes,
-            active_buffers=self.active_buffers,
-            peak_bytes=self.peak_bytes,
-            allocations=self.allocations,
-            hits=self.hits,
-            misses=self.misses,
-            drops=self.drops,
-            pressure=self.pressure,
-        )
+        return BucketStats(**{field.name: getattr(self, field.name) for field in fields(BucketStats)})

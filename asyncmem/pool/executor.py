@@ -178,7 +178,7 @@ class Executor:
         scheduler = self._core.scheduler
         try:
             if effect.returns:
-                self._give_back(effect, quietly=True)
+                self._trim(effect, quietly=True)
             stream = self._fit_stream(effect.stream)
             segment = self._ask(effect, stream)
         except OutOfMemoryError:
@@ -254,10 +254,7 @@ class Executor:
         if number == self._quiet:
             stream.record().block()
 
-    def _trim(self, effect: Effect) -> None:
-        self._give_back(effect)
-
-    def _give_back(self, effect: Effect, *, quietly: bool = False) -> None:
+    def _trim(self, effect: Effect, *, quietly: bool = False) -> None:
         given = 0
         try:
             for address, nbytes, uses in effect.returns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from anyio.lowlevel import checkpoint
@@ -9,7 +10,6 @@ from anyio.lowlevel import checkpoint
 from asyncmem.core import Batch, Users
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.pool.alarm import alarm_at, caller_site
-from asyncmem.pool.blocking import block, serve
 from asyncmem.pool.copies import Copy, Part
 from asyncmem.pool.graph import Notes, graph_of, need_uncaptured, notes_of
 from asyncmem.pool.loops import running_loop
@@ -21,21 +21,15 @@ from asyncmem.units import format_size
 if TYPE_CHECKING:
     from asyncmem.core import Buffer, Request
     from asyncmem.pool.copies import Copies
-    from asyncmem.pool.failures import Failures
-    from asyncmem.pool.graph import Captured
     from asyncmem.pool.loops import EventLoop, Sleeper
 
 
 class CoreHooks(Opened):
     """An open pool as its core calls it, with the interpreter's lock and no other."""
 
-    failures: Failures
     copies: Copies
 
     # -- requests ------------------------------------------------------------------------------------------------------
-
-    def _failure(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
-        return self.failures.of(request, reason, cause, level, ahead)
 
     def _bind(self, request: Request[Any]) -> EventLoop:
         """Return the loop to sleep on, which becomes the pool's own until it closes.
@@ -77,32 +71,61 @@ class CoreHooks(Opened):
         await loop.park(place)
         place.end()
 
+    # torch, CuPy and plain threads cannot await. Their requests stand in the same queue as all others, so they barge
+    # past nobody; only the device's calls are theirs, because a thread that calls may block and need not wait for the
+    # worker.
+
     def _serve(self, request: Request[Any]) -> None:
-        serve(self, request)
+        """See a synchronous request through: return once it has ended, at its deadline at the latest."""
+        gate, jobs = request._gate, request._jobs
+        assert gate is not None
+        assert jobs is not None
+        waits = False  # for others, and is named among those who do
+        try:
+            request._admit(_ThreadSleeper(gate))
+            while not request.done():
+                if jobs:
+                    if self.on_loop():
+                        self.loop_blocking_calls += 1
+                    self.executor.run(jobs.pop(0))
+                elif not waits and request._deadline is not None:
+                    waits = True
+                    request._asleep(threading.get_ident())
+                elif not gate.acquire(timeout=self._left(request)):
+                    request._expire()
+        except BaseException:  # an interrupt: nobody would see it through any more
+            request.cancel()
+            raise
+        finally:
+            if waits:
+                request._awake(False)
 
     def _block(self, request: Request[Any], timeout: float | None) -> None:
-        block(self, request, timeout)
+        """Wait on this thread until a request of the event loop's has ended, for at most `timeout` seconds."""
+        gate = threading.Semaphore(0)
+        sleeper = _ThreadSleeper(gate)
+        left = self._left(request)
+        bounds = [bound for bound in (timeout, left) if bound is not None]
+        if request._admit(sleeper):
+            request._asleep(threading.get_ident())
+            try:
+                gate.acquire(timeout=min(bounds, default=None))
+            finally:
+                request._abandon_sleeper(sleeper)
+                request._awake(False)
+        if left is not None and self._left(request) == 0:
+            request._expire()
 
-    def _on_loop(self) -> bool:
-        return self.on_loop()
+    def _left(self, request: Request[Any]) -> float | None:
+        if request._deadline is None:
+            return None
+        return min(max(0.0, request._deadline - self.core.time), threading.TIMEOUT_MAX)
 
     def _loop_here(self) -> EventLoop | None:
         return running_loop(self.core.loop)
 
-    def _claims(self) -> list[tuple[int, int, int]]:
-        return self.spilling.claims()
-
-    def _stream_index(self, stream: object) -> int:
-        return self.stream_index(stream)
-
     def _call_site(self) -> str:
         return caller_site()
-
-    def _capture(self, stream: int) -> Captured:
-        return self.captures.admit(stream)
-
-    def _quiet_stream(self) -> int:
-        return self.executor.quiet()
 
     def _reuse(self, request: Request[Any]) -> bool:
         """Serve a request of captured work from what the same capture has freed; return whether there was some."""
@@ -205,6 +228,17 @@ class CoreHooks(Opened):
         tag = f" tagged {buffer.tag!r}" if buffer.tag else ""
         text = f"a buffer of {format_size(buffer.nbytes)}{tag} was dropped and never freed; it was made at {site}"
         alarm_at(text, LeakWarning, site or ":0")
+
+
+class _ThreadSleeper:
+    """A thread that waits for a request."""
+
+    def __init__(self, gate: threading.Semaphore) -> None:
+        self._gate = gate
+
+    def wake(self) -> None:
+        """Let the thread go on. From any thread."""
+        self._gate.release()
 
 
 class _RequestPlace:

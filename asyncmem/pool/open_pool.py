@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from asyncmem.core import Core, Retire
 from asyncmem.devices import Stream
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     WorkerFactory = Callable[[str, Callable[[], float | None], Callable[[BaseException], None]], WorkerLike]
 
+T = TypeVar("T")
+
 _SPREAD: Final = 4
 """A range's size by the device's, where memory comes by pages: addresses are spread more than memory."""
 
@@ -60,8 +62,7 @@ class OpenPool(CoreHooks):
         self.min_free = options.spared(device.kind)
         self.core = core = Core(device, self, **policy.heap_settings(options))
         self.retire = Retire(core, device, late_fences=options.late_fences, fence_every=options.fence_every)
-        me = weakref.ref(self)
-        self.worker = factory(f"asyncmem {pool.name}", lambda: _look_after(me), lambda error: _died(me, error))
+        self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))
         self._factory = factory
         self._copier: WorkerLike | None = None
         self.executor = Executor(self)
@@ -205,11 +206,13 @@ class OpenPool(CoreHooks):
     def copier(self) -> WorkerLike:
         with _starting:
             if self._copier is None or not self._copier.alive:
-                me = weakref.ref(self)
                 name = f"asyncmem {self.name} copies"
-                self._copier = self._factory(name, lambda: _lasts(me), lambda error: _died(me, error))
+                self._copier = self._factory(name, _weakly(self._still_copies), _weakly(self.break_down))
                 self._copier.start()
             return self._copier
+
+    def _still_copies(self) -> float | None:
+        return None if self.released else TICK
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -330,20 +333,15 @@ _opened: weakref.WeakValueDictionary[int, OpenPool] = weakref.WeakValueDictionar
 os.register_at_fork(after_in_child=_forked)
 
 
-def _look_after(me: weakref.ref[OpenPool]) -> float | None:
-    opened = me()
-    return None if opened is None else opened.look_after()
+def _weakly(method: Callable[..., T]) -> Callable[..., T | None]:
+    """Return a call of a method that does nothing once its object is gone."""
+    known = weakref.WeakMethod(method)
 
+    def call(*arguments: object) -> T | None:
+        found = known()
+        return None if found is None else found(*arguments)
 
-def _lasts(me: weakref.ref[OpenPool]) -> float | None:
-    opened = me()
-    return None if opened is None or opened.released else TICK
-
-
-def _died(me: weakref.ref[OpenPool], error: BaseException) -> None:
-    opened = me()
-    if opened is not None:
-        opened.break_down(error)
+    return call
 
 
 def _nothing() -> None:

@@ -39,7 +39,8 @@ class Ground:
         self._made: list[Device] = []  # by us, so closed by us
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self.device = self._find(select_device_for(options.need, options=options) if _open(spec, options) else spec)
+            chosen = select_device_for(options.need, options=options) if spec == "auto" and options.need else spec
+            self.device = self._find(chosen)
             _check_segments(self.device, options.segments)
             if isinstance(options.limit, int):
                 self.device.suggest_capacity(options.limit)
@@ -60,10 +61,6 @@ class Ground:
         if found is not spec:
             self._made.append(found)
         return found
-
-
-def _open(spec: Device | str, options: PoolOptions) -> bool:
-    return spec == "auto" and options.need > 0
 
 
 def _check_room(device: Device, options: PoolOptions) -> None:
@@ -88,11 +85,8 @@ def may_block(spec: Device | str, options: PoolOptions) -> bool:
     if options.need:
         return True  # how much is free is asked
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
-    return any(str(one).partition(":")[0] not in _QUICK for one in (asked, *_named(options)))
-
-
-def _named(options: PoolOptions) -> list[str]:
-    return [peer for peer in options.peers if isinstance(peer, str)]
+    named = (asked, *(peer for peer in options.peers if isinstance(peer, str)))
+    return any(one.partition(":")[0] not in _QUICK for one in named)
 
 
 class Opening:

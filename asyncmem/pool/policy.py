@@ -13,6 +13,13 @@ _APART = 8
 """Pages that streams may have free beside each other in the smallest pool, as a segment holds them."""
 
 
+_AS_GIVEN = (
+    "segment_size", "ready", "late_fences", "overlap", "bypass", "max_waiting", "merge_threshold", "defragment",
+    "adaptive", "shrink_after",
+)  # fmt: skip
+"""The options that the scheduler takes as they are."""
+
+
 def heap_settings(options: PoolOptions) -> HeapOptions:
     """Return what the heap is told; a pool without pooling caches no blocks."""
     blocks = 0 if options.segments == "direct" else 1
@@ -28,26 +35,18 @@ def heap_settings(options: PoolOptions) -> HeapOptions:
 
 def scheduler_settings(options: PoolOptions, device: Device, limit: int) -> dict[str, Any]:
     """Return what the scheduler is told."""
+    paged = options.segments == "paged"
     return {
         **heap_settings(options),
+        **{name: getattr(options, name) for name in _AS_GIVEN},
         "limit": limit,
         "limited": options.limit is not None,
-        "paged": options.segments == "paged",
+        "paged": paged,
         "direct": options.segments == "direct",
         "granularity": device.granularity,
         "page": device.page,
-        "segment_size": options.segment_size,
-        "ready": options.ready,
-        "late_fences": options.late_fences,
-        "overlap": options.overlap,
-        "overlap_least": _APART * device.page if options.segments == "paged" else 0,
+        "overlap_least": _APART * device.page if paged else 0,
         "patience": options.patience.seconds,
         "patience_share": options.patience.share,
-        "bypass": options.bypass,
-        "max_waiting": options.max_waiting,
         "fallback": options.fallback is not None,
-        "merge_threshold": options.merge_threshold,
-        "defragment": options.defragment,
-        "adaptive": options.adaptive,
-        "shrink_after": options.shrink_after,
     }

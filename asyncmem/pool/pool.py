@@ -100,11 +100,6 @@ class AsyncMemoryPool(Share):
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    @property
-    def level(self) -> str:
-        """What errors call it."""
-        return f"pool {self.name!r}"
-
     def own_limit(self) -> int:
         """Return the limit in bytes."""
         return self._opened.limit

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, final
 
-from asyncmem.core import Buffer, parse_priority
+from asyncmem.core import parse_priority
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.graph import need_uncaptured
+from asyncmem.pool.latch import Latch
 from asyncmem.pool.loops import need_running_loop, running_loop
+from asyncmem.pool.share import RequestTerms
 from asyncmem.units import format_size, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from asyncmem.core import Buffer
+    from asyncmem.devices import Fence
     from asyncmem.pool.spilling import Spilling
 
 
@@ -142,23 +147,19 @@ class Use:
         timeout = spilling.opened.options.timeout if self._timeout is None else self._timeout
         left = _countdown(loop.now, timeout)
         self._owner = owner = spilling.opened.core.owner()
-        while (found := spilling.begin(one, owner, patient=timeout is None)) is not None:
-            if isinstance(found, Buffer):
-                return await self._seen(found)
+        while isinstance(found := spilling.begin(one, owner, patient=timeout is None), Latch):
             try:
                 await found.wait(left())
             finally:
                 spilling.unfollow(one, owner)
             spilling.need_in_time(one, found, timeout)
-        try:
-            need_uncaptured(one.stream)
-            granted = await one.share.allocate_async(
-                one.nbytes, stream=one.stream, tag=one.tag, priority=self._priority, timeout=left()
-            )
-            buffer = spilling.bring_home(one, granted, owner)
-        finally:
-            spilling.fetched(one)
-        return await self._seen(buffer)
+        if found is None:
+            with self._fetching(left()) as terms:
+                found = spilling.bring_home(one, await one.share.allocate_async(one.nbytes, **terms), owner)
+        with self._begun(found) as arriving:
+            if arriving is not None:
+                await arriving
+        return found
 
     def __enter__(self) -> Buffer:
         """Bring the memory home from a thread that cannot await, and keep it there until the block ends.
@@ -174,9 +175,7 @@ class Use:
         spilling, one, timeout = self._spilling, self._held._one, self._timeout
         left = _countdown(time.monotonic, timeout)
         self._owner = owner = spilling.opened.core.owner()
-        while (found := spilling.begin(one, owner, patient=timeout is None)) is not None:
-            if isinstance(found, Buffer):
-                return self._seen_blocking(found)
+        while isinstance(found := spilling.begin(one, owner, patient=timeout is None), Latch):
             try:
                 if running_loop() is not None:
                     raise InvalidRequest("with", self._held, "memory that is not moving just now", hint="async with it")
@@ -184,15 +183,13 @@ class Use:
             finally:
                 spilling.unfollow(one, owner)
             spilling.need_in_time(one, found, timeout)
-        try:
-            need_uncaptured(one.stream)
-            granted = one.share.allocate(
-                one.nbytes, stream=one.stream, tag=one.tag, priority=self._priority, timeout=left()
-            )
-            buffer = spilling.bring_home(one, granted, owner)
-        finally:
-            spilling.fetched(one)
-        return self._seen_blocking(buffer)
+        if found is None:
+            with self._fetching(left()) as terms:
+                found = spilling.bring_home(one, one.share.allocate(one.nbytes, **terms), owner)
+        with self._begun(found) as arriving:
+            if arriving is not None:
+                arriving.block()
+        return found
 
     async def __aexit__(self, *_: object) -> None:
         """Let it move again, after the last block."""
@@ -206,31 +203,26 @@ class Use:
         """End the use."""
         self._spilling.leave(self._held._one, self._owner)
 
-    async def _seen(self, buffer: Buffer) -> Buffer:
+    @contextmanager
+    def _fetching(self, timeout: float | None) -> Iterator[RequestTerms]:
+        """Bring it home by a request of these terms; let those look again who wait for that."""
+        one = self._held._one
         try:
-            self._order(buffer)
-            arriving = self._held._one.arriving
-            if arriving is not None:
-                await arriving
+            need_uncaptured(one.stream)
+            yield RequestTerms(stream=one.stream, tag=one.tag, priority=self._priority, timeout=timeout)
+        finally:
+            self._spilling.fetched(one)
+
+    @contextmanager
+    def _begun(self, buffer: Buffer) -> Iterator[Fence | None]:
+        """Order the named stream behind the buffer's home; give what to wait for; end the use where that fails."""
+        try:
+            if self._stream is not None:
+                buffer.use_on(self._stream)
+            yield self._held._one.arriving
         except BaseException:
             self.end()
             raise
-        return buffer
-
-    def _seen_blocking(self, buffer: Buffer) -> Buffer:
-        try:
-            self._order(buffer)
-            arriving = self._held._one.arriving
-            if arriving is not None:
-                arriving.block()
-        except BaseException:
-            self.end()
-            raise
-        return buffer
-
-    def _order(self, buffer: Buffer) -> None:
-        if self._stream is not None:
-            buffer.use_on(self._stream)
 
 
 def _countdown(now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:

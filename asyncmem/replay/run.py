@@ -75,11 +75,6 @@ class Runner:
         """Answer the trace's row of a step."""
         return int(np.flatnonzero(self.trace.op <= Op.FREE)[step])
 
-    @property
-    def steps(self) -> int:
-        """How many there are."""
-        return self._steps.slot.size
-
 
 def replay(
     trace: Trace,

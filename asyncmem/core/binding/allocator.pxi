@@ -204,15 +204,15 @@ cdef Request _submit(Allocator door, object size, bint batch, object stream, obj
     if stream is not None:
         index = core.index_of(stream)
         if index < 0:
-            index = core.pool._stream_index(stream)
+            index = core.pool.stream_index(stream)
     ask.nbytes, ask.stream, ask.account, ask.arena = request.nbytes, index, door.account, door.arena
     ask.anywhere = ask.door = ask.again = False
     core.cause(&ask, tag)
     terms.captured = False
     if core.can_capture and (stream is not None or core._observed) and core.may_be_captured(index):
-        request._capture = core.pool._capture(index)
+        request._capture = core.pool.captures.admit(index)
         terms.captured = True
-        ask.stream = core.pool._quiet_stream()
+        ask.stream = core.pool.executor.quiet()
     request.stream = ask.stream
     if core.tracking:
         request._site = core.pool._call_site()
@@ -222,7 +222,7 @@ cdef Request _submit(Allocator door, object size, bint batch, object stream, obj
     terms.priority, terms.effort, terms.calls, terms.on_loop = call.priority, call.effort, call.calls, False
     terms.deadline, terms.waits = never, True
     if call.calls:
-        terms.on_loop = core.pool._on_loop()
+        terms.on_loop = core.pool.on_loop()
         if call.timed and call.timeout > 0 and terms.on_loop:
             raise InvalidRequest(
                 "timeout", timeout, "0 or None on an event loop's thread", hint="await allocate_async instead")

@@ -341,7 +341,7 @@ cdef class Core(Heap):
         cdef vector[Claim] claims
         cdef vector[Stuck] stuck
         cdef Claim one
-        for owner, nbytes, account in self.pool._claims():
+        for owner, nbytes, account in self.pool.spilling.claims():
             one.owner, one.nbytes, one.account = owner, nbytes, account
             claims.push_back(one)
         self.s.quiet(self.now(), claims)
@@ -411,7 +411,7 @@ cdef class Core(Heap):
         if error is None and found.terms.effort == Effort.Take and found.reason == CReason.NoMemory:
             error = _NOTHING
         if error is None:
-            error = self.pool._failure(request, reason, shortage, level, ahead)
+            error = self.pool.failures.of(request, reason, shortage, level, ahead)
         request.id = 0
         self.s.forget(id)
         return error
