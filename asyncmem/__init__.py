@@ -62,7 +62,7 @@ from asyncmem.pool import (
     ReusePlan,
     Spillable,
 )
-from asyncmem.pool.tagging import tag
+from asyncmem.pool.owners import tag
 from asyncmem.runtime import RuntimeDevice, device, run
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 

@@ -24,9 +24,9 @@ from asyncmem.insight.recording import Recording
 from asyncmem.insight.records import Peak, Record, Records
 from asyncmem.insight.sharing import Lifetime, ReuseSuggestions, SharedBuffer
 from asyncmem.insight.tracker import MemoryTracker
+from asyncmem.pool.owners import tag
 from asyncmem.pool.placement import PlannedPlace, ReusePlan
 from asyncmem.pool.planned import PlanUse
-from asyncmem.pool.tagging import tag
 
 __all__ = [
     "AllocationPatterns",

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from asyncmem.core import Witness
-from asyncmem.pool.tagging import current_tag
+from asyncmem.pool.owners import current_tag
 
 _PACKAGE = Path(__file__).parents[1]
 # Programs of ours are programs like any other.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -56,7 +56,7 @@ class Executor:
         self.spaces: dict[int, Span] = {}
         self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
         self.elsewhere: dict[int, Buffer | Batch] = {}  # by the identity of the request
-        self.asked: dict[str, int] = {}
+        self.asked: Counter[str] = Counter()
         self._making = threading.Lock()
         self._quiet: int | None = None
         self._lost: list[tuple[Segment, int, int]] = []  # what could not be made ready; and behind what it goes back
@@ -216,15 +216,12 @@ class Executor:
         if spare < effect.need:
             facts = OutOfMemoryFacts(asked=effect.need, device=self._device.name, device_free=self.memory.free)
             raise OutOfMemoryError(facts)
-        segment = None
+        kind, segment = self._pool.options.segments, None
         if effect.need < effect.nbytes <= spare:
-            try:
-                segment = self._device.allocate_segment(effect.nbytes, self._pool.options.segments, stream)
-            except OutOfMemoryError:
-                segment = None
+            with suppress(OutOfMemoryError):
+                segment = self._device.allocate_segment(effect.nbytes, kind, stream)
         if segment is None:
-            nbytes = effect.nbytes if effect.need == effect.nbytes else effect.need
-            segment = self._device.allocate_segment(nbytes, self._pool.options.segments, stream)
+            segment = self._device.allocate_segment(effect.need, kind, stream)
         try:
             self._make_ready(segment.address, segment.nbytes, number)
         except BaseException:
@@ -446,11 +443,11 @@ class Executor:
         try:
             again = effect.level == 0 and self._pool.spilling.look_again()  # what could not move before may be able to
             if tries < 0:
-                self._count("collect")
+                self.asked["collect"] += 1
                 gc.collect()
                 again = True
             elif not again and options.on_oom is not None and tries < _RETRIES:
-                self._count("ask")
+                self.asked["ask"] += 1
                 facts = self._pool.facts_of(effect.request)
                 again = facts is not None and bool(options.on_oom(facts))
         except Exception as error:  # noqa: BLE001  # the request fails with it
@@ -460,9 +457,6 @@ class Executor:
                 scheduler.retry(effect.job, self._core.time)
             else:
                 scheduler.refuse(effect.job, self._core.time)
-
-    def _count(self, means: str) -> None:
-        self.asked[means] = self.asked.get(means, 0) + 1
 
     # -- what goes wrong, and what is told ---------------------------------------------------------------------------
 

@@ -1,16 +1,45 @@
-"""Who holds memory and waits for more: tasks and threads, by the core's numbers and by name."""
+"""Who holds memory and waits for more, and what for: tasks and threads by number and by name, and tags."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from asyncmem.errors import InvalidRequest
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncmem.core import Core
 
 named_owner: ContextVar[str | None] = ContextVar("asyncmem_owner", default=None)
 """The name of `pool.owner(name)`; what is allocated under it is held by the task that allocates it."""
+
+
+current_tag: ContextVar[str | None] = ContextVar("asyncmem_tag", default=None)
+"""The name of `tag(name)`."""
+
+
+@contextmanager
+def tag(name: str) -> Iterator[None]:
+    """Name what is allocated inside the block: ``with asyncmem.tag("attention"):``.
+
+    The name follows the tasks that are made inside. The innermost block counts, and ``tag=`` of a request more than any
+    block. Recordings, trackers and the errors of a pool that is recorded show it; a pool that nobody records does not
+    even look, and counts by ``tag=`` alone.
+
+    Raises:
+        InvalidRequest: The name is not text.
+    """
+    if not isinstance(name, str):
+        raise InvalidRequest("tag()", name, "text")
+    token = current_tag.set(name)
+    try:
+        yield
+    finally:
+        current_tag.reset(token)
 
 
 def label(owner: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar, Unpack, final
+from typing import TYPE_CHECKING, NamedTuple, Self, Unpack, final
 
 from asyncmem.core import STREAK_LIMIT, Ready, extent
 from asyncmem.errors import InvalidRequest
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from asyncmem.core import Array, Buffer, Request
     from asyncmem.pool.share import RequestTerms, Share
     from asyncmem.units import Size
-
-_Name = TypeVar("_Name")
 
 
 class PlanUse(NamedTuple):
@@ -55,12 +53,11 @@ class PlannedMemory:
         self._strict = strict
         self._lease = Lease(parent, plan.peak, **terms)
         self._lease.laid_out = True
-        self._by_key: dict[str, list[int]] = {}
-        self._by_size: dict[int, list[int]] = {}
+        self._named: dict[str | int, list[int]] = {}  # numbers of places, by their size and by their key
         for index, place in enumerate(plan.places):
-            self._by_size.setdefault(plan.rounded(place.nbytes), []).append(index)
+            self._named.setdefault(plan.rounded(place.nbytes), []).append(index)
             if place.key is not None:
-                self._by_key.setdefault(place.key, []).append(index)
+                self._named.setdefault(place.key, []).append(index)
         self._planned = self._unplanned = self._displaced = self._streak = 0
         self._begin()
 
@@ -93,8 +90,7 @@ class PlannedMemory:
 
     def _begin(self) -> None:
         self._used = bytearray(len(self.plan.places))
-        self._keys_at: dict[str, int] = {}
-        self._sizes_at: dict[int, int] = {}
+        self._passed: dict[str | int, int] = {}  # how many of the places of a name were used
 
     async def __aenter__(self) -> Self:
         """Wait for the range; the current task counts as its owner until the block ends.
@@ -197,28 +193,22 @@ class PlannedMemory:
     def _size_of(self, key: str | None) -> int:
         if key is None:
             raise InvalidRequest("size", None, "a size, or the key of a buffer in the plan")
-        if key not in self._by_key:
-            some = ", ".join(map(repr, list(self._by_key)[:8])) or "none has one"
+        if key not in self._named:
+            some = ", ".join([repr(one) for one in self._named if isinstance(one, str)][:8]) or "none has one"
             raise InvalidRequest("key", key, f"the key of a buffer in the plan ({some}), or a size")
         index = self._next(key, 0)
-        return self.plan.places[self._by_key[key][-1] if index is None else index].nbytes
+        return self.plan.places[self._named[key][-1] if index is None else index].nbytes
 
     def _next(self, key: str | None, nbytes: int) -> int | None:
         """Answer the number of the next place that a request may have in this step."""
         size = self.plan.rounded(nbytes)
-        if key is None:
-            return self._first_unused(self._by_size.get(size, []), self._sizes_at, size)
-        index = self._first_unused(self._by_key.get(key, []), self._keys_at, key)
-        if index is None or size > self.plan.rounded(self.plan.places[index].nbytes):
-            return None
-        return index
-
-    def _first_unused(self, numbers: list[int], positions: dict[_Name, int], name: _Name) -> int | None:
-        at = positions.get(name, 0)
+        name = size if key is None else key
+        numbers, at = self._named.get(name, []), self._passed.get(name, 0)
         while at < len(numbers) and self._used[numbers[at]]:
             at += 1
-        positions[name] = at
-        return numbers[at] if at < len(numbers) else None
+        self._passed[name] = at
+        fits = at < len(numbers) and size <= self.plan.rounded(self.plan.places[numbers[at]].nbytes)
+        return numbers[at] if fits else None
 
 
 def _of_something(plan: object) -> ReusePlan:

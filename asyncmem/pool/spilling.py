@@ -154,7 +154,8 @@ class Spilling:
             if patient and one.patient:
                 one.followers.append(owner)
                 self._joined.add(one)
-                after.append(self._tell_claim)
+                core = self.opened.core
+                after.append(lambda: core.scheduler.note_claim(core.time))
             return one.fetching
 
     def unfollow(self, one: Movable, owner: int) -> None:
@@ -164,10 +165,6 @@ class Spilling:
                 one.followers.remove(owner)
             if not one.followers:
                 self._joined.discard(one)
-
-    def _tell_claim(self) -> None:
-        self.opened.core.scheduler.note_claim(self.opened.core.time)
-        self.opened.core.carry_out()
 
     def claims(self) -> list[tuple[int, int, int]]:
         """Return who waits for others to bring something home: owner, bytes and account."""

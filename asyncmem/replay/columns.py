@@ -1,6 +1,12 @@
-"""What a recording consists of: one row an event, one column a property, and the rules that the rows keep."""
+"""What a recording consists of: one row an event, one column a property, and the rules that the rows keep.
 
+A fault is told by the row and the file that it is in, and what should have been there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from os import PathLike, fspath
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -8,7 +14,6 @@ from numpy.typing import NDArray
 
 from asyncmem.errors import BadTrace
 from asyncmem.figures import format_size
-from asyncmem.replay.faults import refuse
 from asyncmem.units import MAX_SIZE
 
 _Number = TypeVar("_Number", bound=np.integer)
@@ -146,3 +151,33 @@ def _ends(columns: Columns, op: Op, begins: NDArray[np.intp], what: str) -> NDAr
     asked, given = columns.nbytes[columns.op == Op.ALLOCATE][ids], columns.nbytes[rows]
     refuse(asked != given, "the bytes of its allocation", lambda at: f"{given[at]} and not {asked[at]}", rows)
     return ends
+
+
+def refuse(
+    wrong: NDArray[np.bool_], expected: str, got: Callable[[int], str], rows: NDArray[np.intp] | None = None
+) -> None:
+    """Raise for the first that is wrong.
+
+    Args:
+        wrong: Says of each row, or of each of `rows`, whether it is wrong.
+        expected: What ought to be there.
+        got: Tells what is there, by position in `wrong`.
+        rows: The rows that `wrong` is about; None for all.
+
+    Raises:
+        BadTrace: One is wrong.
+    """
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise BadTrace(got(at), expected, row=at if rows is None else int(rows[at]))
+
+
+@contextmanager
+def naming(file: str | PathLike[str]) -> Iterator[None]:
+    """Say in which file the fault is that is found inside the block, and call what is too large for memory a fault."""
+    try:
+        yield
+    except BadTrace as fault:
+        raise BadTrace(fault.got, fault.expected, file=fspath(file), row=fault.row, hint=fault.hint) from None
+    except MemoryError:
+        raise BadTrace("more than memory holds", "what fits into memory", file=fspath(file)) from None

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
-from typing import Final, Self
+from typing import Final, TypeAlias
 
 from asyncmem.devices import Device
 from asyncmem.devices.base import Span
 from asyncmem.errors import OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.replay.model import H200, Costs
+
+_Remap: TypeAlias = Callable[[Sequence[Span], Sequence[Span]], None]
 
 _MIB: Final = 1 << 20
 
@@ -89,13 +92,13 @@ def _of_pieces(device: Device, sizes: Sequence[int]) -> Iterator[tuple[int, dict
 
 def _of_piece(device: Device, nbytes: int) -> tuple[float, float, float]:
     come, move, go = [], [], []
-    with _Range(device, 2 * _PIECES * nbytes) as held:
-        places = [(held.start + at * nbytes, nbytes) for at in range(2 * _PIECES)]
+    with _reserved(device, 2 * _PIECES * nbytes) as (start, remap):
+        places = [(start + at * nbytes, nbytes) for at in range(2 * _PIECES)]
         here, there = places[::2], places[1::2]
         for _ in range(1 + _REPEATS):
-            come.append(_took(device, lambda: held.remap((), here)))
-            move.append(_took(device, lambda: held.remap(here, there)))
-            go.append(_took(device, lambda: held.remap(there, ())))
+            come.append(_took(device, lambda: remap((), here)))
+            move.append(_took(device, lambda: remap(here, there)))
+            go.append(_took(device, lambda: remap(there, ())))
     return _usual(come) / _PIECES, _usual(move) / _PIECES, _usual(go) / _PIECES
 
 
@@ -123,25 +126,21 @@ def _usual(times: Sequence[float]) -> float:
     return median(times[1:])  # for the first there was much to set up
 
 
-class _Range:
-    """Reserved addresses; what is mapped there goes back with them."""
+@contextmanager
+def _reserved(device: Device, nbytes: int) -> Iterator[tuple[int, _Remap]]:
+    """Reserve addresses; give the first, and what maps there, which goes back with them."""
+    mapped: set[Span] = set()
+    start = device.reserve(nbytes)
 
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self._device = device
-        self._nbytes = nbytes
-        self._mapped: set[Span] = set()
-        self.start = device.reserve(nbytes)
-
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> None:
-        done = self._device.remap(out, into)
-        self._mapped -= set(out[: done.unmapped])
-        self._mapped |= set(into[: done.mapped])
+    def remap(out: Sequence[Span], into: Sequence[Span]) -> None:
+        done = device.remap(out, into)
+        mapped.difference_update(out[: done.unmapped])
+        mapped.update(into[: done.mapped])
         if done.error is not None:
             raise done.error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._device.remap(sorted(self._mapped), ())  # and what the driver did not take back before
-        self._device.unreserve(self.start, self._nbytes)
+    try:
+        yield start, remap
+    finally:
+        device.remap(sorted(mapped), ())  # and what the driver did not take back before
+        device.unreserve(start, nbytes)

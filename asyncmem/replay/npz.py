@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from asyncmem.errors import BadTrace
 from asyncmem.figures import format_size
-from asyncmem.replay.columns import LATEST_US, Columns, need_numbers
-from asyncmem.replay.faults import refuse
+from asyncmem.replay.columns import LATEST_US, Columns, need_numbers, refuse
 
 MOST_BYTES: Final = 1 << 32
 """What a recording may come to uncompressed: more than 200 million events."""
@@ -35,7 +34,6 @@ _KINDS: Final = re.compile(r"[<>|=]?([iu][1248]|U\d{1,7})")
 _TROUBLE: Final = (
     BadZipFile,
     EOFError,
-    NotImplementedError,
     OSError,
     RuntimeError,
     StructError,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from asyncmem.errors import BadTrace, InvalidRequest
-from asyncmem.replay.faults import naming
+from asyncmem.replay.columns import naming
 from asyncmem.replay.snapshot import from_snapshot, load_snapshot
 from asyncmem.replay.trace import Trace
 

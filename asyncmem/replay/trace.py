@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.figures import format_count, format_duration, format_size
-from asyncmem.replay.columns import Columns, Op, live_bytes, reserved_bytes, settled
-from asyncmem.replay.faults import naming
+from asyncmem.replay.columns import Columns, Op, live_bytes, naming, reserved_bytes, settled
 from asyncmem.replay.npz import read_npz, write_npz
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncmem import BadTrace, InvalidRequest
 from asyncmem.replay import from_snapshot, read
-from asyncmem.replay.faults import naming
+from asyncmem.replay.columns import naming
 from asyncmem.replay.snapshot import load_snapshot
 
 from .support import Torch, events, same
