@@ -146,44 +146,24 @@ class Copies:
         if there is None:
             host = host_bytes(other, what, writable=not into)
             _need_room(host.nbytes, part.nbytes, what)
-            return self.copy_in(part, host, stream) if into else self.copy_out(part, host, stream)
-        to = part if into else there
-        if to.buffer.readonly:
-            raise InvalidRequest(what, to.buffer, "memory that may be written")
-        if into:
-            _need_room(there.nbytes, part.nbytes, what)
-            return self.between(there, part, stream, caller=part.buffer)
-        _need_room(part.nbytes, there.nbytes, "nbytes")
-        return self.between(part, there, stream, caller=part.buffer)
+            return self._with_host(part, host, stream, into=into)
+        source, target = (there, part) if into else (part, there)
+        if target.buffer.readonly:
+            raise InvalidRequest(what, target.buffer, "memory that may be written")
+        _need_room(source.nbytes, target.nbytes, what if into else "nbytes")
+        return self._between(source, target, stream, caller=part.buffer)
 
     # -- between a buffer and the host -------------------------------------------------------------------------------
 
-    def copy_in(self, part: Part, source: memoryview, stream: object) -> Copy:
-        """Start copying all of `source` to where the part begins; later work of the home comes behind it.
+    def _with_host(self, part: Part, host: memoryview, stream: object, *, into: bool) -> Copy:
+        """Start copying all of `host` to where the part begins, or from there to all of `host`.
+
+        Later work of the home comes behind what is written to the buffer.
 
         Raises:
             InvalidRequest: The stream is another device's, or is being captured.
             DeviceError: The device refuses.
         """
-        return self._with_host(part, source, stream, part.device.copy_in, into=True)
-
-    def copy_out(self, part: Part, target: memoryview, stream: object) -> Copy:
-        """Start copying from where the part begins to all of `target`. Raises as `copy_in`."""
-
-        def submit(address: int, host: memoryview, on: Stream) -> None:
-            part.device.copy_out(host, address, on)
-
-        return self._with_host(part, target, stream, submit, into=False)
-
-    def _with_host(
-        self,
-        part: Part,
-        host: memoryview,
-        stream: object,
-        submit: Callable[[int, memoryview, Stream], None],
-        *,
-        into: bool,
-    ) -> Copy:
         buffer, device = part.buffer, part.device
         address, home = part.address, buffer.stream
         on = home if stream is None else device.stream_of(stream)
@@ -193,19 +173,25 @@ class Copies:
         if on != home:
             buffer.use_on(on)
         followers = {home} if into and on != home else set()
+
+        def submit(stream: Stream) -> None:
+            if into:
+                device.copy_in(address, host, stream)
+            else:
+                device.copy_out(host, address, stream)
+
         if device.copy_holds_up(host, into=into):
             # It would hold this thread: another one makes it, and keeps the block meanwhile as an export would.
-            aside = on.for_any_thread()
-            return self._beside(host, lambda: submit(address, host, aside), aside, buffer._pin())
-        submit(address, host, on)
+            return self._beside(host, submit, on.for_any_thread(), buffer._pin())
+        submit(on)
         return self._started(host.nbytes, on, followers, (host,))
 
-    def _beside(self, host: memoryview, submit: Callable[[], None], on: Stream, export: object) -> Copy:
+    def _beside(self, host: memoryview, submit: Callable[[Stream], None], on: Stream, export: object) -> Copy:
         kept = [host, export]
 
         def make() -> None:
             try:
-                submit()
+                submit(on)
                 on.record().block()
             finally:
                 kept.clear()
@@ -216,7 +202,7 @@ class Copies:
 
     # -- between two buffers -----------------------------------------------------------------------------------------
 
-    def between(self, source: Part, target: Part, stream: object, *, caller: Buffer) -> Copy:
+    def _between(self, source: Part, target: Part, stream: object, *, caller: Buffer) -> Copy:
         """Start copying the source's bytes to where the target begins, in the order of both their homes.
 
         Args:
