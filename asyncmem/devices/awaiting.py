@@ -4,12 +4,19 @@ The device's thread calls back at a time of its own choosing, so two things must
 no callback behind, and a callback that finds its loop gone does nothing, because nobody is left to be woken.
 """
 
+from __future__ import annotations
+
 import asyncio
 import sys
-from collections.abc import Callable, Generator
-from typing import Protocol
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncmem.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    import trio
 
 
 class Notifying(Protocol):
@@ -36,10 +43,30 @@ def wait_until_done(fence: Notifying) -> Generator[object, object, None]:
     """
     if fence.done():
         return
+    sleeper = sleeper_here(fence)
+
+    def wake() -> None:
+        sleeper.wake()
+
+    fence.notify(wake)
+    try:
+        yield from sleeper.__await__()
+    finally:
+        fence.forget(wake)
+
+
+def sleeper_here(what: object) -> AsyncioSleeper | TrioSleeper:
+    """Return what suspends the task that runs here when it is awaited, until it is woken; for one `await`.
+
+    Raises:
+        InvalidRequest: No supported event loop runs this coroutine, which is to await `what`.
+    """
     if in_trio():
-        yield from _wait_on_trio(fence).__await__()
-    else:
-        yield from _wait_on_asyncio(fence)
+        return TrioSleeper()
+    try:
+        return AsyncioSleeper(asyncio.get_running_loop())
+    except RuntimeError:
+        raise InvalidRequest("await", what, "a task of asyncio, uvloop or trio", hint="elsewhere use block()") from None
 
 
 def let_others_run() -> Generator[object, object, None]:
@@ -56,64 +83,72 @@ def in_trio() -> bool:
     return trio is not None and bool(trio.lowlevel.in_trio_task())
 
 
-def _wait_on_asyncio(fence: Notifying) -> Generator[object, object, None]:
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise InvalidRequest(
-            "await", fence, "a task of asyncio, uvloop or trio", hint="elsewhere use block()"
-        ) from None
-    reached: asyncio.Future[None] = loop.create_future()
-
-    def settle() -> None:
-        if not reached.done():
-            reached.set_result(None)
-
-    def wake() -> None:
-        try:
-            loop.call_soon_threadsafe(settle)
-        except RuntimeError:
-            return  # the loop is closed, and its waiters with it
-
-    fence.notify(wake)
-    try:
-        yield from reached
-    finally:
-        fence.forget(wake)
-
-
 async def _trio_checkpoint() -> None:
     import trio  # only a program that runs trio gets here
 
     await trio.lowlevel.checkpoint()
 
 
-async def _wait_on_trio(fence: Notifying) -> None:
-    import trio  # only a program that runs trio gets here
+class AsyncioSleeper:
+    """A task of asyncio or uvloop."""
 
-    task = trio.lowlevel.current_task()
-    token = trio.lowlevel.current_trio_token()
-    waiting = True
+    __slots__ = ("_future",)
 
-    def resume() -> None:
-        nonlocal waiting
-        if waiting:
-            waiting = False
-            trio.lowlevel.reschedule(task)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[None] = loop.create_future()
 
-    def wake() -> None:
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._future.__await__()
+
+    def wake(self) -> bool:
+        """Let the task go on, from any thread and more than once; False where its loop is closed."""
+        loop = self._future.get_loop()
         try:
-            token.run_sync_soon(resume)
-        except trio.RunFinishedError:
-            return  # the run is over, and its waiters with it
+            if asyncio._get_running_loop() is loop:
+                self._settle()
+            else:
+                loop.call_soon_threadsafe(self._settle, context=Context())
+        except RuntimeError:  # the loop is closed, and its task is gone
+            if not loop.is_closed():
+                raise
+            return False
+        return True
 
-    def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-        nonlocal waiting
-        waiting = False
-        return trio.lowlevel.Abort.SUCCEEDED
+    def _settle(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
 
-    fence.notify(wake)
-    try:
-        await trio.lowlevel.wait_task_rescheduled(abort)
-    finally:
-        fence.forget(wake)
+
+class TrioSleeper:
+    """A task of trio."""
+
+    __slots__ = ("_task", "_token", "_trio", "_waits")
+
+    def __init__(self) -> None:
+        import trio  # only a program that runs trio gets here
+
+        self._trio = trio
+        self._task = trio.lowlevel.current_task()
+        self._token = trio.lowlevel.current_trio_token()
+        self._waits = True
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._trio.lowlevel.wait_task_rescheduled(self._abort).__await__()
+
+    def wake(self) -> bool:
+        """Let the task go on, from any thread and more than once; False where its run is over."""
+        try:
+            # Never at once: a finalizer may wake a task in the very step that is about to suspend it.
+            self._token.run_sync_soon(self._resume)
+        except self._trio.RunFinishedError:
+            return False
+        return True
+
+    def _resume(self) -> None:
+        if self._waits:
+            self._waits = False
+            self._trio.lowlevel.reschedule(self._task)
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._waits = False
+        return self._trio.lowlevel.Abort.SUCCEEDED

@@ -14,6 +14,7 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from asyncmem.devices.awaiting import sleeper_here
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     import trio
-    from trio.lowlevel import Abort
 
 
 class Sleeper(Protocol):
@@ -78,12 +78,22 @@ class EventLoop(ABC):
     def set_timer(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle | trio.CancelScope:
         """Set a timer on the loop's thread; return what cancels it there."""
 
-    @abstractmethod
     async def park(self, place: Parking) -> None:
         """Suspend until woken or past the deadline.
 
         A cancelled sleep calls `abandon` before it raises, also when the wake-up had come already.
         """
+        sleeper = sleeper_here(place)
+        timer = None if place.deadline is None else self.call_at(place.deadline, place.expire)
+        try:
+            if place.admit(sleeper):
+                await sleeper
+        except BaseException:
+            place.abandon(sleeper)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def call(self, callback: Callable[[], object]) -> bool:
         """Run a callback on the loop's thread: now if this is it, else soon. False where the loop is closed."""
@@ -169,39 +179,6 @@ class AsyncioLoop(EventLoop):
     def set_timer(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
         return self.loop.call_at(when, callback, context=Context())
 
-    async def park(self, place: Parking) -> None:
-        future = self.loop.create_future()
-        sleeper = _AsyncioSleeper(self, future)
-        timer = None if place.deadline is None else self.loop.call_at(place.deadline, place.expire)
-        try:
-            if place.admit(sleeper):
-                await future
-        except BaseException:
-            place.abandon(sleeper)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-
-class _AsyncioSleeper:
-    __slots__ = ("_future", "_loop")
-
-    def __init__(self, loop: AsyncioLoop, future: asyncio.Future[None]) -> None:
-        self._loop = loop
-        self._future = future
-
-    def wake(self) -> bool:
-        return self._loop.call(self._finish)
-
-    def _finish(self) -> None:
-        if not self._future.done():
-            try:
-                self._future.set_result(None)
-            except RuntimeError:  # the loop has been closed, and its task is gone
-                if not self._loop.is_closed():
-                    raise
-
 
 class TrioLoop(EventLoop):
     """A running trio loop."""
@@ -249,47 +226,6 @@ class TrioLoop(EventLoop):
 
         self._trio.lowlevel.spawn_system_task(wait)
         return scope
-
-    async def park(self, place: Parking) -> None:
-        trio = self._trio
-        succeeded: Abort = trio.lowlevel.Abort.SUCCEEDED
-        sleeper = _TrioSleeper(self, trio.lowlevel.current_task())
-
-        def abort(_: object) -> Abort:
-            sleeper.done = True
-            return succeeded
-
-        try:
-            with trio.CancelScope(deadline=float("inf") if place.deadline is None else place.deadline) as scope:
-                if place.admit(sleeper):
-                    await trio.lowlevel.wait_task_rescheduled(abort)
-        except BaseException:
-            place.abandon(sleeper)
-            raise
-        if scope.cancelled_caught:
-            place.expire()
-
-    def reschedule(self, task: trio.lowlevel.Task) -> None:
-        """Resume a suspended task."""
-        self._trio.lowlevel.reschedule(task)
-
-
-class _TrioSleeper:
-    __slots__ = ("_loop", "_task", "done")
-
-    def __init__(self, loop: TrioLoop, task: trio.lowlevel.Task) -> None:
-        self._loop = loop
-        self._task = task
-        self.done = False
-
-    def wake(self) -> bool:
-        # Never at once: a finalizer may wake a task in the very step that is about to suspend it.
-        return self._loop.soon(self._finish)
-
-    def _finish(self) -> None:
-        if not self.done:
-            self.done = True
-            self._loop.reschedule(self._task)
 
 
 def _nothing() -> None:
