@@ -42,9 +42,9 @@ class Notes(Users):
 
     __slots__ = ("checked", "graph", "site")
 
-    def __init__(self, site: str | None = None) -> None:
+    def __init__(self) -> None:
         self.graph: GraphMemory | None = None
-        self.site = site
+        self.site: str | None = None
         self.checked = False
 
 

@@ -265,9 +265,7 @@ class AsyncMemoryPool(Share):
 
     def _finish(self, opened: OpenPool) -> Latch[object]:
         opened.close(PoolClosed(self.name))
-        last: Latch[object] = Latch(opened.release)
-        opened.run_last(last)
-        return last
+        return opened.run(opened.release)
 
     def _end(self, opened: OpenPool, last: Latch[object]) -> None:
         if not last.done:

@@ -204,9 +204,6 @@ class Budget(Share):
         self._limit = limit
         self._closed = False
         self.may_wait = parent.may_wait if waits is None else waits
-        self._enter(parent)
-
-    def _enter(self, parent: Share) -> None:
         opened = self._served_by = parent._opened  # kept, because a budget may outlive its lease
         opened.close_accounts()
         core = opened.core

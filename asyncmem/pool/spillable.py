@@ -80,7 +80,7 @@ class Spillable:
         if stream is not None:
             self._spilling.opened.stream_index(stream)  # what is wrong with it is said here
         priority = parse_priority(priority)
-        return Use(self, self._spilling, (stream, priority, None if timeout is None else parse_duration(timeout)))
+        return Use(self, stream, priority, None if timeout is None else parse_duration(timeout))
 
     def free(self, stream: object = None) -> None:
         """Give the memory back, wherever it is; twice is fine. From any thread.
@@ -126,10 +126,12 @@ class Use:
 
     __slots__ = ("_held", "_owner", "_priority", "_spilling", "_stream", "_timeout")
 
-    def __init__(self, held: Spillable, spilling: Spilling, terms: tuple[object, int, float | None]) -> None:
+    def __init__(self, held: Spillable, stream: object, priority: int, timeout: float | None) -> None:
         self._held = held
-        self._spilling = spilling
-        self._stream, self._priority, self._timeout = terms
+        self._spilling = held._spilling
+        self._stream = stream
+        self._priority = priority
+        self._timeout = timeout
         self._owner = 0
 
     async def __aenter__(self) -> Buffer:

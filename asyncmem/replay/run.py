@@ -36,8 +36,6 @@ class Runner:
         self.policy = policy
         self.model = model
         self._steps = trace.steps()
-        self._slots = trace.allocations
-        self._streams = max(1, trace.streams)
 
     def run(self, *, limit: int | None = None, sample_us: float = 0, survey_at: int = 0) -> ReplayTally:
         """Run it once.
@@ -50,8 +48,8 @@ class Runner:
         limit = None if limit is None else limit - limit % PAGE
         return replay_steps(
             self._steps,
-            slots=self._slots,
-            streams=self._streams,
+            slots=self.trace.allocations,
+            streams=max(1, self.trace.streams),
             costs=self.model.curves(),
             policy=self._settings(limit),
             lag_us=self.model.lag * 1e6,
