@@ -23,15 +23,15 @@ class Feed(Protocol):
     async def run(self) -> None:
         """Do what has to be awaited, in a task of its own."""
 
-    def allow(self) -> None:
-        """Hear that one more item may be in flight."""
+    def allow(self, now: float) -> None:
+        """Let one more item be in flight from now on."""
 
 
 class PlainFeed(Generic[A]):
     """Takes from an iterable at once, in whatever step allows it."""
 
     def __init__(
-        self, source: Iterable[A], take_in: Callable[[A], None], end: Callable[[BaseException | None], None]
+        self, source: Iterable[A], take_in: Callable[[A, float], None], end: Callable[[BaseException | None], None]
     ) -> None:
         self._items = iter(source)
         self._take_in = take_in
@@ -41,7 +41,7 @@ class PlainFeed(Generic[A]):
     async def run(self) -> None:
         """Do nothing."""
 
-    def allow(self) -> None:
+    def allow(self, now: float) -> None:
         """Take the next item."""
         if self._ended:
             return
@@ -56,30 +56,30 @@ class PlainFeed(Generic[A]):
             self._ended = True
             self._end(error)
         else:
-            self._take_in(item)
+            self._take_in(item, now)
 
 
 class AwaitedFeed(Generic[A]):
     """Awaits the items of an async iterable, and closes it in the end."""
 
     def __init__(
-        self, source: AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[BaseException | None], None]
+        self, source: AsyncIterable[A], take_in: Callable[[A, float], None], end: Callable[[BaseException | None], None]
     ) -> None:
         self._items = aiter(source)
         self._take_in = take_in
         self._end = end
-        self._places: Line[None] = Line()
+        self._places: Line[float] = Line()  # since when there is each
 
     async def run(self) -> None:
         """Await the items."""
         try:
             while True:
-                await self._places.take()
+                allowed = await self._places.take()
                 try:
                     item = await anext(self._items)
                 except StopAsyncIteration:
                     break
-                self._take_in(item)
+                self._take_in(item, allowed)
                 del item
         except BaseException as error:
             if not is_its_own(error):
@@ -93,13 +93,15 @@ class AwaitedFeed(Generic[A]):
                 with anyio.CancelScope(shield=True):
                     await close()
 
-    def allow(self) -> None:
+    def allow(self, now: float) -> None:
         """Let the next item be awaited."""
-        self._places.put(None)
+        self._places.put(now)
 
 
 def feed_from(
-    source: Iterable[A] | AsyncIterable[A], take_in: Callable[[A], None], end: Callable[[BaseException | None], None]
+    source: Iterable[A] | AsyncIterable[A],
+    take_in: Callable[[A, float], None],
+    end: Callable[[BaseException | None], None],
 ) -> Feed:
     """Make the feed for a source.
 

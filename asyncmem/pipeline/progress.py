@@ -40,9 +40,9 @@ async def show(report: Callable[[], PipelineReport], console: Console | None = N
 
 def _table(report: PipelineReport) -> Table:
     # In two lines, so that 80 columns are enough.
-    titles = (title.replace("for ", "for\n").replace("kept ", "kept\n") for title in HEAD)
+    titles = (title.replace("for ", "for\n").replace("kept ", "kept\n").replace("held ", "held\n") for title in HEAD)
     table = Table(*titles, title=report.headline(), caption=report.advice)
-    table.box, table.padding, table.pad_edge = None, (0, 2, 0, 0), False
+    table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     table.columns[0].justify = "left"

@@ -50,7 +50,10 @@ class StageReport:
     waiting_for_memory: float
     """The share of time inside the stage's function in which it waited for memory."""
     waiting_for_input: float
-    """The share of time outside: there was no item, or it was not this one's turn."""
+    """The share of time outside in which there was no item yet, or it was not this one's turn."""
+    held_back: float
+    """The share of time outside in which later stages, or who takes the results, had all items that may be under way or
+    that the source has."""
     peak_bytes: int
     """The most bytes that its items held, here and in the stages behind; while one is worked on, all of its credit."""
     kept_bytes: int
@@ -113,7 +116,10 @@ class PipelineReport:
 FULL = 0.95
 """The share of its time from which on a stage counts as busy all of the time: more memory would not help then."""
 
-HEAD = ("stage", "workers", "items", "items/s", "busy", "waits for memory", "waits for input", "peak", "kept free")
+HEAD = (
+    "stage", "workers", "items", "items/s", "busy", "waits for memory", "waits for input", "held back", "peak",
+    "kept free",
+)  # fmt: skip
 """The titles of the table's columns."""
 
 
@@ -127,6 +133,7 @@ def cells(stage: StageReport, *, mark: bool = False) -> tuple[str, ...]:
         format_share(stage.busy),
         format_share(stage.waiting_for_memory),
         format_share(stage.waiting_for_input),
+        format_share(stage.held_back),
         format_size(stage.peak_bytes),
         format_size(stage.kept_bytes),
     )

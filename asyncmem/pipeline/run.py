@@ -29,15 +29,17 @@ class Flight:
 
     Attributes:
         number: Its number in the source.
+        allowed: When it might be taken from the source: until then stages waited for room and not for it.
         value: What the last stage made of it.
         fence: Behind what the last stage's stream was given to do with it.
         stream: That stream.
     """
 
-    __slots__ = ("fence", "number", "stream", "value")
+    __slots__ = ("allowed", "fence", "number", "stream", "value")
 
-    def __init__(self, number: int, value: object) -> None:
+    def __init__(self, number: int, value: object, allowed: float) -> None:
         self.number = number
+        self.allowed = allowed
         self.value = value
         self.fence: Fence | None = None
         self.stream: Stream | None = None
@@ -92,7 +94,7 @@ class Run:
         self._begun = 0
         self._started: float | None = None
         self._ended: float | None = None
-        self._exhausted = False
+        self._exhausted: float | None = None  # when the source had no more
         self._scope: anyio.CancelScope | None = None
         self._stopped = False
         self.error: StageError | None = None
@@ -125,7 +127,7 @@ class Run:
         self.handed += 1
         if type(flight.value) not in PLAIN:
             self._results.update(buffers_in(flight.value))
-        self._feed.allow()
+        self._feed.allow(self._clock())
         self._stop_at_the_end()
         return flight.value
 
@@ -152,7 +154,7 @@ class Run:
                 for beside in self._beside:
                     tasks.start_soon(beside)
                 for _ in range(self._in_flight):
-                    self._feed.allow()
+                    self._feed.allow(self._started)
         finally:
             for line in (*self._lines, self._out):
                 line.clear()
@@ -169,11 +171,18 @@ class Run:
         plainly = station.calls_plainly
         door = self._doors.get(at)
         begun = _nothing if door is None else partial(door.put, None)
+        idle = clock()  # since then
         while True:
-            if door is not None:
-                await door.take()
-            flight = await line.take()
+            try:
+                if door is not None:
+                    await door.take()
+                flight = await line.take()
+            except BaseException:  # nothing more comes
+                if self._exhausted is not None:
+                    station.held_back += clock() - max(idle, self._exhausted)
+                raise
             began = clock()
+            station.held_back += max(0.0, flight.allowed - idle)
             station.at_work += 1
             try:
                 if stream is not None:
@@ -194,25 +203,26 @@ class Run:
                 return
             finally:
                 station.at_work -= 1
-            station.inside += clock() - began
+            idle = clock()
+            station.inside += idle - began
             station.items += 1
             pass_on(flight)
             del flight  # or its memory would stay until the next item comes
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _take_in(self, item: object) -> None:
-        self._lines[0].put(Flight(self._begun, item))
+    def _take_in(self, item: object, allowed: float) -> None:
+        self._lines[0].put(Flight(self._begun, item, allowed))
         self._begun += 1
 
     def _source_ended(self, error: BaseException | None) -> None:
         if error is not None:
             self._fail("source", self._begun, error)
-        self._exhausted = True
+        self._exhausted = self._clock()
         self._stop_at_the_end()
 
     def _stop_at_the_end(self) -> None:
-        if self._exhausted and self.handed == self._begun:
+        if self._exhausted is not None and self.handed == self._begun:
             self.stop()
 
     def _fail(self, stage: str, item: int, error: BaseException) -> None:

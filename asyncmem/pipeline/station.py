@@ -30,6 +30,7 @@ class Station:
         items: Items finished.
         at_work: How many of its workers have an item now.
         inside: Seconds that its workers spent inside its function, on items that are finished.
+        held_back: Seconds that they had no item because no more might be under way, or the source had no more.
     """
 
     stage: AnyStage
@@ -38,6 +39,7 @@ class Station:
     items: int = 0
     at_work: int = 0
     inside: float = 0.0
+    held_back: float = 0.0
 
     @property
     def stream(self) -> Stream | None:
@@ -80,6 +82,7 @@ class Station:
         whole = max(seconds * self.stage.workers, 1e-12)
         inside = min(self.inside / whole, 1.0)
         waiting = min(stats.wait_seconds / whole, inside)
+        held_back = min(self.held_back / whole, 1.0 - inside)
         return StageReport(
             name=self.stage.name,
             workers=self.stage.workers,
@@ -87,7 +90,8 @@ class Station:
             items_per_s=self.items / seconds if seconds else 0.0,
             busy=inside - waiting,
             waiting_for_memory=waiting,
-            waiting_for_input=1.0 - inside,
+            waiting_for_input=1.0 - inside - held_back,
+            held_back=held_back,
             peak_bytes=stats.peak_allocated,
             kept_bytes=self.quota.kept,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -94,7 +94,7 @@ def test_a_report_says_where_the_time_went(virtually: Run) -> None:
         assert third.busy == pytest.approx(0.4, abs=0.02)
         assert third.waiting_for_input == pytest.approx(0.6, abs=0.03)
         for one in report.stages:
-            assert one.busy + one.waiting_for_memory + one.waiting_for_input == pytest.approx(1.0)
+            assert one.busy + one.waiting_for_memory + one.waiting_for_input + one.held_back == pytest.approx(1.0)
         assert first.peak_bytes == report.peak_bytes == 3 * MIB
         assert second.peak_bytes == 0
         text = str(report)
@@ -102,6 +102,54 @@ def test_a_report_says_where_the_time_went(virtually: Run) -> None:
         assert "peak 3 MiB of 3 MiB" in text
         assert "forward *" in text
         assert len({len(line) for line in text.splitlines()[1:]}) == 1
+
+    virtually(main)
+
+
+@stage(credit=0)
+async def look(number: int, _: StageShare) -> int:
+    await anyio.sleep(0.001)
+    return number
+
+
+@stage(credit=0)
+async def ponder(number: int, _: StageShare) -> int:
+    await anyio.sleep(BUSIEST)
+    return number
+
+
+async def arriving() -> AsyncIterator[int]:
+    for number in range(100):
+        await anyio.sleep(BUSIEST)
+        yield number
+
+
+@pytest.mark.parametrize(
+    ("source", "stages", "dwell", "waits", "held_back"),
+    [
+        (lambda: range(100), (look, ponder), 0, (0, 0), (0.9, 0)),
+        (lambda: range(100), (look, look), BUSIEST, (0, 0.1), (0.9, 0.8)),
+        (arriving, (look, look), 0, (0.9, 0.9), (0, 0)),
+    ],
+    ids=["slow stage", "slow consumer", "slow source"],
+)
+def test_a_stage_held_back_from_downstream_does_not_wait_for_input(
+    virtually: Run,
+    source: Callable[[], Any],
+    stages: Sequence[AnyStage],
+    dwell: float,
+    waits: tuple[float, float],
+    held_back: tuple[float, float],
+) -> None:
+    """A stage waits for input while the source makes an item, and is held back while all items are further on."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool, Pipeline(*stages, pool=pool) as pipe:
+            async for _ in pipe.map(source()):
+                await anyio.sleep(dwell)
+            report = pipe.report()
+        assert [one.waiting_for_input for one in report.stages] == pytest.approx(waits, abs=0.05)
+        assert [one.held_back for one in report.stages] == pytest.approx(held_back, abs=0.05)
 
     virtually(main)
 
