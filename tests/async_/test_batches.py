@@ -88,6 +88,20 @@ def test_batch_whose_growth_fails_halfway_is_undone(virtually: Run, nth: int) ->
     virtually(main)
 
 
+def test_batch_is_served_from_free_memory_and_growth_together(virtually: Run) -> None:
+    """A segment for all of it would be above the limit: the pool grows for what free memory does not hold."""
+
+    async def main() -> None:
+        async with stepped_pool(segment_size=3 * MIB) as pool:
+            held = [pool.allocate(MIB)]  # of a segment of three
+            held += await pool.allocate_batch([MIB] * 7, timeout=1)
+            assert pool.stats().waits == 0
+            del held
+            whole(pool)
+
+    virtually(main)
+
+
 def test_batch_that_can_never_fit_is_refused(virtually: Run) -> None:
     """The sum of a batch is compared with the limit at once."""
 

@@ -176,11 +176,12 @@ public:
     }
 
     Step grow_part(const Request& request) override {
-        if (request.pieces.size() < 2 || free() + request.largest < request.total) return {};
+        if (request.pieces.size() < 2 || free() + left() < request.total) return {};
+        uint64_t need = std::max(request.largest, request.total - std::min(request.total, free()));
         uint32_t arena = growth_.arena(request.largest);
-        uint64_t nbytes = plan(request.largest, arena, UINT64_MAX);
+        uint64_t nbytes = plan(need, arena, UINT64_MAX);
         if (nbytes == refused) return {};
-        return ordered(Job{.nbytes = nbytes, .need = request.largest, .arena = arena}, request.ask.stream, 0);
+        return ordered(Job{.nbytes = nbytes, .need = need, .arena = arena}, request.ask.stream, 0);
     }
 
     Step wait(const Request&, double) override { return {}; }

@@ -102,7 +102,7 @@ public:
     // -- what to do for a request --------------------------------------------------------------------------------------
     virtual Step patience(const Request& request, double now, bool looked) = 0;  // wait before more is reserved than ever
     virtual Step grow(const Request& request, double now, bool looked) = 0;
-    virtual Step grow_part(const Request& request) = 0;             // for its largest piece
+    virtual Step grow_part(const Request& request) = 0;             // for what free memory lacks of a batch
     virtual Step wait(const Request& request, double now) = 0;      // for what is idle and in use
     virtual Step make_room(const Request& request, double now) = 0;  // give back, so that growth fits
 
