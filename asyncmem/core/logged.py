@@ -22,7 +22,7 @@ class Kind(enum.IntEnum):
     TRIMMED = 5
     """Memory went back to the device."""
     WAITED = 6
-    """A request that had stood in the queue left it."""
+    """A request that had waited behind other holders of memory left the queue."""
     PRESSURE = 7
     """The pool's pressure changed."""
     OUT_OF_MEMORY = 8

@@ -110,6 +110,23 @@ def test_hit_completes_without_a_step_of_the_loop(everywhere: Run) -> None:
     everywhere(main)
 
 
+@pytest.mark.parametrize("most", [0, 4])
+def test_growth_is_no_waiting(virtually: Run, most: int) -> None:
+    """Requests that wait for the pool to grow alone are not bounded by max_waiting, and count as growing."""
+
+    async def main() -> None:
+        async with stepped_pool(64 * MIB, max_waiting=most) as pool:
+            requests = [pool.allocate_async(MIB) for _ in range(20)]
+            assert (pool.stats().waiting, pool.stats().growing) == (0, 20)
+            held = [await request for request in requests]
+            assert (pool.stats().waits, pool.stats().growth_waits) == (0, 20)
+            assert "0 waits so far" in pool.summary()
+            assert "20 requests so far" in pool.summary()
+            del held, requests
+
+    virtually(main)
+
+
 def test_full_queue_refuses_newcomers(virtually: Run) -> None:
     """With max_waiting requests in the queue the next one gets TooManyRequests, and the others stay."""
 

@@ -51,6 +51,25 @@ async def test_a_random_program_is_recorded_as_it_was(device: str, seed: int) ->
 
 @pytest.mark.may_block
 @pytest.mark.asyncio
+async def test_growth_is_recorded_as_growth_and_not_as_a_wait() -> None:
+    """A wait is a request that stood behind other holders of memory; one that grew has its growth and its duration."""
+    async with AsyncMemoryPool("simulated", limit="64 MiB", segment_size="8 MiB") as pool, Recording(pool) as recording:
+        held = await asyncio.gather(*(pool.allocate_async(MIB) for _ in range(20)))
+        assert recording.records().of(Kind.GREW)
+        assert not recording.records().of(Kind.WAITED)
+        assert pool.stats().growth_waits == 20
+        rest = await pool.allocate_batch([MIB] * 44)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pool.allocate_async(MIB))
+            await asyncio.sleep(0)
+            held.pop().free()
+        assert [one.nbytes for one in recording.records().of(Kind.WAITED)] == [MIB]
+        rest.free()
+        del held
+
+
+@pytest.mark.may_block
+@pytest.mark.asyncio
 async def test_a_ring_that_overflows_still_adds_up() -> None:
     """The oldest records are dropped and counted; what was live before the rest is there as held from the start."""
     async with AsyncMemoryPool("simulated", limit="256 MiB") as pool:

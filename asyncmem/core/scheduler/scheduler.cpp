@@ -214,7 +214,7 @@ void Scheduler::settle(Request& request, State state, Reason reason) {
             }
         });
     }
-    if (request.noted && request.ask.caused) log_end(request);
+    if (request.waited && request.ask.caused) log_end(request);
     if (state == State::Ordering) {
         emit(Effect::Kind::Order, request);
     } else if (request.noted || request.told) {
