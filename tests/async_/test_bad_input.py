@@ -7,12 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolOptions
+from asyncmem.pool.share import Share
 from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import refillable, whole
 
 from .loops import Run
 from .support import LIMIT, MIB, stepped_pool
 
+HALF = LIMIT // 2
 SIZES = [-1, 1.5, 4096.0, math.nan, 2**63, 2**200, True, None, "lots", "-4 MiB", b"4096", [4096]]
 
 
@@ -60,6 +62,31 @@ def test_zero_is_a_valid_size(virtually: Run) -> None:
     virtually(main)
 
 
+def fresh(share: Share) -> object:
+    """Nothing is mapped: the request would grow."""
+    return share
+
+
+def hit(share: Share) -> object:
+    """What is asked for lies in a cache."""
+    share.allocate(MIB).free()
+    return share
+
+
+def busy(share: Share) -> object:
+    """The next request would let the loop turn once."""
+    for _ in range(1001):
+        share.allocate_async(MIB).result().free()
+    return share
+
+
+def full(share: Share) -> object:
+    """The request would wait."""
+    return share.allocate(HALF)
+
+
+@pytest.mark.parametrize("state", [fresh, hit, busy, full])
+@pytest.mark.parametrize("part", ["pool", "budget", "lease"])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -74,17 +101,26 @@ def test_zero_is_a_valid_size(virtually: Run) -> None:
     ],
     ids=repr,
 )
-def test_other_arguments_are_refused_at_the_call(arguments: dict[str, object]) -> None:
-    """Timeouts, priorities, tags and streams that cannot be right raise when the door is called, on a miss."""
+def test_other_arguments_are_refused_at_the_call(
+    arguments: dict[str, object], part: str, state: Callable[[Share], object]
+) -> None:
+    """Timeouts, priorities, tags and streams that cannot be right raise at the call, however the request is served."""
 
     async def main() -> None:
-        async with stepped_pool() as pool:
-            async with pool.allocate_async(LIMIT):
-                for door in (pool.allocate_async, lambda size, **more: pool.allocate_batch([size], **more)):
+        async with stepped_pool() as pool, pool.lease(HALF) as lease:
+            share = {"pool": pool, "budget": pool.budget("b", limit=HALF), "lease": lease}[part]
+            doors: list[Callable[..., object]] = [
+                share.allocate, share.allocate_async, lambda size, **more: share.allocate_batch([size], **more),
+            ]  # fmt: skip
+            if arguments.keys() <= {"tag", "stream"}:
+                doors.append(share.try_allocate)
+            held = state(share)
+            for door in doors:
+                for size in (0, 512, MIB):
                     with pytest.raises(InvalidRequest):
-                        door(MIB, **arguments)
-                assert pool.stats().waiting == 0
-            whole(pool)
+                        door(size, **arguments)
+            assert pool.stats().waiting == 0
+            del held
 
     run_steps(main())
 
