@@ -89,15 +89,18 @@ class PoolTimeout(AsyncmemError, TimeoutError):
 
     __module__ = "asyncmem"
 
-    def __init__(self, *, pool: str, asked: int, timeout: float, ahead: int = 0, free: int = 0) -> None:
-        """Take the request's bytes and seconds, the requests before it, and the bytes free when it gave up."""
+    def __init__(
+        self, *, pool: str, asked: int, timeout: float, ahead: int = 0, free: int = 0, level: str = ""
+    ) -> None:
+        """Take the request's bytes and seconds, the requests before it, and what had no room, with its free bytes."""
         self.pool = pool
         self.asked = asked
         self.timeout = timeout
         self.ahead = ahead
         self.free = free
+        self.level = level or f"pool {pool!r}"
         super().__init__(
-            f"pool {pool!r} had no {format_size(asked)} within {format_duration(timeout)}: "
+            f"{self.level} had no {format_size(asked)} within {format_duration(timeout)}: "
             f"{format_count(ahead, 'request')} ahead, {format_size(free)} free"
         )
 
@@ -154,17 +157,22 @@ class DeadlockError(AsyncmemError):
 
     __module__ = "asyncmem"
 
-    def __init__(self, *, pool: str, owners: Sequence[OwnerInfo], hints: Sequence[str] = ()) -> None:
-        """Take the stuck owners, and what would avoid it."""
+    def __init__(
+        self, *, pool: str, owners: Sequence[OwnerInfo], hints: Sequence[str] = (), level: str = "", holders: str = ""
+    ) -> None:
+        """Take the stuck owners, what would avoid it, what has no room for the one that fails, and who holds that."""
         self.pool = pool
         self.owners = tuple(owners)
         self.hints = tuple(hints)
-        hint = f"\nTo avoid it: {'; '.join(self.hints)}" if self.hints else ""
+        self.level = level or f"pool {pool!r}"
         who = format_count(len(self.owners), "owner")
-        super().__init__(
-            f"deadlock in pool {pool!r}: {who} cannot all be served even if everybody else frees everything\n"
-            f"{owner_table(self.owners)}{hint}"
-        )
+        lines = [
+            f"deadlock in {self.level}: {who} cannot all be served even if everybody else frees everything",
+            owner_table(self.owners),
+        ]
+        lines += [holders] if holders else []
+        lines += [f"To avoid it: {'; '.join(self.hints)}"] if self.hints else []
+        super().__init__("\n".join(lines))
 
 
 class StageError(AsyncmemError):

@@ -44,7 +44,8 @@ class OutOfMemoryFacts:
     """The lines ("file:line") that hold most, with their bytes, largest first; while somebody records the pool."""
     cause: str = ""
     """Why there is no such memory, where that is known: "size" (more than there may ever be), "limit" (others hold too
-    much below that), "fragmentation" (so much is free, in pieces) or "device" (which has no more to give)."""
+    much below that), "fragmentation" (so much is free, in pieces), "growth" (others are being given what the device
+    has, and an event loop's thread cannot wait) or "device" (which has no more to give)."""
     rungs: Mapping[str, int] = field(default_factory=dict)
     """What the pool has done against a lack of memory so far: how often each means was used, by name."""
     advice: tuple[str, ...] = ()
@@ -87,6 +88,7 @@ _CAUSES: Final = {
     "limit": "too much is held below the limit",
     "fragmentation": "so much is free, but in pieces",
     "device": "the device has no more to give",
+    "growth": "memory is being made for other requests, and an event loop's thread cannot wait for it",
 }
 
 
@@ -122,11 +124,18 @@ class OwnerInfo:
     """What it waits for."""
     age: float
     """Seconds since its oldest waiting request was made."""
+    site: str = ""
+    """The line ("file:line") where it waits, where that is known."""
 
 
 def owner_table(owners: Iterable[OwnerInfo]) -> str:
     """Lay the owners out as a table with a heading, one line each, for an error or a warning."""
-    rows = [("owner", "holds", "waits for", "since")]
-    rows += [(one.owner, format_size(one.held), format_size(one.waiting), format_duration(one.age)) for one in owners]
+    rows = [("owner", "holds", "waits for", "since", "at")]
+    rows += [
+        (one.owner, format_size(one.held), format_size(one.waiting), format_duration(one.age), one.site)
+        for one in owners
+    ]
+    if not any(row[-1] for row in rows[1:]):
+        rows = [(*row[:-1], "") for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

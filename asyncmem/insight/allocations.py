@@ -119,8 +119,9 @@ class AllocationTracker(AroundPools):
         self._core.close_log(self._reader)
         self._core.unwatch()
         witnesses.leave(self._witness, self._frames)
-        if self._warn and self.leaks:
-            alarm(self.report(), LeakWarning)
+        if self._warn and (leaks := self.leaks):
+            site = leaks[0].site
+            alarm(self.report(), LeakWarning, None if site is None else f"{site.file}:{site.line}")
 
     def live(self) -> tuple[LiveBuffer, ...]:
         """Answer what is live, oldest first; after the end, what was live then."""

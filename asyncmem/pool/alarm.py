@@ -1,12 +1,29 @@
-"""Warnings from places where no error may be raised: finalizers, the worker, the end of a pool."""
+"""Warnings from places where no error may be raised: finalizers, the worker, the end of a pool.
+
+They point at a line of the program: the innermost frame that is neither of this package nor of the libraries between.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
 
-_PACKAGE = str(Path(__file__).parents[1])
+import anyio
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+_PACKAGES: Final = Path(anyio.__file__).parents[1]
+_STANDARD: Final = f"{Path(os.__file__).parent}{os.sep}"
+_BETWEEN: Final = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    *(f"{_PACKAGES / name}{os.sep}" for name in ("anyio", "trio", "outcome")),
+    "<frozen",
+)
 
 
 class _Unraisable:
@@ -19,23 +36,15 @@ class _Unraisable:
         raise self._error
 
 
-def alarm(text: str, category: type[Warning], *, level: int = 2) -> None:
+def alarm(text: str, category: type[Warning], site: str | None = None) -> None:
     """Warn; where warnings are errors, have the error reported as unraisable instead of raising it.
 
     Args:
         text: What happened.
         category: The warning's class.
-        level: How many callers up the warning points to.
+        site: The line that did it ("file:line"); None for the one that called.
     """
-    try:
-        warnings.warn(text, category, stacklevel=level + 1)
-    except Warning as raised:
-        report(raised)
-
-
-def alarm_at(text: str, category: type[Warning], site: str) -> None:
-    """Warn as `alarm` does, of something that a line of the program ("file:line") did."""
-    file, _, line = site.rpartition(":")
+    file, _, line = (site or caller_site()).rpartition(":")
     try:
         warnings.warn_explicit(text, category, file, int(line))
     except Warning as raised:
@@ -43,11 +52,38 @@ def alarm_at(text: str, category: type[Warning], site: str) -> None:
 
 
 def caller_site() -> str:
-    """Return "file:line" of the innermost frame outside of this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    """Return "file:line" of the program's innermost frame; of its main file where a thread has none."""
+    return _line(sys._getframe(1)) or f"{getattr(sys.modules.get('__main__'), '__file__', None) or '<the program>'}:1"
+
+
+def waiting_site(owner: object) -> str | None:
+    """Return "file:line" of the program where a task, or the thread of that number, waits, as far as that is known."""
+    if isinstance(owner, int):
+        return _line(sys._current_frames().get(owner))
+    get_coro = getattr(owner, "get_coro", None)
+    step = get_coro() if callable(get_coro) else getattr(owner, "coro", None)
+    found = None
+    while step is not None:  # from the task's own function down to what it awaits
+        frame = _one_of(step, "cr_frame", "gi_frame", "ag_frame")
+        if isinstance(frame, FrameType) and _is_the_programs(frame.f_code):
+            found = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        step = _one_of(step, "cr_await", "gi_yieldfrom", "ag_await")
+    return found
+
+
+def _one_of(step: object, *names: str) -> object:
+    return next((found for name in names if (found := getattr(step, name, None)) is not None), None)
+
+
+def _line(frame: FrameType | None) -> str | None:
+    while frame is not None and not _is_the_programs(frame.f_code):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_the_programs(code: CodeType) -> bool:
+    file = code.co_filename
+    return not file.startswith(_BETWEEN) and (not file.startswith(_STANDARD) or "site-packages" in file)
 
 
 def report(error: Exception) -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncmem.errors import (
     DeadlockError,
@@ -18,10 +18,11 @@ from asyncmem.errors import (
     RequestCancelled,
     TooManyRequests,
 )
-from asyncmem.facts import OutOfMemoryFacts, OwnerInfo
+from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm, report
 from asyncmem.pool.held import held_by_site, held_by_tag
+from asyncmem.pool.holders import short_of, shortage, tags_of, waiting_owner
 from asyncmem.pool.owners import label
 from asyncmem.pool.snapshot import largest_hole, segment_infos
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.core import Core, Request
+    from asyncmem.facts import OwnerInfo
     from asyncmem.pool.ports import AnyShare, Opened
 
 _TOP = 5  # tags and lines named in an error
@@ -57,9 +59,10 @@ class Failures:
         opened, core = self._pool, self._pool.core
         match reason:
             case "expired":
+                share = short_of(opened, request._share, request.nbytes) if request._share._account else opened.pool
                 return PoolTimeout(
                     pool=opened.name, asked=request.nbytes, timeout=request._timeout or 0.0, ahead=ahead,
-                    free=core.free_bytes() + core.cached_bytes(),
+                    free=_free(opened, share), level=share.level,
                 )  # fmt: skip
             case "cancelled":
                 return RequestCancelled(pool=opened.name, asked=request.nbytes)
@@ -98,7 +101,8 @@ class Failures:
         share = opened.shares.get(request._share._account if level is None else level, opened.pool)
         waiting = [one for one in core.requests() if one["id"] != request._id]
         free = core.reserved() - core.live()
-        holders = held_by_tag(core, _TOP) or sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP]
+        if cause == "device" and core.scheduler.gauges()["coming"]:
+            cause = "growth"
         common: dict[str, Any] = {
             "asked": request.nbytes, "device": opened.device.name, "limit": share.own_limit(),
             "level": share.level, "cause": cause or _cause(opened, request, share),
@@ -112,13 +116,14 @@ class Failures:
                 largest_hole=core.largest(share._arena) if share.has_range else share.own_limit() - counts.live,
                 waiting=sum(1 for one in waiting if share in opened.shares[one["account"]].lineage()),
                 waiting_bytes=sum(one["nbytes"] for one in waiting if share in opened.shares[one["account"]].lineage()),
-                advice=advice,
+                holders=tuple(tags_of(opened, share)), advice=advice,
             )  # fmt: skip
         means = core.scheduler.gauges()["means"] | opened.executor.asked
         return OutOfMemoryFacts(
             **common, reserved=core.reserved(), live=core.live(), free=free, largest_hole=largest_hole(opened),
             pending_fence_bytes=core.pending(), device_free=opened.executor.memory.free, waiting=len(waiting),
-            waiting_bytes=sum(one["nbytes"] for one in waiting), holders=tuple(holders),
+            waiting_bytes=sum(one["nbytes"] for one in waiting),
+            holders=tuple(held_by_tag(core, _TOP) or tags_of(opened, share)),
             sites=tuple(held_by_site(core, _TOP)), rungs={name: count for name, count in means.items() if count},
             advice=advice,
         )  # fmt: skip
@@ -138,33 +143,44 @@ class Failures:
                 for one in core.requests()
                 if one["id"] != refused._id
             ],
-            "tags": held_by_tag(core, _TOP_OF_SNAPSHOT)
-            or sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:_TOP_OF_SNAPSHOT],
+            "tags": held_by_tag(core, _TOP_OF_SNAPSHOT) or tags_of(self._pool, self._pool.pool, _TOP_OF_SNAPSHOT),
             "sites": held_by_site(core, _TOP_OF_SNAPSHOT),
         }  # fmt: skip
 
     # -- deadlocks ---------------------------------------------------------------------------------------------------
 
     def _deadlock(self, request: Request[Any]) -> DeadlockError:
-        core = self._pool.core
-        now = core.time
+        opened, core = self._pool, self._pool.core
+        stuck = core.scheduler.stuck()
         owners = [
-            OwnerInfo(owner=label(core.named(owner)), held=held, waiting=nbytes, age=now - since)
-            for owner, _, nbytes, held, since in core.scheduler.stuck()
+            waiting_owner(opened, owner, core.request(number), held=held, waiting=nbytes, age=core.time - since)
+            for owner, number, nbytes, held, since in stuck
         ]
-        holders = [one for one in owners if one.held] or owners
-        hints = [_hint(holders)] if holders else []
-        hints += ["a larger limit", "fewer of these tasks at a time"]
-        return DeadlockError(pool=request._share.name, owners=owners, hints=hints)
+        share = short_of(opened, request._share, request.nbytes)
+        return DeadlockError(
+            pool=opened.name, owners=owners, level=share.level,
+            holders=shortage(opened, share, {owner for owner, *_ in stuck}),
+            hints=[*_hints(owners, request._share.capacity()), "a larger limit", "fewer of these tasks at a time"],
+        )  # fmt: skip
 
 
 _REFUSED = 8  # of `asyncmem.core.Kind`
 
 
-def _hint(holders: Sequence[OwnerInfo]) -> str:
-    first = max(holders, key=lambda one: one.held)
-    total = first.held + first.waiting
-    return f"{first.owner} could take all it needs at once, with allocate_batch or lease({total})"
+def _hints(owners: Sequence[OwnerInfo], most: int) -> list[str]:
+    """Return what the owner that holds most could do, of those that hold something and could have all at once."""
+    able = [one for one in owners if one.held and one.held + one.waiting <= most]
+    if not able:
+        return []
+    first = max(able, key=lambda one: one.held)
+    size = format_size(first.held + first.waiting)
+    return [f"{first.owner} could take all it needs at once, with allocate_batch or a lease of {size}"]
+
+
+def _free(opened: Opened, share: AnyShare) -> int:
+    if share is opened.pool:
+        return opened.core.free_bytes() + opened.core.cached_bytes()
+    return max(0, share.own_limit() - opened.core.account(share._account).live)
 
 
 def _cause(opened: Opened, request: Request[Any], share: AnyShare) -> str:
@@ -177,15 +193,22 @@ def _cause(opened: Opened, request: Request[Any], share: AnyShare) -> str:
     return "limit" if request.nbytes > room else "device"
 
 
+_TRY: Final = {
+    "size": ("ask for at most {most}", "raise the limit"),
+    "fragmentation": ("the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"),
+    "growth": ("await allocate_async, which waits for it", "pregrow"),
+}
+"""What to try, by the cause, where nothing else matters."""
+
+
 def _advice(opened: Opened, request: Request[Any], share: AnyShare, cause: str) -> list[str]:
-    if share.has_range:
-        return ["free what the lease served", "lease more"]
-    if cause == "size":
-        return [f"ask for at most {format_size(share.own_limit())}", "raise the limit"]
+    if share.is_lease:
+        return [*(["free what the lease served"] if cause != "size" else []), "lease more"]
+    if cause in _TRY:
+        return [one.format(most=format_size(share.own_limit())) for one in _TRY[cause]]
     if share is not opened.pool:
-        return [f"free what budget {share.name!r} holds", "raise its limit", "await allocate_async, which waits"]
-    if cause == "fragmentation":
-        return ["the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"]
+        waits = ["await allocate_async, which waits"] if share.may_wait else []
+        return [f"free what budget {share.name!r} holds", "raise its limit", *waits]
     if opened.core.live() == 0:
         kept = f"; {format_size(opened.min_free)} stay free for others (min_free)" if opened.min_free else ""
         return [f"other programs or other pools hold the device's memory{kept}", "a smaller limit here"]

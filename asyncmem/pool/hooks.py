@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 
 from asyncmem.core import Batch, Users
 from asyncmem.errors import InvalidRequest, LeakWarning
-from asyncmem.pool.alarm import alarm_at, caller_site
+from asyncmem.pool.alarm import alarm, caller_site
 from asyncmem.pool.copies import Copy, Part
 from asyncmem.pool.graph import Notes, graph_of, need_uncaptured, notes_of
 from asyncmem.pool.loops import running_loop
@@ -227,7 +227,7 @@ class CoreHooks(Opened):
         site = buffer.notes.site if isinstance(buffer.notes, Notes) else None
         tag = f" tagged {buffer.tag!r}" if buffer.tag else ""
         text = f"a buffer of {format_size(buffer.nbytes)}{tag} was dropped and never freed; it was made at {site}"
-        alarm_at(text, LeakWarning, site or ":0")
+        alarm(text, LeakWarning, site)
 
 
 class _ThreadSleeper:

@@ -21,6 +21,7 @@ from asyncmem.pool.executor import Executor
 from asyncmem.pool.failures import Failures
 from asyncmem.pool.graph import Captures
 from asyncmem.pool.held import held_by_site
+from asyncmem.pool.holders import held_beside, tags_of
 from asyncmem.pool.hooks import CoreHooks
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pins import Pins
@@ -285,15 +286,17 @@ class OpenPool(CoreHooks):
         held = core.account(0).requested - core.exported_bytes
         if held <= 0:
             return
-        tags = ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in core.tag_bytes().items())
-        sites = ", ".join(f"{format_size(nbytes)} at {site}" for site, nbytes in held_by_site(core, 5))
+        tags = ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in tags_of(self, self.pool))
+        lines = held_by_site(core, 5)
+        sites = ", ".join(f"{format_size(nbytes)} at {site}" for site, nbytes in lines)
+        rows = ", ".join(f"{format_size(nbytes)} {what}" for what, nbytes in held_beside(self, self.pool).items())
         alarm(
             f"pool {self.name!r} was closed while buffers of {format_size(held)} were held"
             + (f" ({tags})" if tags else "")
             + (f", made {sites}" if sites else "")
-            + "; they stay valid until they are freed",
+            + f": {rows}; they stay valid until they are freed",
             LeakWarning,
-            level=4,
+            lines[0][0] if lines else None,
         )
 
     def check(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from asyncmem.core import Core
 
@@ -54,9 +54,11 @@ def label(owner: object) -> str:
     return f"task {get_name() if callable(get_name) else getattr(owner, 'name', owner)}"
 
 
-def held_by(core: Core) -> dict[int, int]:
-    """Return the bytes that each owner holds, by number; 0 is nobody who is still there."""
+def held_by(core: Core, accounts: Collection[int] | None = None) -> dict[int, int]:
+    """Return the bytes that each owner holds, by number, in all or in some accounts; 0 is nobody who is still there."""
     held: dict[int, int] = {}
     for owner, block in core.scheduler.holds():
-        held[owner] = held.get(owner, 0) + core.size(block)
+        with suppress(ValueError):  # another thread has freed it since
+            if accounts is None or core.account_of(block) in accounts:
+                held[owner] = held.get(owner, 0) + core.size(block)
     return held

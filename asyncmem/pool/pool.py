@@ -269,11 +269,8 @@ class AsyncMemoryPool(Share):
 
     def _end(self, opened: OpenPool, last: Latch[object]) -> None:
         if not last.done:
-            alarm(
-                f"pool {self.name!r}: its worker is still in a call of the device; it ends after that",
-                RuntimeWarning,
-                level=3,
-            )
+            text = "its worker is still in a call of the device; it ends after that"
+            alarm(f"pool {self.name!r}: {text}", RuntimeWarning)
         opened.warn_of_leaks()
 
     async def __aenter__(self) -> Self:

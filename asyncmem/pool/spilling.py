@@ -131,6 +131,11 @@ class Spilling:
             self._try_again()
         return buffer
 
+    def resting_bytes(self) -> int:
+        """Return the bytes of what is on the device and in no use."""
+        with self.opened.lock:
+            return sum(one.size for one in {*self._idle, *self._refused, *self._claimed})
+
     # -- using -------------------------------------------------------------------------------------------------------
 
     def begin(self, one: Movable, owner: int, *, patient: bool) -> Buffer | Latch[None] | None:

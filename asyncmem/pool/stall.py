@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from asyncmem.errors import StallWarning
-from asyncmem.facts import OwnerInfo, owner_table
-from asyncmem.figures import format_size
-from asyncmem.pool.alarm import alarm_at
-from asyncmem.pool.owners import held_by, label
+from asyncmem.facts import owner_table
+from asyncmem.pool.alarm import alarm
+from asyncmem.pool.holders import short_of, shortage, waiting_owner
+from asyncmem.pool.owners import held_by
 
 if TYPE_CHECKING:
     from asyncmem.pool.ports import Opened
@@ -38,40 +37,17 @@ class StallWatch:
 
     def _warn(self, after: float) -> None:
         opened = self._pool
-        core = opened.core
-        held = held_by(core)
-        requests = [one for one in core.requests() if not one["growing"]]
+        held = held_by(opened.core)
+        requests = [one for one in opened.core.requests() if not one["growing"]]
         owners = [
-            OwnerInfo(
-                owner=label(core.named(one["owner"])), held=held.pop(one["owner"], 0), waiting=one["nbytes"],
-                age=one["age"],
+            waiting_owner(
+                opened, one["owner"], one["request"], held=held.pop(one["owner"], 0) if one["owner"] else 0,
+                waiting=one["nbytes"], age=one["age"],
             )
             for one in requests
         ]  # fmt: skip
+        waiting = {one["owner"] for one in requests}
+        short = (short_of(opened, opened.shares.get(one["account"], opened.pool), one["nbytes"]) for one in requests)
         text = f"pool {opened.name!r}: nothing was granted for {after:g} s, and nothing proves a deadlock\n"
-        text += owner_table(owners) + _held_elsewhere(opened, held)
-        site = next((one["request"]._site for one in requests if one["request"] is not None), None)
-        alarm_at(text, StallWarning, site or _main_file())
-
-
-def _held_elsewhere(opened: Opened, held: dict[int, int]) -> str:
-    """Return lines about memory of those who do not wait."""
-    core = opened.core
-    rows = {label(core.named(owner)): nbytes for owner, nbytes in held.items() if owner}
-    known = sum(nbytes for nbytes in rows.values())
-    figures = {
-        "exported": core.exported_bytes,
-        "pinned": opened.pins.nbytes,
-        "kept for captured graphs": opened.captures.nbytes,
-    }
-    rest = core.live() - known - sum(figures.values())
-    rows |= {what: nbytes for what, nbytes in figures.items() if nbytes}
-    if rest > 0:
-        tags = sorted(core.tag_bytes().items(), key=lambda one: -one[1])[:3]
-        tagged = ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in tags)
-        rows["held in no block, or granted and never awaited" + (f" ({tagged})" if tagged else "")] = rest
-    return "".join(f"\n  {format_size(nbytes)} {what}" for what, nbytes in rows.items() if nbytes > 0)
-
-
-def _main_file() -> str:
-    return f"{getattr(sys.modules.get('__main__'), '__file__', None) or '<the program>'}:1"
+        text += "\n".join([owner_table(owners), *(shortage(opened, one, waiting) for one in dict.fromkeys(short))])
+        alarm(text, StallWarning, next((one.site for one in owners if one.site), None))

@@ -302,7 +302,7 @@ cdef inline PyObject* _take(Allocator door, object size, object stream, object t
     block = door.core.c.take(ask, door.core.last)
     if block == 0:
         return NULL
-    return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, tag)
+    return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, ask.account, tag)
 
 
 cdef extern from "Python.h":

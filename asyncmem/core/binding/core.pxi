@@ -14,8 +14,9 @@ os.register_at_fork(after_in_child=_forked_child)
 @cython.final
 @cython.no_gc
 cdef class Tag:
-    # A tag's name and its live bytes: one object shared by all buffers of the tag.
+    # A tag's name and its live bytes in one account: one object shared by all buffers of the tag there.
     cdef str name
+    cdef uint32_t account
     cdef int64_t live
 
 
@@ -158,9 +159,14 @@ cdef class Core(Heap):
         """Bytes of buffers that were freed while exported and whose blocks wait for the last export to die."""
         return self._exported
 
-    def tag_bytes(self):
-        """Answer the live bytes of every tag that has any, as asked for."""
-        return {name: (<Tag>tag).live for name, tag in self.tags.items() if (<Tag>tag).live}
+    def tag_bytes(self, accounts=None):
+        """Return the live bytes of every tag that has any, as asked for, largest first; of some accounts, or of all."""
+        cdef Tag tag
+        found = {}
+        for tag in list(self.tags.values()):
+            if tag.live and (accounts is None or tag.account in accounts):
+                found[tag.name] = found.get(tag.name, 0) + tag.live
+        return dict(sorted(found.items(), key=lambda one: -one[1]))
 
     def register_stream(self, stream):
         """Answer the stream's number, adding it to the heap at first sight; its object is kept alive."""
@@ -177,10 +183,10 @@ cdef class Core(Heap):
         if index == 0:
             if nbytes != 0:
                 raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
-            return asyncmem_owned(_wrap(self, 0, 0, 0, 0, tag))
+            return asyncmem_owned(_wrap(self, 0, 0, 0, 0, 0, tag))
         cdef uint64_t size = _size(nbytes)
         return self.keep_in_order(asyncmem_owned(
-            _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), tag)))
+            _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), self.c.account_of(index), tag)))
 
     def borrow(self, address, nbytes, stream_index, loan):
         """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
@@ -188,7 +194,7 @@ cdef class Core(Heap):
         A true `loan.readonly` keeps everybody from writing. Owners must not hold the buffer.
         """
         buffer = asyncmem_owned(
-            _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, _index(stream_index, "stream"), None))
+            _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, _index(stream_index, "stream"), 0, None))
         buffer.notes = loan
         return buffer
 
@@ -379,7 +385,7 @@ cdef class Core(Heap):
                 if nbytes:
                     pieces.push_back(nbytes)
             if pieces.empty():
-                request.found = _batch(self, tuple([asyncmem_owned(_wrap(self, 0, 0, 0, 0, request.tag)) for _ in request.sizes]))
+                request.found = _batch(self, tuple([asyncmem_owned(_wrap(self, 0, 0, 0, 0, 0, request.tag)) for _ in request.sizes]))
                 request.ended = True
                 return 0
         request.keeper = <PyObject*>self
@@ -423,11 +429,13 @@ cdef class Core(Heap):
         cdef size_t next = 0
         cdef Py_ssize_t i
         cdef object buffers
+        cdef uint32_t account = request._share.account
         self.s.claim(id, single, batch)
         if request.sizes is None:
             if not single.block and request.nbytes:
                 return self.pool._elsewhere(request)
-            found = asyncmem_owned(_wrap(self, single.block, single.address, request.nbytes, request.stream, request.tag))
+            found = asyncmem_owned(
+                _wrap(self, single.block, single.address, request.nbytes, request.stream, account, request.tag))
             self.keep_in_order(<Buffer>found)
         elif not batch.size():
             return self.pool._elsewhere(request)
@@ -435,11 +443,12 @@ cdef class Core(Heap):
             buffers = PyTuple_New(len(request.sizes))
             for i in range(len(request.sizes)):
                 if request.sizes[i]:
-                    one = _wrap(self, batch[next].block, batch[next].address, request.sizes[i], request.stream, request.tag)
+                    one = _wrap(self, batch[next].block, batch[next].address, request.sizes[i], request.stream, account,
+                                request.tag)
                     next += 1
                     self.keep_in_order(<Buffer>one)
                 else:
-                    one = _wrap(self, 0, 0, 0, request.stream, request.tag)
+                    one = _wrap(self, 0, 0, 0, request.stream, 0, request.tag)
                 PyTuple_SET_ITEM(buffers, i, one)
             found = _batch(self, <tuple>buffers)
         if self.noting or request._capture is not None:
@@ -654,20 +663,21 @@ cdef class Core(Heap):
         self.noting = noting
         self.observed = shut or noting
 
-    cdef Tag tag(self, object name):
+    cdef Tag tag(self, object name, uint32_t account):
         if name is None:
             return None
         if type(name) is not str:
             raise TypeError(f"tag must be a str or None, got {type(name).__name__}")
-        if self.last_tag is not None and self.last_tag.name is name:
+        if self.last_tag is not None and self.last_tag.name is name and self.last_tag.account == account:
             return self.last_tag
-        cdef object found = self.tags.get(name)
+        cdef object key = (name, account) if account else name
+        cdef object found = self.tags.get(key)
         if found is None:
             if len(self.tags) >= 1024:  # tags that nothing carries any more, such as request numbers
                 self.tags = {key: tag for key, tag in self.tags.items() if (<Tag>tag).live}
             found = Tag.__new__(Tag)
-            (<Tag>found).name = name
-            self.tags[name] = found
+            (<Tag>found).name, (<Tag>found).account = name, account
+            self.tags[key] = found
         self.last_tag = <Tag>found
         return <Tag>found
 
@@ -680,7 +690,7 @@ cdef class Core(Heap):
         cdef Granted* next
         cdef object buffers
         cdef PyObject* buffer
-        self.tag(tag)  # before anything is taken, so that a wrong one raises here
+        self.tag(tag, ask.account)  # before anything is taken, so that a wrong one raises here
         if not all_filled:
             for i in range(count):
                 if sizes[i]:
@@ -694,10 +704,10 @@ cdef class Core(Heap):
         buffers = PyTuple_New(count)
         for i in range(count):
             if sizes[i]:
-                buffer = _wrap(self, next.block, next.address, sizes[i], ask.stream, tag)
+                buffer = _wrap(self, next.block, next.address, sizes[i], ask.stream, ask.account, tag)
                 next += 1
             else:
-                buffer = _wrap(self, 0, 0, 0, ask.stream, tag)
+                buffer = _wrap(self, 0, 0, 0, ask.stream, 0, tag)
             PyTuple_SET_ITEM(buffers, i, buffer)
         return _batch(self, <tuple>buffers)
 
@@ -756,7 +766,7 @@ cdef void _report(object error, object where) noexcept:
 
 
 cdef inline PyObject* _wrap(
-    Core core, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, object tag
+    Core core, uint32_t block, uint64_t address, int64_t nbytes, uint32_t home, uint32_t account, object tag
 ) except NULL:
     # A buffer over a granted block, with one reference, the caller's.
     cdef PyObject* buffer = _new_buffer()
@@ -768,13 +778,13 @@ cdef inline PyObject* _wrap(
     (<Buffer>buffer).home = home
     (<Buffer>buffer).alive = True
     if tag is not None:
-        _label(core, buffer, tag)
+        _label(core, buffer, tag, account)
     if core.last.flags:
         core.signal_last()
     return buffer
 
 
-cdef void _label(Core core, PyObject* buffer, object name) noexcept:
-    cdef Tag tag = core.tag(name)
+cdef void _label(Core core, PyObject* buffer, object name, uint32_t account) noexcept:
+    cdef Tag tag = core.tag(name, account)
     _write(&(<Buffer>buffer).label, tag)
     tag.live += (<Buffer>buffer).nbytes
