@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
 from asyncmem.errors import PoolClosed
@@ -52,9 +51,8 @@ class PressureListeners:
 class PressureChanges:
     """The levels as they change, for one reader: ``async for level in pool.pressure_changes()``.
 
-    A rise is told at once. A fall is told once the level has stayed there for a tenth of a second, so a program on the
-    border of two levels does not hear of each crossing. Levels that were passed through while the reader did something
-    else are left out. It ends with the pool.
+    A rise is told at once. A fall is told once the level has stayed lower for a tenth of a second, as the highest of
+    that time, so a program on the border of two levels does not hear of each crossing. It ends with the pool.
     """
 
     deadline: float | None = None
@@ -62,7 +60,10 @@ class PressureChanges:
     def __init__(self, opened: Opened, level: Pressure) -> None:
         self._pool = opened
         self._told = level
-        self._changes: deque[tuple[float, Pressure]] = deque()
+        self._level = level
+        self._rises: list[Pressure] = []  # to be told, each above the one before
+        self._fallen: float | None = None  # since when it has been lower than what was told, and is to be told, last
+        self._highest = level  # since then
         self._ended = False
         self._sleeper: Sleeper | None = None
 
@@ -71,10 +72,21 @@ class PressureChanges:
         if level is None:
             self._ended = True
         else:
-            self._changes.append((self._pool.core.time, level))
+            self._change(level)
         sleeper, self._sleeper = self._sleeper, None
         if sleeper is not None:
             sleeper.wake()
+
+    def _change(self, level: Pressure) -> None:
+        self._level = level
+        last = self._rises[-1] if self._rises else self._told
+        if level >= last:
+            self._fallen = None
+            self._rises += [level] if level > last else []
+        elif self._fallen is None:
+            self._fallen, self._highest = self._pool.core.time, level
+        else:
+            self._highest = max(self._highest, level)
 
     def __aiter__(self) -> Self:
         """Return itself."""
@@ -94,26 +106,20 @@ class PressureChanges:
     def _next(self) -> Pressure | None:
         """Return the next level to tell; else set the deadline at which there may be one."""
         self.deadline = None
-        changes = self._changes
-        while changes:
-            when, level = changes[0]
-            if level > self._told:
-                changes.popleft()
-                return level
-            until = changes[1][0] if len(changes) > 1 else None
-            due = when + _DWELL
-            if level == self._told or (until is not None and until < due):
-                changes.popleft()  # it is told already, or did not last
-            elif until is not None or self._ended or self._pool.core.time >= due:
-                changes.popleft()
-                return level
-            else:
-                self.deadline = due
-                return None
-        return None
+        if self._rises:
+            return self._rises.pop(0)
+        if self._fallen is None:
+            return None
+        now = self._pool.core.time
+        if now < self._fallen + _DWELL and not self._ended:
+            self.deadline = self._fallen + _DWELL
+            return None
+        level, self._highest = self._highest, self._level
+        self._fallen = now if self._level < level else None
+        return level
 
     def admit(self, sleeper: Sleeper) -> bool:
-        if self._ended or (self._changes and self.deadline is None):
+        if self._ended or self._rises or (self._fallen is not None and self.deadline is None):
             return False
         self._sleeper = sleeper
         return True

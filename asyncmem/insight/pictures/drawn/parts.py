@@ -116,7 +116,7 @@ def _leaks(shown: Icicle) -> Part:
 def _waits(shown: Icicle) -> Part:
     said = f"{format_duration(shown.total)} in {format_count(shown.requests, 'wait')}"
     drawn = draw_seconds("waits", shown) if shown.total else None
-    reading = "Each line is as wide as the time that its requests stood in the queue. Growth is waited for as well."
+    reading = "Each line is as wide as the time that its requests waited for others to free memory."
     return Part("waits", "Seconds spent waiting for memory", reading, said, drawn, "Nobody waited.")
 
 
