@@ -39,14 +39,14 @@ core = Extension(
     extra_link_args=["-s"],
 )
 dlpack = Extension(
-    "asyncmem.core._dlpack",
-    [f"{CORE}/_dlpack.pyx"],
+    "asyncmem.arrays._dlpack",
+    ["asyncmem/arrays/_dlpack.pyx"],
     extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s"],
 )
 buckets = Extension(
-    "asyncmem.core._buckets",
-    [f"{CORE}/_buckets.pyx"],
+    "asyncmem.buckets._buckets",
+    ["asyncmem/buckets/_buckets.pyx"],
     extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s"],
 )

@@ -5,6 +5,8 @@ The layers, lowest first; a file imports only from those before its own:
     units figures errors facts needs options environment readers stats   words: sizes, errors, options, figures
     core/       compiled: the heap, the scheduler that decides, and the objects that users hold
     devices/    what owns memory and streams: the host, the simulated device, CUDA, ROCm, Metal, OpenCL
+    buckets/    BucketPool: buffers of any kind, kept by their size; it stands apart
+    arrays/     typed views over buffers, and DLPack
     pool/       AsyncMemoryPool: carries out what the scheduler decides; budgets and leases, the worker
     runtime     one pool a device for the whole process
     exchange    memory of other libraries as arrays
@@ -21,7 +23,9 @@ This file only re-exports; what is of `insight`, once it is asked for.
 import importlib as _importlib
 import typing as _typing
 
-from asyncmem.core import Array, Batch, Buffer
+from asyncmem.arrays import Array, ArrayBatch
+from asyncmem.buckets import BucketPool, BucketStats
+from asyncmem.core import Batch, Buffer
 from asyncmem.devices import Device, Fence, Host, Simulated, Stream
 from asyncmem.errors import (
     AsyncmemError,
@@ -47,10 +51,7 @@ from asyncmem.exchange import asarray
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 from asyncmem.options import PoolOptions
 from asyncmem.pool import (
-    ArrayBatch,
     AsyncMemoryPool,
-    BucketPool,
-    BucketStats,
     Budget,
     Copy,
     GraphMemory,

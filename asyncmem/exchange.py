@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
-from asyncmem.core import Array, Buffer, Core, ElementType, element_from_dlpack, element_type
-from asyncmem.core._dlpack import receive
+from asyncmem.arrays import Array, ElementType, element_from_dlpack, element_type
+from asyncmem.arrays._dlpack import receive
+from asyncmem.core import Buffer, Core
 from asyncmem.devices import Device, Stream, device
 from asyncmem.devices.places import gpu_at
 from asyncmem.errors import Described, InvalidRequest
 
 if TYPE_CHECKING:
-    from asyncmem.core._dlpack import CapsuleType
+    from asyncmem.arrays._dlpack import CapsuleType
 
 Place = tuple[int, int]
 """DLPack's (device type, number)."""

@@ -29,9 +29,8 @@ from asyncmem.core._core import (
     parse_priority,
     replay_steps,
     running_task_name,
+    set_array_type,
 )
-from asyncmem.core.array import Array
-from asyncmem.core.elements import ElementType, dtype_size, element_from_dlpack, element_type, extent, lengths_of
 from asyncmem.core.logged import LOG_ROW, Kind, Level
 from asyncmem.core.report import (
     AccountCounts,
@@ -64,13 +63,11 @@ __all__ = [
     "STREAK_LIMIT",
     "AccountCounts",
     "Allocator",
-    "Array",
     "Batch",
     "BlockInfo",
     "Buffer",
     "Core",
     "Effect",
-    "ElementType",
     "Heap",
     "HeapCorrupted",
     "HeapCounts",
@@ -90,13 +87,9 @@ __all__ = [
     "SegmentCounts",
     "Users",
     "Witness",
-    "dtype_size",
-    "element_from_dlpack",
-    "element_type",
-    "extent",
-    "lengths_of",
     "log_time_ns",
     "parse_priority",
     "replay_steps",
     "running_task_name",
+    "set_array_type",
 ]

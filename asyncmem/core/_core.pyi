@@ -6,7 +6,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, Self, TypeAlias, Type
 
 from typing_extensions import CapsuleType
 
-from asyncmem.core.array import Array
+from asyncmem.arrays import Array
 from asyncmem.core.report import (
     AccountCounts,
     BlockInfo,
@@ -365,6 +365,7 @@ class Witness:
 def log_time_ns() -> int: ...
 def running_task_name() -> str | None: ...
 def parse_priority(priority: object) -> int: ...
+def set_array_type(kind: type[Array]) -> None: ...
 
 class Lanes:
     @property

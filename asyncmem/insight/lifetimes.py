@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, final
 
 import numpy as np
 
-from asyncmem.core import GRANULE, Array, Buffer, Kind
+from asyncmem.arrays import Array, ArrayBatch
+from asyncmem.core import GRANULE, Buffer, Kind
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.insight.order import identity_of
 from asyncmem.insight.packing import packed
 from asyncmem.insight.sharing import Lifetime, ReuseSuggestions, shared_buffers
 from asyncmem.insight.sources import Source, records_of
-from asyncmem.pool.arrays import ArrayBatch
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
 from asyncmem.units import parse_size
 

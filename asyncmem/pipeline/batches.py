@@ -6,12 +6,12 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, final
 
+from asyncmem.arrays import Layout
 from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
 from asyncmem.pipeline.leaves import host_array
 from asyncmem.pipeline.memory import Patience, pool_of
 from asyncmem.pipeline.nest import changed
 from asyncmem.pipeline.streams import Lent
-from asyncmem.pool.arrays import Layout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator

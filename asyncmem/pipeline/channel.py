@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
     from types import TracebackType
 
-    from asyncmem.core import Array, Buffer
+    from asyncmem.arrays import Array
+    from asyncmem.core import Buffer
     from asyncmem.devices import Fence, Stream
     from asyncmem.pool import Budget
     from asyncmem.units import Size

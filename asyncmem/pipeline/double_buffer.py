@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
-from asyncmem.core import element_type, lengths_of
+from asyncmem.arrays import element_type, lengths_of
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.pipeline.crew import Crew
 from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from asyncmem.core import Array, Batch, Buffer, Ready
+    from asyncmem.arrays import Array
+    from asyncmem.core import Batch, Buffer, Ready
     from asyncmem.devices import Fence
     from asyncmem.pipeline.filling import Piece
     from asyncmem.pipeline.leaves import HostArray

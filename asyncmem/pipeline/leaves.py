@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from asyncmem.core import element_type
+from asyncmem.arrays import element_type
 from asyncmem.errors import InvalidRequest
 from asyncmem.exchange import asarray
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING
 
-from asyncmem.core import Array, Batch, Buffer
+from asyncmem.arrays import Array
+from asyncmem.core import Batch, Buffer
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:

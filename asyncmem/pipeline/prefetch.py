@@ -6,7 +6,7 @@ import weakref
 from collections.abc import AsyncIterable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, Self, final
 
-from asyncmem.core import Array
+from asyncmem.arrays import Array
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.batches import AsyncLoaderSource, Fillers, LoaderSource, Staging
 from asyncmem.pipeline.lookahead import LoopLookahead, ThreadLookahead

@@ -3,12 +3,9 @@
 `pool` is what users hold, with its budgets (`share`) and leases. What is decided is decided in the core; `open_pool`
 puts a core, a device, a worker and an event loop together, `hooks` are what the core asks of that, and `executor` makes
 the calls of the device. `placement` is a plan of where buffers lie, and `planned` a range that keeps to it.
-`buckets` stands apart: it keeps what others have made.
 """
 
 from asyncmem.core import Request
-from asyncmem.pool.arrays import ArrayBatch
-from asyncmem.pool.buckets import BucketPool, BucketStats
 from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.lease import Lease
@@ -21,10 +18,7 @@ from asyncmem.pool.share import Share as MemoryShare
 from asyncmem.pool.spillable import Spillable
 
 __all__ = [
-    "ArrayBatch",
     "AsyncMemoryPool",
-    "BucketPool",
-    "BucketStats",
     "Budget",
     "Copy",
     "GraphMemory",

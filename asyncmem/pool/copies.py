@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from asyncmem.core import Array, Buffer
+from asyncmem.arrays import Array
+from asyncmem.core import Buffer
 from asyncmem.devices import Fence, Stream
 from asyncmem.devices.joined import Joined
 from asyncmem.errors import DeviceError, InvalidRequest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self, Unpack, final
 
-from asyncmem.core import STREAK_LIMIT, Ready, extent
+from asyncmem.arrays import extent
+from asyncmem.core import STREAK_LIMIT, Ready
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool.graph import is_captured
@@ -15,7 +16,8 @@ from asyncmem.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.core import Array, Buffer, Request
+    from asyncmem.arrays import Array
+    from asyncmem.core import Buffer, Request
     from asyncmem.pool.share import RequestTerms, Share
     from asyncmem.units import Size
 

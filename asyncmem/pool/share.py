@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from asyncmem.core import Array, extent
+from asyncmem.arrays import ALIGN, Array, Layout, extent
 from asyncmem.errors import InvalidRequest, PoolClosed
-from asyncmem.pool.arrays import ALIGN, Layout
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare
 from asyncmem.pool.snapshot import share_stats, waiter_infos
@@ -16,8 +15,8 @@ from asyncmem.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from asyncmem.arrays import ArrayBatch
     from asyncmem.core import Buffer
-    from asyncmem.pool.arrays import ArrayBatch
     from asyncmem.pool.lease import Lease
     from asyncmem.pool.placement import ReusePlan
     from asyncmem.pool.planned import PlannedMemory

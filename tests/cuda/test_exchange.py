@@ -18,7 +18,7 @@ import pytest
 
 import asyncmem
 from asyncmem import Array, AsyncMemoryPool, Buffer, InvalidRequest, exchange
-from asyncmem.core._dlpack import receive
+from asyncmem.arrays._dlpack import receive
 from asyncmem.devices import Cuda, CudaStream
 
 from .fake import FakeDriver

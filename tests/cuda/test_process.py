@@ -216,7 +216,7 @@ def test_consumers_of_any_stream_are_waited_for_on_every_driver(fake: FakeDriver
     program = """
 from cuda.bindings import driver
 from asyncmem import AsyncMemoryPool
-from asyncmem.core._dlpack import receive
+from asyncmem.arrays._dlpack import receive
 from asyncmem.devices import Cuda
 NBYTES = 4 << 20
 gpu = Cuda()

@@ -10,10 +10,10 @@ import pytest
 import asyncmem
 import asyncmem.pipeline
 from asyncmem import insight, planning
+from asyncmem.arrays.elements import SHORT_FLOATS, element_type
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
 from asyncmem.cli.benchmarks.device import DEVICE_ROWS
-from asyncmem.core.elements import SHORT_FLOATS, element_type
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import pictures, reports
 from asyncmem.insight.prometheus import PoolCollector

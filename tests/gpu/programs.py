@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.core import dtype_size
+from asyncmem.arrays import dtype_size
 
 POISON = 0xFF  # bytes of which every float is a NaN
 ODD = (1, 3, 17, 33, 65, 127, 129, 255, 257, 511, 1023, 1025)

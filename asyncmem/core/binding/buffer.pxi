@@ -531,7 +531,7 @@ cdef class Buffer:
             other: A buffer or an array with at least as many bytes.
             stream: The stream that copies, of either device; None for the home.
         """
-        if not isinstance(other, (Buffer, _array_type())):
+        if not isinstance(other, (Buffer, _array_type)):
             raise InvalidRequest("other", other, "a buffer or an array over one")
         return self._copy(self.nbytes, other, stream, False, 0)
 
@@ -562,7 +562,7 @@ cdef class Buffer:
             offset: Bytes before its first element, a multiple of the element's own.
         """
         self.need("view()")
-        return _array_type()(self, dtype, shape, offset)
+        return _array_type(self, dtype, shape, offset)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.need("the buffer protocol")
@@ -611,13 +611,10 @@ cdef Export _export(Buffer buffer):
     return export
 
 
-cdef object _array = None
+cdef object _array_type
 
 
-cdef object _array_type():
-    global _array
-    if _array is None:
-        from asyncmem.core.array import Array
-
-        _array = Array
-    return _array
+def set_array_type(kind):
+    """Have buffers viewed as this kind of array: the core knows none itself."""
+    global _array_type
+    _array_type = kind

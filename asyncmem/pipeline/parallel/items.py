@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncmem.core import Array, Batch, Buffer
+from asyncmem.arrays import Array
+from asyncmem.core import Batch, Buffer
 from asyncmem.pipeline.nest import changed
 from asyncmem.pipeline.parcels import buffers_in
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, final
 
-from asyncmem.core import extent
+from asyncmem.arrays import extent
 from asyncmem.devices import HostStream
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_size
@@ -16,7 +16,8 @@ from asyncmem.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.core import Array, Buffer
+    from asyncmem.arrays import Array
+    from asyncmem.core import Buffer
     from asyncmem.devices import Stream
     from asyncmem.pipeline.parallel.memory import StepMemory, Use
     from asyncmem.pipeline.parallel.schedule import Step

@@ -6,9 +6,9 @@ from types import ModuleType
 from typing import Any
 
 from asyncmem import AsyncMemoryPool, Buffer
+from asyncmem.arrays import dtype_size
 from asyncmem.cli.benchmarks.peers.family import index_of
 from asyncmem.cli.benchmarks.peers.ours import Ours
-from asyncmem.core.elements import dtype_size
 from asyncmem.devices import Device, Stream
 
 

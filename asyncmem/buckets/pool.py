@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from asyncmem.core._buckets import Buckets
+from asyncmem.buckets._buckets import Buckets
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.stats import Pressure

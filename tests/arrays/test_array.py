@@ -6,12 +6,12 @@ import gc
 import numpy as np
 import pytest
 
-from asyncmem.core import dtype_size
-from asyncmem.core._dlpack import COPIED
+from asyncmem.arrays import dtype_size
+from asyncmem.arrays._dlpack import COPIED
 from asyncmem.errors import BufferReleased, InvalidRequest
+from tests.core.support import FakePool, assert_all_free
 
 from .capsules import Versioned, consume
-from .support import FakePool, assert_all_free
 
 
 @pytest.fixture

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, final, overload
 
 import numpy as np
 
-from asyncmem.core._dlpack import COPIED, READ_ONLY, legacy_capsule, versioned_capsule
-from asyncmem.core.elements import element_type
+from asyncmem.arrays._dlpack import COPIED, READ_ONLY, legacy_capsule, versioned_capsule
+from asyncmem.arrays.elements import element_type
+from asyncmem.core import set_array_type
 from asyncmem.errors import BufferReleased, InvalidRequest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from asyncmem.core._core import Buffer
-    from asyncmem.core._dlpack import CapsuleType
+    from asyncmem.arrays._dlpack import CapsuleType
+    from asyncmem.core import Buffer
 
 S = TypeVar("S", bound=np.generic)
 
@@ -280,3 +281,6 @@ def _resolve(shape: int | Sequence[int], itemsize: int, nbytes: int) -> tuple[in
     if math.prod(lengths) * itemsize > nbytes:
         raise InvalidRequest("shape", shape, f"at most the buffer's {nbytes} bytes, of {itemsize} an element")
     return tuple(lengths)
+
+
+set_array_type(Array)

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from asyncmem.core._dlpack import READ_ONLY, legacy_capsule, receive, versioned_capsule
+from asyncmem.arrays._dlpack import READ_ONLY, legacy_capsule, receive, versioned_capsule
+from tests.core.support import FakePool, assert_all_free
 
 from .capsules import Producer, Versioned, consume
-from .support import FakePool, assert_all_free
 
 
 @pytest.fixture

@@ -9,14 +9,17 @@ from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Self, final, overload
 
-from asyncmem.core import GRANULE, element_type, lengths_of
+from asyncmem.arrays.elements import element_type, lengths_of
+from asyncmem.core import GRANULE
 from asyncmem.errors import InvalidRequest
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from asyncmem.core import Array, Buffer, ElementType
+    from asyncmem.arrays.array import Array
+    from asyncmem.arrays.elements import ElementType
+    from asyncmem.core import Buffer
     from asyncmem.units import Size
 
 ALIGN = 256
