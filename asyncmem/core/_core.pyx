@@ -33,7 +33,7 @@ from types import GenericAlias
 from weakref import KeyedRef
 
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, HeapReport, LogPart as Part, Move, Plan, ReplaySample, ReplayTally,
+    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, LogPart as Part, Move, Plan, ReplaySample, ReplayTally,
     ReplayWaste, RetireCounts, SegmentCounts,
 )
 from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest, OutOfMemoryError, RequestCancelled
@@ -49,8 +49,8 @@ GRANULE = 512
 MAX_SIZE = max_size
 NO_LIMIT = no_limit
 STREAK_LIMIT = 1000
-FLAG_WAITING, FLAG_LIVE, FLAG_FREE = 1, 2, 4
-REASON_NONE, REASON_MEMORY, REASON_ACCOUNT, REASON_GATE, REASON_PAGES = 0, 1, 2, 3, 4
+FLAG_WAITING = 1
+REASON_MEMORY, REASON_PAGES = 1, 4
 
 include "binding/heap.pxi"
 include "binding/policy.pxi"

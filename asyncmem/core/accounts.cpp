@@ -21,17 +21,8 @@ Account Ledger::totals() const {
 }
 
 uint32_t Ledger::add(int32_t parent, uint64_t limit) {
-    uint32_t id = size();
-    if (reuse_.empty()) {
-        accounts_.emplace_back();
-    } else {
-        id = reuse_.back();
-        reuse_.pop_back();
-    }
-    accounts_[id] = Account{};
-    accounts_[id].used = true;
-    accounts_[id].limit = limit;
-    accounts_[id].parent = parent;
+    uint32_t id = accounts_.acquire();
+    accounts_[id] = {.limit = limit, .parent = parent, .used = true};
     accounts_[id].inner = parent < 0 || accounts_[parent].inner;
     if (parent >= 0) ++accounts_[parent].children;
     return id;
@@ -50,7 +41,7 @@ void Ledger::remove(uint32_t id) {
         add_counters(gone_, gone);
     }
     gone = Account{};
-    reuse_.push_back(id);
+    accounts_.release(id);
 }
 
 void Ledger::set_gate(uint32_t id, bool closed) {
@@ -81,12 +72,6 @@ void Heap::set_limit(uint32_t account, uint64_t limit) {
     ledger_[account].limit = limit;
 }
 
-uint64_t Heap::room(uint32_t account) const {
-    std::lock_guard lock(lock_);
-    need_account(account);
-    return ledger_[account].room();
-}
-
 void Heap::promise(uint32_t account, uint64_t nbytes) {
     std::lock_guard lock(lock_);
     need_account(account);
@@ -115,14 +100,6 @@ Account Heap::account(uint32_t account) const {
     return ledger_[account];
 }
 
-std::vector<uint32_t> Heap::accounts() const {
-    std::lock_guard lock(lock_);
-    std::vector<uint32_t> used;
-    for (uint32_t a = 0; a < ledger_.size(); ++a)
-        if (ledger_[a].used) used.push_back(a);
-    return used;
-}
-
 void Heap::set_gate(uint32_t account, bool closed) {
     std::lock_guard lock(lock_);
     need_account(account);
@@ -140,11 +117,10 @@ uint64_t Heap::close_up() {
     return ledger_.passed();
 }
 
-void Heap::set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low) {
+void Heap::set_marks(uint64_t live_low, uint64_t live_high) {
     std::lock_guard lock(lock_);
     live_low_ = live_low;
     live_high_ = live_high;
-    free_low_ = free_low;
 }
 
 void Heap::reset_peaks() {

@@ -54,7 +54,7 @@ std::string Heap::check_block(BlockId block, const Segment& segment) const {
             if (key >= by_key.size() || !by_key[key]) return at(node.address, "free block without an index");
             if (node.more && entry_pool_[node.more].size() < 2) return at(node.address, "mixed block with one entry");
             if (!by_key[key]->holds(node, block)) return at(node.address, "free block that its index does not hold");
-            for (const Entry& entry : raw_entries(node))
+            for (const Entry& entry : entry_pool_.all(node))
                 if (entry.epoch > streams_[entry.stream]->epochs.open) return at(node.address, "entry of a future epoch");
             return "";
         }
@@ -82,7 +82,7 @@ std::string Heap::check_sums() const {
             const Node& node = nodes_[block];
             if (node.state == State::Free && !segment.container) free += mapped(node);
             if (node.state == State::Cached) cached += bytes(node);
-            if (node.state != State::Live && node.state != State::Leased) continue;
+            if (!in_use(node)) continue;
             ++live_blocks;
             if (!segment.container) live += bytes(node);
             for (int32_t a = static_cast<int32_t>(node.account); a >= 0; a = ledger_[a].parent) {

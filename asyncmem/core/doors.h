@@ -57,32 +57,18 @@ static inline int asyncmem_names_only(PyObject *names, PyObject *name) {
     return PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == name;
 }
 
-static int64_t asyncmem_long(PyObject *number) {
+/* An int as a C integer; below 0 for what is no int (a bool is none here), does not fit, or is negative. Up to a GiB it is
+ * read straight. */
+static inline int64_t asyncmem_whole(PyObject *number) {
+    if (!PyLong_CheckExact(number)) return -1;
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact((PyLongObject *)number)) return PyUnstable_Long_CompactValue((PyLongObject *)number);
+#else
+    if (Py_SIZE(number) == 1) return ((PyLongObject *)number)->ob_digit[0];
+#endif
     int overflow = 0;
     long long value = PyLong_AsLongLongAndOverflow(number, &overflow);
     return overflow ? -1 : value;
-}
-
-/* From a GiB on an int has two digits, and the general way for it costs 2 to 5 ns. */
-static inline int64_t asyncmem_two_digits(const digit *digits) {
-    return (int64_t)digits[1] << PyLong_SHIFT | digits[0];
-}
-
-/* An int as a C integer; below 0 for what is no int (a bool is none here), does not fit, or is negative. */
-static inline int64_t asyncmem_whole(PyObject *number) {
-    if (!PyLong_CheckExact(number)) return -1;
-    const PyLongObject *whole = (PyLongObject *)number;
-#if PY_VERSION_HEX >= 0x030C0000
-    if (PyUnstable_Long_IsCompact(whole)) return PyUnstable_Long_CompactValue(whole);
-#ifdef _PyLong_NON_SIZE_BITS
-    if (whole->long_value.lv_tag == 2 << _PyLong_NON_SIZE_BITS)
-        return asyncmem_two_digits(whole->long_value.ob_digit);
-#endif
-#else
-    if (Py_SIZE(number) == 1) return whole->ob_digit[0];
-    if (Py_SIZE(number) == 2) return asyncmem_two_digits(whole->ob_digit);
-#endif
-    return asyncmem_long(number);
 }
 
 #if PY_VERSION_HEX < 0x030D0000 && !defined(Py_GIL_DISABLED)

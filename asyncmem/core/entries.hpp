@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "slots.hpp"
 
 namespace asyncmem {
 
@@ -20,29 +23,13 @@ struct Epochs {
     uint64_t open = 1;      // the epoch that frees join now
     uint64_t recorded = 0;  // highest epoch that a recorded fence covers
     uint64_t done = 0;      // highest epoch known to be complete
+
+    bool covers(uint64_t epoch) const { return epoch <= std::max(done, recorded); }
 };
 
-// The union with the later epoch of each stream: the only way in which obligations are ever joined.
-inline Entries joined(const Entries& a, const Entries& b) {
-    Entries all;
-    all.reserve(a.size() + b.size());
-    auto i = a.begin(), j = b.begin();
-    while (i != a.end() || j != b.end()) {
-        if (j == b.end() || (i != a.end() && i->stream < j->stream)) {
-            all.push_back(*i++);
-        } else if (i == a.end() || j->stream < i->stream) {
-            all.push_back(*j++);
-        } else {
-            all.push_back({i->stream, std::max(i->epoch, j->epoch)});
-            ++i, ++j;
-        }
-    }
-    return all;
-}
-
-// The same for one entry more.
+// Add an entry; of one stream the later epoch stays.
 inline void include(Entries& all, const Entry& entry) {
-    auto at = std::find_if(all.begin(), all.end(), [&](const Entry& one) { return one.stream >= entry.stream; });
+    auto at = std::ranges::lower_bound(all, entry.stream, {}, &Entry::stream);
     if (at == all.end() || at->stream != entry.stream) {
         all.insert(at, entry);
     } else {
@@ -50,54 +37,75 @@ inline void include(Entries& all, const Entry& entry) {
     }
 }
 
-inline void normalise(Entries& entries) {
-    std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-        return a.stream != b.stream ? a.stream < b.stream : a.epoch > b.epoch;
-    });
-    entries.erase(std::unique(entries.begin(), entries.end(),
-                              [](const Entry& a, const Entry& b) { return a.stream == b.stream; }),
-                  entries.end());
+// The union, the only way in which obligations are ever joined; what is added need not be sorted.
+inline Entries joined(Entries all, const Entries& more) {
+    for (const Entry& entry : more) include(all, entry);
+    return all;
 }
 
-inline bool same_streams(const Entries& a, const Entries& b) {
-    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const Entry& x, const Entry& y) {
-               return x.stream == y.stream;
-           });
-}
+// What something waits for: one entry, or the list of several that an EntryPool keeps for it.
+struct Owed {
+    uint64_t epoch = 0;   // the entry's, 0 where there is none or a list
+    uint32_t stream = 0;  // the entry's
+    uint32_t more = 0;    // the list, 0 where there is none
+};
 
-// Entry lists of the few blocks that wait for more than one stream. Index 0 is never used.
+// Entry lists of the few that wait for more than one stream. Index 0 is never used.
 class EntryPool {
 public:
-    uint32_t add(Entries entries) {
-        if (reuse_.empty()) {
-            lists_.push_back(std::move(entries));
-            return static_cast<uint32_t>(lists_.size() - 1);
+    template <class Look>
+    void each(const Owed& owed, Look look) const {
+        if (!owed.more) {
+            if (owed.epoch) look(Entry{owed.stream, owed.epoch});
+            return;
         }
-        uint32_t at = reuse_.back();
-        reuse_.pop_back();
-        lists_[at] = std::move(entries);
-        return at;
+        for (const Entry& entry : lists_[owed.more]) look(entry);
     }
-    [[gnu::noinline]] uint32_t copy(uint32_t at) { return add(Entries(lists_[at])); }
-    // A list of two, in the memory of one that was released.
-    uint32_t add(const Entry& a, const Entry& b) {
-        if (reuse_.empty()) return add(Entries{a.stream < b.stream ? a : b, a.stream < b.stream ? b : a});
-        uint32_t at = reuse_.back();
-        reuse_.pop_back();
-        lists_[at].push_back(a.stream < b.stream ? a : b);
-        lists_[at].push_back(a.stream < b.stream ? b : a);
-        return at;
+
+    Entries all(const Owed& owed) const {
+        Entries found;
+        each(owed, [&](const Entry& entry) { found.push_back(entry); });
+        return found;
     }
-    void release(uint32_t at) {
-        lists_[at].clear();
-        reuse_.push_back(at);
+
+    // Let it wait for just these; where there are none its stream stays.
+    void store(Owed& owed, Entries entries) {
+        if (owed.more) release(owed.more);
+        owed.more = 0;
+        owed.epoch = 0;
+        if (entries.size() == 1) {
+            owed.stream = entries[0].stream;
+            owed.epoch = entries[0].epoch;
+        } else if (!entries.empty()) {
+            owed.more = lists_.acquire();
+            lists_[owed.more] = std::move(entries);
+        }
+    }
+
+    // Let it wait for a second stream too, by a list in the memory of one that was released.
+    void add(Owed& owed, const Entry& second) {
+        Entry first{owed.stream, owed.epoch};
+        owed.epoch = 0;
+        owed.more = lists_.acquire();
+        lists_[owed.more].push_back(first.stream < second.stream ? first : second);
+        lists_[owed.more].push_back(first.stream < second.stream ? second : first);
+    }
+
+    [[gnu::noinline]] uint32_t copy(uint32_t from) {
+        uint32_t at = lists_.acquire();
+        lists_[at] = lists_[from];
+        return at;
     }
     const Entries& operator[](uint32_t at) const { return lists_[at]; }
-    size_t used() const { return lists_.size() - 1 - reuse_.size(); }
+    size_t used() const { return lists_.used() - 1; }
 
 private:
-    std::vector<Entries> lists_{1};
-    std::vector<uint32_t> reuse_;
+    void release(uint32_t at) {
+        lists_[at].clear();
+        lists_.release(at);
+    }
+
+    Slots<Entries> lists_{1};
 };
 
 }  // namespace asyncmem

@@ -4,6 +4,7 @@
 // such a call is about must be held by a `Fence::users` of its own, because others may take it out of its lane meanwhile.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -48,16 +49,8 @@ public:
 
     // The oldest fence that covers an epoch, or null.
     Fence* covering(uint64_t epoch) const {
-        size_t low = 0, high = fences_.size();
-        while (low < high) {
-            size_t middle = (low + high) / 2;
-            if (fences_[middle]->epoch >= epoch) {
-                high = middle;
-            } else {
-                low = middle + 1;
-            }
-        }
-        return low < fences_.size() ? fences_[low] : nullptr;
+        auto found = std::ranges::lower_bound(fences_, epoch, {}, &Fence::epoch);
+        return found == fences_.end() ? nullptr : *found;
     }
 
     // Let go of all fences up to an epoch; those that nobody uses any more go to `dropped`.

@@ -12,13 +12,10 @@ namespace asyncmem {
 
 using HandleId = uint32_t;  // 0 means "no handle"
 
-struct Handle {
+// It owes the latest use of each stream by any block that lay on it since it was mapped; what is free around it may have been
+// used later.
+struct Handle : Owed {
     uint64_t address = 0, nbytes = 0;
-    // The latest use of each stream by any block that lay on it since it was mapped; what is free around it may have been
-    // used later. As in a node: one entry here, or a list of several in `more`.
-    uint64_t epoch = 0;
-    uint32_t stream = 0;
-    uint32_t more = 0;
     uint32_t segment = 0;
     HandleId older = 0, newer = 0;
     bool queued = false;
@@ -29,19 +26,15 @@ struct Handle {
 class Handles {
 public:
     const Handle& operator[](HandleId id) const { return table_[id]; }
-    const std::vector<Handle>& all() const { return table_; }
+    const Slots<Handle>& all() const { return table_; }
     HandleId oldest() const { return table_[0].newer; }
 
     HandleId add(uint32_t segment, uint64_t address, uint64_t nbytes) {
-        HandleId id;
-        if (reuse_.empty()) {
-            id = static_cast<HandleId>(table_.size());
-            table_.emplace_back();
-        } else {
-            id = reuse_.back();
-            reuse_.pop_back();
-        }
-        table_[id] = {.address = address, .nbytes = nbytes, .segment = segment};
+        HandleId id = table_.acquire();
+        Handle& handle = table_[id] = Handle{};
+        handle.address = address;
+        handle.nbytes = nbytes;
+        handle.segment = segment;
         return id;
     }
 
@@ -49,29 +42,11 @@ public:
         drop(id);
         set_uses(id, {});
         table_[id].nbytes = 0;
-        reuse_.push_back(id);
+        table_.release(id);
     }
 
-    template <class Look>
-    void each_use(HandleId id, Look look) const {
-        const Handle& handle = table_[id];
-        if (handle.epoch) look(Entry{handle.stream, handle.epoch});
-        if (!handle.more) return;
-        for (const Entry& entry : lists_[handle.more]) look(entry);
-    }
-
-    void set_uses(HandleId id, Entries uses) {
-        Handle& handle = table_[id];
-        if (handle.more) lists_.release(handle.more);
-        handle.more = 0;
-        handle.epoch = 0;
-        if (uses.size() == 1) {
-            handle.stream = uses[0].stream;
-            handle.epoch = uses[0].epoch;
-        } else if (!uses.empty()) {
-            handle.more = lists_.add(std::move(uses));
-        }
-    }
+    Entries uses(HandleId id) const { return lists_.all(table_[id]); }
+    void set_uses(HandleId id, Entries uses) { lists_.store(table_[id], std::move(uses)); }
 
     // Note a use, where all that is known are uses by the same stream; else answer false.
     bool use(HandleId id, const Entry& entry) {
@@ -134,8 +109,7 @@ private:
         table_[first].queued = false;
     }
 
-    std::vector<Handle> table_{1};  // index 0 is the queue's both ends
-    std::vector<HandleId> reuse_;
+    Slots<Handle> table_{1};  // index 0 is the queue's both ends
     EntryPool lists_;
 };
 

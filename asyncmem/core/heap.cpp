@@ -20,7 +20,6 @@ constexpr uint32_t shared_depth = 8;    // blocks of a shared bin looked at for 
 Heap::Heap(uint64_t granule, const Tuning& tuning) : shift_(static_cast<uint32_t>(std::countr_zero(granule))) {
     if (granule < 512 || granule > 65536 || !std::has_single_bit(granule))
         throw std::invalid_argument("granule must be a power of two from 512 to 65536");
-    arenas_.resize(2);
     arenas_[0].used = arenas_[1].used = true;
     configure(tuning);
     add_stream();
@@ -147,10 +146,6 @@ HIT_PATH void Heap::raise_marks(Outcome& outcome) {
     if (live > live_high_) {
         live_high_ = no_limit;
         outcome.flags |= LiveCrossed;
-    }
-    if (reserved_ - live < free_low_) {
-        free_low_ = 0;
-        outcome.flags |= FreeLow;
     }
 }
 
@@ -298,9 +293,7 @@ uint32_t Heap::put_back(BlockId block, const Entries& owed) {
 void Heap::retract(BlockId block, const Entries& owed) {
     Node& node = nodes_[block];
     Entries home = node.epoch ? Entries{{node.stream, node.epoch}} : Entries{};
-    Entries sorted = owed;
-    normalise(sorted);
-    store_entries(node, joined(home, sorted));
+    entry_pool_.store(node, joined(home, owed));
     settle(block);
 }
 
@@ -357,18 +350,23 @@ HIT_PATH bool Heap::rest(BlockId block) {
 }
 
 // Everything about a free but the account's side of it.
-HIT_PATH void Heap::give_back(BlockId block, const Entries* extra) {
+HIT_PATH void Heap::give_back(BlockId block, std::span<const Entry> extra) {
     Node& node = nodes_[block];
     node.epoch = streams_[node.stream]->epochs.open;
-    if (extra && !extra->empty()) {
-        Entries sorted = undone(*extra);
-        normalise(sorted);
-        store_entries(node, joined({{node.stream, node.epoch}}, sorted));
-    }
+    if (!extra.empty()) [[unlikely]] owe(node, extra);
     if (!keep(block, node.more == 0) && !rest(block)) settle(block);
 }
 
-HIT_PATH uint32_t Heap::free_locked(BlockId block, const Entries* extra) {
+// Have a block that waits for its home wait for other uses too; mostly there is one.
+[[gnu::noinline]] void Heap::owe(Node& node, std::span<const Entry> extra) {
+    if (extra.size() == 1) {
+        if (extra[0].stream != node.stream && !is_done(extra[0])) entry_pool_.add(node, extra[0]);
+        return;
+    }
+    entry_pool_.store(node, joined({{node.stream, node.epoch}}, undone({extra.begin(), extra.end()})));
+}
+
+HIT_PATH uint32_t Heap::free_locked(BlockId block, std::span<const Entry> extra) {
     const Node& node = nodes_[block];
     bool inside = node.arena >= 2;
     uint32_t account = node.account;
@@ -378,38 +376,11 @@ HIT_PATH uint32_t Heap::free_locked(BlockId block, const Entries* extra) {
     return inside ? flags_inside(account) : released_flags();
 }
 
-uint32_t Heap::free(BlockId block) {
-    std::lock_guard lock(lock_);
-    need_live(block);
-    return free_locked(block, nullptr);
-}
-
-uint32_t Heap::free(BlockId block, const Entries& extra) {
-    if (extra.size() == 1) return free_behind(block, extra[0], false);
+uint32_t Heap::free(BlockId block, std::span<const Entry> extra) {
     std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : extra) need_stream(entry.stream);
-    return free_locked(block, &extra);
-}
-
-// The same behind one use by another stream, which is what most of those blocks have; `recorded` publishes its epoch too.
-uint32_t Heap::free_behind(BlockId block, const Entry& use, bool recorded) {
-    std::lock_guard lock(lock_);
-    need_live(block);
-    need_stream(use.stream);
-    if (recorded) publish_locked(use);
-    Node& node = nodes_[block];
-    bool inside = node.arena >= 2;
-    if (log_) [[unlikely]] log_->freed(block, use.stream);
-    ledger_.free(node.account, bytes(node), bytes(node) - node.slack);
-    node.epoch = streams_[node.stream]->epochs.open;
-    if (use.stream != node.stream && use.epoch > streams_[use.stream]->epochs.done) {
-        node.more = entry_pool_.add({node.stream, node.epoch}, use);
-        node.epoch = 0;
-    }
-    uint32_t account = node.account;
-    if (!keep(block, node.more == 0)) settle(block);
-    return inside ? flags_inside(account) : released_flags();
+    return free_locked(block, extra);
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
@@ -417,7 +388,7 @@ uint32_t Heap::free_everywhere(BlockId block) {
     need_live(block);
     Entries everything;
     for (uint32_t s = 0; s < streams_.size(); ++s) everything.push_back({s, streams_[s]->epochs.open});
-    return free_locked(block, &everything);
+    return free_locked(block, everything);
 }
 
 uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
@@ -442,8 +413,8 @@ uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
             total += bytes(node);
             slack += node.slack;
             inside = inside && node.arena >= 2;
-            if (log_) [[unlikely]] log_free(blocks[i], nullptr);
-            give_back(blocks[i], nullptr);
+            if (log_) [[unlikely]] log_free(blocks[i], {});
+            give_back(blocks[i], {});
         }
         ledger_.free(account, total, total - slack, i - from);
         flags |= flags_inside(account);
@@ -487,8 +458,9 @@ void Heap::need_live(BlockId block) const {
         throw std::invalid_argument("not a live block (freed already, or never taken)");
 }
 
-void Heap::need_stream(int64_t stream) const {
+Heap::Stream& Heap::need_stream(int64_t stream) const {
     if (stream < 0 || static_cast<size_t>(stream) >= streams_.size()) throw std::invalid_argument("unknown stream");
+    return *streams_[stream];
 }
 
 }  // namespace asyncmem

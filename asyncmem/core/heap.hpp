@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +34,7 @@ constexpr uint64_t usual_parts = 16;  // of a request: a handle is no larger tha
 enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory
 // Whose memory a plan may choose: what the stream may use at once, what it may behind recorded fences, or any.
 enum class Foreign : uint8_t { Never, Recorded, Any };
-enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2, FreeLow = 4 };
+enum Flag : uint32_t { Waiting = 1, LiveCrossed = 2 };
 
 struct Tuning {
     uint64_t small_limit = 1 << 20;
@@ -84,22 +85,23 @@ struct Segment {
 };
 
 struct Counts {
-    uint64_t reserved, live, free, cached, stream_cached, shared_cached, empty;
+    uint64_t reserved, live, free, cached, empty;
     uint64_t peak_live, peak_cached, peak_reserved;
-    uint64_t allocations, frees, hits[3], foreign, misses, refusals, barred, splits, merges;
+    uint64_t allocations, frees, stream_hits, shared_hits, placed, foreign, misses, refusals, barred, splits, merges;
     uint64_t lifted, live_blocks, free_blocks, cached_blocks, segments, streams, accounts, leases, touched;
 };
 
 struct SegmentInfo {
     uint32_t id, arena;
     uint64_t address, nbytes, live, free, cached, largest;
-    uint64_t live_blocks, holes;
+    uint64_t live_blocks;
 };
 
-struct EmptySegment {
-    uint32_t id;
+// Memory that could go back to the device once its uses are done: an empty segment, or what lies behind some pages.
+struct Piece {
+    uint32_t segment;
     uint64_t address, nbytes;
-    Entries entries;
+    Entries uses;
 };
 
 struct BlockInfo {
@@ -120,12 +122,6 @@ struct Waste {
     std::vector<uint64_t> stranded;  // by stream: what only that stream may take without waiting
 };
 
-struct HandleInfo {
-    uint32_t segment;
-    uint64_t address, nbytes;
-    Entries uses;
-};
-
 // A handle that is idle where it is mapped, and the bare address to map it at; 0 to release it.
 struct Move {
     uint32_t segment;
@@ -133,13 +129,7 @@ struct Move {
     uint64_t to;
 };
 
-// Idle memory that is still in use by a stream.
-struct Later {
-    uint64_t nbytes;
-    Entries uses;
-};
-
-// All memory that is idle.
+// Memory that is idle, and the uses of it that are not done.
 struct Idle {
     uint64_t nbytes = 0;
     Entries uses;
@@ -153,7 +143,7 @@ struct Plan {
     std::vector<Move> moves;
     std::vector<Range> fresh;  // what nothing is moved to
     Entries waits;             // nothing found, and done once these are: enough to find something
-    std::vector<Later> later;  // the same in its parts, in the order in which they were freed
+    std::vector<Idle> later;  // the same in its parts, in the order in which they were freed
 };
 
 class Heap {
@@ -170,16 +160,14 @@ public:
     uint32_t stream_count() const;
     Epochs epochs(uint32_t stream) const;
     bool lags() const;  // whether a recorded fence is not known to be done
-    uint64_t open_epoch(uint32_t stream) const;
     uint64_t close_epoch(uint32_t stream);
     void publish(uint32_t stream, uint64_t epoch);
     void mark_done(uint32_t stream, uint64_t epoch);
-    int entry_state(uint32_t stream, uint64_t epoch) const;
 
     uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
     Entries remove_segment(uint32_t segment);
     std::vector<SegmentInfo> segments() const;
-    std::vector<EmptySegment> empty_segments() const;
+    std::vector<Piece> empty_segments() const;
 
     // Spaces: ranges of addresses of which pages are mapped and unmapped (spaces.cpp).
     uint32_t add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page);
@@ -187,7 +175,7 @@ public:
     void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes);
     void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes);
     void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
-    std::vector<HandleInfo> handles() const;
+    std::vector<Piece> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be, in handles of at most a `parts`-th of it; and which idle memory to give back,
     // the oldest first.
@@ -206,17 +194,12 @@ public:
     BlockId take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome);
     bool take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome);
     uint32_t put_back(BlockId block, const Entries& owed);
-    uint32_t free(BlockId block);
-    uint32_t free(BlockId block, const Entries& extra);
-    uint32_t free_behind(BlockId block, const Entry& use, bool recorded);
+    uint32_t free(BlockId block, std::span<const Entry> extra = {});
     uint32_t free_everywhere(BlockId block);
     uint32_t free_many(const BlockId* blocks, size_t count);
 
     void set_home(BlockId block, uint32_t stream);
-    uint64_t address(BlockId block) const;
-    uint64_t size(BlockId block) const;
-    uint32_t home(BlockId block) const;
-    uint32_t account_of(BlockId block) const;  // who is charged for it
+    BlockInfo info(BlockId block) const;  // of one that is live or leased
 
     uint64_t flush(int64_t stream);
     uint64_t merge(int64_t arena = -1);
@@ -227,8 +210,6 @@ public:
     void remove_account(uint32_t account);
     void set_limit(uint32_t account, uint64_t limit);
     Account account(uint32_t account) const;
-    std::vector<uint32_t> accounts() const;
-    uint64_t room(uint32_t account) const;  // bytes that may still be granted, by its own limit
     // Bytes that count in an account, and in all above it, as if they were live.
     void promise(uint32_t account, uint64_t nbytes);
     void unpromise(uint32_t account, uint64_t nbytes);
@@ -236,7 +217,7 @@ public:
     void set_gate(uint32_t account, bool closed);
     void leave_ajar(uint64_t allowance, uint64_t wanted);
     uint64_t close_up();
-    void set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low);
+    void set_marks(uint64_t live_low, uint64_t live_high);
     void reset_peaks();
 
     uint64_t largest(int32_t arena) const;
@@ -365,9 +346,7 @@ private:
 
     // entries (place.cpp)
     static uint32_t key_of(const Node& node);
-    Entries raw_entries(const Node& node) const;
     Entries undone(Entries entries) const;
-    void store_entries(Node& node, Entries entries);
     void purge(Node& node);
     Entries resolve(Node& node, uint32_t stream);
     void adopt(Node& node, uint32_t stream);
@@ -383,14 +362,15 @@ private:
     BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
     void grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome);
-    uint32_t free_locked(BlockId block, const Entries* extra);
+    uint32_t free_locked(BlockId block, std::span<const Entry> extra);
     bool keep(BlockId block, bool only_home);
     bool keep_shared(BlockId block);
     bool vacate(BinTable<8>& cache, uint64_t granules);
     void release(Node& node);
     uint64_t drain(Cache& cache, Bin& bin, uint32_t most);
     void retract(BlockId block, const Entries& owed);
-    void give_back(BlockId block, const Entries* extra);
+    void give_back(BlockId block, std::span<const Entry> extra);
+    void owe(Node& node, std::span<const Entry> extra);
     void strike(Cache& cache, Bin& bin, uint64_t granules);
     bool may_be_cached(const Ask& ask, uint64_t granules) const;
     // Flags of an operation that gave bytes back.
@@ -408,25 +388,25 @@ private:
         return arena >= 0 && static_cast<size_t>(arena) < arenas_.size() && arenas_[arena].used;
     }
     void need_live(BlockId block) const;
-    void need_held(BlockId block) const;
-    void need_stream(int64_t stream) const;
+    Stream& need_stream(int64_t stream) const;
     void need_account(int64_t account) const;
 
     // logging (log.cpp); the first three while there is a log
     void log_take(BlockId block, const Ask& ask);
-    void log_free(BlockId block, const Entries* extra);
+    void log_free(BlockId block, std::span<const Entry> extra);
     void log_lease_end(const Segment& range);
     LogRow row_of(const Node& node) const;
 
     // streams, leases and segments (segments.cpp)
-    void publish_locked(const Entry& entry);
     uint32_t add_range(const Segment& segment, uint64_t epoch, uint32_t stream);
-    uint32_t new_arena();
+    void drop_segment(uint32_t segment);
     void adopt_range(const Segment& range, const Node& container);
     SegmentInfo survey(uint32_t segment) const;
+    BlockInfo describe(const Node& node) const;
 
     // spaces (spaces.cpp)
     Space& space_of(uint32_t segment) const;
+    BlockId part_of(const Node& whole);
     BlockId cut(BlockId block, uint64_t granules);
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
@@ -475,10 +455,8 @@ private:
     NodeTable nodes_;
     EntryPool entry_pool_;
     std::vector<std::unique_ptr<Stream>> streams_;
-    std::vector<Arena> arenas_;
-    std::vector<uint32_t> free_arenas_;
-    std::vector<Segment> segments_;
-    std::vector<uint32_t> free_segments_;
+    Slots<Arena> arenas_{2};
+    Slots<Segment> segments_;
     std::vector<std::unique_ptr<Space>> spaces_;
     Handles handles_;
     Notes notes_;  // what was freed on them, and is not noted there yet
@@ -490,7 +468,7 @@ private:
     // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would
     // keep its memory from being moved.
     uint64_t paged_from_ = UINT64_MAX;  // granules
-    uint64_t live_low_ = 0, live_high_ = no_limit, free_low_ = 0;
+    uint64_t live_low_ = 0, live_high_ = no_limit;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;
     uint64_t leases_closed_ = 0;  // blocks that ended as the container of a lease, without a free
     Counts total_{};  // counters and peaks that no account has; counts() fills in the rest

@@ -1,4 +1,4 @@
-/* An awaitable whose value is there at once, handed to the interpreter without a trip through the event loop.
+/* Awaitables in C. What is there at once is handed to the interpreter without a trip through the event loop.
  *
  * CPython 3.11's SEND reads am_send; 3.12 and 3.13 call tp_iternext, so there the value has to leave in a StopIteration.
  * Making one costs more than the rest of the await, so the last one that dies is kept and used again.
@@ -10,9 +10,11 @@
 extern "C" {
 #endif
 
-typedef PyObject *(*asyncmem_handout)(PyObject *self); /* new reference to the value, NULL with an error set */
+/* Go on with an await: a new reference to its value, or to what goes to the event loop where `yields` says so; NULL with
+ * an error set. */
+typedef PyObject *(*asyncmem_stepper)(PyObject *self, PyObject *sent, int *yields);
 
-static asyncmem_handout asyncmem_hand_out;
+static asyncmem_stepper asyncmem_step;
 
 /* Whether nobody but the interpreter's own stack holds the object. 3.14 borrows on the stack, so it cannot be told. */
 static inline int asyncmem_is_temporary(PyObject *self) {
@@ -24,10 +26,10 @@ static inline int asyncmem_is_temporary(PyObject *self) {
 #endif
 }
 
-static PySendResult asyncmem_send(PyObject *self, PyObject *arg, PyObject **result) {
-    (void)arg;
-    *result = asyncmem_hand_out(self);
-    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+static PySendResult asyncmem_send(PyObject *self, PyObject *sent, PyObject **result) {
+    int yields = 0;
+    *result = asyncmem_step(self, sent, &yields);
+    return !*result ? PYGEN_ERROR : yields ? PYGEN_NEXT : PYGEN_RETURN;
 }
 
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030E0000 && !defined(Py_GIL_DISABLED)
@@ -105,35 +107,6 @@ static void asyncmem_stop(PyObject *value) {
 #endif
 
 static PyObject *asyncmem_next(PyObject *self) {
-    PyObject *value = asyncmem_hand_out(self);
-    if (value) asyncmem_stop(value);
-    return NULL;
-}
-
-static int asyncmem_patch(PyObject *type, asyncmem_handout hand_out) {
-    static PyAsyncMethods methods;
-    PyTypeObject *t = (PyTypeObject *)type;
-    asyncmem_hand_out = hand_out;
-    if (t->tp_as_async) methods = *t->tp_as_async;
-    methods.am_send = asyncmem_send;
-    t->tp_as_async = &methods;
-    t->tp_iternext = asyncmem_next;
-    PyType_Modified(t);
-    return asyncmem_stop_ready();
-}
-
-/* The same for an awaitable that may suspend first: `yields` says whether the answer goes to the event loop. */
-typedef PyObject *(*asyncmem_stepper)(PyObject *self, PyObject *sent, int *yields);
-
-static asyncmem_stepper asyncmem_step;
-
-static PySendResult asyncmem_step_send(PyObject *self, PyObject *sent, PyObject **result) {
-    int yields = 0;
-    *result = asyncmem_step(self, sent, &yields);
-    return !*result ? PYGEN_ERROR : yields ? PYGEN_NEXT : PYGEN_RETURN;
-}
-
-static PyObject *asyncmem_step_next(PyObject *self) {
     int yields = 0;
     PyObject *value = asyncmem_step(self, Py_None, &yields);
     if (!value || yields) return value;
@@ -141,23 +114,17 @@ static PyObject *asyncmem_step_next(PyObject *self) {
     return NULL;
 }
 
-static int asyncmem_patch_steps(PyObject *type, asyncmem_stepper step) {
-    static PyAsyncMethods methods;
+/* Have instances of a type that has `__await__` and `__next__` step by `asyncmem_step`. */
+static void asyncmem_patch(PyObject *type) {
     PyTypeObject *t = (PyTypeObject *)type;
-    asyncmem_step = step;
-    if (t->tp_as_async) methods = *t->tp_as_async;
-    methods.am_send = asyncmem_step_send;
-    t->tp_as_async = &methods;
-    t->tp_iternext = asyncmem_step_next;
+    t->tp_as_async->am_send = asyncmem_send;
+    t->tp_iternext = asyncmem_next;
     PyType_Modified(t);
-    return 0;
 }
 
-/* An instance of a type that takes no arguments, without its __init__. */
-static inline PyObject *asyncmem_new(PyObject *type) {
-    static PyObject *none;
-    if (!none) none = PyTuple_New(0);
-    return none ? ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, none, NULL) : NULL;
+static int asyncmem_await(asyncmem_stepper step) {
+    asyncmem_step = step;
+    return asyncmem_stop_ready();
 }
 
 #ifdef __cplusplus

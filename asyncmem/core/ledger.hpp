@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "slots.hpp"
+
 namespace asyncmem {
 
 constexpr uint64_t no_limit = INT64_MAX;
@@ -27,14 +29,14 @@ struct Account {
 
 class Ledger {
 public:
-    Ledger() : accounts_(1) { accounts_[0].used = true; }
+    Ledger() { accounts_[0].used = true; }
 
     bool known(int64_t id) const {
         return id >= 0 && static_cast<size_t>(id) < accounts_.size() && accounts_[id].used;
     }
     Account& operator[](uint32_t id) { return accounts_[id]; }
     const Account& operator[](uint32_t id) const { return accounts_[id]; }
-    uint32_t size() const { return static_cast<uint32_t>(accounts_.size()); }
+    uint32_t size() const { return accounts_.size(); }
 
     // A closed gate of account 0, left ajar: where no other is closed, doors may pass for so many bytes yet, and a free is
     // told only once so many are free as whoever waits wants.
@@ -95,12 +97,8 @@ public:
         }
     }
     void undo(uint32_t id, uint64_t nbytes, uint64_t requested, uint32_t level) {
-        touch(id);
-        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) {
-            accounts_[a].live -= nbytes;
-            accounts_[a].requested -= requested;
-            --accounts_[a].hits[level - 1];
-        }
+        credit(id, nbytes, requested);
+        for (int32_t a = static_cast<int32_t>(id); a >= 0; a = accounts_[a].parent) --accounts_[a].hits[level - 1];
     }
     // A live block changes hands without being freed.
     void move(uint32_t from, uint32_t to, uint64_t nbytes, uint64_t requested) {
@@ -134,9 +132,8 @@ private:
         touched_.push_back(id);
     }
 
-    std::vector<Account> accounts_;
+    Slots<Account> accounts_{1};
     std::vector<uint32_t> touched_;
-    std::vector<uint32_t> reuse_;
     Account gone_;  // counters of removed accounts that had none above them
     uint32_t gates_closed_ = 0;
     uint64_t allowance_ = 0, wanted_ = 0, passed_ = 0;

@@ -75,7 +75,7 @@ uint32_t Heap::open_log(uint64_t keep, Log::Rows& held) {
         auto log = std::make_unique<Log>();
         for (BlockId block = 1; block < nodes_.size(); ++block) {
             const Node& node = nodes_[block];
-            if ((node.state == State::Live || node.state == State::Leased) && node.arena < 2)
+            if (in_use(node) && node.arena < 2)
                 log->found(block, row_of(node));
         }
         log_.swap(log);
@@ -137,10 +137,10 @@ void Heap::log_take(BlockId block, const Ask& ask) {
 }
 
 // Of several streams that used it, one besides home is named: a replay orders the free behind home anyway.
-void Heap::log_free(BlockId block, const Entries* extra) {
+void Heap::log_free(BlockId block, std::span<const Entry> extra) {
     const Node& node = nodes_[block];
     uint32_t stream = node.stream;
-    for (size_t i = 0; extra && i < extra->size() && stream == node.stream; ++i) stream = (*extra)[i].stream;
+    for (size_t i = 0; i < extra.size() && stream == node.stream; ++i) stream = extra[i].stream;
     log_->freed(block, stream);
 }
 
@@ -150,7 +150,7 @@ void Heap::log_lease_end(const Segment& range) {
     log_->freed(range.container, container.stream);
     for (BlockId block = range.first; block; block = nodes_[block].after) {
         const Node& node = nodes_[block];
-        if (node.state != State::Live && node.state != State::Leased) continue;
+        if (!in_use(node)) continue;
         LogRow row = row_of(node);
         row.time_ns = Log::now();
         log_->taken(block, row);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "entries.hpp"
 #include "reserved.hpp"
 
 namespace asyncmem {
@@ -21,14 +22,11 @@ enum class State : uint8_t {
     Filling,  // likewise, without memory
 };
 
-struct Node {
+// What a block owes: not live, what it waits for. Live, `stream` is its home, and `epoch` what that still owed when the
+// block was taken, so that a take can be undone exactly.
+struct Node : Owed {
     uint64_t address;
     uint64_t granules;
-    // Not live: the epoch of `stream`'s entry, 0 when clean or when `more` holds the entries.
-    // Live: the epoch that home still owed when the block was taken, so that a take can be undone exactly.
-    uint64_t epoch;
-    uint32_t stream;         // live: home; not live: whose entry `epoch` is
-    uint32_t more;           // entry list in the EntryPool (two or more streams), else 0
     uint32_t before, after;  // neighbours by address within the segment
     uint32_t slot;           // Free: place in its index; Cached: next in the bin; Leased: its arena
     uint32_t link;           // Free: class of its candidate list; Cached: previous in the bin; Live: level of the take
@@ -43,6 +41,8 @@ struct Node {
     bool shared;  // Cached: in the shared cache rather than in its stream's
 };
 static_assert(sizeof(Node) == 64, "one node a cache line");
+
+inline bool in_use(const Node& node) { return node.state == State::Live || node.state == State::Leased; }
 
 // Nodes never move: the table has its addresses from the start, and growing puts memory behind more of them.
 class NodeTable {

@@ -14,31 +14,14 @@ constexpr uint32_t cascade = 16;  // joins that one free may cause
 
 uint32_t Heap::key_of(const Node& node) { return node.more ? 1 : node.epoch ? 2 + node.stream : 0; }
 
-[[gnu::noinline]] Entries Heap::raw_entries(const Node& node) const {
-    if (node.more) return entry_pool_[node.more];
-    return node.epoch ? Entries{{node.stream, node.epoch}} : Entries{};
-}
-
 [[gnu::noinline]] Entries Heap::undone(Entries entries) const {
     std::erase_if(entries, [this](const Entry& entry) { return is_done(entry); });
     return entries;
 }
 
-[[gnu::noinline]] void Heap::store_entries(Node& node, Entries entries) {
-    if (node.more) entry_pool_.release(node.more);
-    node.more = 0;
-    node.epoch = 0;
-    if (entries.size() == 1) {
-        node.stream = entries[0].stream;
-        node.epoch = entries[0].epoch;
-    } else if (!entries.empty()) {
-        node.more = entry_pool_.add(std::move(entries));
-    }
-}
-
 void Heap::purge(Node& node) {
     if (node.more) [[unlikely]] {
-        store_entries(node, undone(raw_entries(node)));
+        entry_pool_.store(node, undone(entry_pool_.all(node)));
     } else if (node.epoch <= streams_[node.stream]->epochs.done) {
         node.epoch = 0;
     }
@@ -48,19 +31,14 @@ void Heap::purge(Node& node) {
 [[gnu::noinline]] Entries Heap::resolve(Node& node, uint32_t stream) {
     uint64_t own = 0;
     Entries owed;
-    auto look = [&](const Entry& entry) {
+    entry_pool_.each(node, [&](const Entry& entry) {
         if (entry.stream == stream) {
             own = entry.epoch;
-        } else if (entry.epoch > streams_[entry.stream]->epochs.done) {
+        } else if (!is_done(entry)) {
             owed.push_back(entry);
         }
-    };
-    if (node.more) {
-        for (const Entry& entry : entry_pool_[node.more]) look(entry);
-        store_entries(node, {});
-    } else if (node.epoch) {
-        look({node.stream, node.epoch});
-    }
+    });
+    entry_pool_.store(node, {});
     node.stream = stream;
     node.epoch = own;
     return owed;
@@ -77,15 +55,13 @@ inline void Heap::adopt(Node& node, uint32_t stream) {
 }
 
 bool Heap::eligible(const Node& node, uint32_t stream, Bound bound) const {
-    auto passes = [&](uint32_t s, uint64_t epoch) {
-        if (s == stream || bound == Bound::Any) return true;
-        const Epochs& epochs = streams_[s]->epochs;
-        return epoch <= (bound == Bound::Done ? epochs.done : std::max(epochs.done, epochs.recorded));
+    auto passes = [&](const Entry& entry) {
+        if (entry.stream == stream || bound == Bound::Any) return true;
+        const Epochs& epochs = streams_[entry.stream]->epochs;
+        return bound == Bound::Done ? entry.epoch <= epochs.done : epochs.covers(entry.epoch);
     };
-    if (!node.more) return node.epoch == 0 || passes(node.stream, node.epoch);
-    for (const Entry& entry : entry_pool_[node.more])
-        if (!passes(entry.stream, entry.epoch)) return false;
-    return true;
+    if (!node.more) return node.epoch == 0 || passes({node.stream, node.epoch});
+    return std::ranges::all_of(entry_pool_[node.more], passes);
 }
 
 // The free index of an arena.
@@ -238,12 +214,10 @@ BlockId Heap::oldest_of(const Arena& arena, Search& search) const {
 
 // How many fences its streams have had, or had none for, since the newest that a taker must wait for.
 uint64_t Heap::age_of(const Node& node, uint32_t taker) const {
-    auto since = [&](uint32_t stream, uint64_t epoch) {
-        return stream == taker ? UINT64_MAX : streams_[stream]->epochs.open - epoch;
-    };
-    if (!node.more) return node.epoch ? since(node.stream, node.epoch) : UINT64_MAX;
     uint64_t age = UINT64_MAX;
-    for (const Entry& entry : entry_pool_[node.more]) age = std::min(age, since(entry.stream, entry.epoch));
+    entry_pool_.each(node, [&](const Entry& entry) {
+        if (entry.stream != taker) age = std::min(age, streams_[entry.stream]->epochs.open - entry.epoch);
+    });
     return age;
 }
 
@@ -334,25 +308,32 @@ BlockId Heap::place_at(const Segment& range, uint64_t address, Search& search) {
 
 // Cutting and joining.
 
+// A new node for a part of a block that waits for one stream at most, with what every part has alike.
+inline BlockId Heap::part_of(const Node& whole) {
+    BlockId id = nodes_.acquire();
+    Node& part = nodes_[id];
+    // Field by field: a copy of the whole node would wait for the bytes that were just written to it.
+    part.epoch = whole.epoch;
+    part.stream = whole.stream;
+    part.more = 0;
+    part.segment = whole.segment;
+    part.arena = whole.arena;
+    part.shared = false;
+    return id;
+}
+
 // Cut a block in two and answer the upper part, of the same state and entries. Neither is in any list.
 BlockId Heap::cut(BlockId block, uint64_t granules) {
-    BlockId rest = nodes_.acquire();
+    BlockId rest = part_of(nodes_[block]);
     Node& node = nodes_[block];
     Node& tail = nodes_[rest];
-    // Field by field: a copy of the whole node would wait for the bytes that were just written to it.
     tail.address = node.address + (granules << shift_);
     tail.granules = node.granules - granules;
-    tail.epoch = node.epoch;
-    tail.stream = node.stream;
-    tail.more = 0;
     if (node.more) [[unlikely]] tail.more = entry_pool_.copy(node.more);
     tail.before = block;
     tail.after = node.after;
-    tail.segment = node.segment;
-    tail.arena = node.arena;
     tail.bare = node.bare;
     tail.state = node.state;
-    tail.shared = false;
     if (tail.after) nodes_[tail.after].before = rest;
     node.after = rest;
     node.granules = granules;
@@ -383,8 +364,8 @@ inline bool Heap::joins(const Node& a, const Node& b) const {
 }
 
 [[gnu::noinline]] bool Heap::lists_join(const Node& a, const Node& b) const {
-    Entries x = undone(raw_entries(a)), y = undone(raw_entries(b));
-    return x.empty() || y.empty() || same_streams(x, y);
+    Entries x = undone(entry_pool_.all(a)), y = undone(entry_pool_.all(b));
+    return x.empty() || y.empty() || std::ranges::equal(x, y, {}, &Entry::stream, &Entry::stream);
 }
 
 // Join a block with the one after it; both are purged, and out of the index. The lower one stays.
@@ -404,8 +385,8 @@ void Heap::absorb(BlockId low, BlockId high) {
 }
 
 [[gnu::noinline]] void Heap::unite_entries(Node& a, Node& b) {
-    store_entries(a, joined(raw_entries(a), raw_entries(b)));
-    store_entries(b, {});
+    entry_pool_.store(a, joined(entry_pool_.all(a), entry_pool_.all(b)));
+    entry_pool_.store(b, {});
 }
 
 // The joining itself, with all that either waits for.
@@ -499,21 +480,15 @@ inline void Heap::link(BlockId before, BlockId block) {
 
 // Cut a block off the front of a hole that waits for no more than one stream; the rest keeps its place in the index.
 inline BlockId Heap::take_front(BlockId block, uint64_t granules) {
-    BlockId front = nodes_.acquire();
     const Node& hole = nodes_[block];
+    BlockId front = part_of(hole);
     Node& node = nodes_[front];
     node.address = hole.address;
     node.granules = granules;
-    node.epoch = hole.epoch;
-    node.stream = hole.stream;
-    node.more = 0;
     node.before = hole.before;
     node.after = block;
-    node.segment = hole.segment;
-    node.arena = hole.arena;
     node.bare = 0;
     node.state = State::Pending;
-    node.shared = false;
     nodes_[block].before = front;
     link(node.before, front);
     index_resize(block, hole.address + (granules << shift_), hole.granules - granules);

@@ -42,7 +42,7 @@ public:
     }
 
     // What to wait for, so that handles of `nbytes` more are ready; nothing where there are not so many.
-    Entries waits(uint64_t nbytes, std::vector<Later>& later) {
+    Entries waits(uint64_t nbytes, std::vector<Idle>& later) {
         Entries all;
         auto enough = [&](HandleId id) {
             const Handle& handle = heap_.handles_[id];
@@ -126,7 +126,7 @@ BlockId Heap::extend(Space& space, const Ask& ask, BlockId last, uint64_t more, 
     }
     // As a segment is born owing the stream that it was grown for: so it joins nothing that this one may not use.
     if (foreign != Foreign::Any)
-        store_entries(nodes_[found], joined(raw_entries(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
+        entry_pool_.store(nodes_[found], joined(entry_pool_.all(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
     index_add(found);
     return found;
 }
@@ -144,15 +144,9 @@ BlockId Heap::cut_end(Space& space, uint64_t nbytes) {
 // The stretches of a block's lower part that have no memory.
 std::vector<Range> Heap::gaps(const Space& space, uint64_t address, uint64_t nbytes) const {
     std::vector<Range> found;
-    for (uint64_t at = address, end = address + nbytes; at < end;) {
-        HandleId id = space.handle(at);
-        uint64_t next = id ? handles_[id].address + handles_[id].nbytes : space.up(at + 1);
-        if (!id) {
-            if (found.empty() || found.back().address + found.back().nbytes != at) found.push_back({at, 0});
-            found.back().nbytes += next - at;
-        }
-        at = next;
-    }
+    space.stretches(address, nbytes, [&](uint64_t at, uint64_t size, bool filled) {
+        if (!filled) found.push_back({at, size});
+    });
     return found;
 }
 

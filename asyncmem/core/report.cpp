@@ -50,7 +50,7 @@ uint64_t Heap::pending_bytes() const {
         for (size_t key = 1; key < by_key.size(); ++key) {
             if (!by_key[key]) continue;
             by_key[key]->each([&](BlockId block) {
-                if (!undone(raw_entries(nodes_[block])).empty()) pending += mapped(nodes_[block]);
+                if (!undone(entry_pool_.all(nodes_[block])).empty()) pending += mapped(nodes_[block]);
             });
         }
     }
@@ -66,13 +66,13 @@ Counts Heap::counts() const {
     c.free = unused();
     c.cached = cached_;
     c.lifted = lifted_;
-    c.shared_cached = shared_.bytes();
-    c.stream_cached = cached_ - c.shared_cached;
     c.cached_blocks = shared_.blocks();
     for (auto& stream : streams_) c.cached_blocks += stream->cache.blocks();
     Account all = ledger_.totals();
-    std::copy(std::begin(all.hits), std::end(all.hits), std::begin(c.hits));
-    c.allocations = all.hits[0] + all.hits[1] + all.hits[2];
+    c.stream_hits = all.hits[0];
+    c.shared_hits = all.hits[1];
+    c.placed = all.hits[2];
+    c.allocations = c.stream_hits + c.shared_hits + c.placed;
     c.frees = all.frees;
     c.live_blocks = c.allocations - c.frees - leases_closed_;
     for (const Arena& arena : arenas_) {
@@ -86,7 +86,7 @@ Counts Heap::counts() const {
     }
     c.streams = streams_.size();
     for (uint32_t a = 0; a < ledger_.size(); ++a) c.accounts += ledger_[a].used;
-    c.leases = arenas_.size() - free_arenas_.size() - 2;
+    c.leases = arenas_.used() - 2;
     return c;
 }
 
@@ -110,10 +110,9 @@ SegmentInfo Heap::survey(uint32_t id) const {
         if (node.state == State::Free) {
             info.free += mapped(node);
             info.largest = std::max(info.largest, bytes(node));
-            ++info.holes;
         } else if (node.state == State::Cached) {
             info.cached += bytes(node);
-        } else if (node.state == State::Live || node.state == State::Leased) {
+        } else if (in_use(node)) {
             info.live += bytes(node);
             ++info.live_blocks;
         }
@@ -121,17 +120,22 @@ SegmentInfo Heap::survey(uint32_t id) const {
     return info;
 }
 
-std::vector<EmptySegment> Heap::empty_segments() const {
+std::vector<Piece> Heap::empty_segments() const {
     Settled settled(*this);
-    std::vector<EmptySegment> empty;
+    std::vector<Piece> empty;
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
         if (!segment.used || segment.container || segment.space) continue;
         const Node& first = nodes_[segment.first];
         if (first.state != State::Free || first.after) continue;
-        empty.push_back({s, segment.address, segment.nbytes, undone(raw_entries(first))});
+        empty.push_back({s, segment.address, segment.nbytes, undone(entry_pool_.all(first))});
     }
     return empty;
+}
+
+BlockInfo Heap::describe(const Node& node) const {
+    if (in_use(node)) return {node.address, bytes(node), node.state, node.arena, node.stream, node.account, {}};
+    return {node.address, bytes(node), node.state, node.arena, 0, 0, entry_pool_.all(node)};
 }
 
 // Every block, segment by segment in address order; the inside of a lease after the segments.
@@ -142,10 +146,7 @@ std::vector<BlockInfo> Heap::blocks() const {
         for (const Segment& segment : segments_) {
             if (!segment.used || (segment.container != 0) != leases) continue;
             for (BlockId block = segment.first; block; block = nodes_[block].after) {
-                const Node& node = nodes_[block];
-                bool held = node.state == State::Live || node.state == State::Leased;
-                all.push_back({node.address, bytes(node), node.state, node.arena, held ? node.stream : 0,
-                               held ? node.account : 0, held ? Entries{} : raw_entries(node)});
+                all.push_back(describe(nodes_[block]));
             }
         }
     }

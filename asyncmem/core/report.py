@@ -31,10 +31,6 @@ class HeapCounts(NamedTuple):
     """Bytes in the free index, leases' insides not counted."""
     cached: int
     """Bytes in the stream caches and the shared cache together."""
-    stream_cached: int
-    """Bytes in the stream caches."""
-    shared_cached: int
-    """Bytes in the shared cache."""
     lifted: int
     """Bytes in spaces that are held back while memory is mapped or unmapped."""
     empty: int
@@ -174,8 +170,6 @@ class SegmentCounts(NamedTuple):
     """Bytes in caches."""
     live_blocks: int
     """Blocks granted."""
-    holes: int
-    """Free blocks."""
     largest: int
     """Size of its largest free block."""
 
@@ -197,17 +191,6 @@ class BlockInfo(NamedTuple):
     """Who is charged while live or leased, else 0."""
     entries: tuple[tuple[int, int], ...]
     """(stream, epoch) that a block not in use waits for, sorted by stream; those already done may still be listed."""
-
-
-class HeapReport(NamedTuple):
-    """Counts, segments and accounts read one after another (not one instant when other threads allocate)."""
-
-    counts: HeapCounts
-    """The whole heap."""
-    segments: tuple[SegmentCounts, ...]
-    """Every segment in the order of ids."""
-    accounts: tuple[tuple[int, AccountCounts], ...]
-    """Every account with its id."""
 
 
 class LogPart(NamedTuple):

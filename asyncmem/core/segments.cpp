@@ -14,51 +14,30 @@ uint32_t Heap::add_stream() {
     return static_cast<uint32_t>(streams_.size() - 1);
 }
 
-uint64_t Heap::open_epoch(uint32_t stream) const {
-    std::lock_guard lock(lock_);
-    need_stream(stream);
-    return streams_[stream]->epochs.open;
-}
-
 uint64_t Heap::close_epoch(uint32_t stream) {
     std::lock_guard lock(lock_);
-    need_stream(stream);
-    return streams_[stream]->epochs.open++;
+    return need_stream(stream).epochs.open++;
 }
 
 void Heap::publish(uint32_t stream, uint64_t epoch) {
     std::lock_guard lock(lock_);
-    need_stream(stream);
-    publish_locked({stream, epoch});
-}
-
-void Heap::publish_locked(const Entry& entry) {
-    Epochs& epochs = streams_[entry.stream]->epochs;
+    Epochs& epochs = need_stream(stream).epochs;
     // A fence recorded before the epoch was closed would not cover frees that joined it later.
-    if (entry.epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: close it before its fence");
-    epochs.recorded = std::max(epochs.recorded, entry.epoch);
+    if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: close it before its fence");
+    epochs.recorded = std::max(epochs.recorded, epoch);
 }
 
 void Heap::mark_done(uint32_t stream, uint64_t epoch) {
     std::lock_guard lock(lock_);
-    need_stream(stream);
-    Epochs& epochs = streams_[stream]->epochs;
+    Epochs& epochs = need_stream(stream).epochs;
     if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: it cannot be done");
     epochs.recorded = std::max(epochs.recorded, epoch);
     epochs.done = std::max(epochs.done, epoch);
 }
 
-int Heap::entry_state(uint32_t stream, uint64_t epoch) const {
-    std::lock_guard lock(lock_);
-    need_stream(stream);
-    const Epochs& epochs = streams_[stream]->epochs;
-    return epoch <= epochs.done ? 2 : epoch <= epochs.recorded ? 1 : 0;
-}
-
 Epochs Heap::epochs(uint32_t stream) const {
     std::lock_guard lock(lock_);
-    need_stream(stream);
-    return streams_[stream]->epochs;
+    return need_stream(stream).epochs;
 }
 
 bool Heap::lags() const {
@@ -83,14 +62,7 @@ uint32_t Heap::add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, ui
 
 // One free block over a whole new range, owing `stream` its `epoch`.
 uint32_t Heap::add_range(const Segment& segment, uint64_t epoch, uint32_t stream) {
-    uint32_t id;
-    if (free_segments_.empty()) {
-        id = static_cast<uint32_t>(segments_.size());
-        segments_.emplace_back();
-    } else {
-        id = free_segments_.back();
-        free_segments_.pop_back();
-    }
+    uint32_t id = segments_.acquire();
     segments_[id] = segment;
     BlockId block = segments_[id].first = nodes_.acquire();
     Node& node = nodes_[block] = Node{};
@@ -111,42 +83,34 @@ Entries Heap::remove_segment(uint32_t segment) {
     BlockId block = segments_[segment].first;
     if (nodes_[block].state != State::Free || nodes_[block].after)
         throw std::invalid_argument("the segment is not wholly free");
-    Entries owed = undone(raw_entries(nodes_[block]));
+    Entries owed = undone(entry_pool_.all(nodes_[block]));
     index_remove(nodes_[block]);
-    store_entries(nodes_[block], {});
+    entry_pool_.store(nodes_[block], {});
     nodes_.release(block);
     reserved_ -= segments_[segment].nbytes;
-    segments_[segment] = Segment{};
-    free_segments_.push_back(segment);
+    drop_segment(segment);
     return owed;
+}
+
+void Heap::drop_segment(uint32_t segment) {
+    segments_[segment] = Segment{};
+    segments_.release(segment);
 }
 
 uint32_t Heap::open_lease(BlockId block) {
     Settled settled(*this);
     need_live(block);
-    uint32_t arena = new_arena();
+    uint32_t arena = arenas_.acquire();
     Node& node = nodes_[block];
     // The range owes what its holder's stream does from here on: another stream inside the lease must wait for it.
     uint64_t epoch = streams_[node.stream]->epochs.open;
     uint32_t range = add_range(
         {.address = node.address, .nbytes = bytes(node), .container = block, .arena = arena, .used = true}, epoch,
         node.stream);
+    arenas_[arena].used = true;
     arenas_[arena].segment = range;
     node.state = State::Leased;
     node.slot = arena;
-    return arena;
-}
-
-uint32_t Heap::new_arena() {
-    uint32_t arena;
-    if (free_arenas_.empty()) {
-        arena = static_cast<uint32_t>(arenas_.size());
-        arenas_.emplace_back();
-    } else {
-        arena = free_arenas_.back();
-        free_arenas_.pop_back();
-    }
-    arenas_[arena].used = true;
     return arena;
 }
 
@@ -167,10 +131,9 @@ uint32_t Heap::close_lease(uint32_t arena) {
     ++leases_closed_;
     adopt_range(range, container);
     nodes_.release(range.container);
-    segments_[range_id] = Segment{};
-    free_segments_.push_back(range_id);
+    drop_segment(range_id);
     arenas_[arena] = Arena{};
-    free_arenas_.push_back(arena);
+    arenas_.release(arena);
     for (BlockId block : freed) settle(block);
     return container.arena < 2 ? released_flags() : flags_inside(container.account);
 }
@@ -205,33 +168,11 @@ void Heap::set_home(BlockId block, uint32_t stream) {
     nodes_[block].epoch = 0;
 }
 
-uint64_t Heap::address(BlockId block) const {
+BlockInfo Heap::info(BlockId block) const {
     std::lock_guard lock(lock_);
-    need_held(block);
-    return nodes_[block].address;
-}
-
-uint64_t Heap::size(BlockId block) const {
-    std::lock_guard lock(lock_);
-    need_held(block);
-    return bytes(nodes_[block]);
-}
-
-uint32_t Heap::account_of(BlockId block) const {
-    std::lock_guard lock(lock_);
-    need_held(block);
-    return nodes_[block].account;
-}
-
-uint32_t Heap::home(BlockId block) const {
-    std::lock_guard lock(lock_);
-    need_held(block);
-    return nodes_[block].stream;
-}
-
-void Heap::need_held(BlockId block) const {
-    if (!nodes_.known(block) || (nodes_[block].state != State::Live && nodes_[block].state != State::Leased))
+    if (!nodes_.known(block) || !in_use(nodes_[block]))
         throw std::invalid_argument("not a live block (freed already, or never taken)");
+    return describe(nodes_[block]);
 }
 
 }  // namespace asyncmem

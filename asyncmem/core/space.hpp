@@ -47,6 +47,18 @@ public:
         }
     }
 
+    // The stretches of a range with memory behind them and without it, in turn: look(address, nbytes, filled).
+    template <class Look>
+    void stretches(uint64_t address, uint64_t nbytes, Look look) const {
+        for (uint64_t at = address, end = address + nbytes; at < end;) {
+            uint64_t from = at;
+            bool filled = handle(at) != 0;
+            while (at < end && (handle(at) != 0) == filled) at = up(at + 1);
+            at = std::min(at, end);
+            look(from, at - from, filled);
+        }
+    }
+
     // The page that a block is filed under in `holes`: its first whole one, if it has one.
     uint64_t hole(uint64_t address) const { return (up(address) - address_) >> shift_; }
     bool has_hole(uint64_t address, uint64_t nbytes) const { return up(address) + page() <= address + nbytes; }

@@ -51,7 +51,7 @@ void Heap::remove_space(uint32_t segment) {
     for (BlockId block = segments_[segment].first, next; block; block = next) {
         next = nodes_[block].after;
         if (nodes_[block].state == State::Free) index_remove(nodes_[block]);
-        store_entries(nodes_[block], {});
+        entry_pool_.store(nodes_[block], {});
         nodes_.release(block);
     }
     arenas_[segments_[segment].arena].space = 0;
@@ -59,8 +59,7 @@ void Heap::remove_space(uint32_t segment) {
     paged_from_ = UINT64_MAX;
     for (auto& one : spaces_)
         if (one) paged_from_ = std::min(paged_from_, one->page() >> shift_);
-    segments_[segment] = Segment{};
-    free_segments_.push_back(segment);
+    drop_segment(segment);
 }
 
 Space& Heap::space_of(uint32_t segment) const {
@@ -77,11 +76,7 @@ uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
 
 // What keeps a handle from being unmapped.
 Entries Heap::uses(HandleId id) const {
-    Entries undone;
-    handles_.each_use(id, [&](const Entry& entry) {
-        if (!is_done(entry)) undone.push_back(entry);
-    });
-    return undone;
+    return undone(handles_.uses(id));
 }
 
 // Note what a freed block still waits for at each handle that it lay on: in a while, if one stream used it.
@@ -90,13 +85,12 @@ void Heap::stamp(const Node& node) {
         uint64_t& stamped = streams_[use.stream]->stamped;
         stamped = std::max(stamped, use.epoch);
     };
+    entry_pool_.each(node, latest);
     if (node.more) {
         catch_up();
-        for (const Entry& use : entry_pool_[node.more]) latest(use);
         stamp_now(node.segment, node.address, bytes(node), entry_pool_[node.more]);
         return;
     }
-    latest({node.stream, node.epoch});
     Note note = note_of(node);
     if (notes_.renew(note)) return;
     if (notes_.full()) stamp_now(notes_.take_oldest());
@@ -150,18 +144,15 @@ void Heap::lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes) 
         block = rest;
     }
     if (bytes(nodes_[block]) > nbytes) index_add(cut(block, nbytes >> shift_));
-    for (uint64_t at = address, end = address + nbytes; at < end;) {
-        bool filled = space.handle(at) != 0;
-        while (at < end && (space.handle(at) != 0) == filled) at = space.up(at + 1);
-        at = std::min(at, end);
-        BlockId rest = at < end ? cut(block, (at - nodes_[block].address) >> shift_) : 0;
+    space.stretches(address, nbytes, [&](uint64_t at, uint64_t size, bool filled) {
+        BlockId rest = at + size < address + nbytes ? cut(block, size >> shift_) : 0;
         Node& node = nodes_[block];
         node.state = filled ? State::Lifted : State::Filling;
         node.bare = 0;
         if (filled) lifted_ += bytes(node);
         space.held[node.address] = block;
         block = rest;
-    }
+    });
 }
 
 // The held block that is exactly this range, cut out of a larger one.
@@ -259,9 +250,9 @@ BlockId Heap::reunite(BlockId block) {
     return block;
 }
 
-std::vector<HandleInfo> Heap::handles() const {
+std::vector<Piece> Heap::handles() const {
     Noted noted(*this);
-    std::vector<HandleInfo> all;
+    std::vector<Piece> all;
     for (HandleId id = 1; id < handles_.all().size(); ++id)
         if (const Handle& handle = handles_[id]; handle.nbytes)
             all.push_back({handle.segment, handle.address, handle.nbytes, uses(id)});
@@ -283,10 +274,8 @@ Idle Heap::idle_memory() const {
 std::vector<uint32_t> Heap::unfenced() const {
     std::lock_guard lock(lock_);
     std::vector<uint32_t> found;
-    for (uint32_t s = 0; s < streams_.size(); ++s) {
-        const Epochs& epochs = streams_[s]->epochs;
-        if (streams_[s]->stamped > std::max(epochs.done, epochs.recorded)) found.push_back(s);
-    }
+    for (uint32_t s = 0; s < streams_.size(); ++s)
+        if (!streams_[s]->epochs.covers(streams_[s]->stamped)) found.push_back(s);
     return found;
 }
 

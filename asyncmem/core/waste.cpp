@@ -31,17 +31,13 @@ Waste Heap::waste() const {
                 hole += bytes(node);
                 continue;
             }
-            const Space& space = *spaces_[segment.space - 1];
-            for (uint64_t at = node.address, end = at + bytes(node); at < end;) {
-                HandleId id = space.handle(at);
-                uint64_t next = std::min(end, id ? handles_[id].address + handles_[id].nbytes : space.up(at + 1));
-                if (id) {
-                    hole += next - at;
+            spaces_[segment.space - 1]->stretches(node.address, bytes(node), [&](uint64_t, uint64_t size, bool filled) {
+                if (filled) {
+                    hole += size;
                 } else {
                     close();
                 }
-                at = next;
-            }
+            });
         }
         close();
     }
@@ -55,7 +51,7 @@ void Heap::strand(const Node& node, std::vector<uint64_t>& stranded) const {
         stranded[node.stream] += nbytes;
         return;
     }
-    for (const Entry& entry : undone(raw_entries(node))) stranded[entry.stream] += nbytes;
+    for (const Entry& entry : undone(entry_pool_.all(node))) stranded[entry.stream] += nbytes;
 }
 
 }  // namespace asyncmem

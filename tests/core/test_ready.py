@@ -201,8 +201,7 @@ def test_batches_are_awaited_iterated_and_freed_together(pool: FakePool) -> None
     del batch
     assert kept.alive
     assert pool.core.live() == 1 << 20
-    sizes = [512, 0, 512]
-    with pool.core.adopt_many([*pool.core.take_many([512], 0), 0, *pool.core.take_many([512], 0)], sizes) as more:
+    with pool.allocate_batch([512, 512]).result() as more:
         pass
     assert not any(buffer.alive for buffer in more)
     kept.free()
@@ -232,7 +231,8 @@ def test_closed_doors_serve_nothing(pool: FakePool) -> None:
     states: list[tuple[bool, bool, bool]] = [(True, True, False), (False, True, True), (False, False, False)]
     for gate, is_open, observed in states:
         core.set_gate(0, gate)
-        core.open, core.observed = is_open, observed
+        core.open = is_open
+        core.observe_all(noting=False, shut=observed)
         with pytest.raises(Missed):
             pool.allocate(4096)
         assert isinstance(pool.grant(4096), Buffer)

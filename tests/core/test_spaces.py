@@ -66,7 +66,7 @@ def finish(heap: Heap, stream: int) -> None:
 
 
 def state(heap: Heap) -> tuple[object, ...]:
-    return heap.blocks(), heap.handles(), heap.report()
+    return heap.blocks(), heap.handles(), heap.counts(), heap.segments()
 
 
 # -- the twin --------------------------------------------------------------------------------------------------------

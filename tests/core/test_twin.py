@@ -182,7 +182,7 @@ def test_large_blocks_that_are_flushed_before_they_serve_are_kept_less_readily(p
 
 LOOKS: dict[str, Callable[[Heap | ReferenceHeap], object]] = {
     "blocks": lambda heap: heap.blocks(),
-    "report": lambda heap: heap.report(),
+    "counts": lambda heap: heap.counts(),
     "segments": lambda heap: heap.segments(),
     "largest": lambda heap: heap.largest(),
     "pending": lambda heap: heap.pending(),

@@ -43,16 +43,6 @@ class Heap(Protocol):
         """Take memory that other streams have used; return the block and the entries to discharge first."""
         ...
 
-    def take_at(
-        self, address: int, nbytes: int, stream: int, account: int, arena: int, late: bool = False
-    ) -> tuple[int, tuple[Entry, ...]] | None:
-        """Take just these bytes of a lease's inside; return the same."""
-        ...
-
-    def put_back(self, block: int, entries: Sequence[Entry]) -> int:
-        """Undo a take whose discharge failed; return flags."""
-        ...
-
     def free(self, block: int, entries: Sequence[Entry] = ()) -> int:
         """Take a block back with the uses of streams other than its home; return flags."""
         ...

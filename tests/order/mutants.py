@@ -138,10 +138,7 @@ class TakesRecordedForDone(_RecordsOtherwise):
 class GivesSegmentsBackEarly(Retire):
     """A segment leaves the pool while work on it is running; streams that wait do not help then."""
 
-    def pending(self, entries: Iterable[Entry]) -> list[Fence]:  # noqa: ARG002  # that is the mistake
-        return []
-
-    def settle(self, entries: Iterable[Entry], timeout: float | None = None) -> bool:  # noqa: ARG002  # likewise
+    def settle(self, entries: Iterable[Entry], timeout: float | None = None) -> bool:  # noqa: ARG002  # that is the mistake
         return True
 
 

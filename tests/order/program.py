@@ -5,7 +5,7 @@ is the fault of the code under test. Each block is written as soon as it is take
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -24,6 +24,7 @@ class FullHeap(Heap, Protocol):
     """What a program needs of the core besides epochs."""
 
     def take(self, nbytes: int, stream: int) -> int: ...
+    def put_back(self, block: int, entries: Sequence[Entry]) -> int: ...
     def add_segment(self, address: int, nbytes: int, arena: int, stream: int) -> int: ...
     def empty_segments(self) -> list[tuple[int, int, int, tuple[Entry, ...]]]: ...
     def remove_segment(self, segment: int) -> tuple[Entry, ...]: ...
@@ -131,11 +132,7 @@ class Program:
             self.touch(block, stream, write=True)
 
     def take_foreign(self, nbytes: int, stream: int, how: int) -> int:
-        """Take at once what is best, or look for it and order the stream behind it in two steps."""
-        if how % 3 == 0:
-            found = self.retire.take_foreign(nbytes, stream)
-            self.foreign_takes += found is not None
-            return found[0] if found is not None else 0
+        """Look for what other streams have used, and order the stream behind it."""
         found = self.heap.take_foreign(nbytes, stream, late=self.retire.late_fences and how % 2 == 0)
         if found is None:
             return 0
@@ -183,7 +180,7 @@ class Program:
     def free(self, block: Block, _stream: int, _how: int) -> None:
         """Free on the home stream, behind the users that were named."""
         self.blocks.remove(block)
-        self.retire.free(block.index, block.users - {self.heap.home(block.index)})
+        self.heap.free(block.index, self.retire.entries_for(block.users - {self.heap.home(block.index)}))
 
     def free_on(self, block: Block, other: int, how: int) -> None:
         """Free on another stream, which was ordered by the user's own wait and has used the block last."""

@@ -41,7 +41,7 @@ def test_memory_that_moves_between_streams_is_never_overwritten_early(kind: str)
         memory = bytes_at(heap.address(block), SIZE)
         stream = device.stream_of(retire.streams[index])
         stream.run(write, memory, value % 251)
-        checks.append(read_back(retire, device, stream, choice.choice(streams), block, memory, value % 251))
+        checks.append(read_back(heap, retire, device, stream, choice.choice(streams), block, memory, value % 251))
         if value % 8 == 0:
             retire.poll()
     assert all(check.result(30) for check in checks)
@@ -50,6 +50,7 @@ def test_memory_that_moves_between_streams_is_never_overwritten_early(kind: str)
 
 
 def read_back(  # a buffer's whole life after its first write
+    heap: FullHeap,
     retire: Retire,
     device: Host,
     home: HostStream,
@@ -62,7 +63,7 @@ def read_back(  # a buffer's whole life after its first write
     retire.use_on(index, other)
     reader = device.stream_of(retire.streams[other])
     check = reader.run(is_intact, memory, value)
-    retire.free(block, [other] if other != index else [])
+    heap.free(block, retire.entries_for([other] if other != index else []))
     return check
 
 

@@ -173,7 +173,7 @@ def test_blocks_freed_by_the_garbage_collector_at_any_time_keep_their_order(heap
             if program.blocks:
                 block = program.blocks.pop()
                 program.use_on(block, (number + 1) % 3, 0)
-                _Cycle(program.retire, block.index, (number + 1) % 3)
+                _Cycle(program.heap, program.retire, block.index, (number + 1) % 3)
             program.poll(0, number)
     finally:
         gc.set_threshold(*threshold)
@@ -184,9 +184,9 @@ def test_blocks_freed_by_the_garbage_collector_at_any_time_keep_their_order(heap
 class _Cycle:
     """Garbage in a cycle, freed only when the collector comes by."""
 
-    def __init__(self, retire: Retire, block: int, user: int) -> None:
-        self._retire, self._block, self._user = retire, block, user
+    def __init__(self, heap: FullHeap, retire: Retire, block: int, user: int) -> None:
+        self._heap, self._retire, self._block, self._user = heap, retire, block, user
         self._self = self
 
     def __del__(self) -> None:
-        self._retire.free(self._block, [self._user])
+        self._heap.free(self._block, self._retire.entries_for([self._user]))

@@ -1,6 +1,6 @@
 """What `Retire` promises by itself: which driver calls it makes, and what holds when one of them fails."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -38,6 +38,9 @@ class Bench:
         self.segment = self.device.allocate_segment(SIZE, stream=self.retire.streams[self.a])
         self.heap.add_segment(self.segment.address, SIZE, 0, self.a)
 
+    def free(self, block: int, users: Iterable[int] = ()) -> int:
+        return self.heap.free(block, self.retire.entries_for(users))
+
     def calls(self) -> dict[str, int]:
         counts = self.device.log.counts
         return {name: counts[name] for name in ("record", "record_all", "wait", "query") if counts[name]}
@@ -66,12 +69,12 @@ class TestTaking:
     def test_again_on_the_home_stream_makes_no_driver_call(self, bench: Bench) -> None:
         """Home's own order is enough."""
         for _ in range(3):
-            bench.retire.free(bench.heap.take(SIZE, bench.a))
+            bench.free(bench.heap.take(SIZE, bench.a))
         assert bench.calls() == {}
 
     def test_behind_a_recorded_fence_costs_one_wait(self, bench: Bench) -> None:
         """The fence travels with the block; the taker is made to wait for it and nothing else is called."""
-        bench.retire.free(bench.heap.take(SIZE, bench.a))
+        bench.free(bench.heap.take(SIZE, bench.a))
         bench.retire.fence(bench.a)
         _, entries = bench.foreign(late=False)
         bench.retire.discharge(bench.b, entries)
@@ -80,7 +83,7 @@ class TestTaking:
 
     def test_without_a_fence_records_one_late_and_counts_it(self, bench: Bench) -> None:
         """It covers later work too, so it is counted."""
-        bench.retire.free(bench.heap.take(SIZE, bench.a))
+        bench.free(bench.heap.take(SIZE, bench.a))
         _, entries = bench.foreign(late=True)
         bench.retire.discharge(bench.b, entries)
         assert bench.calls() == {"record": 1, "wait": 1}
@@ -89,7 +92,7 @@ class TestTaking:
     def test_without_a_fence_is_refused_where_late_fences_are_off(self, make: Make) -> None:
         """The caller puts the block back, and no driver call was made."""
         bench = Bench(make, late_fences=False)
-        bench.retire.free(bench.heap.take(SIZE, bench.a))
+        bench.free(bench.heap.take(SIZE, bench.a))
         _, entries = bench.foreign(late=True)
         with pytest.raises(InvalidRequest, match="late_fences"):
             bench.retire.discharge(bench.b, entries)
@@ -98,7 +101,7 @@ class TestTaking:
     def test_after_the_host_saw_the_fence_done_makes_no_driver_call(self, bench: Bench) -> None:
         """Then the memory is anybody's."""
         block = bench.heap.take(SIZE, bench.a)
-        bench.retire.free(block)
+        bench.free(block)
         bench.retire.fence(bench.a)
         assert bench.retire.poll() == 1
         before = bench.calls()
@@ -108,7 +111,7 @@ class TestTaking:
     @pytest.mark.parametrize("call", ["record", "wait"])
     def test_that_fails_leaves_everything_to_be_tried_again(self, bench: Bench, call: str) -> None:
         """A record that failed publishes nothing; put back, the block can be taken as before."""
-        bench.retire.free(bench.heap.take(SIZE, bench.a))
+        bench.free(bench.heap.take(SIZE, bench.a))
         block, entries = bench.foreign(late=True)
         bench.device.fail(call)
         with pytest.raises(DeviceError, match=call):
@@ -125,7 +128,7 @@ class TestFreeing:
     def test_records_a_fence_for_each_user_but_home(self, bench: Bench) -> None:
         """At the free, not at `use_on`; the same user twice is one."""
         block = bench.heap.take(SIZE, bench.a)
-        bench.retire.free(block, [bench.b, bench.b])
+        bench.free(block, [bench.b, bench.b])
         assert bench.calls() == {"record": 1}
         assert bench.heap.take(SIZE, bench.a) == 0
 
@@ -133,7 +136,7 @@ class TestFreeing:
         """The memory stays out of reach until the fence that could not be recorded has been."""
         block = bench.heap.take(SIZE, bench.a)
         bench.device.fail("record", times=2)
-        bench.retire.free(block, [bench.b])
+        bench.free(block, [bench.b])
         assert bench.retire.counts().failed_records == 1
         bench.retire.poll()
         assert bench.heap.take(SIZE, bench.a) == 0
@@ -144,7 +147,7 @@ class TestFreeing:
         """The context-wide fence covers streams that the pool has never heard of."""
         stranger = bench.device.create_stream()
         stranger.launch(1.0)
-        bench.retire.free(bench.heap.take(SIZE, bench.a), [bench.retire.everywhere()])
+        bench.free(bench.heap.take(SIZE, bench.a), [bench.retire.everywhere()])
         bench.retire.poll()
         assert bench.heap.take(SIZE, bench.a) == 0
         bench.device.advance(1.0)
@@ -173,7 +176,7 @@ class TestSharing:
         bench.retire.hand_over(block, bench.b)
         assert bench.heap.home(block) == bench.b
         before = bench.calls()
-        bench.retire.free(block)
+        bench.free(block)
         assert bench.heap.take(SIZE, bench.b)
         assert bench.calls() == before
 
@@ -223,7 +226,6 @@ class TestSettling:
     def test_needs_nothing_where_all_is_done(self, bench: Bench) -> None:
         """No fence is left to wait for, and no driver call is made."""
         assert bench.retire.settle(()) is True
-        assert bench.retire.pending(()) == []
         assert bench.calls() == {}
 
     def test_waits_until_the_host_has_seen_the_fences(self, bench: Bench) -> None:
@@ -235,8 +237,7 @@ class TestSettling:
         segment = device.allocate_segment(SIZE)
         stream.launch(1.0, writes=[segment])
         entry = (0, heap.open_epoch(0))
-        (fence,) = retire.pending([entry])
-        assert not fence.done()
+        assert heap.entry_state(*entry) != DONE
         assert retire.settle([entry]) is True
         assert heap.entry_state(*entry) == DONE
         device.free_segment(segment)

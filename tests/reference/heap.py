@@ -189,9 +189,9 @@ class ReferenceHeap(Survey):
         self.ledger.wanted = 0
         return 0
 
-    def set_marks(self, live_low: int = 0, live_high: int = 2**63 - 1, free_low: int = 0) -> None:
+    def set_marks(self, live_low: int = 0, live_high: int = 2**63 - 1) -> None:
         """Arm the watermarks."""
-        self.live_low, self.live_high, self.free_low = live_low, live_high, free_low
+        self.live_low, self.live_high = live_low, live_high
 
     # -- live blocks -----------------------------------------------------------------------------------------------
 
@@ -212,10 +212,6 @@ class ReferenceHeap(Survey):
     def home(self, block: int) -> int:
         """Answer its home stream."""
         return self._held(block).home
-
-    def account_of(self, block: int) -> int:
-        """Answer the account it is charged to."""
-        return self._held(block).account
 
     def _held(self, block: int) -> Block:
         if block not in self.held:

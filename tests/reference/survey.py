@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from asyncmem.core.report import AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, HeapReport, SegmentCounts
+from asyncmem.core.report import AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, SegmentCounts
 from tests.reference.blocks import Block, Segment, listed
 from tests.reference.index import class_of
 from tests.reference.plans import Plans
@@ -32,7 +32,6 @@ class Survey(Plans):
                 number, segment.address, self.mapped_in(blocks), segment.arena,
                 self.bytes_of(blocks, "live", "leased"), self.bytes_of(blocks, "free"), self.bytes_of(blocks, "cached"),
                 sum(block.state in {"live", "leased"} for block in blocks),
-                sum(block.state == "free" for block in blocks),
                 max((block.granules * self.granule for block in blocks if block.state == "free"), default=0),
             )
             for number, segment, blocks in self.walk(leases=False)
@@ -72,8 +71,7 @@ class Survey(Plans):
         everything = ordinary + [b for _, _, blocks in self.walk(leases=True) for b in blocks]
         return HeapCounts(
             reserved=self.reserved_bytes, live=self.ledger[0].live, free=self.bytes_of(ordinary, "free"),
-            cached=self.cached, stream_cached=self.cached - self.shared.bytes, shared_cached=self.shared.bytes,
-            lifted=self.bytes_of(ordinary, "lifted"),
+            cached=self.cached, lifted=self.bytes_of(ordinary, "lifted"),
             empty=sum(nbytes for _, _, nbytes, _ in self.empty_segments()),
             peak_live=self.ledger[0].peak, peak_cached=self.peak_cached, peak_reserved=self.peak_reserved,
             allocations=sum(totals.hits), frees=totals.frees,
@@ -86,11 +84,6 @@ class Survey(Plans):
             streams=len(self.epochs), accounts=len(self.ledger.accounts),
             leases=len(self.arenas) - 2, touched=self.touched_most,
         )  # fmt: skip
-
-    def report(self) -> HeapReport:
-        """Answer counts, segments and accounts."""
-        accounts = tuple((number, self.account(number)) for number in sorted(self.ledger.accounts))
-        return HeapReport(self.counts(), tuple(self.segments()), accounts)
 
     def reset_peaks(self) -> None:
         """Let every peak start again."""

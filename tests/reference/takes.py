@@ -29,7 +29,7 @@ class Takes(Caching):
         self.level = self.reason = self.flags = self.examined = 0
         self.reserved_bytes = self.touched_most = 0
         self.foreign = self.misses = self.refusals = self.leases_closed = 0
-        self.live_low, self.live_high, self.free_low = 0, 2**63 - 1, 0
+        self.live_low, self.live_high = 0, 2**63 - 1
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
@@ -184,9 +184,6 @@ class Takes(Caching):
         if live > self.live_high:
             self.live_high = 2**63 - 1
             self.flags |= 2
-        if self.reserved_bytes - live < self.free_low:
-            self.free_low = 0
-            self.flags |= 4
 
     # -- freeing ---------------------------------------------------------------------------------------------------
 

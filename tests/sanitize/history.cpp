@@ -114,7 +114,7 @@ private:
         if (below(4))
             heap_.free(block);
         else
-            heap_.free(block, {{stream, heap_.open_epoch(stream)}});
+            heap_.free(block, Entries{{stream, heap_.epochs(stream).open}});
     }
 
     void free_some() {
@@ -249,9 +249,9 @@ void settle_down(Heap& heap, const std::vector<uint32_t>& spaces) {
     }
     for (uint32_t one : spaces) heap.remove_space(one);
     sound(heap);
-    std::vector<EmptySegment> empty = heap.empty_segments();
+    std::vector<Piece> empty = heap.empty_segments();
     demand(empty.size() == heap.segments().size(), "a segment did not come together again");
-    for (const EmptySegment& one : empty) heap.remove_segment(one.id);
+    for (const Piece& one : empty) heap.remove_segment(one.segment);
     demand(heap.reserved() == 0, "a removed segment still counts");
 }
 

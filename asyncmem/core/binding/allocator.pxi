@@ -3,31 +3,19 @@
 cdef class Allocator:
     """Allocates buffers: the base of pool, budget and lease."""
 
-    cdef Core core
-    cdef uint32_t account
-    cdef int32_t arena
+    cdef readonly Core _core
+    cdef readonly uint32_t _account
+    cdef readonly int32_t _arena
     cdef object __weakref__
 
     def _attach(self, Core core, account=0, arena=-1):
         """Connect it to a core, its account and (for a lease) its arena."""
-        self.core = core
-        self.account = _index(account, "account")
-        self.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
+        self._core = core
+        self._account = _index(account, "account")
+        self._arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         if type(self) is not Allocator:
             for name in (b"allocate", b"allocate_async", b"try_allocate", b"allocate_batch"):
                 asyncmem_own_method(type(self), name)
-
-    @property
-    def _core(self):
-        return self.core
-
-    @property
-    def _account(self):
-        return self.account
-
-    @property
-    def _arena(self):
-        return self.arena
 
     def allocate(self, size, *, stream=None, tag=None, priority=0, timeout=None):
         """Answer a buffer, from any thread, without awaiting.
@@ -74,7 +62,7 @@ cdef class Allocator:
         call.calls, call.effort = True, Effort.Take
         request = _submit(self, size, False, stream, tag, &call, None)
         if not request.ended:  # another thread's look at fences is under way, and would be waited for
-            request._core.s.fail(request.id, CReason.NoMemory, request._core.now())
+            request._core.s.fail(request._id, CReason.NoMemory, request._core.now())
             request._core.carry_out()
         if not request.ended or request.failure is _NOTHING:
             return None
@@ -90,7 +78,7 @@ cdef class Allocator:
             priority: Higher is served first among those who wait.
             timeout: Seconds from this call after which the await raises PoolTimeout.
         """
-        cdef Core core = self.core
+        cdef Core core = self._core
         cdef object batch
         cdef Call call
         _read_call(&call, priority, timeout)
@@ -162,10 +150,10 @@ cdef inline PyObject* _allocate_soon(
     cdef PyObject* buffer
     _read_call(&call, priority, timeout)
     # A loop whose every await is a hit would never let another task run: now and then one is polite.
-    if door.core is not None and door.core.streak < 1000:
+    if door._core is not None and door._core.streak < 1000:
         buffer = _take(door, size, stream, tag)
         if buffer != NULL:
-            door.core.streak += 1
+            door._core.streak += 1
             return _ready(buffer, (<Buffer>buffer).nbytes)
     return _counted(_soon(_submit(door, size, False, stream, tag, &call, timeout)))
 
@@ -185,7 +173,7 @@ cdef object _soon(Request request):
 
 cdef Request _submit(Allocator door, object size, bint batch, object stream, object tag, Call* call, object timeout):
     # Read the rest of the arguments, and give the request to the scheduler. It may have ended when this returns.
-    cdef Core core = door.core
+    cdef Core core = door._core
     cdef Request request = Request.__new__(Request)
     cdef Ask ask
     cdef Terms terms
@@ -205,11 +193,11 @@ cdef Request _submit(Allocator door, object size, bint batch, object stream, obj
         index = core.index_of(stream)
         if index < 0:
             index = core.pool.stream_index(stream)
-    ask.nbytes, ask.stream, ask.account, ask.arena = request.nbytes, index, door.account, door.arena
+    ask.nbytes, ask.stream, ask.account, ask.arena = request.nbytes, index, door._account, door._arena
     ask.anywhere = ask.door = ask.again = False
     core.cause(&ask, tag)
     terms.captured = False
-    if core.can_capture and (stream is not None or core._observed) and core.may_be_captured(index):
+    if core.can_capture and (stream is not None or core.observed) and core.may_be_captured(index):
         request._capture = core.pool.captures.admit(index)
         terms.captured = True
         ask.stream = core.pool.executor.quiet()
@@ -263,31 +251,31 @@ cdef inline bint _ask(Allocator door, Ask* ask, object stream, object tag) excep
     # Whether a fast door may serve this at all; fills in all but the size.
     cdef int index = 0
     cdef bint fast
-    if door.core is None or door.core.born != _generation:
+    if door._core is None or door._core.born != _generation:
         return False
-    fast = door.core.fast
-    if not fast and (door.core.seen_by is None or not door.core._open or door.core._observed):
+    fast = door._core.fast
+    if not fast and (door._core.witness is None or not door._core._open or door._core.observed):
         return False
     if tag is not None and type(tag) is not str:
         return False
     if stream is not None:
-        index = door.core.index_of(stream)
-        if index < 0 or (door.core.watch_captures and _is_captured(door.core, index)):
+        index = door._core.index_of(stream)
+        if index < 0 or (door._core.watch_captures and _is_captured(door._core, index)):
             return False
     ask.stream = index
-    ask.account = door.account
-    ask.arena = door.arena
+    ask.account = door._account
+    ask.arena = door._arena
     ask.anywhere = False
     ask.door = True
     ask.again = False
     ask.caused = not fast
     if not fast:
-        door.core.seen_by.see(&ask.cause, tag)
+        door._core.witness.see(&ask.cause, tag)
     return True
 
 
 cdef bint _is_captured(Core core, uint32_t index) except -1:
-    return core.retire is None or core.retire.is_capturing(index)
+    return core.retire is None or core.retire.capturing(index)
 
 
 cdef inline PyObject* _take(Allocator door, object size, object stream, object tag) except? NULL:
@@ -299,10 +287,10 @@ cdef inline PyObject* _take(Allocator door, object size, object stream, object t
     if nbytes <= 0 or not _ask(door, &ask, stream, tag):
         return NULL
     ask.nbytes = nbytes
-    block = door.core.c.take(ask, door.core.last)
+    block = door._core.c.take(ask, door._core.last)
     if block == 0:
         return NULL
-    return _wrap(door.core, block, door.core.last.address, nbytes, ask.stream, ask.account, tag)
+    return _wrap(door._core, block, door._core.last.address, nbytes, ask.stream, ask.account, tag)
 
 
 cdef extern from "Python.h":
@@ -310,12 +298,16 @@ cdef extern from "Python.h":
 
 
 cdef object _take_batch(Allocator door, object sizes, object stream, object tag):
+    # One lock for all; None for a miss.
+    cdef Core core = door._core
     cdef Ask ask
     cdef vector[uint64_t] wanted
+    cdef vector[Granted] granted
     cdef int64_t nbytes = 0
     cdef PyObject* known = NULL  # batches mostly repeat one int
     cdef PyObject** items
     cdef Py_ssize_t i, count
+    cdef object buffers
     if type(sizes) not in (list, tuple) or not _ask(door, &ask, stream, tag):
         return None
     ask.nbytes = 1
@@ -328,7 +320,15 @@ cdef object _take_batch(Allocator door, object sizes, object stream, object tag)
                 return None
             known = items[i]
         wanted[i] = nbytes
-    return door.core.take_batch(ask, wanted, tag, True)
+    core.tag(tag, ask.account)  # before anything is taken, so that a wrong one raises here
+    granted.resize(count)
+    if not core.c.take_many(ask, wanted.data(), count, granted.data(), core.last):
+        core.signal_last()
+        return None
+    buffers = PyTuple_New(count)
+    for i in range(count):
+        PyTuple_SET_ITEM(buffers, i, _wrap(core, granted[i].block, granted[i].address, wanted[i], ask.stream, ask.account, tag))
+    return _batch(core, <tuple>buffers)
 
 
 cdef inline int64_t _exact(object size) noexcept:

@@ -119,11 +119,9 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
         item = PyTuple_GET_ITEM(<PyObject*>buffers, i)
         if unshared_only and item.ob_refcnt > 1:
             continue
-        if (<Buffer>item).alive and (<Buffer>item).block and (<Buffer>item).noted == NULL and not (<Buffer>item).exports:
+        if (<Buffer>item).alive and (<Buffer>item)._block and (<Buffer>item).noted == NULL and not (<Buffer>item).exports:
             (<Buffer>item).alive = False
-            (<Buffer>item).untag()
-            blocks.push_back((<Buffer>item).block)
-            (<Buffer>item).block = 0
+            blocks.push_back((<Buffer>item).leave_block())
             if (<Buffer>item).nbytes >= core.fence_from:
                 large = item
     if blocks.empty():

@@ -43,9 +43,9 @@ cdef class Buffer:
     cdef PyObject* noted  # what the pool has noted about it
     cdef PyObject* late  # a 1-tuple of the stream named by a free() that waits for the last export
     cdef object __weakref__
-    cdef uint64_t where
+    cdef readonly uint64_t _address
     cdef readonly int64_t nbytes
-    cdef uint32_t block
+    cdef readonly uint32_t _block
     cdef readonly uint32_t home
     cdef uint32_t held  # the number of its hold by whoever entered it, 0 for none
     cdef int exports
@@ -68,12 +68,7 @@ cdef class Buffer:
     cdef inline void give(self) noexcept:
         # The one release of a buffer that only its home stream has used.
         cdef uint32_t flags
-        cdef uint32_t block = self.block
-        if self.label != NULL:
-            (<Tag>self.label).live -= self.nbytes
-        if self.held:
-            self.let_go()
-        self.block = 0
+        cdef uint32_t block = self.leave_block()
         if block == 0 or (<Core>self.owner).born != _generation:
             return
         flags = (<Core>self.owner).c.free(block)
@@ -88,32 +83,31 @@ cdef class Buffer:
         except BaseException as error:
             _report(error, self.core())
 
-    cdef void untag(self) noexcept:
+    cdef inline uint32_t leave_block(self) noexcept:
+        # Its block, which is not this buffer's any more.
+        cdef uint32_t block = self._block
+        self._block = 0
         if self.label != NULL:
             (<Tag>self.label).live -= self.nbytes
         if self.held:
-            self.let_go()
+            self._let_go()
+        return block
 
-    cdef void let_go(self) noexcept:
-        # Nobody holds it any more.
+    cpdef void _let_go(self) noexcept:
+        """Note that nobody holds it."""
         cdef uint32_t held = self.held
         self.held = 0
-        if self.core().born == _generation:
+        if held and self.core().born == _generation:
             self.core().s.release(held)
 
     cpdef _hold(self, owner=None):
         """Note that whoever runs here, or that owner, holds it until it is freed, or `_let_go`; nothing where one does."""
-        if self.held or not self.block or self.core().s == NULL:
+        if self.held or not self._block or self.core().s == NULL:
             return
         if owner is None:
-            self.held = self.core().hold_block(self.block)
+            self.held = self.core().hold(self._block)
         else:
-            self.held = self.core().s.hold(owner, self.block)
-
-    def _let_go(self):
-        """Note that nobody holds it."""
-        if self.held:
-            self.let_go()
+            self.held = self.core().s.hold(owner, self._block)
 
     cdef inline Core core(self):
         return <Core>self.owner
@@ -130,18 +124,23 @@ cdef class Buffer:
     cdef void bequeath(self) noexcept:
         # A noted buffer is dropped, and the pool orders its streams. The pool sees a fresh object with all that this one
         # had: what is being destroyed must not be shown to code that could keep it, if only in a traceback.
-        cdef Buffer heir = Buffer.__new__(Buffer)
-        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
-        heir.where, heir.nbytes, heir.block, heir.home = self.where, self.nbytes, self.block, self.home
-        heir.held, self.held = self.held, 0
-        Py_XINCREF(self.owner)
-        self.label = self.noted = NULL
-        self.block = 0
+        cdef Buffer heir = self.heir()
         if self.late == NULL:
             heir.forget()
         else:
-            (<Core>heir.owner)._exported -= heir.nbytes
+            (<Core>heir.owner).exported_bytes -= heir.nbytes
             heir.finish_late((<object>self.late)[0])
+
+    cdef Buffer heir(self):
+        # A dead buffer with all that this one had.
+        cdef Buffer heir = Buffer.__new__(Buffer)
+        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
+        heir._address, heir.nbytes, heir._block, heir.home = self._address, self.nbytes, self._block, self.home
+        heir.held, self.held = self.held, 0
+        Py_XINCREF(self.owner)
+        self.label = self.noted = NULL
+        self._block = 0
+        return heir
 
     cdef void forget(self) noexcept:
         cdef Core core = self.core()
@@ -156,7 +155,7 @@ cdef class Buffer:
     cdef void finish(self, object stream) noexcept:
         # Release where an error cannot be raised: what the pool cannot order is owed to every stream.
         cdef Core core = self.core()
-        if self.block == 0 or core.born != _generation:
+        if self._block == 0 or core.born != _generation:
             self.give()
             _write(&self.noted, None)
             return
@@ -202,22 +201,18 @@ cdef class Buffer:
             return True
         if core.retire is None:
             return False
-        flags = core.retire.give(self.block, self.home, last, None if self.noted == NULL else <Users>self.noted)
-        self.block = 0
+        flags = core.retire.give(self._block, self.home, last, None if self.noted == NULL else <Users>self.noted)
+        self.leave_block()
         _write(&self.noted, None)  # so that the dead buffer can be used again
-        self.untag()
         if flags:
             core.signal(flags)
         return True
 
     cdef void give_everywhere(self) noexcept:
         cdef uint32_t flags
-        cdef uint32_t block = self.block
-        if block == 0:
+        if self._block == 0:
             return
-        self.untag()
-        self.block = 0
-        flags = self.core().c.free_everywhere(block)
+        flags = self.core().c.free_everywhere(self.leave_block())
         if flags:
             self.core().signal(flags)
 
@@ -247,9 +242,9 @@ cdef class Buffer:
             return 0
         if self.exports:
             _write(&self.late, (stream,))
-            core._exported += self.nbytes
+            core.exported_bytes += self.nbytes
             return 0
-        if self.block == 0:
+        if self._block == 0:
             self.give()
             _write(&self.noted, None)  # borrowed memory goes back to its owner
             return 0
@@ -257,7 +252,7 @@ cdef class Buffer:
             if not self.give_behind(core, stream):
                 self.ask_pool(core, stream)
         except BaseException:
-            if self.block:
+            if self._block:
                 self.alive = True  # the error loses nothing: the caller still holds it and may free it again
             raise
         return 0
@@ -265,15 +260,14 @@ cdef class Buffer:
     def _release(self, entries=()):
         """Give a dead buffer's block to the heap, owing `entries` besides its home's epoch. For the pool; once."""
         cdef uint32_t flags
-        cdef uint32_t block = self.block
+        cdef uint32_t block = self._block
         if self.alive:
             raise RuntimeError("_release() is for a buffer that is being freed")
         if block == 0 or self.core().born != _generation:
             return
         cdef vector[Entry] extra = _entries_in(entries)
         flags = self.core().c.free_entries(block, extra)
-        self.block = 0
-        self.untag()
+        self.leave_block()
         if self.core().retire is not None:
             self.fence_home()
         if flags:
@@ -282,22 +276,19 @@ cdef class Buffer:
     def _set_home(self, index):
         """Make stream number `index` the home. For the pool, which has ordered it behind the former one."""
         self.need("hand_over()")
-        if self.block:
-            self.core().c.set_home(self.block, _index(index, "stream"))
+        if self._block:
+            self.core().c.set_home(self._block, _index(index, "stream"))
         self.home = _index(index, "stream")
         self.core().keep_in_order(self)
 
     def _disown(self):
         """Answer the block and die without freeing it: it is the caller's to free or to lease. Not while exported."""
-        cdef uint32_t block = self.block
         self.need("taking its block")
         if self.exports:
             raise BufferError("the buffer is exported")
         self.alive = False
-        self.block = 0
         _write(&self.noted, None)
-        self.untag()
-        return block
+        return self.leave_block()
 
     @property
     def _lent(self):
@@ -313,14 +304,8 @@ cdef class Buffer:
         self.need("taking it over")
         if self.exports & ~_LENT:
             raise BufferError("the buffer is exported")
-        heir = Buffer.__new__(Buffer)
-        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
-        heir.where, heir.nbytes, heir.block, heir.home = self.where, self.nbytes, self.block, self.home
-        heir.held, self.held = self.held, 0
+        heir = self.heir()
         heir.alive = True
-        Py_XINCREF(self.owner)
-        self.label = self.noted = NULL
-        self.block = 0
         self.exports = 0
         self.alive = False
         return heir
@@ -332,12 +317,9 @@ cdef class Buffer:
 
     def _withhold(self):
         """Answer the block of a buffer that is being freed; it stays taken until the caller frees it. For the pool."""
-        cdef uint32_t block = self.block
         if self.alive:
             raise RuntimeError("_withhold() is for a buffer that is being freed")
-        self.block = 0
-        self.untag()
-        return block
+        return self.leave_block()
 
     def _pin(self):
         """Answer an object that counts as an export for as long as it lives."""
@@ -354,7 +336,7 @@ cdef class Buffer:
         stream = (<object>self.late)[0]
         _write(&self.late, None)
         core = self.core()
-        core._exported -= self.nbytes
+        core.exported_bytes -= self.nbytes
         if stream is None and self.noted == NULL:
             self.give()
         else:
@@ -369,12 +351,12 @@ cdef class Buffer:
     def address(self):
         """Device address of the first byte; 0 for an empty buffer."""
         self.need("address")
-        return self.where
+        return self._address
 
     @property
     def size(self):
         """Bytes of the block behind it, rounded up; 0 for an empty, borrowed or released buffer."""
-        return self.core().c.size(self.block) if self.block else 0
+        return self.core().c.info(self._block).nbytes if self._block else 0
 
     @property
     def device(self):
@@ -394,7 +376,7 @@ cdef class Buffer:
     @property
     def readonly(self):
         """Whether nobody may write to it: memory borrowed from somebody who says so."""
-        return self.block == 0 and self.noted != NULL and getattr(<object>self.noted, "readonly", False)
+        return self._block == 0 and self.noted != NULL and getattr(<object>self.noted, "readonly", False)
 
     @property
     def tag(self):
@@ -411,16 +393,8 @@ cdef class Buffer:
         return self.core()
 
     @property
-    def _block(self):
-        return self.block
-
-    @property
     def _account(self):
-        return self.core().c.account_of(self.block) if self.block else 0
-
-    @property
-    def _address(self):
-        return self.where
+        return self.core().c.info(self._block).account if self._block else 0
 
     def __len__(self):
         return self.nbytes
@@ -429,7 +403,7 @@ cdef class Buffer:
         return True
 
     def __repr__(self):
-        state = f"at {self.where:#x}" if self.alive else "freed"
+        state = f"at {self._address:#x}" if self.alive else "freed"
         tag = "" if self.label == NULL else f" tag={(<Tag>self.label).name!r}"
         return f"<Buffer {self.nbytes} B {state} on {getattr(self.core().device, 'name', self.core().device)}{tag}>"
 
@@ -466,12 +440,12 @@ cdef class Buffer:
         cdef int index
         self.need("hand_over()")
         index = self.ordered_by_core(stream)
-        if index < 0 or self.block == 0 or not core.retire.order(self.home, index):
+        if index < 0 or self._block == 0 or not core.retire.order(self.home, index):
             self.hooks()._hand_over(self, stream)
-            if self.block:
-                self.home = core.c.home(self.block)
+            if self._block:
+                self.home = core.c.info(self._block).stream
         elif index != <int>self.home:
-            core.c.set_home(self.block, index)
+            core.c.set_home(self._block, index)
             self.home = index
 
     cdef int ordered_by_core(self, object stream) except -2:
@@ -568,7 +542,7 @@ cdef class Buffer:
         self.need("the buffer protocol")
         if not self.core().device.host_readable:
             raise BufferError(f"{self.location} memory cannot be read by the host: copy it there first")
-        cdef void* start = <void*>&_nothing if self.where == 0 else <void*><size_t>self.where
+        cdef void* start = <void*>&_nothing if self._address == 0 else <void*><size_t>self._address
         PyBuffer_FillInfo(view, self, start, self.nbytes, self.readonly, flags)
         self.exported()
 

@@ -58,14 +58,15 @@ cdef class Core(Heap):
     cdef Tag last_tag
     cdef uint32_t last_index, other_index
     cdef unsigned int born
-    cdef bint _open, _observed
+    cdef bint _open
+    cdef readonly bint observed  # whether every request takes the long way, so that the fast doors always miss
     cdef bint fast  # open, not observed, and without a witness
-    cdef Witness seen_by  # who notes who asks, while somebody wants to know
+    cdef readonly Witness witness  # who notes who asks, while somebody wants to know
     cdef int witnesses  # how many do
     cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
     cdef int64_t fence_from  # bytes from which on a free at home may have a fence recorded; see Retire.fence_home
     cdef public int streak
-    cdef int64_t _exported
+    cdef readonly int64_t exported_bytes  # of buffers that were freed, and whose blocks wait for the last export to die
     cdef object __weakref__
 
     def __init__(self, device, pool=None, /, **options):
@@ -93,29 +94,14 @@ cdef class Core(Heap):
         self._open = value
         self.set_fast()
 
-    @property
-    def observed(self):
-        """Whether somebody wants to see every request, so that the fast doors always miss."""
-        return self._observed
-
-    @observed.setter
-    def observed(self, bint value):
-        self._observed = value
-        self.set_fast()
-
     cdef void set_fast(self) noexcept:
-        self.fast = self._open and not self._observed and self.seen_by is None
-
-    @property
-    def witness(self):
-        """Who notes who asks for memory, or None; `watch` sets it."""
-        return self.seen_by
+        self.fast = self._open and not self.observed and self.witness is None
 
     def watch(self, Witness witness not None):
         """Have who asks for memory noted in the log from now on, until as many `unwatch` follow. One witness at a time."""
-        if self.seen_by is not None and self.seen_by is not witness:
+        if self.witness is not None and self.witness is not witness:
             raise ValueError("there is another witness")
-        self.seen_by = witness
+        self.witness = witness
         self.witnesses += 1
         self.set_fast()
 
@@ -123,14 +109,14 @@ cdef class Core(Heap):
         """End one `watch`."""
         self.witnesses -= 1
         if self.witnesses == 0:
-            self.seen_by = None
+            self.witness = None
         self.set_fast()
 
     cdef int cause(self, Ask* ask, object tag) except -1:
         # Note who asks, where somebody wants to know.
-        ask.caused = self.seen_by is not None
+        ask.caused = self.witness is not None
         if ask.caused:
-            self.seen_by.see(&ask.cause, tag)
+            self.witness.see(&ask.cause, tag)
         return 0
 
     def note(self, what, level=0, nbytes=0, address=0, seconds=0.0, uint16_t stream=0, Request request=None):
@@ -143,7 +129,7 @@ cdef class Core(Heap):
         row.thread, row.stream = thread_number(), stream
         if request is not None:
             row.stream = <uint16_t>request.stream
-            found = self.s.look_up(request.id) if request.id else NULL
+            found = self.s.look_up(request._id) if request._id else NULL
         if found != NULL and found.ask.caused:
             row.site, row.task, row.tag, row.thread = (
                 found.ask.cause.site, found.ask.cause.task, found.ask.cause.tag, found.ask.cause.thread)
@@ -153,11 +139,6 @@ cdef class Core(Heap):
     def forked(self):
         """Whether this process is a fork's child and the core its parent's: then nothing may be touched."""
         return self.born != _generation
-
-    @property
-    def exported_bytes(self):
-        """Bytes of buffers that were freed while exported and whose blocks wait for the last export to die."""
-        return self._exported
 
     def tag_bytes(self, accounts=None):
         """Return the live bytes of every tag that has any, as asked for, largest first; of some accounts, or of all."""
@@ -185,8 +166,9 @@ cdef class Core(Heap):
                 raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
             return asyncmem_owned(_wrap(self, 0, 0, 0, 0, 0, tag))
         cdef uint64_t size = _size(nbytes)
+        cdef CBlockInfo found = self.c.info(index)
         return self.keep_in_order(asyncmem_owned(
-            _wrap(self, index, self.c.address(index), <int64_t>size, self.c.home(index), self.c.account_of(index), tag)))
+            _wrap(self, index, found.address, <int64_t>size, found.stream, found.account, tag)))
 
     def borrow(self, address, nbytes, stream_index, loan):
         """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
@@ -197,10 +179,6 @@ cdef class Core(Heap):
             _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, _index(stream_index, "stream"), 0, None))
         buffer.notes = loan
         return buffer
-
-    def adopt_many(self, blocks, sizes, tag=None):
-        """Wrap blocks that were taken from this heap as one batch."""
-        return _batch(self, tuple([self.adopt(block, size, tag) for block, size in zip(blocks, sizes, strict=True)]))
 
     # -- requests, through the scheduler ------------------------------------------------------------------------------
 
@@ -366,7 +344,7 @@ cdef class Core(Heap):
 
     cdef bint may_be_captured(self, uint32_t index) except -1:
         try:
-            return self.retire.is_capturing(index)
+            return self.retire.capturing(index)
         except DeviceError:  # the legacy default stream cannot be asked while others are captured, and never is itself
             return False
 
@@ -390,10 +368,10 @@ cdef class Core(Heap):
                 return 0
         request.keeper = <PyObject*>self
         Py_INCREF(self)
-        request.id = self.s.submit(ask, pieces, terms, <uint64_t><size_t><PyObject*>request, self.now())
+        request._id = self.s.submit(ask, pieces, terms, <uint64_t><size_t><PyObject*>request, self.now())
         self.carry_out()
-        if request.id and not request.ended:
-            state = self.s.leave_to(request.id)
+        if request._id and not request.ended:
+            state = self.s.leave_to(request._id)
             if state == CState.Granted:
                 request.grant()
             elif state == CState.Failed:
@@ -410,15 +388,15 @@ cdef class Core(Heap):
 
     cdef object failure_of(self, Request request):
         # The error of a request that has failed, which is over in the scheduler then.
-        cdef const CRequest* found = self.s.look_up(request.id)
-        cdef uint64_t id = request.id
+        cdef const CRequest* found = self.s.look_up(request._id)
+        cdef uint64_t id = request._id
         reason, shortage, level, ahead = _REASONS[<int>found.reason], _SHORTAGES[<int>found.shortage], found.level, found.ahead
         error = request.failure
         if error is None and found.terms.effort == Effort.Take and found.reason == CReason.NoMemory:
             error = _NOTHING
         if error is None:
             error = self.pool.failures.of(request, reason, shortage, level, ahead)
-        request.id = 0
+        request._id = 0
         self.s.forget(id)
         return error
 
@@ -497,7 +475,7 @@ cdef class Core(Heap):
     def give(self, Request request not None, block):
         """Serve a request that waits with a block that is live already."""
         cdef uint32_t index = _index(block, "block")
-        self.s.give(request.id, index, self.c.address(index), self.now())
+        self.s.give(request._id, index, self.c.info(index).address, self.now())
         self.carry_out()
 
     cdef void withdraw(self, uint64_t id) noexcept:
@@ -535,15 +513,30 @@ cdef class Core(Heap):
 
     def take_at(self, address, nbytes, stream, account, arena, tag=None):
         """Return a buffer over just these bytes of a lease, ordered behind whoever has used them, or None."""
-        taken = self.retire.take_at(address, nbytes, stream, account, arena)
-        if taken is None:
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False)
+        cdef uint64_t where = _whole(address, "address")
+        cdef vector[Entry] owed
+        cdef uint32_t block
+        cdef int late
+        self.cause(&ask, None)
+        if not self.retire.may_wait(ask.stream):
             return None
-        if taken[1]:
-            self.s.note_foreign()
-        found = self.adopt(taken[0], nbytes, tag)
-        if self.noting:
-            self.pool._note_plain(found, self.pool._holder())
-        return found
+        for late in range(2 if self.retire.late_fences else 1):
+            block = self.c.take_at(ask, where, late, owed, self.last)
+            if not block:
+                continue
+            try:
+                self.retire.discharge_all(ask.stream, owed)
+            except (DeviceError, InvalidRequest):  # the fence could not be recorded or waited for: as it was
+                self.c.put_back(block, owed)
+                continue
+            if owed.size():
+                self.s.note_foreign()
+            found = self.adopt(block, nbytes, tag)
+            if self.noting:
+                self.pool._note_plain(found, self.pool._holder())
+            return found
+        return None
 
     def polite(self, Allocator share not None, Buffer found not None):
         """Return a request that has its buffer, and whose await lets the loop turn once."""
@@ -581,6 +574,14 @@ cdef class Core(Heap):
             return <uint64_t>owner << 1 | 1
         return <uint64_t><size_t><PyObject*>owner
 
+    cdef uint64_t number_here(self) except 0:
+        # The same of who runs here: a task that is known from now on, or a thread.
+        owner = self.owner_here()
+        cdef uint64_t number = self.owner_of(owner)
+        if not isinstance(owner, int):
+            self.know(number, owner)
+        return number
+
     cdef object owner_here(self):
         # The task that runs here, or the number of the thread.
         loop = _running_loop()
@@ -593,24 +594,13 @@ cdef class Core(Heap):
                 task = trio.lowlevel.current_task()
         return PyThread_get_thread_ident() if task is None else task
 
-    def hold(self, block):
+    cpdef uint32_t hold(self, uint32_t block) except 0:
         """Note that whoever runs here holds a block until `release`; return the number of that."""
-        return self.hold_block(_index(block, "block"))
-
-    cdef uint32_t hold_block(self, uint32_t block) except 0:
-        owner = self.owner_here()
-        cdef uint64_t number = self.owner_of(owner)
-        if not isinstance(owner, int):
-            self.know(number, owner)
-        return self.s.hold(number, block)
+        return self.s.hold(self.number_here(), block)
 
     def owner(self):
         """Return the number of who runs here."""
-        owner = self.owner_here()
-        cdef uint64_t number = self.owner_of(owner)
-        if not isinstance(owner, int):
-            self.know(number, owner)
-        return number
+        return self.number_here()
 
     cdef int know(self, uint64_t number, object owner) except -1:
         # Once the task is gone its number may be another's, so what it held is nobody's then.
@@ -640,13 +630,10 @@ cdef class Core(Heap):
 
     def label(self, name):
         """Name who runs here, for tables and errors; None to forget the name."""
-        owner = self.owner_here()
-        cdef uint64_t number = self.owner_of(owner)
+        cdef uint64_t number = self.number_here()
         if name is None:
             self.labels.pop(number, None)
         else:
-            if not isinstance(owner, int):
-                self.know(number, owner)
             self.labels[number] = name
 
     def named(self, number):
@@ -662,6 +649,7 @@ cdef class Core(Heap):
         """Say whether the pool notes something about every buffer, and whether every request takes the long way."""
         self.noting = noting
         self.observed = shut or noting
+        self.set_fast()
 
     cdef Tag tag(self, object name, uint32_t account):
         if name is None:
@@ -680,36 +668,6 @@ cdef class Core(Heap):
             self.tags[key] = found
         self.last_tag = <Tag>found
         return <Tag>found
-
-    cdef object take_batch(self, const Ask& ask, vector[uint64_t]& sizes, object tag, bint all_filled):
-        # One lock for all. Empty buffers have no block: their sizes are left out of the take.
-        cdef vector[uint64_t] filled
-        cdef vector[uint64_t]* wanted = &sizes
-        cdef vector[Granted] granted
-        cdef Py_ssize_t i, count = sizes.size()
-        cdef Granted* next
-        cdef object buffers
-        cdef PyObject* buffer
-        self.tag(tag, ask.account)  # before anything is taken, so that a wrong one raises here
-        if not all_filled:
-            for i in range(count):
-                if sizes[i]:
-                    filled.push_back(sizes[i])
-            wanted = &filled
-        granted.resize(wanted.size())
-        if not self.c.take_many(ask, wanted.data(), wanted.size(), granted.data(), self.last):
-            self.signal_last()
-            return None
-        next = granted.data()
-        buffers = PyTuple_New(count)
-        for i in range(count):
-            if sizes[i]:
-                buffer = _wrap(self, next.block, next.address, sizes[i], ask.stream, ask.account, tag)
-                next += 1
-            else:
-                buffer = _wrap(self, 0, 0, 0, ask.stream, 0, tag)
-            PyTuple_SET_ITEM(buffers, i, buffer)
-        return _batch(self, <tuple>buffers)
 
     cdef void signal_last(self) noexcept:
         cdef uint32_t flags = self.last.flags
@@ -772,8 +730,8 @@ cdef inline PyObject* _wrap(
     cdef PyObject* buffer = _new_buffer()
     Py_INCREF(core)
     (<Buffer>buffer).owner = <PyObject*>core
-    (<Buffer>buffer).block = block
-    (<Buffer>buffer).where = address
+    (<Buffer>buffer)._block = block
+    (<Buffer>buffer)._address = address
     (<Buffer>buffer).nbytes = nbytes
     (<Buffer>buffer).home = home
     (<Buffer>buffer).alive = True

@@ -53,24 +53,17 @@ cdef object _plan_out(const CPlan& plan):
 
 
 cdef Tuning _tuned(Tuning tuning, dict options) except *:
+    cdef dict known = tuning
     for name, value in options.items():
         if name == "strategy":
             if value not in ("best_fit", "good_fit"):
                 raise ValueError(f"strategy must be 'best_fit' or 'good_fit', got {value!r}")
-            tuning.best_fit = value == "best_fit"
-        elif name == "small_limit":
-            tuning.small_limit = _whole(value, name)
-        elif name == "stream_cache_blocks":
-            tuning.stream_cache_blocks = _whole(value, name)
-        elif name == "stream_cache_bytes":
-            tuning.stream_cache_bytes = _whole(value, name)
-        elif name == "shared_cache_blocks":
-            tuning.shared_cache_blocks = _whole(value, name)
-        elif name == "shared_cache_bytes":
-            tuning.shared_cache_bytes = _whole(value, name)
+            known["best_fit"] = value == "best_fit"
+        elif name in known and name != "best_fit":
+            known[name] = _whole(value, name)
         else:
             raise TypeError(f"unknown heap option {name!r}")
-    return tuning
+    return known
 
 
 cdef class Heap:
@@ -86,11 +79,11 @@ cdef class Heap:
     cdef int readers  # of its log
 
     def __cinit__(self, *arguments, **options):
-        cdef Tuning tuning = Tuning(1 << 20, True, 256, 64 << 20, 1024, 256 << 20)
+        cdef Tuning defaults
         if arguments and not isinstance(self, Core):
             raise TypeError("Heap takes keyword arguments only")
         granule = options.pop("granule", 512)
-        self.c = new CHeap(_whole(granule, "granule"), _tuned(tuning, options))
+        self.c = new CHeap(_whole(granule, "granule"), _tuned(defaults, options))
         self.c.set_guarded(asyncmem_one_at_a_time)  # nothing compiled enters a heap without the interpreter's lock
 
     def __dealloc__(self):
@@ -106,7 +99,7 @@ cdef class Heap:
 
     def open_epoch(self, stream):
         """Answer the epoch that frees on the stream join now."""
-        return self.c.open_epoch(_index(stream, "stream"))
+        return self.c.epochs(_index(stream, "stream")).open
 
     def close_epoch(self, stream):
         """Close the stream's epoch and answer its number; later frees join the next one."""
@@ -122,7 +115,9 @@ cdef class Heap:
 
     def entry_state(self, stream, epoch):
         """Answer 0 while no recorded fence covers the epoch, 1 when one does, 2 when it is done."""
-        return self.c.entry_state(_index(stream, "stream"), _whole(epoch, "epoch"))
+        cdef Epochs known = self.c.epochs(_index(stream, "stream"))
+        cdef uint64_t one = _whole(epoch, "epoch")
+        return 2 if one <= known.done else 1 if one <= known.recorded else 0
 
     def add_segment(self, address, nbytes, arena, stream):
         """Add a range of device memory, owing `stream` its open epoch, and answer the segment's id."""
@@ -136,14 +131,12 @@ cdef class Heap:
     def segments(self):
         """Answer every segment's counts, in the order of ids."""
         cdef vector[SegmentInfo] found = self.c.segments()
-        return [SegmentCounts(found[i].id, found[i].address, found[i].nbytes, found[i].arena, found[i].live,
-                              found[i].free, found[i].cached, found[i].live_blocks, found[i].holes, found[i].largest)
-                for i in range(found.size())]
+        return [SegmentCounts(**found[i]) for i in range(found.size())]
 
     def empty_segments(self):
         """Answer (segment, address, nbytes, entries) of every segment that is one free block."""
-        cdef vector[EmptySegment] found = self.c.empty_segments()
-        return [(found[i].id, found[i].address, found[i].nbytes, _entries_out(found[i].entries))
+        cdef vector[Piece] found = self.c.empty_segments()
+        return [(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
                 for i in range(found.size())]
 
     def add_space(self, address, nbytes, arena, page):
@@ -217,7 +210,7 @@ cdef class Heap:
 
     def handles(self):
         """Answer every handle that is mapped."""
-        cdef vector[CHandleInfo] found = self.c.handles()
+        cdef vector[Piece] found = self.c.handles()
         return [HandleInfo(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
                 for i in range(found.size())]
 
@@ -297,19 +290,15 @@ cdef class Heap:
 
     def address(self, block):
         """Answer where a live block starts."""
-        return self.c.address(_index(block, "block"))
+        return self.c.info(_index(block, "block")).address
 
     def size(self, block):
         """Answer a live block's rounded size in bytes."""
-        return self.c.size(_index(block, "block"))
+        return self.c.info(_index(block, "block")).nbytes
 
     def home(self, block):
         """Answer a live block's home stream."""
-        return self.c.home(_index(block, "block"))
-
-    def account_of(self, block):
-        """Answer the account that a live block is charged to."""
-        return self.c.account_of(_index(block, "block"))
+        return self.c.info(_index(block, "block")).stream
 
     def last_level(self):
         """Answer what served this heap's latest take: 1 stream cache, 2 shared cache, 3 placement, 0 nothing."""
@@ -381,9 +370,9 @@ cdef class Heap:
         """End that; answer the bytes that have passed since this was called last."""
         return self.c.close_up()
 
-    def set_marks(self, live_low=0, live_high=NO_LIMIT, free_low=0):
-        """Arm the watermarks, in bytes. Each raises its flag once, when it is crossed, and is then disarmed."""
-        self.c.set_marks(_whole(live_low, "live_low"), _whole(live_high, "live_high"), _whole(free_low, "free_low"))
+    def set_marks(self, live_low=0, live_high=NO_LIMIT):
+        """Arm the watermarks, in live bytes. Each raises its flag once, when it is crossed, and is then disarmed."""
+        self.c.set_marks(_whole(live_low, "live_low"), _whole(live_high, "live_high"))
 
     def reset_peaks(self):
         """Let every peak start again from what is so now."""
@@ -415,12 +404,7 @@ cdef class Heap:
 
     def counts(self):
         """Answer every gauge and counter, read under one lock."""
-        cdef Counts c = self.c.counts()
-        return HeapCounts(
-            c.reserved, c.live, c.free, c.cached, c.stream_cached, c.shared_cached, c.lifted, c.empty,
-            c.peak_live, c.peak_cached, c.peak_reserved, c.allocations, c.frees, c.hits[0], c.hits[1], c.hits[2],
-            c.foreign, c.misses, c.refusals, c.barred, c.splits, c.merges, c.live_blocks, c.free_blocks,
-            c.cached_blocks, c.segments, c.streams, c.accounts, c.leases, c.touched)
+        return HeapCounts(**self.c.counts())
 
     def blocks(self):
         """Answer every block in address order, segment by segment, then the insides of leases."""
@@ -428,12 +412,6 @@ cdef class Heap:
         return [BlockInfo(found[i].address, found[i].nbytes, _STATE_NAMES[<int>found[i].state], found[i].arena,
                           found[i].stream, found[i].account, _entries_out(found[i].entries))
                 for i in range(found.size())]
-
-    def report(self):
-        """Answer counts, segments and accounts."""
-        cdef vector[uint32_t] used = self.c.accounts()
-        accounts = tuple([(used[i], self.account(used[i])) for i in range(used.size())])
-        return HeapReport(self.counts(), tuple(self.segments()), accounts)
 
     @property
     def logged(self):

@@ -14,12 +14,12 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
     cdef enum class Foreign(uint8_t):
         Never, Recorded, Any
 
-    cdef enum Flag:
-        Waiting, LiveCrossed, FreeLow
-
     cdef struct Entry:
         uint32_t stream
         uint64_t epoch
+
+    cdef struct Epochs:
+        uint64_t open, recorded, done
 
     cdef struct Tuning:
         uint64_t small_limit
@@ -79,16 +79,15 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         int32_t parent
 
     cdef struct Counts:
-        uint64_t reserved, live, free, cached, stream_cached, shared_cached, lifted, empty
+        uint64_t reserved, live, free, cached, lifted, empty
         uint64_t peak_live, peak_cached, peak_reserved
-        uint64_t allocations, frees
-        uint64_t hits[3]
-        uint64_t foreign, misses, refusals, barred, splits, merges
+        uint64_t allocations, frees, stream_hits, shared_hits, placed, foreign, misses, refusals, barred, splits, merges
         uint64_t live_blocks, free_blocks, cached_blocks, segments, streams, accounts, leases, touched
 
-    cdef cppclass SegmentInfo:
-        uint32_t id, arena
-        uint64_t address, nbytes, live, free, cached, largest, live_blocks, holes
+    cdef struct SegmentInfo:
+        uint32_t segment "id"
+        uint32_t arena
+        uint64_t address, nbytes, live, free, cached, largest, live_blocks
 
     cdef struct Range:
         uint64_t address, nbytes
@@ -109,15 +108,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint64_t nbytes
         vector[Entry] uses
 
-    cdef cppclass CHandleInfo "asyncmem::HandleInfo":
+    cdef cppclass Piece:
         uint32_t segment
         uint64_t address, nbytes
         vector[Entry] uses
-
-    cdef cppclass EmptySegment:
-        uint32_t id
-        uint64_t address, nbytes
-        vector[Entry] entries
 
     cdef cppclass CBlockInfo "asyncmem::BlockInfo":
         uint64_t address, nbytes
@@ -131,11 +125,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void configure(const Tuning& tuning) except +
         Tuning tuning()
         uint32_t add_stream() except +
-        uint64_t open_epoch(uint32_t stream) except +
+        Epochs epochs(uint32_t stream) except +
         uint64_t close_epoch(uint32_t stream) except +
         void publish(uint32_t stream, uint64_t epoch) except +
         void mark_done(uint32_t stream, uint64_t epoch) except +
-        int entry_state(uint32_t stream, uint64_t epoch) except +
         uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream) except +
         vector[Entry] remove_segment(uint32_t segment) except +
         uint32_t add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page) except +
@@ -143,7 +136,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
-        vector[CHandleInfo] handles() except +
+        vector[Piece] handles() except +
         CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign, uint64_t parts) except +
         bint has_addresses(const Ask& ask, Foreign foreign) except +
         CPlan reclaim(uint64_t nbytes) except +
@@ -151,7 +144,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         vector[uint32_t] unfenced() except +
         uint64_t spread()
         vector[SegmentInfo] segments() except +
-        vector[EmptySegment] empty_segments() except +
+        vector[Piece] empty_segments() except +
         uint32_t take(const Ask& ask, Outcome& outcome) except +
         uint32_t take_foreign(const Ask& ask, bint late, vector[Entry]& owed, Outcome& outcome) except +
         uint32_t take_at(const Ask& ask, uint64_t address, bint late, vector[Entry]& owed, Outcome& outcome) except +
@@ -159,14 +152,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t put_back(uint32_t block, const vector[Entry]& owed) except +
         uint32_t free(uint32_t block) except +
         uint32_t free_entries "free"(uint32_t block, const vector[Entry]& extra) except +
-        uint32_t free_behind(uint32_t block, const Entry& use, bint recorded) except +
         uint32_t free_everywhere(uint32_t block) except +
         uint32_t free_many(const uint32_t* blocks, size_t count) except +
         void set_home(uint32_t block, uint32_t stream) except +
-        uint64_t address(uint32_t block) except +
-        uint64_t size(uint32_t block) except +
-        uint32_t home(uint32_t block) except +
-        uint32_t account_of(uint32_t block) except +
+        CBlockInfo info(uint32_t block) except +
         uint64_t flush(int64_t stream) except +
         uint64_t merge(int64_t arena) except +
         uint32_t open_lease(uint32_t block) except +
@@ -175,11 +164,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void remove_account(uint32_t account) except +
         void set_limit(uint32_t account, uint64_t limit) except +
         Account account(uint32_t account) except +
-        vector[uint32_t] accounts() except +
         void set_gate(uint32_t account, bint closed) except +
         void leave_ajar(uint64_t allowance, uint64_t wanted)
         uint64_t close_up()
-        void set_marks(uint64_t live_low, uint64_t live_high, uint64_t free_low)
+        void set_marks(uint64_t live_low, uint64_t live_high)
         void reset_peaks()
         uint64_t largest(int32_t arena) except +
         uint64_t live()

@@ -49,6 +49,9 @@ cdef extern from "Python.h":
 
 cdef int _ASLEEP = -0x7FFFFFFF
 
+cdef str _RESTING = "no driver call after a fork or at the interpreter's end"
+cdef str _CAPTURED = "the stream is being captured"
+
 
 # A Retire that the garbage collector cleared would leave its heap before the buffers that still use both.
 @cython.no_gc_clear
@@ -124,10 +127,10 @@ cdef class Lanes:
         return self.c.close_epoch(index) if self.c != NULL else self._heap.close_epoch(index)
 
     cdef uint64_t open_epoch(self, uint32_t index) except 0:
-        return self.c.open_epoch(index) if self.c != NULL else self._heap.open_epoch(index)
+        return self.c.epochs(index).open if self.c != NULL else self._heap.open_epoch(index)
 
     cdef bint is_done(self, uint32_t index, uint64_t epoch) except -1:
-        return (self.c.entry_state(index, epoch) if self.c != NULL else self._heap.entry_state(index, epoch)) == 2
+        return epoch <= self.c.epochs(index).done if self.c != NULL else self._heap.entry_state(index, epoch) == 2
 
     cdef int publish(self, uint32_t index, uint64_t epoch) except -1:
         if self.c != NULL:
@@ -151,12 +154,11 @@ cdef class Lanes:
 
     cdef int awake(self, str call) except -1:
         if self.asleep():
-            raise self.resting(call)
+            raise self.refused(call, _RESTING)
         return 0
 
-    cdef object resting(self, str call):
-        return DeviceError(
-            call, code=0, code_name="no driver call after a fork or at the interpreter's end", device=self._device.name)
+    cdef object refused(self, str call, str why):
+        return DeviceError(call, code=0, code_name=why, device=self._device.name)
 
     cdef object error(self, str call, int code):
         return self._device.fence_error(call, code)
@@ -217,51 +219,40 @@ cdef class Lanes:
 
     cdef object refusal(self, Lane* lane, int code):
         if code == _ASLEEP:
-            return self.resting("record")
+            return self.refused("record", _RESTING)
         if code == ASYNCMEM_CAPTURED:
-            return self.captured()
+            return self.refused("record", _CAPTURED)
         if code < 0:
             return self.error("capturing", -code)
         return self.error("record_all" if lane.everywhere else "record", code)
 
     cdef int record_object(self, Lane* lane, uint32_t index, bint named, void** made) except -1:
-        self.awake("record")
         # Where nobody keeps the stream alive its number may be another stream's by now.
-        every = lane.everywhere or not (lane.lasting or named)
-        if not every and self.streams[index].capturing():
-            raise self.captured()
-        fence = self._device.record_all() if every else self.streams[index].record()
+        fence = self.device_fence(index, lane.everywhere or not (lane.lasting or named))
         Py_INCREF(fence)
         made[0] = <void*>fence
         return 0
 
-    cdef object captured(self):
-        return DeviceError("record", code=0, code_name="the stream is being captured", device=self._device.name)
-
     cdef object object_fence(self, uint32_t index):
         # A fence of the device's own, for a stream that only the device can make wait.
-        self.awake("record")
-        stream = self.streams[index]
-        if stream is not None and stream.capturing():
-            raise self.captured()
-        fence = self._device.record_all() if stream is None else stream.record()
+        fence = self.device_fence(index, self.lane(index).everywhere)
         self.records += 1
         return fence
 
+    cdef object device_fence(self, uint32_t index, bint everywhere):
+        self.awake("record")
+        if everywhere:
+            return self._device.record_all()
+        if self.streams[index].capturing():
+            raise self.refused("record", _CAPTURED)
+        return self.streams[index].record()
+
     cdef void drop(self, Fence* fence) noexcept:
+        cdef vector[Fence*] dropped
         fence.users -= 1
         if fence.users == 0:
-            self.release_one(fence)
-
-    cdef void release_one(self, Fence* fence) noexcept:
-        cdef void* made = fence.made
-        cdef bint native = fence.native
-        self.pool.put(fence)
-        if not native:
-            Py_XDECREF(<PyObject*>made)
-        elif not self.asleep():
-            with nogil:
-                self.calls.release(self.calls.context, made)
+            dropped.push_back(fence)
+            self.release(dropped)
 
     cdef void release(self, vector[Fence*]& dropped) noexcept:
         # All at once, so that the interpreter's lock changes hands once.
@@ -309,9 +300,6 @@ cdef class Lanes:
 
     cpdef bint capturing(self, uint32_t index) except -1:
         """Answer whether work submitted to a stream is being captured into a graph instead of run."""
-        return self.is_capturing(index)
-
-    cdef bint is_capturing(self, uint32_t index) except -1:
         cdef Lane* lane = self.lane(index)
         cdef int code
         if lane.everywhere:

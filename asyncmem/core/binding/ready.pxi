@@ -1,9 +1,42 @@
 # Ready: a request that was served at the call. Awaiting it takes no iteration of the event loop.
 
 cdef extern from "immediate.h":
-    ctypedef PyObject* (*asyncmem_handout)(PyObject* self)
-    int asyncmem_patch(object type, asyncmem_handout hand_out) except -1
+    ctypedef PyObject* (*asyncmem_stepper)(PyObject* self, PyObject* sent, bint* yields)
+    void asyncmem_patch(object type)
+    int asyncmem_await(asyncmem_stepper step) except -1
     bint asyncmem_is_temporary(PyObject* self)
+
+
+cdef class Awaiting:
+    """What `await` drives, as it drives a generator."""
+
+    cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
+        # A new reference: to the result, or to what goes to the event loop where `yields` says so.
+        raise NotImplementedError
+
+    def __await__(self):
+        return self
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return self.send(None)
+
+    def send(self, value):
+        """Go on, as a generator does."""
+        cdef bint yields = False
+        answer = asyncmem_owned(self.step(<PyObject*>value, &yields))
+        if yields:
+            return answer
+        raise StopIteration(answer)
+
+
+cdef PyObject* _step(PyObject* self, PyObject* sent, bint* yields) except NULL:
+    return (<Awaiting>self).step(sent, yields)
+
+
+asyncmem_await(<asyncmem_stepper>_step)
 
 
 cdef enum Stage:
@@ -12,7 +45,7 @@ cdef enum Stage:
 
 @cython.final
 @cython.no_gc
-cdef class Ready:
+cdef class Ready(Awaiting):
     """A request granted at the call: an awaitable, a coroutine to task groups, a finished future to callbacks.
 
     Holds its buffer (or batch) until the first hand-out and only weakly from then on. Dropped before that, it gives the
@@ -60,27 +93,13 @@ cdef class Ready:
         Py_INCREF(value)
         return <PyObject*>value
 
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        raise StopIteration(self.result())
-
-    def send(self, value):
-        """Finish at once: raise StopIteration with the result, as a coroutine without any suspension does."""
-        raise StopIteration(self.result())
+    cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
+        return self.hand_out(not asyncmem_is_temporary(<PyObject*>self))
 
     def throw(self, kind, value=None, traceback=None):
         """Give the memory back and raise what is thrown."""
         self.close()
-        if value is None:
-            value = kind if isinstance(kind, BaseException) else kind()
-        elif not isinstance(value, BaseException):
-            value = kind(value)
-        raise value.with_traceback(traceback) if traceback is not None else value
+        raise _thrown(kind, value, traceback)
 
     def close(self):
         """Give the memory back if it was not handed out."""
@@ -137,8 +156,13 @@ cdef class Ready:
 
 
 
-cdef PyObject* _hand_out(PyObject* self) except NULL:
-    return (<Ready>self).hand_out(not asyncmem_is_temporary(self))
+cdef object _thrown(object kind, object value, object traceback):
+    # The error that a generator's throw() raises for these arguments.
+    if value is None:
+        value = kind if isinstance(kind, BaseException) else kind()
+    elif not isinstance(value, BaseException):
+        value = kind(value)
+    return value if traceback is None else value.with_traceback(traceback)
 
 
 cdef asyncmem_recycler _readies
@@ -174,4 +198,4 @@ cdef void _drop_ready(PyObject* self) noexcept:
 
 
 asyncmem_recycle(&_readies, Ready, _drop_ready)
-asyncmem_patch(Ready, <asyncmem_handout>_hand_out)
+asyncmem_patch(Ready)

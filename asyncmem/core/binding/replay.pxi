@@ -107,10 +107,7 @@ def replay_steps(
 cdef object _tally_out(const Tally& tally):
     stranded = tuple([tally.waste.stranded[i] for i in range(tally.waste.stranded.size())])
     waste = ReplayWaste(tally.waste.bytes, tally.waste.largest, tally.waste.squares, stranded)
-    samples = tuple([
-        ReplaySample(tally.samples[i].time_us, tally.samples[i].requested, tally.samples[i].live,
-                     tally.samples[i].reserved, tally.samples[i].largest_hole)
-        for i in range(tally.samples.size())])
+    samples = tuple([ReplaySample(**tally.samples[i]) for i in range(tally.samples.size())])
     return ReplayTally(
         tally.completed, tally.failed_step, tally.failed_bytes, tally.peak_requested, tally.peak_live,
         tally.peak_reserved, tally.takes, tally.frees, tally.misses, tally.foreign, tally.waits, tally.wait_us,

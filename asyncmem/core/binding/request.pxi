@@ -7,10 +7,6 @@ cdef extern from "Python.h":
     int PyIter_Send(object iterator, object value, PyObject** result) noexcept
     int PYGEN_NEXT
 
-cdef extern from "immediate.h":
-    ctypedef PyObject* (*asyncmem_stepper)(PyObject* self, PyObject* sent, int* yields)
-    int asyncmem_patch_steps(object type, asyncmem_stepper step) except -1
-
 
 cdef inline PyObject* raised_unless(PyObject* answer) except NULL:
     return answer
@@ -53,7 +49,7 @@ cdef class Request:
     cdef list sleepers
     cdef PyObject* await_  # the one sleeper that most have, which takes itself out before it dies
     cdef object __weakref__
-    cdef uint64_t id  # the scheduler's; 0 once it has ended there
+    cdef readonly uint64_t _id  # the scheduler's; 0 once it has ended there
     cdef double until
     cdef int awaited
     cdef uint32_t stream
@@ -66,8 +62,8 @@ cdef class Request:
 
     def __dealloc__(self):
         # No Python and no lock in between: this may be the garbage collector, in the midst of anything.
-        if self.id and (<Core>self.keeper).born == _generation:
-            (<Core>self.keeper).withdraw(self.id)
+        if self._id and (<Core>self.keeper).born == _generation:
+            (<Core>self.keeper).withdraw(self._id)
         Py_XDECREF(self.keeper)
 
     def __repr__(self):
@@ -122,7 +118,7 @@ cdef class Request:
         Returns:
             Whether it did; False for a request that was done already, whose buffer stays valid.
         """
-        if self.ended or not self.id or not self._core.s.cancel(self.id, self._core.now()):
+        if self.ended or not self._id or not self._core.s.cancel(self._id, self._core.now()):
             return False
         self._core.carry_out()
         return True
@@ -150,8 +146,8 @@ cdef class Request:
 
     cdef int grant(self) except -1:
         # Its memory is there.
-        cdef uint64_t id = self.id
-        self.id = 0
+        cdef uint64_t id = self._id
+        self._id = 0
         self.found = self._core.claim(self, id)
         self.end()
         return 0
@@ -196,10 +192,10 @@ cdef class Request:
     cdef int abandon(self) except -1:
         # The last who slept on it was cancelled: it gives its place back, or the grant that had just come.
         if not self.ended:
-            if self.id and self._core.s.cancel(self.id, self._core.now()):
+            if self._id and self._core.s.cancel(self._id, self._core.now()):
                 self._core.carry_out()
         elif self.handed is None and self.found is not None:
-            self._core.s.note_handed_back(self._share.account)
+            self._core.s.note_handed_back(self._share._account)
             self.give_back()
         return 0
 
@@ -219,11 +215,6 @@ cdef class Request:
     def _is_batch(self):
         """Whether it gives a batch."""
         return self.sizes is not None
-
-    @property
-    def _id(self):
-        """Its number in the scheduler, 0 once it has ended there."""
-        return self.id
 
     def _granted(self, found):
         """End it with a buffer that it did not get from the scheduler."""
@@ -245,31 +236,31 @@ cdef class Request:
     def _asleep(self, owner):
         """Count a task that begins to wait."""
         self.awaited += 1
-        if self.id:
+        if self._id:
             if not isinstance(owner, int):
                 self._core.know(self._core.owner_of(owner), owner)
-            self._core.s.asleep(self.id, self._core.owner_of(owner), self._core.now())
+            self._core.s.asleep(self._id, self._core.owner_of(owner), self._core.now())
             self._core.carry_out()
 
     def _awake(self, cancelled):
         """Count one that ends to wait; the last one that was cancelled gives the place or the grant back."""
         self.awaited -= 1
-        if self.id:
-            self._core.s.awake(self.id)
+        if self._id:
+            self._core.s.awake(self._id)
         if cancelled and self.awaited == 0:
             self.abandon()
 
     def _expire(self):
         """Fail with `PoolTimeout`, unless it is done."""
-        if self.id and not self.ended:
-            self._core.s.fail(self.id, CReason.Expired, self._core.now())
+        if self._id and not self.ended:
+            self._core.s.fail(self._id, CReason.Expired, self._core.now())
             self._core.carry_out()
 
     def _withdraw(self, error):
         """Fail with an error, unless it is done."""
-        if self.id and not self.ended:
+        if self._id and not self.ended:
             self.failure = error
-            self._core.s.fail(self.id, CReason.Error, self._core.now())
+            self._core.s.fail(self._id, CReason.Error, self._core.now())
             self._core.carry_out()
 
     # -- awaiting ------------------------------------------------------------------------------------------------------
@@ -308,12 +299,12 @@ cdef class Request:
             self.driver.close()
         self.cancel()
 
-    def __aenter__(self):
+    async def __aenter__(self):
         """Wait for the memory and hold it until the block ends; the current task counts as its owner."""
-        cdef Entering entering = Entering.__new__(Entering)
-        entering.request = self
-        entering.wait = self.__await__()
-        return entering
+        entered = await self
+        entered.__enter__()
+        self.entered = entered
+        return entered
 
     def __aexit__(self, *details):
         """Free what the block held."""
@@ -334,9 +325,8 @@ cdef enum Await_stage:
 
 
 @cython.final
-@cython.freelist(64)
 @cython.no_gc_clear
-cdef class Await:
+cdef class Await(Awaiting):
     """One await of a request: a generator to the interpreter, and what wakes the task."""
 
     cdef Request request  # until the end
@@ -350,9 +340,9 @@ cdef class Await:
         # Dropped asleep, which only happens to who drives an await by hand, or whose loop was closed: tasks close theirs.
         if self.stage == Asleep and self.request is not None:
             self.rise()
-            if self.request.awaited == 0 and self.request.id:
-                (<Core>self.request.keeper).withdraw(self.request.id)
-                self.request.id = 0
+            if self.request.awaited == 0 and self.request._id:
+                (<Core>self.request.keeper).withdraw(self.request._id)
+                self.request._id = 0
 
     cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
         cdef PyObject* answer = NULL
@@ -422,7 +412,7 @@ cdef class Await:
             request._admit(self)
         self.stage = Asleep
         request.awaited += 1
-        core.s.asleep(request.id, <uint64_t><size_t><PyObject*>task, core.now())
+        core.s.asleep(request._id, <uint64_t><size_t><PyObject*>task, core.now())
         core.carry_out()
         return True
 
@@ -440,8 +430,8 @@ cdef class Await:
         elif request.sleepers is not None:
             request.sleepers = [one for one in request.sleepers if one is not self] or None
         request.awaited -= 1
-        if request.id:
-            (<Core>request.keeper).s.awake(request.id)
+        if request._id:
+            (<Core>request.keeper).s.awake(request._id)
         self.task = None
         self.stage = Over
 
@@ -487,24 +477,6 @@ cdef class Await:
             self.request.lose()
         return False
 
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return self.send(None)
-
-    def send(self, value):
-        """Go on, as a generator does."""
-        cdef bint yields = False
-        cdef PyObject* found = self.step(<PyObject*>value, &yields)
-        answer = asyncmem_owned(found)
-        if yields:
-            return answer
-        raise StopIteration(answer)
-
     def throw(self, kind, value=None, traceback=None):
         """Raise inside the wait: a request whose last sleeper leaves so is withdrawn, or its grant given back."""
         if self.stage == Aside:
@@ -518,11 +490,7 @@ cdef class Await:
         elif self.stage == Yielded:
             self.request.abandon()
         self.end()
-        if value is None:
-            value = kind if isinstance(kind, BaseException) else kind()
-        elif not isinstance(value, BaseException):
-            value = kind(value)
-        raise value.with_traceback(traceback) if traceback is not None else value
+        raise _thrown(kind, value, traceback)
 
     def close(self):
         """End the wait as `throw` does, in silence."""
@@ -535,46 +503,7 @@ cdef class Await:
         self.end()
 
 
-cdef PyObject* _step(PyObject* self, PyObject* sent, int* yields) except NULL:
-    cdef bint again = False
-    cdef PyObject* found = (<Await>self).step(sent, &again)
-    yields[0] = again
-    return found
-
-
-asyncmem_patch_steps(Await, <asyncmem_stepper>_step)
-
-
-@cython.final
-cdef class Entering:
-    # `async with request`: waits, and then enters what was granted.
-    cdef Request request
-    cdef Await wait
-
-    def __await__(self):
-        return self
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        return self.send(None)
-
-    def send(self, value):
-        cdef bint yields = False
-        cdef PyObject* found = self.wait.step(<PyObject*>value, &yields)
-        answer = asyncmem_owned(found)
-        if yields:
-            return answer
-        answer.__enter__()
-        self.request.entered = answer
-        raise StopIteration(answer)
-
-    def throw(self, kind, value=None, traceback=None):
-        return self.wait.throw(kind, value, traceback)
-
-    def close(self):
-        self.wait.close()
+asyncmem_patch(Await)
 
 
 from collections.abc import Coroutine

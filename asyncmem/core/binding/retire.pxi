@@ -77,7 +77,6 @@ cdef class Retire(Lanes):
     cdef uint32_t batch
     cdef int64_t shared_index  # the number that stands for all streams, -1 before it is needed
     cdef bint polling
-    cdef readonly bint plain  # no subclass, so that the fast doors may come here without asking Python
     cdef int64_t late, failed
     cdef int eager  # large frees at home that will have a fence yet
     cdef int unattended  # releases under way long after their frees: a stream known by its number may be gone
@@ -87,8 +86,7 @@ cdef class Retire(Lanes):
         self.late_fences = late_fences
         self.fence_every = fence_every
         self.shared_index = -1
-        self.plain = type(self) is Retire
-        if self.core is not None and self.c != NULL and self.plain:
+        if self.core is not None:
             self.core.retire = self
 
     @property
@@ -204,72 +202,26 @@ cdef class Retire(Lanes):
     cdef inline bint is_large(self, uint64_t nbytes) noexcept:
         return self.core is not None and <int64_t>nbytes >= self.core.fence_from and _FEW * nbytes >= self.c.reserved()
 
-    cpdef void be_eager(self, int frees=_EAGER) noexcept:
-        """Have the next large frees at home recorded each by a fence of its own.
-
-        For streams that have begun to wait for each other, which do it for less then; and for a pool that could give
-        back what it knows to be done with, as it grows.
-        """
-        if self.core is not None and self.c != NULL:
+    cdef void be_eager(self, int frees=_EAGER) noexcept:
+        # Have the next large frees at home recorded each by a fence of its own: for streams that have begun to wait for each
+        # other, which do it for less then; and for a pool that could give back what it knows to be done with, as it grows.
+        if self.core is not None:
             self.eager = max(self.eager, frees)
             self.core.fence_from = _LARGE
 
     # -- freeing -----------------------------------------------------------------------------------------------------
 
-    def free(self, uint32_t block, users=()):
-        """Give a block back to the heap behind the uses of home and of `users`; answer the heap's flags."""
-        return self._heap.free(block, self.entries_for(users))
-
     cdef uint32_t give(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
-        # The same for a buffer of this core, used last by the stream `last` (-1: none but those in `users`).
-        cdef Lane* lane
-        cdef void* made = NULL
-        cdef uint32_t flags
-        cdef uint64_t nbytes
-        cdef Entry one
-        if users is not None and users.count == 1 and (last < 0 or last == home):
-            last = users.first
-        elif users is not None and (users.count != 1 or users.first != last):
-            return self.give_behind_all(block, home, last, users)
-        if last < 0 or last == home or not self.lane(<uint32_t>last).native:
-            return self.give_behind_all(block, home, last, users)
-        # The commonest case by far, in one go.
-        lane = self.lane(<uint32_t>last)
-        nbytes = self.c.size(block)
-        one.stream = <uint32_t>last
-        if self.shares(lane, nbytes):
-            one.epoch = self.c.open_epoch(one.stream)
-            flags = self.c.free_behind(block, one, False)
-            self.fence_home(home, nbytes)
-            return flags
-        one.epoch = self.close(one.stream)
-        if self.record_natively(lane, &made):
-            self.failed += 1
-            flags = self.c.free_behind(block, one, False)
-        else:
-            self.drop(self.keep(lane, one.epoch, made))
-            flags = self.c.free_behind(block, one, True)
-            if lane.crowded():
-                self.thin_out(one.stream)
-        self.fence_home(home, nbytes)
-        return flags
-
-    cdef uint32_t give_behind_all(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
+        # Free a block of this core behind what the streams in `users` and the stream `last` (-1: none) have done to it.
         cdef vector[Entry] owed
-        cdef Entry one
-        cdef uint32_t flags
-        cdef uint32_t i
-        cdef uint64_t nbytes = self.c.size(block)
+        cdef uint32_t flags, i
+        cdef uint64_t nbytes = self.c.info(block).nbytes
         if users is not None:
             for i in range(users.count):
                 if users.at(i) != home and users.at(i) != last:
-                    one.stream = users.at(i)
-                    one.epoch = self.owe(one.stream, nbytes)
-                    owed.push_back(one)
+                    owed.push_back(Entry(users.at(i), self.owe(users.at(i), nbytes)))
         if last >= 0 and last != home:
-            one.stream = <uint32_t>last
-            one.epoch = self.owe(one.stream, nbytes)
-            owed.push_back(one)
+            owed.push_back(Entry(<uint32_t>last, self.owe(<uint32_t>last, nbytes)))
         flags = self.c.free_entries(block, owed)
         self.fence_home(home, nbytes)
         return flags
@@ -374,95 +326,11 @@ cdef class Retire(Lanes):
         self.use_on(self._heap.home(block), other)
         self._heap.set_home(block, other)
 
-    # -- taking from other streams -----------------------------------------------------------------------------------
-
-    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False):
-        """Take memory that other streams have used, ordered behind them; prefers what waits for fewest and oldest fences.
-
-        Returns:
-            The block, and the entries that it was taken with, to put it back with if need be; None where there is no such
-            memory, or none that this stream could be ordered behind.
-        """
-        cdef vector[Entry] owed
-        cdef Outcome outcome
-        cdef uint32_t flags = 0  # nothing that the caller, who decides on this memory, need hear of
-        cdef Ask ask = self.asked(nbytes, stream, account, arena)
-        cdef uint32_t block = 0
-        ask.anywhere = anywhere
-        if self.may_wait(ask.stream):  # it may be captured by now, though it was not when its request began to wait
-            block = self.take_ordered(ask, nowhere, owed, outcome, &flags)
-        return (block, _entries_out(owed)) if block else None
-
-    def take_at(self, address, nbytes, stream, account, arena):
-        """Take just these bytes of a lease's inside, ordered behind whoever has used them.
-
-        Returns:
-            What `take_foreign` does; None where some of them are in use, or this stream could not be ordered.
-        """
-        cdef vector[Entry] owed
-        cdef Outcome outcome
-        cdef uint32_t flags = 0
-        cdef Ask ask = self.asked(nbytes, stream, account, arena)
-        cdef uint32_t block = 0
-        if self.may_wait(ask.stream):
-            block = self.take_ordered(ask, _whole(address, "address"), owed, outcome, &flags)
-        return (block, _entries_out(owed)) if block else None
-
-    cdef Ask asked(self, object nbytes, object stream, object account, object arena) except *:
-        cdef Ask ask
-        ask.nbytes, ask.stream, ask.account = _size(nbytes), _index(stream, "stream"), _index(account, "account")
-        ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
-        ask.anywhere, ask.door, ask.again, ask.caused = False, False, False, False
-        if self.core is not None:
-            self.core.cause(&ask, None)
-        return ask
-
-    cdef uint32_t take_ordered(
-        self, const Ask& ask, uint64_t at, vector[Entry]& owed, Outcome& outcome, uint32_t* flags
-    ) except? 0:
-        cdef uint32_t block
-        cdef int late
-        for late in range(2 if self.late_fences else 1):
-            owed.clear()
-            block = self.take_owing(ask, at, late, owed, outcome)
-            if not block:
-                continue
-            try:
-                self.discharge_all(ask.stream, owed)
-            except (DeviceError, InvalidRequest):
-                # The fence could not be recorded or waited for: as it was, and the request waits or grows.
-                flags[0] |= self.put_back(block, owed)
-                continue
-            return block
-        return 0
-
-    cdef uint32_t take_owing(
-        self, const Ask& ask, uint64_t at, bint late, vector[Entry]& owed, Outcome& outcome
-    ) except? 0:
-        if self.c != NULL:
-            if at != nowhere:
-                return self.c.take_at(ask, at, late, owed, outcome)
-            return self.c.take_foreign(ask, late, owed, outcome)
-        if at != nowhere:
-            found = self._heap.take_at(at, ask.nbytes, ask.stream, ask.account, ask.arena, late)
-        else:
-            found = self._heap.take_foreign(ask.nbytes, ask.stream, ask.account, ask.arena, ask.anywhere, late)
-        if found is None:
-            return 0
-        owed = _entries_in(found[1])
-        return found[0]
-
     cdef int discharge_all(self, uint32_t taker, const vector[Entry]& owed) except -1:
         cdef size_t i
-        if not self.plain:
-            self.discharge(taker, _entries_out(owed))
-            return 0
         for i in range(owed.size()):
             self.discharge_one(taker, owed[i].stream, owed[i].epoch)
         return 0
-
-    cdef uint32_t put_back(self, uint32_t block, const vector[Entry]& owed) except? 0xFFFFFFFF:
-        return self.c.put_back(block, owed) if self.c != NULL else self._heap.put_back(block, _entries_out(owed))
 
     cdef bint may_wait(self, uint32_t index) except -1:
         # A wait would end a capture. Where the driver cannot tell, the pool hears why.
@@ -561,27 +429,6 @@ cdef class Retire(Lanes):
 
     # -- waiting on the host -----------------------------------------------------------------------------------------
 
-    def pending(self, entries):
-        """Answer the device's fences that the host must still see done before memory with `entries` leaves the pool.
-
-        Records those that are missing: here a late one only costs time, because no stream is made to wait for it.
-
-        Raises:
-            DeviceError: The device is lost, or a fence could not be recorded.
-        """
-        cdef Fence* fence
-        self.poll()
-        found = []
-        for stream, epoch in entries:
-            fence = self.unsettled(stream, epoch)
-            if fence == NULL:
-                continue
-            try:
-                found.append(self.object_fence(stream) if fence.native else <object>fence.made)
-            finally:
-                self.drop(fence)
-        return found
-
     def settle(self, entries, timeout=None):
         """Wait on this thread (**blocks**) until the host has seen all `entries` done.
 
@@ -589,7 +436,7 @@ cdef class Retire(Lanes):
             False when `timeout` seconds passed first.
 
         Raises:
-            DeviceError: As `pending`.
+            DeviceError: The device is lost, or a fence that is missing could not be recorded.
         """
         cdef Fence* fence
         deadline = None if timeout is None else monotonic() + timeout

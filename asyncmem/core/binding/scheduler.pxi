@@ -317,27 +317,13 @@ cdef class Scheduler:
 
     def gauges(self):
         """Return the figures of this moment by name."""
-        cdef CGauges g = self.c.gauges()
-        return {
-            "waiting": g.waiting, "waiting_bytes": g.waiting_bytes, "growing": g.growing,
-            "growing_bytes": g.growing_bytes, "coming": g.coming, "leaving": g.leaving, "overtaken": g.overtaken, "under_way": g.under_way,
-            "grows": g.grows, "trims": g.trims, "foreign": g.foreign, "progress": g.progress, "moved": g.moved,
-            "waited": g.waited, "pressure": g.pressure,
-            "means": {name: g.means[i] for i, name in enumerate(_MEANS) if g.means[i]},
-        }
+        cdef dict found = self.c.gauges()
+        found["means"] = {name: count for name, count in zip(_MEANS, found["means"], strict=True) if count}
+        return found
 
     def tally(self, account=0):
         """Return the counters of an account by name."""
-        cdef CTally t = self.c.tally(_index(account, "account"))
-        return {
-            "waits": t.waits, "growth_waits": t.growth_waits, "misses": t.misses, "timeouts": t.timeouts,
-            "cancellations": t.cancellations, "handed_back": t.handed_back, "deadlocks": t.deadlocks,
-            "wait_seconds": t.wait_seconds, "longest_wait": t.longest_wait, "growth_seconds": t.growth_seconds,
-        }
-
-    def shortage(self, account, nbytes):
-        """Return how much has to become free before so many bytes can be had there, at least 1."""
-        return self.c.shortage(_index(account, "account"), _whole(nbytes, "nbytes"))
+        return self.c.tally(_index(account, "account"))
 
     def check(self):
         """Raise HeapCorrupted naming the first invariant that does not hold."""

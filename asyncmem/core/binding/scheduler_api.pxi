@@ -29,13 +29,11 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
     cdef cppclass CRequest "asyncmem::scheduler::Request":
         Ask ask
         Terms terms
-        uint64_t total
         CShare* share
         double since
         CState state
         CReason reason
         CShortage shortage
-        bint waited, grew
         uint32_t level
         uint64_t owner, caller, ahead
 
@@ -44,7 +42,6 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         vector[Entry] uses
 
     cdef struct Span "asyncmem::scheduler::Effect::Span":
-        uint32_t segment
         uint64_t address, nbytes
 
     cdef enum class EffectKind "asyncmem::scheduler::Effect::Kind"(uint8_t):
@@ -145,5 +142,4 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void put_back(CEffect effect)
         CGauges gauges()
         vector[uint64_t] queued()
-        uint64_t shortage(uint32_t account, uint64_t nbytes) except +
         string check() except +

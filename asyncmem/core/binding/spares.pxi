@@ -28,7 +28,7 @@ cdef inline PyObject* _new_buffer() except NULL:
 cdef void _drop_buffer(PyObject* self) noexcept:
     # The destructor. `self` has no references: it must not be bound to a name.
     cdef PyObject* owner = (<Buffer>self).owner
-    cdef uint32_t block = (<Buffer>self).block
+    cdef uint32_t block = (<Buffer>self)._block
     cdef uint32_t flags = 0
     if (_has_slots(self) or owner == NULL or (<Core>owner).born != _generation
             or (<Buffer>self).nbytes >= (<Core>owner).fence_from or not asyncmem_has_room(&_buffers)):
@@ -36,7 +36,7 @@ cdef void _drop_buffer(PyObject* self) noexcept:
         return
     if (<Buffer>self).alive:
         (<Buffer>self).alive = False
-        (<Buffer>self).block = 0
+        (<Buffer>self)._block = 0
         if block:
             flags = (<Core>owner).c.free(block)
     (<Buffer>self).owner = NULL

@@ -162,8 +162,8 @@ def log_time_ns():
     return log_now()
 
 
-cpdef object running_task_name():
-    """Answer the name of the task that runs on this thread, None outside of any."""
+cdef object running_task_name():
+    # The name of the task that runs on this thread, None outside of any.
     loop = asyncio._get_running_loop()
     if loop is not None:
         task = _current_task(loop)

@@ -213,8 +213,9 @@ public:
         for (const Hold& hold : scheduler.holds_) {
             uint64_t owner = scheduler.owner_of(hold);
             if (!hold.block || !owners.contains(owner)) continue;
-            Share* share = scheduler.share_of(heap_.account_of(hold.block));
-            held_[owner].push_back({{heap_.address(hold.block), heap_.size(hold.block)}, share});
+            BlockInfo held = heap_.info(hold.block);
+            Share* share = scheduler.share_of(held.account);
+            held_[owner].push_back({{held.address, held.nbytes}, share});
         }
         for (auto& [owner, all] : held_) bind(all);
         for (size_t i = 0; i < waiting_.size(); ++i)

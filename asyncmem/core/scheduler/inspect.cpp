@@ -20,22 +20,24 @@ void Scheduler::put_back(Effect effect) {
 
 Gauges Scheduler::gauges() const {
     std::lock_guard lock(lock_);
-    return {.waiting = waiting_,
-            .waiting_bytes = waiting_bytes_,
-            .growing = growing_.count(),
-            .growing_bytes = growing_.bytes(),
-            .coming = source_->coming(),
-            .leaving = source_->leaving(),
-            .overtaken = root_->overtaken,
-            .under_way = jobs_.size(),
-            .grows = source_->grows,
-            .trims = source_->trims,
-            .foreign = foreign_,
-            .progress = progress_,
-            .moved = source_->moved(),
-            .waited = source_->waited(),
-            .pressure = pressure_,
-            .means = means_};
+    Gauges found{.waiting = waiting_,
+                 .waiting_bytes = waiting_bytes_,
+                 .growing = growing_.count(),
+                 .growing_bytes = growing_.bytes(),
+                 .coming = source_->coming(),
+                 .leaving = source_->leaving(),
+                 .overtaken = root_->overtaken,
+                 .under_way = jobs_.size(),
+                 .grows = source_->grows,
+                 .trims = source_->trims,
+                 .foreign = foreign_,
+                 .progress = progress_,
+                 .moved = source_->moved(),
+                 .waited = source_->waited(),
+                 .pressure = pressure_,
+                 .means = {}};
+    std::ranges::copy(means_, found.means);
+    return found;
 }
 
 std::vector<RequestId> Scheduler::queued() const {
@@ -48,13 +50,6 @@ std::vector<RequestId> Scheduler::queued() const {
     std::vector<RequestId> ids;
     for (auto& one : found) ids.push_back(one.second);
     return ids;
-}
-
-uint64_t Scheduler::shortage(uint32_t account, uint64_t nbytes) const {
-    std::lock_guard lock(lock_);
-    if (!account) return source_->shortage(nbytes);
-    uint64_t room = heap_.room(account);
-    return std::max<uint64_t>(nbytes - std::min(nbytes, room), 1);
 }
 
 std::string Scheduler::check() const {

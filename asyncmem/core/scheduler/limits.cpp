@@ -187,7 +187,7 @@ void Scheduler::look_at_pressure() {
         }
         double low = level ? (border[level] - less) * limit : 0;
         uint64_t high = level == 3 ? no_limit : static_cast<uint64_t>(border[level + 1] * limit) - (level < 2 ? 1 : 0);
-        heap_.set_marks(static_cast<uint64_t>(low), high, 0);
+        heap_.set_marks(static_cast<uint64_t>(low), high);
         // Others free and take meanwhile; what they changed before the marks were set nobody has told.
         double again = limit > 0 ? static_cast<double>(heap_.live()) / limit : 0;
         if (again == share) return;

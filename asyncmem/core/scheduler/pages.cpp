@@ -155,7 +155,7 @@ private:
     struct Found {
         std::optional<Change> change;
         Entries waits;             // without a change: what makes one possible once it is done,
-        std::vector<Later> later;  // and its parts
+        std::vector<Idle> later;  // and its parts
     };
 
     uint64_t available() const {

@@ -9,7 +9,7 @@
 namespace asyncmem::scheduler {
 
 struct Policy {
-    uint64_t limit = 0;                  // the most that may be reserved
+    uint64_t limit = no_limit;           // the most that may be reserved
     bool limited = false;                // the user chose it
     bool paged = false;                  // memory comes by pages; else in segments
     bool direct = false;                 // a segment for each request, which goes back as it is freed

@@ -99,9 +99,10 @@ private:
             tell(heap_.free(block));
             return;
         }
-        uint32_t home = heap_.home(block);
+        uint32_t home = heap_.info(block).stream;
         timeline_.touch(home);
-        tell(heap_.free_behind(block, {stream, heap_.open_epoch(stream)}, false));
+        Entry use{stream, heap_.epochs(stream).open};
+        tell(heap_.free(block, {&use, 1}));
         if (eager_ == 0 || nbytes < large || few * nbytes < heap_.reserved()) return;
         --eager_;
         fence(stream);

@@ -266,7 +266,7 @@ void Scheduler::explain(Request& request) {
     }
     for (Share* one = request.share; one; one = one->up) {
         request.level = one->account;
-        if (request.total > heap_.room(one->account)) {
+        if (request.total > heap_.account(one->account).room()) {
             request.shortage = Shortage::Limit;
             return;
         }

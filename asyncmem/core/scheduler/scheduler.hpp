@@ -7,7 +7,6 @@
 // Every public method takes the lock for a bounded piece of work, and may be called from any thread and any finalizer.
 #pragma once
 
-#include <array>
 #include <deque>
 #include <memory>
 #include <unordered_map>
@@ -51,7 +50,7 @@ struct Gauges {
     int64_t grows, trims, foreign, progress;
     double moved, waited;
     uint8_t pressure;
-    std::array<int64_t, means_count> means;
+    int64_t means[means_count];
 };
 
 class Scheduler {
@@ -138,7 +137,6 @@ public:
 
     Gauges gauges() const;
     std::vector<RequestId> queued() const;  // who waits or grows, in order of arrival
-    uint64_t shortage(uint32_t account, uint64_t nbytes) const;
     std::string check() const;
 
 private:
@@ -236,7 +234,7 @@ private:
     uint64_t sequence_ = 0;
     int64_t queued_bytes_ = 0;
     int64_t progress_ = 0, foreign_ = 0;
-    std::array<int64_t, means_count> means_{};
+    int64_t means_[means_count]{};
 
     std::vector<std::pair<double, RequestId>> deadlines_;  // a heap, the earliest first
     size_t with_deadline_ = 0;

@@ -119,8 +119,8 @@ void Scheduler::serve_lease(Share& lease) {
     for (Request* request : waiting) {
         if (request->job || spill_job_) continue;
         Share* full = request->share;
-        while (full != &lease && request->total <= heap_.room(full->account)) full = full->up;
-        uint64_t room = heap_.room(full->account);
+        while (full != &lease && request->total <= heap_.account(full->account).room()) full = full->up;
+        uint64_t room = heap_.account(full->account).room();
         uint64_t lacking = std::max<uint64_t>(request->total - std::min(request->total, room), 1);
         if (start_spill(*request, *full, lacking) || request->share->waits) continue;
         if (request->terms.effort == Effort::All) fail(*request, Reason::NoMemory);
@@ -222,7 +222,7 @@ void Scheduler::spill_for_waiting() {
         Share& share = *spilling_[i];
         Request* head = share.waits ? shares_.head(share) : nullptr;
         if (!head) continue;
-        uint64_t room = heap_.room(share.account), most = room + share.spillable;
+        uint64_t room = heap_.account(share.account).room(), most = room + share.spillable;
         Request* request = head;
         if (head->total > most) request = share.queue.first(std::min(most, Shares::allowance(share, *head)));
         if (!request || request->job || request->total > most) continue;

@@ -126,7 +126,7 @@ private:
 
     // Smaller requests may pass one that does not fit, as far as the allowance goes.
     Request* search(Share& share, uint64_t most) {
-        uint64_t room = heap_.room(share.account);
+        uint64_t room = heap_.account(share.account).room();
         if (share.head->total > room) room = std::min(room, allowance(share, *share.head));
         most = std::min(most, room);
         if (share.head->total <= most) return share.head;

@@ -45,13 +45,13 @@ bool Source::may_be_patient(const Request& request, double now) const {
 }
 
 // All that may be waited at once must save a 32nd of the peak.
-Step Source::wait_patiently(const Request& request, const std::vector<Later>& later, double now) const {
+Step Source::wait_patiently(const Request& request, const std::vector<Idle>& later, double now) const {
     constexpr double price = 1.0 / 32, late = 2;
     double most = lifetime_.may_wait(policy_, now, now - request.since), whole = lifetime_.patience(policy_, now);
     double best = 0, end = now, until = now;
     uint64_t gain = 0;
     Entries uses, worth;
-    for (const Later& part : later) {
+    for (const Idle& part : later) {
         end = lag_.known() ? std::max(end, lag_.end(part.uses, now)) : now + most;
         if (end > now + most) break;
         gain += part.nbytes;
@@ -148,12 +148,12 @@ public:
     Step patience(const Request& request, double now, bool looked) override {
         Job order = may_be_patient(request, now) ? order_for(request) : Job{};
         if (!order.nbytes || policy_.direct || this->over() + static_cast<int64_t>(order.nbytes) <= 0) return {};
-        std::vector<EmptySegment> empty = candidates(order.nbytes, now);
+        std::vector<Piece> empty = candidates(order.nbytes, now);
         if (!looked)
             if (Step step = look_at(empty)) return step;
-        std::vector<Later> later;
-        for (EmptySegment& one : empty)
-            if (!one.entries.empty()) later.push_back({one.nbytes, std::move(one.entries)});
+        std::vector<Idle> later;
+        for (Piece& one : empty)
+            if (!one.uses.empty()) later.push_back({one.nbytes, std::move(one.uses)});
         return wait_patiently(request, later, now);
     }
 
@@ -163,11 +163,11 @@ public:
         Job order = order_for(request);
         if (!order.nbytes) return {};
         int64_t over = this->over() + static_cast<int64_t>(order.nbytes);
-        std::vector<EmptySegment> empty;
+        std::vector<Piece> empty;
         if (!request.terms.captured && !policy_.direct && policy_.take_back && over > 0) empty = candidates(order.nbytes, now);
         if (!looked)
             if (Step step = look_at(empty)) return step;
-        std::erase_if(empty, [](const EmptySegment& one) { return !one.entries.empty(); });
+        std::erase_if(empty, [](const Piece& one) { return !one.uses.empty(); });
         if (!empty.empty()) {
             uint64_t keep = policy_.ready - std::min(policy_.ready, order.nbytes);
             order.returns = take_out(empty, static_cast<uint64_t>(over), keep);
@@ -188,20 +188,20 @@ public:
 
     Step make_room(const Request& request, double now) override {
         uint64_t missing = request.total - std::min(request.total, left());
-        std::vector<EmptySegment> empty = largest_first();
+        std::vector<Piece> empty = largest_first();
         uint64_t sum = 0;
-        for (const EmptySegment& one : empty) sum += one.nbytes;
+        for (const Piece& one : empty) sum += one.nbytes;
         if (!refuses() && sum < missing) empty.clear();
         if (empty.empty() && stranded_.empty()) return {};
         if (request.terms.calls) {
             // What goes back is waited for without a bound, which is for the worker to do.
             Entries uses;
-            for (const EmptySegment& one : empty)
-                for (const Entry& use : one.entries)
-                    if (heap_.entry_state(use.stream, use.epoch) != 2) include(uses, use);
+            for (const Piece& one : empty)
+                for (const Entry& use : one.uses)
+                    if (use.epoch > heap_.epochs(use.stream).done) include(uses, use);
             for (const Return& one : stranded_)
                 for (const Entry& use : one.uses)
-                    if (heap_.entry_state(use.stream, use.epoch) != 2) include(uses, use);
+                    if (use.epoch > heap_.epochs(use.stream).done) include(uses, use);
             if (!uses.empty()) {
                 if (request.terms.on_loop) return {};
                 Step step{.kind = Step::Kind::Effect};
@@ -300,10 +300,10 @@ private:
     }
 
     // At the fences of what the segments wait for.
-    static Step look_at(const std::vector<EmptySegment>& empty) {
+    static Step look_at(const std::vector<Piece>& empty) {
         Step step;
-        for (const EmptySegment& one : empty)
-            for (const Entry& use : one.entries)
+        for (const Piece& one : empty)
+            for (const Entry& use : one.uses)
                 if (std::find(step.streams.begin(), step.streams.end(), use.stream) == step.streams.end())
                     step.streams.push_back(use.stream);
         if (!step.streams.empty()) step.kind = Step::Kind::Look;
@@ -321,30 +321,30 @@ private:
         return step;
     }
 
-    std::vector<EmptySegment> largest_first() const {
-        std::vector<EmptySegment> empty = heap_.empty_segments();
+    std::vector<Piece> largest_first() const {
+        std::vector<Piece> empty = heap_.empty_segments();
         std::stable_sort(empty.begin(), empty.end(), [](auto& a, auto& b) { return a.nbytes > b.nbytes; });
         return empty;
     }
 
-    std::vector<EmptySegment> candidates(uint64_t nbytes, double now) const {
+    std::vector<Piece> candidates(uint64_t nbytes, double now) const {
         if (!lifetime_.may_move(now, exchange_share)) return {};
-        std::vector<EmptySegment> empty = largest_first();
+        std::vector<Piece> empty = largest_first();
         std::erase_if(empty, [&](auto& one) { return one.nbytes > uneven * nbytes; });
         return empty;
     }
 
-    std::vector<Return> take_out(const std::vector<EmptySegment>& empty, uint64_t wanted, uint64_t keep) {
+    std::vector<Return> take_out(const std::vector<Piece>& empty, uint64_t wanted, uint64_t keep) {
         std::vector<Return> out;
         uint64_t spare = heap_.reserved() - std::min(heap_.reserved(), keep);
-        for (const EmptySegment& one : empty) {
+        for (const Piece& one : empty) {
             if (!wanted) break;
             if (one.nbytes > spare) continue;
             spare -= one.nbytes;
             if (wanted != no_limit) wanted -= std::min(wanted, one.nbytes);
             Entries uses;
             try {
-                uses = heap_.remove_segment(one.id);
+                uses = heap_.remove_segment(one.segment);
             } catch (const std::invalid_argument&) {
                 continue;  // without the interpreter's lock a thread may have taken from it since it was listed
             }

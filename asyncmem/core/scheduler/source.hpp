@@ -145,7 +145,7 @@ protected:
     uint64_t left() const;  // what the limit leaves for growth
     virtual uint64_t free() const = 0;
     // Which of these uses, in the order in which they were freed, are worth waiting for rather than growing.
-    Step wait_patiently(const Request& request, const std::vector<Later>& later, double now) const;
+    Step wait_patiently(const Request& request, const std::vector<Idle>& later, double now) const;
     bool may_be_patient(const Request& request, double now) const;
     int64_t slack() const;  // by how much less is free than streams may have side by side
     virtual uint64_t reserved_or_leaving() const = 0;
