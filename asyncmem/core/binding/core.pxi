@@ -407,7 +407,7 @@ cdef class Core(Heap):
         cdef size_t next = 0
         cdef Py_ssize_t i
         cdef object buffers
-        cdef uint32_t account = request._share.account
+        cdef uint32_t account = request._share._account
         self.s.claim(id, single, batch)
         if request.sizes is None:
             if not single.block and request.nbytes:

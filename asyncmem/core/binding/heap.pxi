@@ -296,6 +296,10 @@ cdef class Heap:
         """Answer a live block's rounded size in bytes."""
         return self.c.info(_index(block, "block")).nbytes
 
+    def account_of(self, block):
+        """Return the account that a live block is charged to."""
+        return self.c.info(_index(block, "block")).account
+
     def home(self, block):
         """Answer a live block's home stream."""
         return self.c.info(_index(block, "block")).stream
