@@ -1,4 +1,4 @@
-"""What the parts of an open pool know of it, of each other, and of its shares; `open_pool` puts them together."""
+"""What the parts of an open pool know of it: its shares, and what it consists of. `open_pool` puts it together."""
 
 from __future__ import annotations
 

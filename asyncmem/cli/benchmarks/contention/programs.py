@@ -17,7 +17,7 @@ import anyio
 from asyncmem import AsyncMemoryPool, Budget
 from asyncmem.cli.benchmarks.measure import Effort, collector_off, summary
 from asyncmem.cli.benchmarks.result import Timing
-from asyncmem.pool.loops import AsyncioLoop, TrioLoop
+from asyncmem.pool.loops import EventLoop, Timer
 
 LIMIT: Final = 16 << 20
 SMALLEST: Final = 512
@@ -188,8 +188,7 @@ def _threads(count: int, steps: int, *, semaphore: bool) -> float:
 def proof_seconds() -> Iterator[list[float]]:
     """Note how long each look for a deadlock takes: a callback of the loop, which is wrapped as it is set."""
     spent: list[float] = []
-    kinds = (AsyncioLoop, TrioLoop)
-    plain = [kind.call_at for kind in kinds]
+    plain = EventLoop.call_at
 
     def noted(callback: Callable[[], object]) -> Callable[[], object]:
         if getattr(callback, "__name__", "") != "look_for_deadlock":
@@ -202,16 +201,14 @@ def proof_seconds() -> Iterator[list[float]]:
 
         return look
 
-    def wrap(call_at: Callable[..., object]) -> Callable[..., object]:
-        return lambda loop, when, callback: call_at(loop, when, noted(callback))
+    def call_at(loop: EventLoop, when: float, callback: Callable[[], object]) -> Timer:
+        return plain(loop, when, noted(callback))
 
-    for kind, call_at in zip(kinds, plain, strict=True):
-        kind.call_at = wrap(call_at)  # type: ignore[attr-defined]
+    EventLoop.call_at = call_at  # type: ignore[assignment, method-assign]
     try:
         yield spent
     finally:
-        for kind, call_at in zip(kinds, plain, strict=True):
-            kind.call_at = call_at  # type: ignore[attr-defined]
+        EventLoop.call_at = plain  # type: ignore[method-assign]
 
 
 # -- what a task does --------------------------------------------------------------------------------------------------
