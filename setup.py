@@ -16,10 +16,10 @@ SOURCES += [f"scheduler/{name}" for name in ["replay", "scheduler", "serve", "so
 PARTS = ["allocator", "batch", "buffer", "core", "doors", "heap", "heap_api", "lanes", "policy", "quick", "ready"]
 PARTS += ["replay", "request", "retire", "scheduler", "scheduler_api", "spares", "witness"]
 HEADERS = ["cache.hpp", "entries.hpp", "fences.hpp", "few.hpp", "handles.hpp", "heap.hpp", "holes.hpp"]
-HEADERS += ["index.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "reserved.hpp"]
-HEADERS += ["resting.hpp", "slots.hpp", "space.hpp"]
+HEADERS += ["index.hpp", "journal.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "reserved.hpp"]
+HEADERS += ["resting.hpp", "slots.hpp", "space.hpp", "written.hpp"]
 HEADERS += [f"scheduler/{name}.hpp" for name in ["costs", "effects", "growth", "lag", "policy", "queue", "replay"]]
-HEADERS += [f"scheduler/{name}.hpp" for name in ["request", "scheduler", "shares", "source", "timeline"]]
+HEADERS += [f"scheduler/{name}.hpp" for name in ["request", "scheduler", "shares", "source", "timeline", "told"]]
 HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "heap.hpp"
+#include "written.hpp"
 
 namespace asyncmem {
 
@@ -52,12 +52,14 @@ void Ledger::set_gate(uint32_t id, bool closed) {
 }
 
 uint32_t Heap::add_account(int64_t parent, uint64_t limit) {
+    ASYNCMEM_WRITTEN(add_account, parent, limit);
     std::lock_guard lock(lock_);
     if (parent != -1) need_account(parent);
     return ledger_.add(static_cast<int32_t>(parent), limit);
 }
 
 void Heap::remove_account(uint32_t account) {
+    ASYNCMEM_WRITTEN(remove_account, account);
     std::lock_guard lock(lock_);
     need_account(account);
     if (account == 0) throw std::invalid_argument("account 0 is the pool's own");
@@ -124,6 +126,7 @@ void Heap::set_marks(uint64_t live_low, uint64_t live_high) {
 }
 
 void Heap::reset_peaks() {
+    ASYNCMEM_WRITTEN(reset_peaks);
     std::lock_guard lock(lock_);
     for (uint32_t a = 0; a < ledger_.size(); ++a) ledger_[a].peak = ledger_[a].live;
     total_.peak_cached = cached_;

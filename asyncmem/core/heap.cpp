@@ -6,6 +6,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "written.hpp"
+
 namespace asyncmem {
 
 namespace {
@@ -43,6 +45,11 @@ void Heap::configure(const Tuning& tuning) {
         fit(stream->cache);
     }
     fit(shared_);
+}
+
+void Heap::start_journal() {
+    journal_ = std::make_unique<Journal>();
+    journal_->write("heap", [](auto&&...) {}, uint64_t{1} << shift_, tuning_);
 }
 
 Tuning Heap::tuning() const {
@@ -174,6 +181,7 @@ HIT_PATH BlockId Heap::find_hole(const Ask& ask, Outcome& outcome) {
 }
 
 BlockId Heap::take(const Ask& ask, Outcome& outcome) {
+    ASYNCMEM_WRITTEN(take, ask, filled(outcome));
     std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
@@ -183,6 +191,7 @@ BlockId Heap::take(const Ask& ask, Outcome& outcome) {
 }
 
 BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
+    ASYNCMEM_WRITTEN(take_foreign, ask, late, filled(owed), filled(outcome));
     std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
@@ -204,6 +213,7 @@ void Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& ou
 }
 
 BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome) {
+    ASYNCMEM_WRITTEN(take_at, ask, address, late, filled(owed), filled(outcome));
     std::lock_guard lock(lock_);
     outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
@@ -225,6 +235,13 @@ BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed
 }
 
 bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome) {
+    if (journal_ && journal_->is_outside()) [[unlikely]] {
+        std::fill_n(granted, count, Granted{});
+        std::span blocks(granted, count);
+        return journal_->write(
+            "take_many", [&](auto&&...) { return take_many(ask, sizes, count, granted, outcome); }, ask,
+            std::span(sizes, count), filled(outcome), filled(blocks));
+    }
     std::lock_guard lock(lock_);
     outcome = Outcome{};
     Ask one = ask;
@@ -278,6 +295,7 @@ bool Heap::take_many(const Ask& ask, const uint64_t* sizes, size_t count, Grante
 }
 
 uint32_t Heap::put_back(BlockId block, const Entries& owed) {
+    ASYNCMEM_WRITTEN(put_back, block, owed);
     std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : owed) need_stream(entry.stream);
@@ -377,6 +395,7 @@ HIT_PATH uint32_t Heap::free_locked(BlockId block, std::span<const Entry> extra)
 }
 
 uint32_t Heap::free(BlockId block, std::span<const Entry> extra) {
+    ASYNCMEM_WRITTEN(free, block, extra);
     std::lock_guard lock(lock_);
     need_live(block);
     for (const Entry& entry : extra) need_stream(entry.stream);
@@ -384,6 +403,7 @@ uint32_t Heap::free(BlockId block, std::span<const Entry> extra) {
 }
 
 uint32_t Heap::free_everywhere(BlockId block) {
+    ASYNCMEM_WRITTEN(free_everywhere, block);
     std::lock_guard lock(lock_);
     need_live(block);
     Entries everything;
@@ -392,6 +412,9 @@ uint32_t Heap::free_everywhere(BlockId block) {
 }
 
 uint32_t Heap::free_many(const BlockId* blocks, size_t count) {
+    if (journal_ && journal_->is_outside()) [[unlikely]]
+        return journal_->write(
+            "free_many", [&](auto&&...) { return free_many(blocks, count); }, std::span(blocks, count));
     std::lock_guard lock(lock_);
     // All or nothing: mark every block first, so that one named twice or not live is found before any is freed.
     for (size_t i = 0; i < count; ++i) {
@@ -436,6 +459,7 @@ uint64_t Heap::drain(Cache& cache, Bin& bin, uint32_t most) {
 }
 
 uint64_t Heap::flush(int64_t stream) {
+    ASYNCMEM_WRITTEN(flush, stream);
     std::lock_guard lock(lock_);
     if (stream >= 0) need_stream(stream);
     uint64_t drained = 0;

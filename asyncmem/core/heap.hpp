@@ -17,6 +17,7 @@
 #include "cache.hpp"
 #include "entries.hpp"
 #include "index.hpp"
+#include "journal.hpp"
 #include "ledger.hpp"
 #include "lock.hpp"
 #include "log.hpp"
@@ -238,6 +239,10 @@ public:
     Log::Rows held() const;  // what is live now, for as long as there is a log
     void note(LogRow row);   // of what the pool does; nothing where there is no log
 
+    // Write down what this heap and its scheduler are told from now on, to be called before either is told anything.
+    void start_journal();
+    Journal* journal() const { return journal_.get(); }
+
 private:
     struct Stream {
         Epochs epochs;
@@ -275,9 +280,13 @@ private:
     // The lock, for all that looks at blocks and their neighbours, but for takes and frees: it finds none at rest.
     class Settled {
     public:
-        explicit Settled(const Heap& heap) : guard_(heap.lock_) { const_cast<Heap&>(heap).rouse(); }
+        explicit Settled(const Heap& heap) : turn_(heap.journal()), guard_(heap.lock_) {
+            if (turn_ && heap.resting_.count) [[unlikely]] heap.journal()->add("rouse");
+            const_cast<Heap&>(heap).rouse();
+        }
 
     private:
+        Journal::Turn turn_;
         std::lock_guard<Lock> guard_;
     };
     // The same for all that looks at the uses of handles, or at their queue: it finds them noted.
@@ -451,6 +460,7 @@ private:
     mutable Lock lock_;
     const uint32_t shift_;
     std::unique_ptr<Log> log_;  // mostly none: a branch on each hit
+    std::unique_ptr<Journal> journal_;  // the same
     Tuning tuning_;
     NodeTable nodes_;
     EntryPool entry_pool_;

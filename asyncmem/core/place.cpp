@@ -1,5 +1,5 @@
 // Placement: finding the free block that serves a request, cutting it, and joining what comes back.
-#include "heap.hpp"
+#include "written.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -497,6 +497,7 @@ inline BlockId Heap::take_front(BlockId block, uint64_t granules) {
 }
 
 uint64_t Heap::merge(int64_t arena) {
+    ASYNCMEM_WRITTEN(merge, arena);
     Settled settled(*this);
     if (arena >= 2 && !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint64_t before = total_.merges;

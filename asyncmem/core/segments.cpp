@@ -1,5 +1,5 @@
 // Streams and epochs; segments, and leases: a lease is a live block that holds a segment and an arena of its own.
-#include "heap.hpp"
+#include "written.hpp"
 
 #include <algorithm>
 #include <stdexcept>
@@ -7,6 +7,7 @@
 namespace asyncmem {
 
 uint32_t Heap::add_stream() {
+    ASYNCMEM_WRITTEN(add_stream);
     std::lock_guard lock(lock_);
     streams_.push_back(std::make_unique<Stream>());
     streams_.back()->cache.max_blocks = tuning_.stream_cache_blocks;
@@ -15,11 +16,13 @@ uint32_t Heap::add_stream() {
 }
 
 uint64_t Heap::close_epoch(uint32_t stream) {
+    ASYNCMEM_WRITTEN(close_epoch, stream);
     std::lock_guard lock(lock_);
     return need_stream(stream).epochs.open++;
 }
 
 void Heap::publish(uint32_t stream, uint64_t epoch) {
+    ASYNCMEM_WRITTEN(publish, stream, epoch);
     std::lock_guard lock(lock_);
     Epochs& epochs = need_stream(stream).epochs;
     // A fence recorded before the epoch was closed would not cover frees that joined it later.
@@ -28,6 +31,7 @@ void Heap::publish(uint32_t stream, uint64_t epoch) {
 }
 
 void Heap::mark_done(uint32_t stream, uint64_t epoch) {
+    ASYNCMEM_WRITTEN(mark_done, stream, epoch);
     std::lock_guard lock(lock_);
     Epochs& epochs = need_stream(stream).epochs;
     if (epoch >= epochs.open) throw std::invalid_argument("the epoch is still open: it cannot be done");
@@ -98,6 +102,7 @@ void Heap::drop_segment(uint32_t segment) {
 }
 
 uint32_t Heap::open_lease(BlockId block) {
+    ASYNCMEM_WRITTEN(open_lease, block);
     Settled settled(*this);
     need_live(block);
     uint32_t arena = arenas_.acquire();
@@ -115,6 +120,7 @@ uint32_t Heap::open_lease(BlockId block) {
 }
 
 uint32_t Heap::close_lease(uint32_t arena) {
+    ASYNCMEM_WRITTEN(close_lease, arena);
     Settled settled(*this);
     if (arena < 2 || !known_arena(arena)) throw std::invalid_argument("unknown lease");
     uint32_t range_id = arenas_[arena].segment;
@@ -161,6 +167,7 @@ void Heap::adopt_range(const Segment& range, const Node& container) {
 }
 
 void Heap::set_home(BlockId block, uint32_t stream) {
+    ASYNCMEM_WRITTEN(set_home, block, stream);
     std::lock_guard lock(lock_);
     need_live(block);
     need_stream(stream);

@@ -8,7 +8,7 @@
 // memory that it has by then. So whatever fails half way, the heap says what is so.
 #include <stdexcept>
 
-#include "heap.hpp"
+#include "written.hpp"
 
 namespace asyncmem {
 
@@ -17,6 +17,7 @@ namespace {
 }  // namespace
 
 uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page) {
+    ASYNCMEM_WRITTEN(add_space, address, nbytes, arena, page);
     std::lock_guard lock(lock_);
     if (arena > 1 || arenas_[arena].space) refuse("there is one space in each of arenas 0 and 1");
     if (!std::has_single_bit(page) || page < (uint64_t{1} << shift_)) refuse("a page must be a power of two of granules");
@@ -45,6 +46,7 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
 }
 
 void Heap::remove_space(uint32_t segment) {
+    ASYNCMEM_WRITTEN(remove_space, segment);
     Noted noted(*this);
     Space& space = space_of(segment);
     if (segments_[segment].mapped || !space.held.empty()) refuse("the space has memory mapped");

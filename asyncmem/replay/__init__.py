@@ -3,6 +3,7 @@
 from asyncmem.readers import Patience
 from asyncmem.replay.advise import Advice, Suggestion, advise
 from asyncmem.replay.columns import Op
+from asyncmem.replay.journal import Difference, Journal
 from asyncmem.replay.live import replay_on
 from asyncmem.replay.measuring import measure_costs
 from asyncmem.replay.model import Costs, Model, read_costs
@@ -17,6 +18,8 @@ from asyncmem.replay.trace import Steps, Trace
 __all__ = [
     "Advice",
     "Costs",
+    "Difference",
+    "Journal",
     "LiveReplay",
     "Model",
     "Op",

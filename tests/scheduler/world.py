@@ -34,14 +34,13 @@ from .programs import Programs
 class World(Programs, Executor, Oracle):
     """One history."""
 
-    def __init__(self, seed: int, *, told: bool = False) -> None:
+    def __init__(self, seed: int, *, told: bool = False, journal: bool = False) -> None:
         self.seed = seed
         self.draw = random.Random(seed)
         self.now = 1.0
         self.kind = kind = Settings.draw(self.draw)
-        self.heap = Heap(small_limit=1 if kind.direct else kind.small)
-        if kind.direct:
-            self.heap.configure(stream_cache_blocks=0, shared_cache_blocks=0)
+        caches = {"stream_cache_blocks": 0, "shared_cache_blocks": 0} if kind.direct else {}
+        self.heap = Heap(journal=journal, small_limit=1 if kind.direct else kind.small, **caches)
         for _ in range(kind.streams - 1):
             self.heap.add_stream()
         self.scheduler = Scheduler(self.heap, self.now, **self.policy())

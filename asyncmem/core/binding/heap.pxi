@@ -83,8 +83,11 @@ cdef class Heap:
         if arguments and not isinstance(self, Core):
             raise TypeError("Heap takes keyword arguments only")
         granule = options.pop("granule", 512)
+        journal = options.pop("journal", False)
         self.c = new CHeap(_whole(granule, "granule"), _tuned(defaults, options))
         self.c.set_guarded(asyncmem_one_at_a_time)  # nothing compiled enters a heap without the interpreter's lock
+        if journal:
+            self.c.start_journal()
 
     def __dealloc__(self):
         del self.c
@@ -214,38 +217,38 @@ cdef class Heap:
         return [HandleInfo(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
                 for i in range(found.size())]
 
-    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False, again=False):
+    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False, again=False, door=False):
         """Answer a block that the stream may use at once, or 0; then see last_level() and last_reason().
 
-        The caches learn which sizes are asked for, unless this is asked `again`, after a take that missed.
+        The caches learn which sizes are asked for, unless this is asked `again`, after a take that missed. A fast `door`
+        is refused while a gate is closed.
         """
-        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere)
-        ask.again = again
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere, again, door)
         return self.c.take(ask, self.last)
 
-    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False, late=False):
+    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False, late=False, again=False, door=False):
         """Answer (block, entries to discharge first) or None, preferring recorded entries; `late` allows unrecorded ones.
 
         The block is the caller's already: when a discharge fails, put_back() undoes it.
         """
-        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere)
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere, again, door)
         cdef vector[Entry] owed
         cdef uint32_t block = self.c.take_foreign(ask, late, owed, self.last)
         return (block, _entries_out(owed)) if block else None
 
-    def take_at(self, address, nbytes, stream, account, arena, late=False):
+    def take_at(self, address, nbytes, stream, account, arena, late=False, again=False, door=False):
         """Answer as take_foreign() does, but of just these bytes of a lease's inside; None where some are in use.
 
         Also where the stream could not be ordered behind all that they wait for: without `late` only recorded entries.
         """
-        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False)
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False, again, door)
         cdef vector[Entry] owed
         cdef uint32_t block = self.c.take_at(ask, _whole(address, "address"), late, owed, self.last)
         return (block, _entries_out(owed)) if block else None
 
-    def take_many(self, sizes, stream, account=0, arena=-1, anywhere=False):
+    def take_many(self, sizes, stream, account=0, arena=-1, anywhere=False, again=False, door=False):
         """Answer one block a size, in the order asked and similar sizes side by side, or [] when not all fit."""
-        cdef Ask ask = self._ask(1, stream, account, arena, anywhere)
+        cdef Ask ask = self._ask(1, stream, account, arena, anywhere, again, door)
         cdef vector[uint64_t] wanted
         for size in sizes:
             wanted.push_back(_size(size))
@@ -254,14 +257,16 @@ cdef class Heap:
             return []
         return [granted[i].block for i in range(granted.size())]
 
-    cdef Ask _ask(self, uint64_t nbytes, object stream, object account, object arena, bint anywhere) except *:
+    cdef Ask _ask(
+        self, uint64_t nbytes, object stream, object account, object arena, bint anywhere, bint again=False, bint door=False
+    ) except *:
         cdef Ask ask
         ask.nbytes = nbytes
         ask.stream = _index(stream, "stream")
         ask.account = _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         ask.anywhere = anywhere
-        ask.door = ask.again = False
+        ask.again, ask.door = again, door
         ask.caused = False
         return ask
 
@@ -445,6 +450,20 @@ cdef class Heap:
         """End a reader; the log ends with the last. Once for each."""
         self.c.close_log(_index(reader, "reader"))
         self.readers -= 1
+
+    def read_journal(self):
+        """Take out the oldest lines of the journal, some at a time; b"" where there are none.
+
+        Raises:
+            MemoryError: There was no memory for more, and nothing is written any longer.
+        """
+        cdef string lines
+        if self.c.journal() == NULL:
+            return b""
+        lines = self.c.journal().read()
+        if lines.empty() and self.c.journal().is_cut():
+            raise MemoryError("there was no memory for more of the journal")
+        return <bytes>lines
 
     def held(self):
         """Answer the rows of what is live now; none where there is no log."""

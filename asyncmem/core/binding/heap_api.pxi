@@ -119,6 +119,10 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t arena, stream, account
         vector[Entry] entries
 
+    cdef cppclass CJournal "asyncmem::Journal":
+        string read() except +
+        bint is_cut()
+
     cdef cppclass CHeap "asyncmem::Heap":
         CHeap(uint64_t granule, const Tuning& tuning) except +
         void set_guarded(bint guarded)
@@ -183,3 +187,5 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void close_log(uint32_t reader)
         vector[LogRow] held() except +
         void note(LogRow row)
+        void start_journal() except +
+        CJournal* journal()

@@ -31,5 +31,7 @@ cdef Policy _policy_in(dict settings) except *:
         value = settings.get(name) if name == "small_limit" else settings.pop(name, None)
         if value is not None:
             values[name] = value
+    if not values["granularity"]:
+        raise ValueError("granularity must be at least 1")
     values["tuning"] = _tuned(values["tuning"], settings)
     return values

@@ -1,10 +1,10 @@
 # Scheduler: the C++ scheduler over a heap, and its effects as objects.
 
-_STATES = ("waiting", "growing", "ordering", "granted", "failed")
-_REASONS = (None, "no memory", "expired", "cancelled", "closed", "too many", "deadlock", "error")
+_EFFORTS = [effort_names[i].decode() for i in range(3)]
+_STATES = [state_names[i].decode() for i in range(5)]
+_REASONS = [None, *[reason_names[i].decode() for i in range(1, 8)]]
 _SHORTAGES = ("", "size", "limit", "fragmentation", "device")
-_KINDS = ("granted", "order", "failed", "look", "grow", "trim", "remap", "wait", "settle", "spill", "last_resort",
-          "serve_from_host", "deadline", "quiet", "beat", "pressure", "emptied")
+_KINDS = [effect_names[i].decode() for i in range(17)]
 _MEANS = ("grow", "look", "flush", "merge", "wait", "trim", "spill", "collect", "ask")
 
 
@@ -134,8 +134,12 @@ cdef class Scheduler:
         ask.anywhere = ask.door = ask.again = ask.caused = False
         terms.deadline, terms.priority, terms.waits, terms.calls = deadline, priority, waits, calls
         terms.on_loop, terms.captured = on_loop, captured
-        terms.effort = {"take": Effort.Take, "tidy": Effort.Tidy, "all": Effort.All}[effort]
+        terms.effort = <Effort><int>_EFFORTS.index(effort)
         return self.c.submit(ask, pieces, terms, 0, now)
+
+    def leave_to(self, request):
+        """Return the state of a request whose call ends: from now on an effect tells its end, unless the answer is one."""
+        return _STATES[<int>self.c.leave_to(request)]
 
     def state(self, request):
         """Return "waiting", "growing", "ordering", "granted" or "failed"."""
@@ -164,6 +168,14 @@ cdef class Scheduler:
     def cancel(self, request, now):
         """End a request that waits; False where it is too late."""
         return self.c.cancel(request, now)
+
+    def fail(self, request, reason, now):
+        """Fail a request that waits, for a reason of the caller's."""
+        self.c.fail(request, <CReason><int>_REASONS.index(reason), now)
+
+    def give(self, request, block, address, now):
+        """Serve a request that waits with a block that is live already."""
+        self.c.give(request, _index(block, "block"), _whole(address, "address"), now)
 
     def owed(self, request):
         """Return the (stream, epoch) that a request's stream has to be ordered behind."""
@@ -285,6 +297,10 @@ cdef class Scheduler:
     def set_capturing(self, capturing):
         """Say whether something was refused because a graph is being captured."""
         self.c.set_capturing(capturing)
+
+    def shift_clock(self, seconds):
+        """The clock has changed by so much."""
+        self.c.shift_clock(seconds)
 
     def drain(self, now):
         """Refuse newcomers from now on."""

@@ -2,6 +2,10 @@
 
 cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil:
     const double never
+    const char** effort_names
+    const char** state_names
+    const char** reason_names
+    const char** effect_names "asyncmem::scheduler::Effect::names"
 
     cdef enum class Effort(uint8_t):
         Take, Tidy, All
@@ -93,8 +97,8 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void configure(const Policy& policy, double now) except +
         CTally tally(uint32_t account) except +
         void add_spillable(uint32_t account, int64_t nbytes, double now) except +
-        void note_handed_back(uint32_t account)
-        void note_foreign()
+        void note_handed_back(uint32_t account) except +
+        void note_foreign() except +
         uint64_t submit(const Ask& ask, vector[uint64_t] pieces, const Terms& terms, uint64_t caller, double now) except +
         void set_caller(uint64_t id, uint64_t caller)
         CState leave_to(uint64_t request) except +
@@ -102,22 +106,22 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         CState state(uint64_t id) except +
         const CRequest* look_up(uint64_t id)
         void claim(uint64_t id, Granted& single, vector[Granted]& batch) except +
-        void forget(uint64_t id)
-        bint cancel(uint64_t id, double now)
-        void fail(uint64_t id, CReason reason, double now)
+        void forget(uint64_t id) except +
+        bint cancel(uint64_t id, double now) except +
+        void fail(uint64_t id, CReason reason, double now) except +
         void give(uint64_t id, uint32_t block, uint64_t address, double now) except +
         vector[Entry] owed(uint64_t id) except +
         void ordered(uint64_t id, double now) except +
         void unordered(uint64_t id, double now) except +
-        void asleep(uint64_t id, uint64_t owner, double now)
-        void awake(uint64_t id)
-        uint32_t hold(uint64_t owner, uint32_t block)
+        void asleep(uint64_t id, uint64_t owner, double now) except +
+        void awake(uint64_t id) except +
+        uint32_t hold(uint64_t owner, uint32_t block) except +
         void release(uint32_t hold) except +
-        void forget_owner(uint64_t owner)
+        void forget_owner(uint64_t owner) except +
         vector[Hold] holds()
         vector[Stuck] stuck()
-        void freed(uint32_t flags, double now)
-        void looked(uint64_t found, double now)
+        void freed(uint32_t flags, double now) except +
+        void looked(uint64_t found, double now) except +
         void grew(uint64_t job, uint64_t address, uint64_t nbytes, uint32_t stream, bint ready, double now, double seconds) except +
         void grow_failed(uint64_t job, bint out_of_memory, double now) except +
         void trimmed(uint64_t job, size_t count, double now) except +
@@ -127,17 +131,17 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void retry(uint64_t job, double now) except +
         void refuse(uint64_t job, double now) except +
         void served_elsewhere(uint64_t job, double now) except +
-        void expire(double now)
-        void quiet(double now, const vector[Claim]& claims)
-        void tick(double now)
-        void begin_beat()
-        double end_beat(double now)
-        void set_capturing(bint capturing)
-        void shift_clock(double seconds)
-        void drain(double now)
-        void close(double now)
-        void trim(uint64_t keep, double now)
-        void grow_ahead(double now)
+        void expire(double now) except +
+        void quiet(double now, const vector[Claim]& claims) except +
+        void tick(double now) except +
+        void begin_beat() except +
+        double end_beat(double now) except +
+        void set_capturing(bint capturing) except +
+        void shift_clock(double seconds) except +
+        void drain(double now) except +
+        void close(double now) except +
+        void trim(uint64_t keep, double now) except +
+        void grow_ahead(double now) except +
         bint next(CEffect& effect)
         void put_back(CEffect effect)
         CGauges gauges()

@@ -12,11 +12,12 @@
 #include <unordered_set>
 #include <utility>
 
-#include "scheduler.hpp"
+#include "told.hpp"
 
 namespace asyncmem::scheduler {
 
 uint32_t Scheduler::hold(uint64_t owner, BlockId block) {
+    ASYNCMEM_WRITTEN(hold, owner, block);
     std::lock_guard lock(lock_);
     if (free_holds_.empty()) {
         if (holds_.empty()) holds_.emplace_back();  // number 0 stands for none
@@ -32,6 +33,7 @@ uint32_t Scheduler::hold(uint64_t owner, BlockId block) {
 }
 
 void Scheduler::release(uint32_t id) {
+    ASYNCMEM_WRITTEN(release, id);
     std::lock_guard lock(lock_);
     if (id >= holds_.size() || !holds_[id].block) throw std::invalid_argument("nothing is held by that number");
     holds_[id] = {};
@@ -40,6 +42,7 @@ void Scheduler::release(uint32_t id) {
 }
 
 void Scheduler::forget_owner(uint64_t owner) {
+    ASYNCMEM_WRITTEN(forget_owner, owner);
     std::lock_guard lock(lock_);
     forgotten_[owner] = ++forgets_;
     if (forgotten_.size() <= 2 * holds_.size() + 64) return;
@@ -62,6 +65,7 @@ std::vector<Hold> Scheduler::holds() const {
 }
 
 void Scheduler::asleep(RequestId id, uint64_t owner, double now) {
+    ASYNCMEM_WRITTEN(asleep, id, owner, now);
     std::lock_guard lock(lock_);
     Request* request = requests_.find(id);
     if (!request) return;
@@ -75,6 +79,7 @@ void Scheduler::asleep(RequestId id, uint64_t owner, double now) {
 }
 
 void Scheduler::note_claim(double now) {
+    ASYNCMEM_WRITTEN(note_claim, now);
     std::lock_guard lock(lock_);
     now_ = now;
     ++facts_;
@@ -82,6 +87,7 @@ void Scheduler::note_claim(double now) {
 }
 
 void Scheduler::awake(RequestId id) {
+    ASYNCMEM_WRITTEN(awake, id);
     std::lock_guard lock(lock_);
     Request* request = requests_.find(id);
     if (!request || !request->sleepers) return;
@@ -446,6 +452,7 @@ private:
 };
 
 void Scheduler::quiet(double now, const std::vector<Claim>& claims) {
+    ASYNCMEM_WRITTEN(quiet, now, claims);
     constexpr double patience = 5;
     std::lock_guard lock(lock_);
     now_ = now;

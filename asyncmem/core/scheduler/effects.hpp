@@ -37,6 +37,9 @@ struct Effect {
         Emptied,        // a pool that is closed or drained holds nothing any more
     };
     static constexpr int kinds = 17;
+    static constexpr const char* names[kinds] = {
+        "granted", "order",       "failed",          "look",     "grow",  "trim", "remap",    "wait",   "settle",
+        "spill",   "last_resort", "serve_from_host", "deadline", "quiet", "beat", "pressure", "emptied"};
 
     struct Span {
         uint32_t segment;

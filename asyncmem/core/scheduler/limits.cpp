@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "scheduler.hpp"
+#include "told.hpp"
 
 namespace asyncmem::scheduler {
 
@@ -25,6 +25,7 @@ Share& Scheduler::need_share(uint32_t account) const {
 }
 
 void Scheduler::open_share(uint32_t account, int64_t up, uint32_t part_of, int32_t arena, bool waits, double bypass) {
+    ASYNCMEM_WRITTEN(open_share, account, up, part_of, arena, waits, bypass);
     std::lock_guard lock(lock_);
     auto share = std::make_unique<Share>();
     share->account = account;
@@ -41,6 +42,7 @@ void Scheduler::open_share(uint32_t account, int64_t up, uint32_t part_of, int32
 }
 
 void Scheduler::close_share(uint32_t account, double now) {
+    ASYNCMEM_WRITTEN(close_share, account, now);
     std::lock_guard lock(lock_);
     Share& share = need_share(account);
     if (!account) refuse_argument("the pool's own share ends with the pool");
@@ -74,6 +76,7 @@ void Scheduler::close_share(uint32_t account, double now) {
 }
 
 void Scheduler::set_limit(uint32_t account, uint64_t limit, double now) {
+    ASYNCMEM_WRITTEN(set_limit, account, limit, now);
     std::lock_guard lock(lock_);
     now_ = now;
     Share& share = need_share(account);
@@ -89,6 +92,7 @@ void Scheduler::set_limit(uint32_t account, uint64_t limit, double now) {
 }
 
 void Scheduler::configure(const Policy& policy, double now) {
+    ASYNCMEM_WRITTEN(configure, policy, now);
     std::lock_guard lock(lock_);
     now_ = now;
     policy_ = policy;
@@ -133,6 +137,7 @@ Tally Scheduler::tally(uint32_t account) const {
 }
 
 void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
+    ASYNCMEM_WRITTEN(add_spillable, account, nbytes, now);
     std::lock_guard lock(lock_);
     Share& share = need_share(account);
     bool was = share.spillable;

@@ -130,6 +130,7 @@ public:
 
     void remapped(Job& job, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) override {
         std::vector<Effect::Span> out = leaves(job.change), into = comes(job.change);
+        if (unmapped > out.size() || mapped > into.size()) throw std::invalid_argument("more was moved than was to move");
         for (size_t i = 0; i < unmapped; ++i) heap_.set_bare(out[i].segment, out[i].address, out[i].nbytes);
         for (size_t i = 0; i < mapped; ++i) heap_.set_mapped(into[i].segment, into[i].address, into[i].nbytes);
         coming_ -= job.change.fresh();

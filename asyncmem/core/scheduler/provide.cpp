@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "scheduler.hpp"
+#include "told.hpp"
 
 namespace asyncmem::scheduler {
 
@@ -117,6 +117,7 @@ bool Scheduler::must_look(int depth, uint32_t stream, std::vector<uint32_t> stre
 }
 
 void Scheduler::looked(uint64_t found, double now) {
+    ASYNCMEM_WRITTEN(looked, found, now);
     std::lock_guard lock(lock_);
     if (found) {
         ++means_[static_cast<size_t>(Means::Look)];
@@ -181,6 +182,7 @@ Job Scheduler::end_job(JobId id) {
 }
 
 void Scheduler::grew(JobId id, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds) {
+    ASYNCMEM_WRITTEN(grew, id, address, nbytes, stream, ready, now, seconds);
     std::lock_guard lock(lock_);
     Job job = end_job(id);
     root_->overtaken += heap_.close_up();  // the doors take nothing of what comes
@@ -190,15 +192,18 @@ void Scheduler::grew(JobId id, uint64_t address, uint64_t nbytes, uint32_t strea
 }
 
 void Scheduler::grow_failed(JobId id, bool out_of_memory, double now) {
+    ASYNCMEM_WRITTEN(grow_failed, id, out_of_memory, now);
     std::lock_guard lock(lock_);
     source_->grow_failed(end_job(id), out_of_memory);
     pump(now);
 }
 
 void Scheduler::trimmed(JobId id, size_t count, double now) {
+    ASYNCMEM_WRITTEN(trimmed, id, count, now);
     std::lock_guard lock(lock_);
     auto found = jobs_.find(id);
     if (found == jobs_.end()) refuse_argument("no such job is under way");
+    if (count > found->second.returns.size()) refuse_argument("more went back than was to go");
     source_->trimmed(found->second, count);
     if (found->second.kind == Effect::Kind::Trim) end_job(id);  // growth goes on
     ++version_;
@@ -206,6 +211,7 @@ void Scheduler::trimmed(JobId id, size_t count, double now) {
 }
 
 void Scheduler::remapped(JobId id, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) {
+    ASYNCMEM_WRITTEN(remapped, id, unmapped, mapped, out_of_memory, now, seconds);
     std::lock_guard lock(lock_);
     Job job = end_job(id);
     root_->overtaken += heap_.close_up();
@@ -215,6 +221,7 @@ void Scheduler::remapped(JobId id, size_t unmapped, size_t mapped, bool out_of_m
 }
 
 void Scheduler::waited(JobId id, bool seen, double now) {
+    ASYNCMEM_WRITTEN(waited, id, seen, now);
     std::lock_guard lock(lock_);
     bool shrinks = id == shrink_job_;
     Job job = end_job(id);
@@ -232,12 +239,14 @@ void Scheduler::waited(JobId id, bool seen, double now) {
 }
 
 void Scheduler::ended(JobId id, double now) {
+    ASYNCMEM_WRITTEN(ended, id, now);
     std::lock_guard lock(lock_);
     end_job(id);
     pump(now);
 }
 
 void Scheduler::retry(JobId id, double now) {
+    ASYNCMEM_WRITTEN(retry, id, now);
     std::lock_guard lock(lock_);
     end_job(id);
     source_->forget_refusal();
@@ -245,6 +254,7 @@ void Scheduler::retry(JobId id, double now) {
 }
 
 void Scheduler::refuse(JobId id, double now) {
+    ASYNCMEM_WRITTEN(refuse, id, now);
     std::lock_guard lock(lock_);
     RequestId request = end_job(id).request;
     now_ = now;
@@ -253,6 +263,7 @@ void Scheduler::refuse(JobId id, double now) {
 }
 
 void Scheduler::served_elsewhere(JobId id, double now) {
+    ASYNCMEM_WRITTEN(served_elsewhere, id, now);
     std::lock_guard lock(lock_);
     RequestId request = end_job(id).request;
     now_ = now;
@@ -270,6 +281,7 @@ void Scheduler::shrink() {
 }
 
 void Scheduler::trim(uint64_t keep, double now) {
+    ASYNCMEM_WRITTEN(trim, keep, now);
     std::lock_guard lock(lock_);
     now_ = now;
     heap_.flush(-1);
@@ -279,6 +291,7 @@ void Scheduler::trim(uint64_t keep, double now) {
 }
 
 void Scheduler::grow_ahead(double now) {
+    ASYNCMEM_WRITTEN(grow_ahead, now);
     std::lock_guard lock(lock_);
     now_ = now;
     if (!closed_) start(source_->grow_ahead(now), nullptr, Means::Grow);

@@ -21,6 +21,7 @@ enum class Effort : uint8_t {
     Tidy,  // what takes no time: caches are emptied, neighbours joined
     All,
 };
+constexpr const char* effort_names[] = {"take", "tidy", "all"};
 
 enum class State : uint8_t {
     Waiting,   // queued behind other holders of memory
@@ -29,9 +30,12 @@ enum class State : uint8_t {
     Granted,   // has its memory, and nobody has taken it yet
     Failed,    // refused, cancelled or expired
 };
+constexpr const char* state_names[] = {"waiting", "growing", "ordering", "granted", "failed"};
 
 // Why a request failed.
 enum class Reason : uint8_t { None, NoMemory, Expired, Cancelled, Closed, TooMany, Deadlock, Error };
+constexpr const char* reason_names[] = {"none",   "no memory", "expired",  "cancelled",
+                                        "closed", "too many",  "deadlock", "error"};
 
 // Why there is no memory for a request; part of its error.
 enum class Shortage : uint8_t { None, Size, Limit, Fragmentation, Device };

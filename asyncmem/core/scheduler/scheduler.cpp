@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "scheduler.hpp"
+#include "told.hpp"
 
 namespace asyncmem::scheduler {
 
@@ -15,13 +15,22 @@ uint64_t rounded(uint64_t nbytes) { return (nbytes + 511) & ~uint64_t{511}; }
 }  // namespace
 
 Scheduler::Scheduler(Heap& heap, const Policy& policy, double now)
-    : heap_(heap), policy_(policy), source_(make_source(heap, policy_, now)), shares_(heap), now_(now), used_at_(now) {
+    : heap_(heap), journal_(heap.journal()), policy_(policy), source_(make_source(heap, policy_, now)), shares_(heap),
+      now_(now), used_at_(now) {
+    if (journal_) {
+        journal_->write("serve", [&](auto&&...) { begin(); }, policy, now);
+    } else {
+        begin();
+    }
+}
+
+void Scheduler::begin() {
     auto root = std::make_unique<Share>();
-    root->bypass = policy.bypass;
-    root->limit = policy.limit;
+    root->bypass = policy_.bypass;
+    root->limit = policy_.limit;
     root_ = root.get();
     by_account_.push_back(std::move(root));
-    heap_.set_limit(0, policy.limit);
+    heap_.set_limit(0, policy_.limit);
     look_at_pressure();
     set_gates();
 }
@@ -29,9 +38,12 @@ Scheduler::Scheduler(Heap& heap, const Policy& policy, double now)
 // -- taking requests in ------------------------------------------------------------------------------------------------
 
 RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const Terms& terms, uint64_t caller, double now) {
+    ASYNCMEM_WRITTEN(submit, ask, pieces, terms, unwritten(caller), now);
     std::lock_guard lock(lock_);
     now_ = now;
     Share& share = need_share(ask.account);
+    if (ask.arena != share.arena) refuse_argument("another range than that of the pool, budget or lease");
+    if (ask.stream >= heap_.stream_count()) refuse_argument("unknown stream");
     Request& request = requests_.add();
     request.ask = ask;
     request.ask.door = false;
@@ -239,6 +251,11 @@ void Scheduler::log_end(const Request& request) {
     heap_.note(row);
 }
 
+void Scheduler::emit(Effect effect) {
+    if (journal_) [[unlikely]] journal_->add_effect(effect);
+    effects_.push_back(std::move(effect));
+}
+
 void Scheduler::emit(Effect::Kind kind, Request& request) {
     emit(Effect{.kind = kind, .request = request.id});
 }
@@ -300,6 +317,7 @@ void Scheduler::note_handed_back(uint32_t account) {
 }
 
 State Scheduler::leave_to(RequestId id) {
+    ASYNCMEM_WRITTEN(leave_to, id);
     std::lock_guard lock(lock_);
     Request& request = need(id);
     request.told = true;
@@ -317,6 +335,7 @@ const Request* Scheduler::look_up(RequestId id) const {
 }
 
 void Scheduler::claim(RequestId id, Granted& single, std::vector<Granted>& batch) {
+    ASYNCMEM_WRITTEN(claim, id, filled(single), filled(batch));
     std::lock_guard lock(lock_);
     Request& request = need(id);
     if (request.state != State::Granted) refuse_argument("the request has no memory to take");
@@ -326,12 +345,14 @@ void Scheduler::claim(RequestId id, Granted& single, std::vector<Granted>& batch
 }
 
 void Scheduler::forget(RequestId id) {
+    ASYNCMEM_WRITTEN(forget, id);
     std::lock_guard lock(lock_);
     Request* request = requests_.find(id);
     if (request && request->state == State::Failed) requests_.remove(*request);
 }
 
 bool Scheduler::cancel(RequestId id, double now) {
+    ASYNCMEM_WRITTEN(cancel, id, now);
     std::lock_guard lock(lock_);
     Request* request = requests_.find(id);
     if (!request || !request->queued()) return false;
@@ -343,6 +364,7 @@ bool Scheduler::cancel(RequestId id, double now) {
 }
 
 void Scheduler::fail(RequestId id, Reason reason, double now) {
+    ASYNCMEM_WRITTEN(fail, id, reason, now);
     std::lock_guard lock(lock_);
     Request* request = requests_.find(id);
     if (!request || !request->queued()) return;
@@ -352,6 +374,7 @@ void Scheduler::fail(RequestId id, Reason reason, double now) {
 }
 
 void Scheduler::give(RequestId id, BlockId block, uint64_t address, double now) {
+    ASYNCMEM_WRITTEN(give, id, block, address, now);
     std::lock_guard lock(lock_);
     Request& request = need(id);
     if (!request.queued()) refuse_argument("the request does not wait");
@@ -371,6 +394,7 @@ Entries Scheduler::owed(RequestId id) const {
 }
 
 void Scheduler::ordered(RequestId id, double now) {
+    ASYNCMEM_WRITTEN(ordered, id, now);
     std::lock_guard lock(lock_);
     Request& request = need(id);
     if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");
@@ -382,6 +406,7 @@ void Scheduler::ordered(RequestId id, double now) {
 
 // Its stream could not be ordered: the memory goes back as it was, and the request takes none of other streams.
 void Scheduler::unordered(RequestId id, double now) {
+    ASYNCMEM_WRITTEN(unordered, id, now);
     std::lock_guard lock(lock_);
     Request& request = need(id);
     if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");

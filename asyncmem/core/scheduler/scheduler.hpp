@@ -121,7 +121,7 @@ public:
     void tick(double now);                               // a few times a second
     void begin_beat();                                   // pages: every few milliseconds, for as long as it says
     double end_beat(double now);
-    void set_capturing(bool capturing) { capturing_ = capturing; }
+    void set_capturing(bool capturing);
     void note_claim(double now);                         // there is one more who waits without a request of the queue
     void shift_clock(double seconds);
     void drain(double now);
@@ -142,6 +142,7 @@ public:
 private:
     enum class Try { Served, Making, Blocked, Suspended };
 
+    void begin();
     void pump(double now);
     void serve_growing();
     void serve_waiting();
@@ -191,7 +192,7 @@ private:
     uint64_t owner_of(const Hold& hold) const;
     void refuse_hopeless(Share& share, uint64_t limit);
     void refuse_waiting(Share& share, uint64_t limit);
-    void emit(Effect effect) { effects_.push_back(std::move(effect)); }
+    void emit(Effect effect);
     void emit(Effect::Kind kind, Request& request);
     Share* share_of(uint32_t account) const;
     Share& need_share(uint32_t account) const;
@@ -205,6 +206,7 @@ private:
 
     mutable Lock lock_;
     Heap& heap_;
+    Journal* const journal_;  // the heap's; mostly none
     Policy policy_;
     std::unique_ptr<Source> source_;
     Shares shares_;

@@ -2,13 +2,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "scheduler.hpp"
+#include "told.hpp"
 
 namespace asyncmem::scheduler {
 
 // -- time --------------------------------------------------------------------------------------------------------------
 
 void Scheduler::expire(double now) {
+    ASYNCMEM_WRITTEN(expire, now);
     std::lock_guard lock(lock_);
     armed_deadline_ = never;
     ++event_;
@@ -54,6 +55,7 @@ void Scheduler::arm_deadline() {
 }
 
 void Scheduler::shift_clock(double seconds) {
+    ASYNCMEM_WRITTEN(shift_clock, seconds);
     std::lock_guard lock(lock_);
     requests_.each([&](Request& request) {
         request.since += seconds;
@@ -75,6 +77,7 @@ void Scheduler::shift_clock(double seconds) {
 }
 
 void Scheduler::freed(uint32_t flags, double now) {
+    ASYNCMEM_WRITTEN(freed, flags, now);
     std::lock_guard lock(lock_);
     now_ = now;
     if (flags & LiveCrossed) look_at_pressure();
@@ -87,6 +90,7 @@ void Scheduler::freed(uint32_t flags, double now) {
 }
 
 void Scheduler::tick(double now) {
+    ASYNCMEM_WRITTEN(tick, now);
     std::lock_guard lock(lock_);
     now_ = now;
     source_->forget_refusal();  // others may have given memory back to the device
@@ -112,6 +116,12 @@ void Scheduler::tick(double now) {
     }
 }
 
+void Scheduler::set_capturing(bool capturing) {
+    ASYNCMEM_WRITTEN(set_capturing, capturing);
+    std::lock_guard lock(lock_);
+    capturing_ = capturing;
+}
+
 void Scheduler::defragment() {
     uint64_t free = heap_.free_bytes();
     if (!policy_.defragment || waiting_ || !free) return;
@@ -123,6 +133,7 @@ void Scheduler::defragment() {
 // Caches keep memory from being moved, and what one stream freed is all streams' only once it is joined. That is seen to
 // here, by the clock, and not when pages are short: so blocks lie as if no page were ever taken back.
 void Scheduler::begin_beat() {
+    ASYNCMEM_WRITTEN(begin_beat);
     std::lock_guard lock(lock_);
     if (!policy_.paged) return;
     beat_gained_ = heap_.flush(-1);
@@ -130,6 +141,7 @@ void Scheduler::begin_beat() {
 }
 
 double Scheduler::end_beat(double now) {
+    ASYNCMEM_WRITTEN(end_beat, now);
     constexpr double pause = 0.004, tight_pause = 0.0005;  // seconds to the next; and near the limit
     constexpr uint32_t most_quiet = 16;    // beats after which nothing was freed that end them
     constexpr uint64_t merge_ratio = 32;   // live blocks for each free, up to which neighbours are joined
@@ -157,12 +169,14 @@ double Scheduler::end_beat(double now) {
 // -- the end -----------------------------------------------------------------------------------------------------------
 
 void Scheduler::drain(double now) {
+    ASYNCMEM_WRITTEN(drain, now);
     std::lock_guard lock(lock_);
     draining_ = true;
     pump(now);
 }
 
 void Scheduler::close(double now) {
+    ASYNCMEM_WRITTEN(close, now);
     std::lock_guard lock(lock_);
     closed_ = true;
     now_ = now;
