@@ -56,6 +56,7 @@ class OptionArguments(TypedDict, total=False):
     stall_after: float | str | None
     track: bool
     oom_snapshot: str | None
+    journal: str | None
     name: str | None
 
 
@@ -174,6 +175,11 @@ class PoolOptions:
     """Whether every buffer notes where it was made, for the warning when it is forgotten; costs some microseconds."""
     oom_snapshot: str | None = _option(None, readers.optional(readers.label))
     """A file to which the facts of each out-of-memory error are written, the newest over the one before it, as JSON."""
+    journal: str | None = _option(None, readers.optional(readers.label), fixed=True)
+    """A file for all that the pool's heap and scheduler are told, and what they decide; `asyncmem journal` reads it.
+
+    It grows by about 80 bytes for each allocation and each free. A file that exists stays; the name gets a number.
+    """
     name: str | None = _option(None, readers.optional(readers.label), fixed=True)
     """The pool's name in messages and statistics; None to have one made up."""
 

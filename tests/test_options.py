@@ -58,6 +58,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "stall_after": ("none", None),
     "track": ("TRUE", True),
     "oom_snapshot": ("oom.json", "oom.json"),
+    "journal": ("pool.jsonl", "pool.jsonl"),
     "name": ("decode", "decode"),
 }
 

@@ -11,6 +11,7 @@ from asyncmem.cli.costs import costs
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.estimate import estimate
+from asyncmem.cli.journal import journal
 from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.replay import replay
 from asyncmem.cli.reports import REPORTS
@@ -73,7 +74,7 @@ def commands() -> None:
     """Await GPU memory the way you await a socket."""
 
 
-for command in (doctor, demo, bench, replay, costs, estimate, run, top, *REPORTS):
+for command in (doctor, demo, bench, replay, journal, costs, estimate, run, top, *REPORTS):
     commands.add_command(command)
 
 

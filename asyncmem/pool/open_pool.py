@@ -61,7 +61,8 @@ class OpenPool(CoreHooks):
         self.device = device = ground.device
         self.total = device.capacity
         self.min_free = options.spared(device.kind)
-        self.core = core = Core(device, self, **policy.heap_settings(options))
+        self.core = core = Core(device, self, journal=options.journal is not None, **policy.heap_settings(options))
+        self.journal = ground.begin_journal(core, pool.name)
         self.retire = Retire(core, device, late_fences=options.late_fences, fence_every=options.fence_every)
         self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))
         self._factory = factory
@@ -160,6 +161,8 @@ class OpenPool(CoreHooks):
         self.core.scheduler.tick(self.core.time)
         self.core.carry_out()
         self.stall.look()
+        if self.journal is not None:
+            self.journal.write()
         return not self.released
 
     def give_up(self) -> None:

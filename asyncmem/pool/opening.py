@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final, cast
 from asyncmem.devices import Device, device, select_device_for
 from asyncmem.errors import InvalidRequest, NoDeviceHasRoom
 from asyncmem.facts import Shortfall
+from asyncmem.pool.journal import JournalFile
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncmem.core import Core
     from asyncmem.options import PoolOptions
 
 _QUICK: Final = {"host", "simulated"}
@@ -25,7 +27,7 @@ _QUICK: Final = {"host", "simulated"}
 
 
 class Ground:
-    """What an opened pool stands on: its device, and the peers that may use its memory."""
+    """What an opened pool stands on: its device, the peers that may use its memory, and the file of its journal."""
 
     def __init__(self, spec: Device | str, options: PoolOptions) -> None:
         """Find or make the devices (blocks, where a driver is asked).
@@ -37,6 +39,7 @@ class Ground:
             DeviceError: Its driver fails.
         """
         self._made: list[Device] = []  # by us, so closed by us
+        self._journal: JournalFile | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             chosen = select_device_for(options.need, options=options) if spec == "auto" and options.need else spec
@@ -49,10 +52,20 @@ class Ground:
             if options.peers:
                 peers = dict.fromkeys(cast("tuple[Device | str, ...]", options.peers))
                 self.device.grant_access([self._find(peer) for peer in peers])
+            if options.journal is not None:
+                self._journal = JournalFile(options.journal)
             undo.pop_all()
+
+    def begin_journal(self, core: Core, pool: str) -> JournalFile | None:
+        """Return the file in which the core of the pool of that name is written down, None where it is not."""
+        if self._journal is not None:
+            self._journal.begin(core, pool)
+        return self._journal
 
     def close(self) -> None:
         """Close the devices that were made here (blocks); those that were given are their owner's."""
+        if self._journal is not None:
+            self._journal.end()
         while self._made:
             self._made.pop().close()
 
@@ -81,9 +94,9 @@ def _check_segments(device: Device, kind: str) -> None:
 
 
 def may_block(spec: Device | str, options: PoolOptions) -> bool:
-    """Say whether the making of a ground may ask a driver."""
-    if options.need:
-        return True  # how much is free is asked
+    """Say whether the making of a ground may ask a driver, or make a file."""
+    if options.need or options.journal is not None:
+        return True  # of a need, how much is free is asked
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
     named = (asked, *(peer for peer in options.peers if isinstance(peer, str)))
     return any(one.partition(":")[0] not in _QUICK for one in named)
