@@ -56,7 +56,7 @@ class Marks:
     trimmed: Moments
     """Memory went back to it."""
     waits: Spans
-    """Requests stood in the queue."""
+    """Requests waited for others to free memory."""
     out_of_memory: Moments
     """Requests were refused."""
 

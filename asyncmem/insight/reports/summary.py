@@ -47,7 +47,7 @@ class Summary:
     live: int
     """and how many bytes they hold."""
     waits: int
-    """How many requests stood in the queue,"""
+    """How many requests waited for others to free memory,"""
     waited: float
     """and for how many seconds together."""
     out_of_memory: int

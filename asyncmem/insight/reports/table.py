@@ -32,7 +32,7 @@ class Row(NamedTuple):
     mean_lifetime: float
     """Seconds that those which were freed were held, on average."""
     waited: float
-    """Seconds that requests of theirs stood in the queue."""
+    """Seconds that requests of theirs waited for others to free memory."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""`waits`: for how long requests stood in the queue, by the lines that made them."""
+"""`waits`: for how long requests waited for others to free memory, by the lines that made them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRANTED = 0  # how a wait ended, as a record's `outcome` says
 
 
 class WaitingLine(NamedTuple):
-    """A line whose requests stood in the queue."""
+    """A line whose requests waited for others to free memory."""
 
     name: str
     """The line; "?" where none is known."""
