@@ -394,6 +394,12 @@ HIT_PATH uint32_t Heap::free_locked(BlockId block, std::span<const Entry> extra)
     return inside ? flags_inside(account) : released_flags();
 }
 
+uint32_t Heap::free(BlockId block) {
+    std::lock_guard lock(lock_);
+    need_live(block);
+    return free_locked(block, {});
+}
+
 uint32_t Heap::free(BlockId block, std::span<const Entry> extra) {
     ASYNCMEM_WRITTEN(free, block, extra);
     std::lock_guard lock(lock_);

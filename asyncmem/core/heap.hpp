@@ -195,7 +195,8 @@ public:
     BlockId take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome);
     bool take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome);
     uint32_t put_back(BlockId block, const Entries& owed);
-    uint32_t free(BlockId block, std::span<const Entry> extra = {});
+    uint32_t free(BlockId block);
+    uint32_t free(BlockId block, std::span<const Entry> extra);
     uint32_t free_everywhere(BlockId block);
     uint32_t free_many(const BlockId* blocks, size_t count);
 

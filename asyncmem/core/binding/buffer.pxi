@@ -201,7 +201,8 @@ cdef class Buffer:
             return True
         if core.retire is None:
             return False
-        flags = core.retire.give(self._block, self.home, last, None if self.noted == NULL else <Users>self.noted)
+        flags = core.retire.give(
+            self._block, <uint64_t>self.nbytes, self.home, last, None if self.noted == NULL else <Users>self.noted)
         self.leave_block()
         _write(&self.noted, None)  # so that the dead buffer can be used again
         if flags:

@@ -211,11 +211,12 @@ cdef class Retire(Lanes):
 
     # -- freeing -----------------------------------------------------------------------------------------------------
 
-    cdef uint32_t give(self, uint32_t block, uint32_t home, int64_t last, Users users) except? 0xFFFFFFFF:
+    cdef uint32_t give(
+        self, uint32_t block, uint64_t nbytes, uint32_t home, int64_t last, Users users
+    ) except? 0xFFFFFFFF:
         # Free a block of this core behind what the streams in `users` and the stream `last` (-1: none) have done to it.
         cdef vector[Entry] owed
         cdef uint32_t flags, i
-        cdef uint64_t nbytes = self.c.info(block).nbytes
         if users is not None:
             for i in range(users.count):
                 if users.at(i) != home and users.at(i) != last:
