@@ -395,6 +395,7 @@ HIT_PATH uint32_t Heap::free_locked(BlockId block, std::span<const Entry> extra)
 }
 
 uint32_t Heap::free(BlockId block) {
+    ASYNCMEM_WRITTEN(free, block);
     std::lock_guard lock(lock_);
     need_live(block);
     return free_locked(block, {});

@@ -97,7 +97,7 @@ def keywords(name: str, arguments: list[Any], changes: Mapping[str, Any]) -> dic
         ValueError: It takes others.
     """
     parameters = PARAMETERS[name]
-    if len(arguments) != len(parameters):
+    if len(arguments) != len(parameters) and (name, len(arguments)) != ("free", 1):
         raise ValueError(f"{name} takes {len(parameters)} arguments")
     found: dict[str, Any] = {}
     for parameter, value in zip(parameters, arguments, strict=False):
