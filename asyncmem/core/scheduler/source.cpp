@@ -248,22 +248,36 @@ private:
     // Growth that holds a whole request, or what one size class lacks for a batch of both: a piece that lay in the other
     // class's segment would never be cached. What is there to keep streams apart adds no more than `overlap` allows.
     Job order_for(const Request& request) const {
-        uint64_t need = request.total, largest = request.largest, most = UINT64_MAX;
-        if (request.batch() && growth_.arena(*std::min_element(request.pieces.begin(), request.pieces.end())) !=
-                                   growth_.arena(request.largest)) {
-            for (uint32_t arena : {0, 1}) {
-                std::vector<uint64_t> part = pieces_of(request, arena);
-                if (fits(request, part)) continue;
-                need = std::accumulate(part.begin(), part.end(), uint64_t{0});
-                largest = *std::max_element(part.begin(), part.end());
-                break;
-            }
-        }
+        Part part = missing_part(request);
+        uint64_t need = part.nbytes, largest = part.largest, most = part.most;
         if ((policy_.overlap_bytes || policy_.overlap_share > 0) && several_streams() && free() >= need)
-            most = need + static_cast<uint64_t>(std::max<int64_t>(0, slack() - static_cast<int64_t>(coming_)));
+            most = std::min(most, need + static_cast<uint64_t>(std::max<int64_t>(0, slack() - static_cast<int64_t>(coming_))));
         uint32_t arena = growth_.arena(largest);
         uint64_t nbytes = plan(need, arena, most);
         return Job{.nbytes = nbytes, .need = std::min(need, nbytes), .arena = arena};
+    }
+
+    struct Part {
+        uint64_t nbytes, largest, most = UINT64_MAX;
+    };
+
+    // What of a request has no room: all of it, unless it is a batch of both classes and each can have memory of its own.
+    Part missing_part(const Request& request) const {
+        Part whole{request.total, request.largest};
+        std::vector<Part> parts;
+        uint64_t least = 0, last = 0;  // what they take when nothing is added, together and the last one
+        for (uint32_t arena : {0, 1}) {
+            std::vector<uint64_t> pieces = pieces_of(request, arena);
+            if (pieces.size() == request.pieces.size()) return whole;
+            if (fits(request, pieces)) continue;
+            parts.push_back({std::accumulate(pieces.begin(), pieces.end(), uint64_t{0}), *std::max_element(pieces.begin(), pieces.end())});
+            last = plan(parts.back().nbytes, arena, parts.back().nbytes);
+            if (last == refused) return whole;
+            least += last;
+        }
+        if (parts.empty() || least > left()) return whole;
+        if (parts.size() == 2) parts[0].most = left() - last;
+        return parts[0];
     }
 
     std::vector<uint64_t> pieces_of(const Request& request, uint32_t arena) const {
