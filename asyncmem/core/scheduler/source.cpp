@@ -269,7 +269,7 @@ private:
         for (uint32_t arena : {0, 1}) {
             std::vector<uint64_t> pieces = pieces_of(request, arena);
             if (pieces.size() == request.pieces.size()) return whole;
-            if (fits(request, pieces)) continue;
+            if (pieces.empty() || fits(request, pieces)) continue;
             parts.push_back({std::accumulate(pieces.begin(), pieces.end(), uint64_t{0}), *std::max_element(pieces.begin(), pieces.end())});
             last = plan(parts.back().nbytes, arena, parts.back().nbytes);
             if (last == refused) return whole;
