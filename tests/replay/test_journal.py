@@ -21,7 +21,7 @@ from asyncmem.devices import Simulated
 from asyncmem.replay import Journal
 from asyncmem.replay.calls import PARAMETERS
 
-CORE = Path(asyncmem.__file__).parent / "core"
+CORE = Path(__file__).parents[2] / "asyncmem" / "core"
 KIB, MIB = 1 << 10, 1 << 20
 
 
