@@ -72,14 +72,14 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.fixture
-def python_is_not_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001  # which asks first
+def python_is_not_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the pool's slower ways fail."""
 
     def asked(*_: object, **__: object) -> None:
         pytest.fail("the core asked the pool")
 
-    for name in ("_serve", "_stream_index", "_free_noted", "_use_on", "_hand_over"):
-        monkeypatch.setattr(AsyncMemoryPool, name, asked)
+    for name in ("_serve", "stream_index", "_free_noted", "_use_on", "_hand_over"):
+        monkeypatch.setattr(type(bench.pool._opened), name, asked)
 
 
 @pytest.mark.usefixtures("python_is_not_asked")
