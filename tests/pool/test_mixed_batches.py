@@ -60,15 +60,17 @@ def test_a_batch_that_comes_again_is_served_by_caches(sizes: list[int]) -> None:
     asyncio.run(repeat())
 
 
+@pytest.mark.parametrize("age", [0.0, 0.01])  # seconds: only a pool that has been open for a while exchanges memory
 @pytest.mark.parametrize("segment_size", ["2 MiB", "4 MiB", "64 MiB"])
 @pytest.mark.parametrize("limit", [3 * MIB, 4 * MIB, 5 * MIB, 9 * MIB, 40 * MIB])
-def test_a_batch_that_fits_is_served_under_a_close_limit(limit: int, segment_size: str) -> None:
+def test_a_batch_that_fits_is_served_under_a_close_limit(limit: int, segment_size: str, age: float) -> None:
     """Where both classes cannot have segments of their own one holds all: nothing grows and goes back by turns."""
     draw = random.Random(limit)
 
     async def serve() -> None:
         for _ in range(40):
             async with AsyncMemoryPool("host", limit=limit, segment_size=segment_size) as pool:
+                await asyncio.sleep(age)
                 small = [draw.randrange(1, 512 * KIB) for _ in range(draw.randrange(1, 4))]
                 room = limit - sum(small) - 512 * len(small)
                 await pool.allocate_batch([*small, draw.randrange(min(MIB, room), room + 1)], timeout=20)

@@ -148,7 +148,7 @@ public:
     Step patience(const Request& request, double now, bool looked) override {
         Job order = may_be_patient(request, now) ? order_for(request) : Job{};
         if (!order.nbytes || policy_.direct || this->over() + static_cast<int64_t>(order.nbytes) <= 0) return {};
-        std::vector<Piece> empty = candidates(order.nbytes, now);
+        std::vector<Piece> empty = candidates(request, order, now);
         if (!looked)
             if (Step step = look_at(empty)) return step;
         std::vector<Idle> later;
@@ -164,7 +164,7 @@ public:
         if (!order.nbytes) return {};
         int64_t over = this->over() + static_cast<int64_t>(order.nbytes);
         std::vector<Piece> empty;
-        if (!request.terms.captured && !policy_.direct && policy_.take_back && over > 0) empty = candidates(order.nbytes, now);
+        if (!request.terms.captured && !policy_.direct && policy_.take_back && over > 0) empty = candidates(request, order, now);
         if (!looked)
             if (Step step = look_at(empty)) return step;
         std::erase_if(empty, [](const Piece& one) { return !one.uses.empty(); });
@@ -341,10 +341,15 @@ private:
         return empty;
     }
 
-    std::vector<Piece> candidates(uint64_t nbytes, double now) const {
+    // What could go back for this growth. Where that is for one class of a batch, the other's memory is not: it has come for it.
+    std::vector<Piece> candidates(const Request& request, const Job& order, double now) const {
         if (!lifetime_.may_move(now, exchange_share)) return {};
         std::vector<Piece> empty = largest_first();
-        std::erase_if(empty, [&](auto& one) { return one.nbytes > uneven * nbytes; });
+        std::erase_if(empty, [&](const Piece& one) {
+            if (one.nbytes > uneven * order.nbytes) return true;
+            auto known = arena_of_.find(one.address);
+            return order.need < request.total && known != arena_of_.end() && known->second != order.arena;
+        });
         return empty;
     }
 
