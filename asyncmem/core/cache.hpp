@@ -131,22 +131,33 @@ private:
 template <uint32_t bits>
 class BinTable : public Cache {
 public:
-    // The bin of a size, or the one that it may take over: the empty one that missed longest ago, else that with most strikes.
-    Bin& bin(uint64_t granules) {
-        Bin* first = &table_[(granules * 0x9E3779B97F4A7C15u) >> (64 - bits) & ~(ways - 1)];
-        Bin* found = first;
-        for (Bin* one = first; one < first + ways; ++one) {
-            if (one->granules == granules) return *one;
-            bool worse = one->head ? found->head && one->strikes > found->strikes : found->head || one->since < found->since;
-            if (worse) found = one;
-        }
-        return *found;
+    // The bin of a size, or none.
+    Bin* find(uint64_t granules) {
+        Bin* first = row(granules);
+        for (Bin* one = first; one < first + ways; ++one)
+            if (one->granules == granules) return one;
+        return nullptr;
     }
+
+    // The bin that a size which has none may take over: the empty one that missed longest ago, else that with most strikes.
+    Bin& find_weakest(uint64_t granules) {
+        Bin* first = row(granules);
+        uint64_t least = UINT64_MAX;  // with the place in its lowest bits, so that no jump depends on what is compared
+        for (uint64_t i = 0; i < ways; ++i) {
+            const Bin& one = first[i];
+            uint64_t worth = one.head ? uint64_t{1} << 40 | (UINT16_MAX - one.strikes) : one.since;
+            least = std::min(least, worth * ways + i);
+        }
+        return first[least % ways];
+    }
+
     std::span<const Bin> bins() const { return table_; }
     std::span<Bin> bins() { return table_; }
 
 private:
     static constexpr uint64_t ways = 4;
+
+    Bin* row(uint64_t granules) { return &table_[(granules * 0x9E3779B97F4A7C15u) >> (64 - bits) & ~(ways - 1)]; }
 
     Bin table_[1u << bits];
 };

@@ -71,21 +71,21 @@ HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
 
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
-    Bin& bin = local.bin(granules);
-    BlockId block = bin.granules == granules ? bin.head : 0;
+    Bin* bin = local.find(granules);
+    BlockId block = bin ? bin->head : 0;
     if (block) {
-        if (!ask.again) bin.serve();
-        local.remove(nodes_, bin, block, granules << shift_);
+        if (!ask.again) bin->serve();
+        local.remove(nodes_, *bin, block, granules << shift_);
         release(nodes_[block]);
         outcome.level = 1;
         outcome.touched = 1;
         return block;
     }
-    if (!ask.again && bin.granules == granules) {
-        bin.strikes = 0;
-        local.ask(bin, natural_arena(granules << shift_));
+    if (!ask.again && bin) {
+        bin->strikes = 0;
+        local.ask(*bin, natural_arena(granules << shift_));
     } else if (!ask.again) {
-        strike(local, bin, granules);
+        strike(local, local.find_weakest(granules), granules);
     }
     return shared_.blocks() ? take_shared(granules, ask.stream, outcome) : 0;
 }
@@ -95,13 +95,13 @@ HIT_PATH bool Heap::may_be_cached(const Ask& ask, uint64_t granules) const {
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
-    Bin& bin = shared_.bin(granules);
-    if (bin.granules != granules) return 0;
+    Bin* bin = shared_.find(granules);
+    if (!bin) return 0;
     uint32_t depth = 0;
-    for (BlockId block = bin.head; block && depth < shared_depth; block = nodes_[block].slot, ++depth) {
+    for (BlockId block = bin->head; block && depth < shared_depth; block = nodes_[block].slot, ++depth) {
         ++outcome.touched;
         if (!eligible(nodes_[block], stream, Bound::Done)) continue;
-        shared_.remove(nodes_, bin, block, granules << shift_);
+        shared_.remove(nodes_, *bin, block, granules << shift_);
         release(nodes_[block]);
         resolve(nodes_[block], stream);
         outcome.level = 2;
@@ -320,10 +320,10 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     Node& node = nodes_[block];
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
-    Bin& bin = local.bin(node.granules);
-    if (bin.granules != node.granules || !bin.hot(node.arena) || node.arena != natural_arena(nbytes)) return false;
+    Bin* bin = local.find(node.granules);
+    if (!bin || !bin->hot(node.arena) || node.arena != natural_arena(nbytes)) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
-        local.push(nodes_, bin, block, nbytes);
+        local.push(nodes_, *bin, block, nbytes);
     } else if (!keep_shared(block)) {
         return false;
     }
@@ -337,14 +337,15 @@ bool Heap::vacate(BinTable<8>& cache, uint64_t granules) {
     if (!cache.outsize()) return true;
     uint64_t there = nodes_[cache.outsize()].granules;
     if (there == granules) return false;
-    drain(cache, cache.bin(there), 1);
+    drain(cache, *cache.find(there), 1);
     return true;
 }
 
 bool Heap::keep_shared(BlockId block) {
     Node& node = nodes_[block];
-    Bin& bin = shared_.bin(node.granules);
-    if (bin.granules != node.granules) strike(shared_, bin, node.granules);
+    Bin* own = shared_.find(node.granules);
+    Bin& bin = own ? *own : shared_.find_weakest(node.granules);
+    if (!own) strike(shared_, bin, node.granules);
     if (bin.granules != node.granules || !shared_.has_room(bytes(node))) return false;
     bin.strikes = 0;
     // Of the blocks that wait for other streams the oldest is the likeliest to be ready, so those are taken in turn.
