@@ -31,7 +31,9 @@ cdef class Allocator:
             InvalidRequest: An argument that cannot be right; a nonzero timeout on a running event loop's thread.
             OutOfMemoryError: There is no such memory, with all facts.
         """
-        return asyncmem_owned(_allocate_now(self, size, stream, tag, priority, timeout))
+        cdef Call call
+        _read_call(&call, priority, timeout)
+        return asyncmem_owned(_allocate_now(self, size, stream, tag, &call, timeout))
 
     def allocate_async(self, size, *, stream=None, tag=None, priority=0, timeout=None):
         """Start a request now and answer it: await it, enter it by `async with`, or give it to a task group.
@@ -49,7 +51,9 @@ cdef class Allocator:
         Raises:
             InvalidRequest: An argument that cannot be right. Everything else is raised at the await.
         """
-        return asyncmem_owned(_allocate_soon(self, size, stream, tag, priority, timeout))
+        cdef Call call
+        _read_call(&call, priority, timeout)
+        return asyncmem_owned(_allocate_soon(self, size, stream, tag, &call, timeout))
 
     def try_allocate(self, size, *, stream=None, tag=None):
         """Answer a buffer if that takes no waiting or growing and has nobody wait longer, else None. From any thread."""
@@ -58,7 +62,7 @@ cdef class Allocator:
         cdef Request request
         if buffer != NULL:
             return asyncmem_owned(buffer)
-        call.priority, call.timeout, call.timed = 0, 0, False
+        _plain_call(&call)
         call.calls, call.effort = True, Effort.Take
         request = _submit(self, size, False, stream, tag, &call, None)
         if not request.ended:  # another thread's look at fences is under way, and would be waited for
@@ -98,12 +102,19 @@ cdef struct Call:
     Effort effort
 
 
+cdef inline void _plain_call(Call* call) noexcept:
+    # As it is where only the size and the stream are named.
+    call.priority, call.timeout, call.timed = 0, 0, False
+    call.calls, call.effort = False, Effort.All
+
+
 cdef int _read_call(Call* call, object priority, object timeout) except -1:
     # Before anything else, so that wrong arguments are refused whatever becomes of the request.
-    call.priority = 0 if priority is _NO_PRIORITY else parse_priority(priority)
-    call.timed = timeout is not None
-    call.timeout = _parse_duration(timeout) if call.timed else 0
-    call.calls, call.effort = False, Effort.All
+    _plain_call(call)
+    if priority is not _NO_PRIORITY:
+        call.priority = parse_priority(priority)
+    if timeout is not None:
+        call.timed, call.timeout = True, _parse_duration(timeout)
     return 0
 
 
@@ -122,40 +133,39 @@ cpdef int32_t parse_priority(object priority) except? -1:
 
 
 cdef inline PyObject* _allocate_now(
-    Allocator door, object size, object stream, object tag, object priority, object timeout
+    Allocator door, object size, object stream, object tag, Call* call, object timeout
 ) except NULL:
     # allocate(), with one reference, the caller's.
-    cdef Call call
-    cdef PyObject* buffer
-    cdef Request request
-    _read_call(&call, priority, timeout)
-    buffer = _take(door, size, stream, tag)
+    cdef PyObject* buffer = _take(door, size, stream, tag)
     if buffer != NULL:
         return buffer
+    return _counted(_wait_here(door, size, stream, tag, call, timeout))
+
+
+cdef object _wait_here(Allocator door, object size, object stream, object tag, Call* call, object timeout):
+    # A request that this thread sees through.
     call.calls = True
-    request = _submit(door, size, False, stream, tag, &call, timeout)
+    cdef Request request = _submit(door, size, False, stream, tag, call, timeout)
     try:
         if not request.ended:
             request._core.pool._serve(request)
     finally:
         request._core.take_over(request)
-    return _counted(request.result())
+    return request.result()
 
 
 cdef inline PyObject* _allocate_soon(
-    Allocator door, object size, object stream, object tag, object priority, object timeout
+    Allocator door, object size, object stream, object tag, Call* call, object timeout
 ) except NULL:
     # allocate_async(), with one reference, the caller's.
-    cdef Call call
     cdef PyObject* buffer
-    _read_call(&call, priority, timeout)
     # A loop whose every await is a hit would never let another task run: now and then one is polite.
     if door._core is not None and door._core.streak < 1000:
         buffer = _take(door, size, stream, tag)
         if buffer != NULL:
             door._core.streak += 1
             return _ready(buffer, (<Buffer>buffer).nbytes)
-    return _counted(_soon(_submit(door, size, False, stream, tag, &call, timeout)))
+    return _counted(_soon(_submit(door, size, False, stream, tag, call, timeout)))
 
 
 cdef object _soon(Request request):

@@ -5,19 +5,23 @@ cdef asyncmem_method _allocate, _allocate_async, _free
 
 cdef PyObject* _quick_allocate(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL:
     # allocate(size) and allocate(size, stream=stream)
+    cdef Call call
+    _plain_call(&call)
     if count == 1 and names == NULL:
-        return _allocate_now(<Allocator>self, <object>arguments[0], None, None, 0, None)
+        return _allocate_now(<Allocator>self, <object>arguments[0], None, None, &call, None)
     if count == 1 and asyncmem_names_only(names, "stream"):
-        return _allocate_now(<Allocator>self, <object>arguments[0], <object>arguments[1], None, 0, None)
+        return _allocate_now(<Allocator>self, <object>arguments[0], <object>arguments[1], None, &call, None)
     return _allocate.slow(self, arguments, count, names)
 
 
 cdef PyObject* _quick_allocate_async(PyObject* self, PyObject** arguments, Py_ssize_t count, PyObject* names) except NULL:
     # allocate_async(size) and allocate_async(size, stream=stream)
+    cdef Call call
+    _plain_call(&call)
     if count == 1 and names == NULL:
-        return _allocate_soon(<Allocator>self, <object>arguments[0], None, None, 0, None)
+        return _allocate_soon(<Allocator>self, <object>arguments[0], None, None, &call, None)
     if count == 1 and asyncmem_names_only(names, "stream"):
-        return _allocate_soon(<Allocator>self, <object>arguments[0], <object>arguments[1], None, 0, None)
+        return _allocate_soon(<Allocator>self, <object>arguments[0], <object>arguments[1], None, &call, None)
     return _allocate_async.slow(self, arguments, count, names)
 
 
