@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <span>
 
@@ -127,28 +128,29 @@ private:
     uint32_t misses_ = 0;
 };
 
-// A table of 2**bits bins, inside the object that holds it. Each size has its place in one of a few bins side by side.
+// A table of 2**bits bins, inside the object that holds it. A small size has its place in one of a few bins side by side, so
+// that batches of many sizes find room. A large one has a single bin: what is kept of it keeps whole segments in use.
 template <uint32_t bits>
 class BinTable : public Cache {
 public:
     // The bin of a size, or none.
-    Bin* find(uint64_t granules) {
-        Bin* first = row(granules);
-        for (Bin* one = first; one < first + ways; ++one)
-            if (one->granules == granules) return one;
-        return nullptr;
+    Bin* find(uint64_t granules, bool large) {
+        Bin* only = &table_[hash(granules)];
+        if (large) return only->granules == granules ? only : nullptr;
+        Bin* first = &table_[hash(granules) / ways * ways];
+        uint32_t found = 0;  // no jump for each of them: which one it is no processor can foresee
+        for (uint32_t i = 0; i < ways; ++i) found |= static_cast<uint32_t>(first[i].granules == granules) << i;
+        return found ? first + std::countr_zero(found) : nullptr;
     }
 
-    // The bin that a size which has none may take over: the empty one that missed longest ago, else that with most strikes.
-    Bin& find_weakest(uint64_t granules) {
-        Bin* first = row(granules);
-        uint64_t least = UINT64_MAX;  // with the place in its lowest bits, so that no jump depends on what is compared
-        for (uint64_t i = 0; i < ways; ++i) {
-            const Bin& one = first[i];
-            uint64_t worth = one.head ? uint64_t{1} << 40 | (UINT16_MAX - one.strikes) : one.since;
-            least = std::min(least, worth * ways + i);
-        }
-        return first[least % ways];
+    // The bin that a size which has none is to take over: of several the empty ones in turn, else the one with most strikes.
+    Bin& find_weakest(uint64_t granules, bool large) {
+        if (large) return table_[hash(granules)];
+        uint64_t row = hash(granules) / ways;
+        Bin* first = &table_[row * ways];
+        for (uint64_t i = 0; i < ways; ++i)
+            if (Bin& one = first[turns_[row]++ % ways]; !one.head) return one;
+        return *std::max_element(first, first + ways, [](const Bin& a, const Bin& b) { return a.strikes < b.strikes; });
     }
 
     std::span<const Bin> bins() const { return table_; }
@@ -157,9 +159,10 @@ public:
 private:
     static constexpr uint64_t ways = 4;
 
-    Bin* row(uint64_t granules) { return &table_[(granules * 0x9E3779B97F4A7C15u) >> (64 - bits) & ~(ways - 1)]; }
+    static uint64_t hash(uint64_t granules) { return (granules * 0x9E3779B97F4A7C15u) >> (64 - bits); }
 
     Bin table_[1u << bits];
+    uint8_t turns_[(1u << bits) / ways] = {};
 };
 
 }  // namespace asyncmem

@@ -71,7 +71,8 @@ HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
 
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
     auto& local = streams_[ask.stream]->cache;
-    Bin* bin = local.find(granules);
+    bool large = natural_arena(granules << shift_);
+    Bin* bin = local.find(granules, large);
     BlockId block = bin ? bin->head : 0;
     if (block) {
         if (!ask.again) bin->serve();
@@ -83,9 +84,9 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
     }
     if (!ask.again && bin) {
         bin->strikes = 0;
-        local.ask(*bin, natural_arena(granules << shift_));
+        local.ask(*bin, large);
     } else if (!ask.again) {
-        strike(local, local.find_weakest(granules), granules);
+        strike(local, local.find_weakest(granules, large), granules);
     }
     return shared_.blocks() ? take_shared(granules, ask.stream, outcome) : 0;
 }
@@ -95,7 +96,7 @@ HIT_PATH bool Heap::may_be_cached(const Ask& ask, uint64_t granules) const {
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
-    Bin* bin = shared_.find(granules);
+    Bin* bin = shared_.find(granules, natural_arena(granules << shift_));
     if (!bin) return 0;
     uint32_t depth = 0;
     for (BlockId block = bin->head; block && depth < shared_depth; block = nodes_[block].slot, ++depth) {
@@ -320,8 +321,9 @@ HIT_PATH bool Heap::keep(BlockId block, bool only_home) {
     Node& node = nodes_[block];
     uint64_t nbytes = bytes(node);
     auto& local = streams_[node.stream]->cache;
-    Bin* bin = local.find(node.granules);
-    if (!bin || !bin->hot(node.arena) || node.arena != natural_arena(nbytes)) return false;
+    bool large = natural_arena(nbytes);
+    Bin* bin = local.find(node.granules, large);
+    if (!bin || !bin->hot(large) || node.arena != large) return false;
     if (only_home && (local.has_room(nbytes) || (local.is_outsize(nbytes) && vacate(local, node.granules)))) {
         local.push(nodes_, *bin, block, nbytes);
     } else if (!keep_shared(block)) {
@@ -337,14 +339,14 @@ bool Heap::vacate(BinTable<8>& cache, uint64_t granules) {
     if (!cache.outsize()) return true;
     uint64_t there = nodes_[cache.outsize()].granules;
     if (there == granules) return false;
-    drain(cache, *cache.find(there), 1);
+    drain(cache, *cache.find(there, natural_arena(there << shift_)), 1);
     return true;
 }
 
 bool Heap::keep_shared(BlockId block) {
     Node& node = nodes_[block];
-    Bin* own = shared_.find(node.granules);
-    Bin& bin = own ? *own : shared_.find_weakest(node.granules);
+    Bin* own = shared_.find(node.granules, node.arena);
+    Bin& bin = own ? *own : shared_.find_weakest(node.granules, node.arena);
     if (!own) strike(shared_, bin, node.granules);
     if (bin.granules != node.granules || !shared_.has_room(bytes(node))) return false;
     bin.strikes = 0;

@@ -43,11 +43,13 @@ class Bin:
 
 
 class Cache:
-    """A table of bins with caps over all of them; a size has its place in one of four."""
+    """A table of bins with caps over all of them; a small size has its place in one of four."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.bins = [Bin() for _ in range(1 << bits)]
+        self.turns = [0] * ((1 << bits) // WAYS)
+        """Of each row of bins, how many were taken over or passed."""
         self.max_blocks = 0
         self.max_bytes = 0
         self.bytes = 0
@@ -61,14 +63,31 @@ class Cache:
         """Blocks in all bins."""
         return sum(len(slot.blocks) for slot in self.bins)
 
-    def bin(self, granules: int) -> Bin:
-        """Return the bin of a size, or the one to take over: the empty one longest without a miss, else by strikes."""
-        first = ((granules * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 64 - self.bits) // WAYS * WAYS
-        some = self.bins[first : first + WAYS]
-        for one in some:
-            if one.granules == granules:
+    def bin(self, granules: int, *, large: bool) -> Bin | None:
+        """Return the bin of a size, if it has one."""
+        some = [self.bins[self.hash(granules)]] if large else self.row(granules)
+        return next((one for one in some if one.granules == granules), None)
+
+    def weakest(self, granules: int, *, large: bool) -> Bin:
+        """Return the bin that a size is to take over: of several the empty ones in turn, else the one with most strikes."""
+        if large:
+            return self.bins[self.hash(granules)]
+        some, number = self.row(granules), self.hash(granules) // WAYS
+        for _ in some:
+            one = some[self.turns[number] % WAYS]
+            self.turns[number] += 1
+            if not one.blocks:
                 return one
-        return min(some, key=lambda one: (bool(one.blocks), -one.strikes if one.blocks else one.since))
+        return max(some, key=lambda one: one.strikes)
+
+    def row(self, granules: int) -> list[Bin]:
+        """Return the few bins that a small size has its place in."""
+        first = self.hash(granules) // WAYS * WAYS
+        return self.bins[first : first + WAYS]
+
+    def hash(self, granules: int) -> int:
+        """Return a size's place in the table."""
+        return (granules * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 64 - self.bits
 
     def has_room(self, nbytes: int) -> bool:
         """Answer whether the caps allow one block more."""

@@ -39,16 +39,17 @@ class Caching(Placement):
     def take_cached(self, granules: int, stream: int, *, again: bool) -> tuple[Block | None, int, int]:
         """Answer a block of exactly this size, its level and the nodes examined; asked `again` it learns nothing."""
         local = self.caches[stream]
-        slot = local.bin(granules)
-        if slot.granules == granules and slot.blocks:
+        large = granules * self.granule >= self.small_limit
+        slot = local.bin(granules, large=large)
+        if slot and slot.blocks:
             if not again:
                 slot.serve()
             return self.uncache(local, slot, slot.blocks[-1], stream), 1, 1
-        if not again and slot.granules == granules:
+        if not again and slot:
             slot.strikes = 0
-            self.ask(local, slot, large=granules * self.granule >= self.small_limit)
+            self.ask(local, slot, large=large)
         elif not again:
-            self.strike(local, slot, granules)
+            self.strike(local, local.weakest(granules, large=large), granules)
         return self.take_shared(granules, stream)
 
     def ask(self, cache: Cache, slot: Bin, *, large: bool) -> None:
@@ -60,8 +61,8 @@ class Caching(Placement):
 
     def take_shared(self, granules: int, stream: int) -> tuple[Block | None, int, int]:
         """Look for a block in the shared cache that the stream may use at once."""
-        slot = self.shared.bin(granules)
-        if slot.granules != granules:
+        slot = self.shared.bin(granules, large=granules * self.granule >= self.small_limit)
+        if not slot:
             return None, 0, 0
         touched = 0
         for block in reversed(slot.blocks[-SHARED_DEPTH:]):
@@ -110,16 +111,17 @@ class Caching(Placement):
         nbytes = block.granules * self.granule
         arena = self.natural_arena(nbytes)
         local = self.caches[block.home]
-        slot = local.bin(block.granules)
-        if slot.granules != block.granules or slot.asked < 2 + arena + slot.more or block.arena != arena:
+        slot = local.bin(block.granules, large=bool(arena))
+        if not slot or slot.asked < 2 + arena + slot.more or block.arena != arena:
             return False
         if len(block.entries) == 1 and (
             local.has_room(nbytes) or (local.is_outsize(nbytes) and self.vacate(local, block.granules))
         ):
             cache = local
         else:
-            cache, slot = self.shared, self.shared.bin(block.granules)
-            if slot.granules != block.granules:
+            cache, slot = self.shared, self.shared.bin(block.granules, large=bool(arena))
+            if not slot:
+                slot = cache.weakest(block.granules, large=bool(arena))
                 self.strike(cache, slot, block.granules)
             if slot.granules != block.granules or not cache.has_room(nbytes):
                 return False
@@ -147,7 +149,9 @@ class Caching(Placement):
         there = cache.outsize.granules
         if there == granules:
             return False
-        self.drain(cache, cache.bin(there), 1)
+        slot = cache.bin(there, large=there * self.granule >= self.small_limit)
+        assert slot
+        self.drain(cache, slot, 1)
         return True
 
     def flush(self, stream: int = -1) -> int:
