@@ -9,7 +9,7 @@ import pytest
 
 from asyncmem.core import MAX_SIZE, Heap
 from tests.reference import ReferenceHeap
-from tests.reference.cache import Cache
+from tests.reference.cache import WAYS, Cache
 
 BASE = 1 << 30
 SPAN = 1 << 26
@@ -121,7 +121,8 @@ def test_a_size_is_cached_once_it_was_asked_for_often_enough(heap: Heap, size: i
 def test_a_large_size_is_cached_only_where_it_is_asked_for_often(heap: Heap, others: int, kept: bool) -> None:
     """What is kept of a size that comes once in hundreds of requests would only divide the hole of the others."""
     size, table = 2 << 20, Cache(8)
-    elsewhere = [granules for granules in range(1000, 3000) if table.hash(granules) // 4 != table.hash(size // 512) // 4]
+    row = table.hash(size // 512) // WAYS
+    elsewhere = [granules for granules in range(1000, 2000) if table.hash(granules) // WAYS != row]
     for nbytes in (size, size, *(512 * granules for granules in elsewhere[:others]), size):
         heap.free(heap.take(nbytes, 0))
     assert heap.cached_bytes() == size * kept

@@ -69,7 +69,7 @@ class Cache:
         return next((one for one in some if one.granules == granules), None)
 
     def weakest(self, granules: int, *, large: bool) -> Bin:
-        """Return the bin that a size is to take over: of several the empty ones in turn, else the one with most strikes."""
+        """Return the bin that a size is to take over: of several the empty ones in turn, else by strikes."""
         if large:
             return self.bins[self.hash(granules)]
         some, number = self.row(granules), self.hash(granules) // WAYS
