@@ -1,6 +1,6 @@
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from threading import Semaphore
+from queue import SimpleQueue
 from types import GenericAlias, TracebackType
 from typing import Any, Final, Generic, Literal, NoReturn, Self, TypeAlias, TypeVar, Unpack, final, overload
 
@@ -564,7 +564,7 @@ class Ready(Awaiting, Coroutine[object, object, _T], Generic[_T]):
 class Request(Coroutine[object, object, _T], Generic[_T]):
     _site: str | None
     _jobs: list[Effect] | None
-    _gate: Semaphore | None
+    _gate: SimpleQueue[None] | None
     def __class_getitem__(cls, item: object, /) -> GenericAlias: ...
     @property
     def nbytes(self) -> int: ...

@@ -22,6 +22,7 @@ from libcpp.vector cimport vector
 
 import asyncio
 import os
+import queue
 import sys
 import threading
 from asyncio import InvalidStateError

@@ -220,12 +220,12 @@ cdef Request _submit(Allocator door, object size, bint batch, object stream, obj
     terms.priority, terms.effort, terms.calls, terms.on_loop = call.priority, call.effort, call.calls, False
     terms.deadline, terms.waits = never, True
     if call.calls:
-        terms.on_loop = core.pool.on_loop()
+        terms.on_loop = core.loop_here() is not None
         if call.timed and call.timeout > 0 and terms.on_loop:
             raise InvalidRequest(
                 "timeout", timeout, "0 or None on an event loop's thread", hint="await allocate_async instead")
         terms.waits = call.timed and call.timeout > 0
-        request._jobs, request._gate = [], _Semaphore(0)
+        request._jobs, request._gate = [], _SimpleQueue()
     elif not call.timed and core.default_timeout is not None:
         call.timed, call.timeout, request._timeout = True, core.default_timeout, core.default_timeout
     if call.timed:
@@ -241,7 +241,7 @@ cdef Request _submit(Allocator door, object size, bint batch, object stream, obj
     return request
 
 
-cdef object _Semaphore = threading.Semaphore
+cdef object _SimpleQueue = queue.SimpleQueue
 
 
 cdef int64_t _read_size(object size) except -1:

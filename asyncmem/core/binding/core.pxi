@@ -255,7 +255,7 @@ cdef class Core(Heap):
             job = _effect_out(effect)
             if effect.by_caller and request is not None and request._jobs is not None:
                 request._jobs.append(job)
-                request._gate.release()
+                request._gate.put(None)
             else:
                 self.perform(job)
         return 0
@@ -350,7 +350,10 @@ cdef class Core(Heap):
 
     cdef object loop_here(self):
         # The event loop that runs here, where one does.
-        if self.asyncio_loop is not None and _running_loop() is self.asyncio_loop:
+        running = _running_loop()
+        if running is None and "trio" not in _modules:
+            return None
+        if running is not None and running is self.asyncio_loop:
             return self.loop
         return self.pool._loop_here()
 

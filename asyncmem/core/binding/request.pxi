@@ -13,6 +13,7 @@ cdef inline PyObject* raised_unless(PyObject* answer) except NULL:
 
 
 cdef object _running_loop = asyncio._get_running_loop
+cdef dict _modules = sys.modules
 
 
 cdef class Request:
