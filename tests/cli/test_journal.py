@@ -47,7 +47,7 @@ def test_a_replay_with_another_setting_says_where_it_differs(file: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [("bypass", "SETTING=VALUE"), ("bypass=much", "bypass"), ("bypas=1", "did you mean 'bypass'")],
+    [("bypass", "SETTING=VALUE"), ("bypass=much", "bypass"), ("by_pass=1", "did you mean 'bypass'")],
 )
 def test_wrong_settings_are_refused_by_name(changes: str, expected: str, file: str) -> None:
     """As wrong options are."""

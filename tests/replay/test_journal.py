@@ -205,7 +205,7 @@ def test_another_policy_is_noticed_by_its_first_difference(simple: Journal) -> N
 def test_a_setting_that_there_is_not_is_refused_by_name(simple: Journal) -> None:
     """As options are."""
     with pytest.raises(InvalidRequest, match="did you mean 'bypass'"):
-        simple.replay(bypas=0)
+        simple.replay(by_pass=0)
 
 
 def test_every_call_that_is_written_is_known() -> None:
