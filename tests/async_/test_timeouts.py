@@ -1,6 +1,7 @@
 """A deadline runs from the call, fires on time, and never both fires and grants."""
 
 import asyncio
+import threading
 
 import anyio
 import anyio.to_thread
@@ -184,3 +185,25 @@ def test_timers_are_gone_once_requests_are_served() -> None:
             assert all(timer.cancelled() for timer in timers)
 
     run_steps(main())
+
+
+@pytest.mark.asyncio
+async def test_the_loop_helps_a_thread_that_has_much_to_carry_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread beside a busy loop hardly gets the interpreter's lock: alone it took half a minute for 100,000 ends."""
+    async with AsyncMemoryPool("host", limit=MIB) as pool, pool.allocate_async(MIB):
+        requests = [pool.allocate_async(512, timeout=3600) for _ in range(1000)]
+        core = pool._opened.core
+        loop, posted = core.loop, []
+        monkeypatch.setattr(type(loop), "soon", lambda _, call: posted.append(call) or True)
+
+        def end_all() -> None:
+            core.scheduler.expire(core.time + 4000)
+            core.carry_out()
+
+        thread = threading.Thread(target=end_all)
+        thread.start()
+        thread.join()
+        assert [getattr(call, "__name__", "") for call in posted].count("carry_out") == 1
+        assert pool.stats().timeouts == len(requests)  # and the thread goes on, because the loop may be held up
+        for request in requests:
+            assert isinstance(request.exception(), PoolTimeout)

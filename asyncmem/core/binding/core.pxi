@@ -1,5 +1,8 @@
 # Core: a heap with what its buffers need: the device, the streams by number, tags, and the way up to the pool.
 
+cdef enum:
+    _MANY = 64  # effects that one thread has carried out in a row
+
 cdef unsigned int _generation = 0  # goes up in a forked child, where the driver's memory is not ours to touch
 
 
@@ -210,6 +213,7 @@ cdef class Core(Heap):
     cpdef carry_out(self):
         """Do what the scheduler wants done, in its order."""
         cdef CEffect effect
+        cdef int done = 0
         if self.s == NULL or self.born != _generation:
             return
         while True:
@@ -226,6 +230,10 @@ cdef class Core(Heap):
             except BaseException:
                 self.s.put_back(effect)
                 raise
+            done += 1
+            # A thread beside a busy loop hardly gets the interpreter's lock: where there is much, the loop helps.
+            if done == _MANY and self.loop is not None and not self.loop.is_running_here():
+                self.loop.soon(self.carry_out)
         if self.posted:
             self.run_posted()
 

@@ -1,5 +1,6 @@
 // Effects handed out, figures, and the invariants.
 #include <algorithm>
+#include <unordered_map>
 
 #include "scheduler.hpp"
 
@@ -56,7 +57,9 @@ std::string Scheduler::check() const {
     std::lock_guard lock(lock_);
     uint64_t waiting = 0, bytes = 0, growing = 0, promised = 0;
     std::string wrong;
+    std::unordered_map<const Share*, size_t> requests, parts;
     requests_.each([&](Request& request) {
+        ++requests[request.share];
         if (!request.sequence || !request.queued()) return;
         if (request.state == State::Waiting) {
             ++waiting;
@@ -70,8 +73,12 @@ std::string Scheduler::check() const {
     if (waiting != waiting_ || bytes != waiting_bytes_) return "the waiting requests are miscounted";
     if (growing != growing_.count()) return "the growing requests are miscounted";
     size_t queued = 0;
+    for (auto& share : by_account_)
+        if (share) ++parts[share->part_of];
     for (auto& share : by_account_) {
         if (!share) continue;
+        if (share->requests != requests[share.get()]) return "the requests of a share are miscounted";
+        if (share->parts != parts[share.get()]) return "the parts of a share are miscounted";
         if (!share->queue.sound()) return "a queue is out of order";
         queued += share->queue.count();
         if (share->up && (share->listed != 0) != (!share->queue.empty() || !share->inside.empty()))

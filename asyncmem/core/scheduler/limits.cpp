@@ -38,14 +38,12 @@ void Scheduler::open_share(uint32_t account, int64_t up, uint32_t part_of, int32
     share->limit = heap_.account(account).limit;
     if (account >= by_account_.size()) by_account_.resize(account + 1);
     if (by_account_[account]) refuse_argument("the account has a share already");
+    ++share->part_of->parts;
     by_account_[account] = std::move(share);
 }
 
-void Scheduler::close_share(uint32_t account, double now) {
-    ASYNCMEM_WRITTEN(close_share, account, now);
-    std::lock_guard lock(lock_);
-    Share& share = need_share(account);
-    if (!account) refuse_argument("the pool's own share ends with the pool");
+// Fail all who wait in a share that ends; what else is left there counts for the share around it from now on.
+void Scheduler::leave_to_outer(Share& share, double now) {
     auto is_inside = [&](const Share* one) {
         for (; one; one = one->part_of)
             if (one == &share) return true;
@@ -57,7 +55,7 @@ void Scheduler::close_share(uint32_t account, double now) {
             fail(request, Reason::Closed);
         }
     });
-    requests_.each([&](Request& request) {  // what is granted or has failed counts for the share around it from now on
+    requests_.each([&](Request& request) {
         if (request.share == &share) request.share = share.part_of;
     });
     for (auto& one : by_account_) {
@@ -65,6 +63,18 @@ void Scheduler::close_share(uint32_t account, double now) {
         if (one->part_of == &share) one->part_of = share.part_of;
         if (one->up == &share) one->up = share.up;
     }
+    share.part_of->requests += share.requests;
+    share.part_of->parts += share.parts;
+}
+
+void Scheduler::close_share(uint32_t account, double now) {
+    ASYNCMEM_WRITTEN(close_share, account, now);
+    std::lock_guard lock(lock_);
+    Share& share = need_share(account);
+    if (!account) refuse_argument("the pool's own share ends with the pool");
+    // A lease comes and goes with each step of its tasks: where nothing is left in it, nobody else is looked at.
+    if (share.requests || share.parts) leave_to_outer(share, now);
+    --share.part_of->parts;
     std::erase(spilling_, &share);
     std::erase(waiting_leases_, &share);
     shares_.forget(share);

@@ -51,6 +51,7 @@ RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const 
     request.terms = terms;
     request.caller = caller;
     request.share = &share;
+    ++share.requests;
     request.since = now;
     if (pieces.empty()) {
         request.total = request.largest = rounded(ask.nbytes);
@@ -83,7 +84,7 @@ RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const 
             note_fresh();
         } catch (...) {  // its caller is never told of it
             if (request.queued()) settle(request, State::Failed, Reason::Error);
-            if (request.state == State::Failed) requests_.remove(request);
+            if (request.state == State::Failed) remove(request);
             throw;
         }
     }
@@ -341,6 +342,11 @@ void Scheduler::claim(RequestId id, Granted& single, std::vector<Granted>& batch
     if (request.state != State::Granted) refuse_argument("the request has no memory to take");
     single = {request.block, request.address};
     batch = std::move(request.blocks);
+    remove(request);
+}
+
+void Scheduler::remove(Request& request) {
+    --request.share->requests;
     requests_.remove(request);
 }
 
@@ -348,7 +354,7 @@ void Scheduler::forget(RequestId id) {
     ASYNCMEM_WRITTEN(forget, id);
     std::lock_guard lock(lock_);
     Request* request = requests_.find(id);
-    if (request && request->state == State::Failed) requests_.remove(*request);
+    if (request && request->state == State::Failed) remove(*request);
 }
 
 bool Scheduler::cancel(RequestId id, double now) {

@@ -170,6 +170,8 @@ private:
     void log_end(const Request& request);
     void fail(Request& request, Reason reason);
     void explain(Request& request);
+    void remove(Request& request);
+    void leave_to_outer(Share& share, double now);
     void note_fresh();
     void note(Request& request);
     void join(Request& request);

@@ -31,6 +31,8 @@ struct Share {
 
     RequestQueue queue;          // requests of this share itself that wait
     std::vector<Share*> inside;  // shares right inside of this one in which somebody waits
+    size_t requests = 0;         // of this share itself, waiting or not yet forgotten
+    size_t parts = 0;            // shares right inside of this one, whether somebody waits there or not
     size_t listed = 0;           // place in the list of the one above, from 1 on
     uint64_t overtaken = 0;      // bytes that were granted out of order
     uint64_t spillable = 0;      // bytes that could move to the host and would make room here
