@@ -266,6 +266,22 @@ double come_and_go(size_t count) {
     return timer.seconds() / askers;
 }
 
+// Budgets, as leases do, open and end one after another while others wait.
+double open_and_close(size_t count) {
+    World world;
+    world.submit_many(count);
+    constexpr size_t times = 1000;
+    Timer timer;
+    for (size_t i = 0; i < times; ++i) {
+        uint32_t account = world.heap_.add_account(0, limit);
+        world.scheduler_.open_share(account, 0, 0, -1, true, 2);
+        world.scheduler_.close_share(account, world.now_);
+        world.heap_.remove_account(account);
+        world.carry_out();
+    }
+    return timer.seconds() / times;
+}
+
 // Owners note what they hold, let go of it, and are forgotten, as many at a time as there are requests.
 double hold(size_t count) {
     World world;
@@ -331,6 +347,7 @@ int main(int count, char** arguments) {
         {"limit of the pool", [](size_t n) { return change_limit(n, true); }},
         {"limit of a budget", [](size_t n) { return change_limit(n, false); }},
         {"come and go", come_and_go},
+        {"open and close", open_and_close},
         {"hold and release", hold},
         {"forget an owner", forget_owner},
         {"prove no deadlock", prove},
