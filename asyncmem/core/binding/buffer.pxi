@@ -267,7 +267,7 @@ cdef class Buffer:
         if block == 0 or self.core().born != _generation:
             return
         cdef vector[Entry] extra = _entries_in(entries)
-        flags = self.core().c.free_entries(block, extra)
+        flags = self.core().c.free_entries(block, EntrySpan(extra))
         self.leave_block()
         if self.core().retire is not None:
             self.fence_home()

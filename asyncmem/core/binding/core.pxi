@@ -41,6 +41,7 @@ cdef class Core(Heap):
     cdef readonly Scheduler scheduler  # once the pool is open
     cdef CScheduler* s  # the same
     cdef object perform  # carries out what takes time
+    cdef int carriers  # calls of `carry_out` under way
     cdef object posted  # calls that finalizers left, because they could not wait
     cdef object woken  # requests that have ended and whose tasks are to be woken
     cdef readonly object loop  # the event loop that is served
@@ -212,10 +213,20 @@ cdef class Core(Heap):
 
     cpdef carry_out(self):
         """Do what the scheduler wants done, in its order."""
-        cdef CEffect effect
-        cdef int done = 0
         if self.s == NULL or self.born != _generation:
             return
+        self.carriers += 1
+        try:
+            self.carry_out_all()
+        finally:
+            self.carriers -= 1
+        if self.posted:
+            self.run_posted()
+
+    cdef int carry_out_all(self) except -1:
+        cdef CEffect effect
+        cdef int done = 0
+        cdef bint helped = False
         while True:
             while self.woken:
                 # In the list until all are woken, so that an interrupt in between costs nobody the wake-up.
@@ -224,18 +235,18 @@ cdef class Core(Heap):
                 if self.woken and self.woken[0] is request:
                     self.woken.popleft()
             if not self.s.next(effect):
-                break
+                return 0
             try:
                 self.do(effect)
             except BaseException:
                 self.s.put_back(effect)
                 raise
             done += 1
-            # A thread beside a busy loop hardly gets the interpreter's lock: where there is much, the loop helps.
+            # A thread beside a busy loop hardly gets the interpreter's lock: where there is much, the loop goes on.
             if done == _MANY and self.loop is not None and not self.loop.is_running_here():
-                self.loop.soon(self.carry_out)
-        if self.posted:
-            self.run_posted()
+                helped = self.loop.soon(self.carry_out)
+            elif helped and self.carriers > 1:
+                return 0
 
     cdef int do(self, const CEffect& effect) except -1:
         cdef const CRequest* found

@@ -276,7 +276,8 @@ cdef class Heap:
 
     def free(self, block, entries=()):
         """Give a block back, owing its home's open epoch and `entries`. Answers flags."""
-        return self.c.free_entries(_index(block, "block"), _entries_in(entries))
+        cdef vector[Entry] extra = _entries_in(entries)
+        return self.c.free_entries(_index(block, "block"), EntrySpan(extra))
 
     def free_everywhere(self, block):
         """Give a block back of which nobody knows who used it: it owes every stream's open epoch. Answers flags."""

@@ -18,6 +18,11 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t stream
         uint64_t epoch
 
+    cdef cppclass EntrySpan "std::span<const asyncmem::Entry>":
+        EntrySpan()
+        EntrySpan(const Entry* first, size_t count)
+        EntrySpan(const vector[Entry]& entries)
+
     cdef struct Epochs:
         uint64_t open, recorded, done
 
@@ -155,7 +160,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         bint take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome) except +
         uint32_t put_back(uint32_t block, const vector[Entry]& owed) except +
         uint32_t free(uint32_t block) except +
-        uint32_t free_entries "free"(uint32_t block, const vector[Entry]& extra) except +
+        uint32_t free_entries "free"(uint32_t block, EntrySpan extra) except +
         uint32_t free_everywhere(uint32_t block) except +
         uint32_t free_many(const uint32_t* blocks, size_t count) except +
         void set_home(uint32_t block, uint32_t stream) except +

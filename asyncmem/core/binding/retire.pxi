@@ -215,15 +215,23 @@ cdef class Retire(Lanes):
         self, uint32_t block, uint64_t nbytes, uint32_t home, int64_t last, Users users
     ) except? 0xFFFFFFFF:
         # Free a block of this core behind what the streams in `users` and the stream `last` (-1: none) have done to it.
-        cdef vector[Entry] owed
+        cdef Entry few[4]
+        cdef vector[Entry] many
+        cdef Entry* owed = few
         cdef uint32_t flags, i
-        if users is not None:
-            for i in range(users.count):
-                if users.at(i) != home and users.at(i) != last:
-                    owed.push_back(Entry(users.at(i), self.owe(users.at(i), nbytes)))
+        cdef uint32_t count = 0
+        cdef uint32_t others = 0 if users is None else users.count
+        if others > 3:
+            many.resize(others + 1)
+            owed = many.data()
+        for i in range(others):
+            if users.at(i) != home and users.at(i) != last:
+                owed[count] = Entry(users.at(i), self.owe(users.at(i), nbytes))
+                count += 1
         if last >= 0 and last != home:
-            owed.push_back(Entry(<uint32_t>last, self.owe(<uint32_t>last, nbytes)))
-        flags = self.c.free_entries(block, owed)
+            owed[count] = Entry(<uint32_t>last, self.owe(<uint32_t>last, nbytes))
+            count += 1
+        flags = self.c.free_entries(block, EntrySpan(owed, count))
         self.fence_home(home, nbytes)
         return flags
 
