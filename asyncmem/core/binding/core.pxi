@@ -369,11 +369,10 @@ cdef class Core(Heap):
 
     cdef object loop_here(self):
         # The event loop that runs here, where one does.
-        running = _running_loop()
-        if running is None and "trio" not in _modules:
-            return None
-        if running is not None and running is self.asyncio_loop:
+        if self.asyncio_loop is not None and _runs_here(self.asyncio_loop):
             return self.loop
+        if "trio" not in _modules and _running_loop() is None:
+            return None
         return self.pool._loop_here()
 
     cdef int submit(self, Request request, const Ask& ask, const Terms& terms) except -1:
@@ -606,7 +605,9 @@ cdef class Core(Heap):
 
     cdef object owner_here(self):
         # The task that runs here, or the number of the thread.
-        loop = _running_loop()
+        loop = self.asyncio_loop
+        if loop is None or not _runs_here(loop):
+            loop = _running_loop()
         task = None
         if loop is not None:
             task = _current_task(loop)

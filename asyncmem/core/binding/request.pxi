@@ -14,6 +14,16 @@ cdef inline PyObject* raised_unless(PyObject* answer) except NULL:
 
 cdef object _running_loop = asyncio._get_running_loop
 cdef dict _modules = sys.modules
+# CPython 3.11 asks the kernel who it is each time that it is asked for the running loop; its own loops know their thread.
+cdef object _knows_thread = asyncio.BaseEventLoop if sys.version_info < (3, 12) else ()
+
+
+cdef bint _runs_here(object loop) except -1:
+    # Whether an asyncio loop runs on this thread.
+    if not isinstance(loop, _knows_thread):
+        return _running_loop() is loop
+    thread = loop._thread_id
+    return thread is not None and <unsigned long>thread == PyThread_get_thread_ident()
 
 
 cdef class Request:
@@ -392,15 +402,16 @@ cdef class Await(Awaiting):
     cdef bint lie_down(self, Request request) except -1:
         # Let a task of asyncio sleep until its request has ended; False where that takes another way, or has come.
         cdef Core core = request._core
-        loop = _running_loop()
-        if loop is None or loop is not core.asyncio_loop:
+        loop = core.asyncio_loop
+        if loop is None or not _runs_here(loop):
             try:
                 core.pool._bind(request)
             except InvalidRequest as refused:
                 request._withdraw(refused)
                 self.stage = Over
                 return False
-            if loop is None or loop is not core.asyncio_loop:
+            loop = core.asyncio_loop
+            if loop is None:
                 return False
         self.task = task = core.task_of(loop)
         self.future = core.future_type(loop=loop) if core.future_type is not None else loop.create_future()
@@ -453,7 +464,7 @@ cdef class Await(Awaiting):
         """Wake the task, whatever thread this is; False where its loop is closed."""
         cdef Core core = self.request._core
         loop = self.future.get_loop()
-        if _running_loop() is loop:
+        if _runs_here(loop):
             return self._finish()
         try:
             loop.call_soon_threadsafe(self._finish)
