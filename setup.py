@@ -3,35 +3,31 @@
 import os
 import platform
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-CORE = "asyncmem/core"
-SOURCES = ["accounts", "check", "heap", "log", "place", "plan", "report"]
-SOURCES += ["resting", "segments", "spaces", "waste"]
-SOURCES += [f"scheduler/{name}" for name in ["deadlock", "inspect", "limits", "pages", "provide"]]
-SOURCES += [f"scheduler/{name}" for name in ["replay", "scheduler", "serve", "source", "upkeep"]]
-PARTS = ["allocator", "batch", "buffer", "core", "doors", "heap", "heap_api", "lanes", "policy", "quick", "ready"]
-PARTS += ["replay", "request", "retire", "scheduler", "scheduler_api", "spares", "witness"]
-HEADERS = ["cache.hpp", "entries.hpp", "fences.hpp", "few.hpp", "handles.hpp", "heap.hpp", "holes.hpp"]
-HEADERS += ["index.hpp", "journal.hpp", "ledger.hpp", "lock.hpp", "log.hpp", "node.hpp", "notes.hpp", "reserved.hpp"]
-HEADERS += ["resting.hpp", "slots.hpp", "space.hpp", "written.hpp"]
-HEADERS += [f"scheduler/{name}.hpp" for name in ["costs", "effects", "growth", "lag", "policy", "queue", "replay"]]
-HEADERS += [f"scheduler/{name}.hpp" for name in ["request", "scheduler", "shares", "source", "timeline", "told"]]
-HEADERS += ["doors.h", "ending.h", "fence_calls.h", "immediate.h", "recycle.h"]
+CORE, GPU = Path("asyncmem/core"), Path("asyncmem/devices/gpu")
 
 # gcc clears objects of a hundred bytes by `rep stos`, whose start-up alone costs 5 ns.
 GCC_ON_X86 = platform.machine() == "x86_64" and platform.system() == "Linux"
 MEMSET = ["-mmemset-strategy=unrolled_loop:256:noalign,libcall:-1:noalign"] if GCC_ON_X86 else []
 
+
+def files(folder: Path, *endings: str) -> list[str]:
+    """Name the files of a folder that end so, without those that Cython makes."""
+    found = (file for file in folder.rglob("*") if file.suffix in endings)
+    return sorted(str(file) for file in found if not file.with_suffix(".pyx").exists())
+
+
 core = Extension(
     "asyncmem.core._core",
-    [f"{CORE}/_core.pyx", *[f"{CORE}/{name}.cpp" for name in SOURCES]],
+    [str(CORE / "_core.pyx"), *files(CORE, ".cpp")],
     language="c++",
-    include_dirs=[CORE],
-    depends=[*[f"{CORE}/binding/{name}.pxi" for name in PARTS], *[f"{CORE}/{name}" for name in HEADERS]],
+    include_dirs=[str(CORE)],
+    depends=files(CORE, ".pxi", ".hpp", ".h"),
     # Cython would mangle the names of functions that C code looks up by name.
     define_macros=[("CYTHON_EXTERN_C", 'extern "C"')],
     # Two counters updated as one vector right after one of them was stored alone stall the hit path for 8 ns.
@@ -50,30 +46,12 @@ buckets = Extension(
     extra_compile_args=["-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s"],
 )
-GPU = "asyncmem/devices/gpu"
-GPU_SOURCES = ["context", "cuda", "gathering", "hip", "mapping", "paging", "table", "watch"]
 gpu = Extension(
     "asyncmem.devices.gpu._calls",
-    [f"{GPU}/_calls.pyx", *[f"{GPU}/{name}.cpp" for name in GPU_SOURCES]],
+    [str(GPU / "_calls.pyx"), *files(GPU, ".cpp")],
     language="c++",
-    include_dirs=[CORE, GPU],
-    depends=[
-        f"{CORE}/fence_calls.h",
-        f"{CORE}/lock.hpp",
-        *[
-            f"{GPU}/{name}"
-            for name in [
-                "context.hpp",
-                "finalizing.h",
-                "mapping.hpp",
-                "gathering.hpp",
-                "paging.hpp",
-                "paging.pxi",
-                "table.hpp",
-                "watch.hpp",
-            ]
-        ],
-    ],
+    include_dirs=[str(CORE), str(GPU)],
+    depends=[*files(GPU, ".pxi", ".hpp", ".h"), *files(CORE, ".h"), f"{CORE}/heap/lock.hpp"],
     extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
     extra_link_args=["-s", "-pthread"],
 )
@@ -102,4 +80,18 @@ class BuildSideBySide(build_ext):
             super().build_extensions()
 
 
+def use_what_is_made(module: Extension) -> None:
+    """Take what Cython made of a module before, while no source of ours is newer.
+
+    Cython itself would make it again in each isolated build, whose own files are new, and all would be compiled again.
+    """
+    source = Path(module.sources[0])
+    made = source.with_suffix(".cpp" if module.language == "c++" else ".c")
+    ours = [source, *(Path(file) for file in module.depends)]
+    if made.exists() and all(file.stat().st_mtime < made.stat().st_mtime for file in ours):
+        module.sources[0] = str(made)
+
+
+for module in modules:
+    use_what_is_made(module)
 setup(ext_modules=cythonize(modules, language_level=3), cmdclass={"build_ext": BuildSideBySide})

@@ -2,36 +2,36 @@
 
 The layers, lowest first; a file imports only from those before its own:
 
-    units figures errors facts needs options environment readers stats   words: sizes, errors, options, figures
-    core/       compiled: the heap, the scheduler that decides, and the objects that users hold
-    devices/    what owns memory and streams: the host, the simulated device, CUDA, ROCm, Metal, OpenCL
-    buckets/    BucketPool: buffers of any kind, kept by their size; it stands apart
+    text units figures errors facts options environment readers stats   words: sizes, errors, options, figures
+    files       opening files that may come from anywhere
+    core/       compiled: the heap, the scheduler, and the objects that users hold
+    devices/    memory and streams: the host, the simulated device, CUDA, ROCm, Metal, OpenCL
+    buckets/    BucketPool: buffers of any kind, kept by size
     arrays/     typed views over buffers, and DLPack
-    pool/       AsyncMemoryPool: carries out what the scheduler decides; budgets and leases, the worker
-    runtime     one pool a device for the whole process
+    pool/       AsyncMemoryPool, which carries out what the scheduler decides; budgets, leases, the worker
+    runtime     one pool per device for the whole process
     exchange    memory of other libraries as arrays
-    pipeline/   channels and stages that share memory, what feeds a device, models trained in stages
-    testing/    what tests of asynchronous memory need; public
-    replay/     recordings of what programs allocate, and what a pool would reserve for them
-    planning/   what a model will need, from its figures, before it runs
+    pipeline/   channels and stages in bounded memory, feeding a device, models trained in stages
+    testing/    for tests of programs that use asyncmem
+    replay/     recordings of allocations, and what a pool would reserve for them
+    planning/   what a model needs, before it runs
     insight/    where memory goes: records, profiles, trackers
     cli/        the command
 
-This file only re-exports; what is of `insight`, once it is asked for.
+`__all__` has what a program that allocates calls, annotates with or catches, and `profile_memory`. All else is in the
+submodules, `asyncmem.devices`, `.errors`, `.facts`, `.stats`, `.pool`, `.insight` and so on, after `import asyncmem`.
 """
 
 import importlib as _importlib
 import typing as _typing
 
 from asyncmem.arrays import Array, ArrayBatch
-from asyncmem.buckets import BucketPool, BucketStats
+from asyncmem.buckets import BucketPool
 from asyncmem.core import Batch, Buffer
-from asyncmem.devices import Device, Fence, Host, Simulated, Stream
 from asyncmem.errors import (
     AsyncmemError,
     AsyncmemWarning,
     BackendUnavailable,
-    BadTrace,
     BufferReleased,
     DeadlockError,
     DeviceError,
@@ -42,113 +42,96 @@ from asyncmem.errors import (
     PoolClosed,
     PoolTimeout,
     RequestCancelled,
-    StageError,
     StallWarning,
-    StepError,
     TooManyRequests,
 )
 from asyncmem.exchange import asarray
-from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 from asyncmem.options import PoolOptions
-from asyncmem.pool import (
-    AsyncMemoryPool,
-    Budget,
-    Copy,
-    GraphMemory,
-    Lease,
-    MemoryShare,
-    Pin,
-    PlannedMemory,
-    Request,
-    ReusePlan,
-    Spillable,
-)
+from asyncmem.pool import AsyncMemoryPool, Budget, Lease, MemoryShare, Spillable
 from asyncmem.pool.owners import tag
-from asyncmem.runtime import RuntimeDevice, device, run
-from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
+from asyncmem.runtime import device, run
+from asyncmem.stats import PoolStats, Pressure
 
 if _typing.TYPE_CHECKING:
-    from asyncmem.insight import (
-        AllocationTracker,
-        LifetimeAnalyzer,
-        MemoryTracker,
-        profile_memory,
-        set_memory_debug,
-    )
+    # A type checker takes "as" for an export.
+    from asyncmem import arrays as arrays
+    from asyncmem import buckets as buckets
+    from asyncmem import devices as devices
+    from asyncmem import errors as errors
+    from asyncmem import facts as facts
+    from asyncmem import insight as insight
+    from asyncmem import options as options
+    from asyncmem import pipeline as pipeline
+    from asyncmem import planning as planning
+    from asyncmem import pool as pool
+    from asyncmem import replay as replay
+    from asyncmem import runtime as runtime
+    from asyncmem import stats as stats
+    from asyncmem import testing as testing
+    from asyncmem.insight import profile_memory
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AllocationTracker",
     "Array",
     "ArrayBatch",
     "AsyncMemoryPool",
     "AsyncmemError",
     "AsyncmemWarning",
     "BackendUnavailable",
-    "BadTrace",
     "Batch",
     "BucketPool",
-    "BucketStats",
     "Budget",
     "Buffer",
     "BufferReleased",
-    "Copy",
     "DeadlockError",
-    "Device",
     "DeviceError",
-    "Fence",
-    "GraphMemory",
-    "Host",
     "InvalidRequest",
     "LeakWarning",
     "Lease",
-    "LifetimeAnalyzer",
     "MemoryShare",
-    "MemoryTracker",
     "NoDeviceHasRoom",
     "OutOfMemoryError",
-    "OutOfMemoryFacts",
-    "OwnerInfo",
-    "Pin",
-    "PlannedMemory",
     "PoolClosed",
     "PoolOptions",
     "PoolStats",
     "PoolTimeout",
     "Pressure",
-    "Request",
     "RequestCancelled",
-    "ReusePlan",
-    "RuntimeDevice",
-    "SegmentInfo",
-    "Shortfall",
-    "Simulated",
     "Spillable",
-    "StageError",
     "StallWarning",
-    "StepError",
-    "Stream",
     "TooManyRequests",
-    "WaiterInfo",
     "asarray",
     "device",
     "profile_memory",
     "run",
-    "set_memory_debug",
     "tag",
 ]
 
-if not _typing.TYPE_CHECKING:  # which would take any name for one that is here
-    _OF_INSIGHT = ("AllocationTracker", "LifetimeAnalyzer", "MemoryTracker", "profile_memory", "set_memory_debug")
+if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that is here
+    _SUBMODULES = ("insight", "pipeline", "planning", "replay", "testing")
+    """Imported at their first use, because most programs use none of them."""
+
+    _MOVED = {
+        **dict.fromkeys(("Device", "Fence", "Host", "Simulated", "Stream"), "devices"),
+        **dict.fromkeys(("BadTrace", "StageError", "StepError", "UnknownOption"), "errors"),
+        **dict.fromkeys(("OutOfMemoryFacts", "OwnerInfo", "Shortfall"), "facts"),
+        **dict.fromkeys(("AllocationTracker", "LifetimeAnalyzer", "MemoryTracker", "set_memory_debug"), "insight"),
+        **dict.fromkeys(("Copy", "GraphMemory", "Pin", "PlannedMemory", "Request", "ReusePlan"), "pool"),
+        **dict.fromkeys(("SegmentInfo", "WaiterInfo"), "stats"),
+        "BucketStats": "buckets",
+        "RuntimeDevice": "runtime",
+    }
+    """Names that were here before, and the submodule that has each."""
 
     def __getattr__(name: str) -> object:
-        if name == "insight":
-            return _importlib.import_module("asyncmem.insight")
-        if name not in _OF_INSIGHT:
-            raise AttributeError(f"module 'asyncmem' has no attribute {name!r}")
-        found = globals()[name] = getattr(_importlib.import_module("asyncmem.insight"), name)
-        return found
+        if name in _SUBMODULES:
+            return _importlib.import_module(f"asyncmem.{name}")
+        if name == "profile_memory":
+            found = globals()[name] = _importlib.import_module("asyncmem.insight").profile_memory
+            return found
+        moved = f": it is asyncmem.{_MOVED[name]}.{name}" if name in _MOVED else ""
+        raise AttributeError(f"module 'asyncmem' has no attribute {name!r}{moved}")
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -4,10 +4,12 @@ Only text is handled here: which variable speaks about which option. What the te
 """
 
 import difflib
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from asyncmem.errors import InvalidRequest
+from asyncmem.errors import AsyncmemWarning, InvalidRequest, UnknownOption
+from asyncmem.synonyms import OPTIONS
 
 PREFIX: Final = "ASYNCMEM_"
 CONF: Final = "ASYNCMEM_CONF"
@@ -29,24 +31,41 @@ def read_environment(environ: Mapping[str, str], known: Collection[str]) -> dict
     A variable of its own beats `ASYNCMEM_CONF`, in which a later entry beats an earlier one. Empty text says nothing.
 
     Raises:
-        InvalidRequest: A variable or an entry names no known option, or an entry has no value.
+        InvalidRequest: An entry names no known option, or has no value.
+
+    A variable that names no known option may be meant for another version: it is only warned of, and once.
     """
     settings = dict(_entries(environ.get(CONF, ""), known))
-    for variable, text in environ.items():
-        ours = variable.startswith(PREFIX) and variable != CONF and not variable.startswith(TESTS)
-        if ours and text.strip():
-            name = variable.removeprefix(PREFIX).lower()
-            if name not in known:
-                raise unknown_option(variable, [PREFIX + one.upper() for one in known], "environment")
-            settings[name] = Setting(text, variable)
+    for variable, name in _ours(environ):
+        if name in known:
+            settings[name] = Setting(environ[variable], variable)
+    for variable, error in unknown_variables(environ, known):
+        if variable not in _warned:
+            _warned.add(variable)
+            warnings.warn(f"{error}; it is ignored", AsyncmemWarning, stacklevel=4)
     return settings
 
 
-def unknown_option(name: str, known: Collection[str], what: str = "options") -> InvalidRequest:
+_warned: Final[set[str]] = set()
+
+
+def unknown_variables(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, InvalidRequest]]:
+    """Return the variables that look like an option's and are none, each with the error that says so."""
+    names = [PREFIX + one.upper() for one in known]
+    return [(one, unknown_option(one, names, "environment")) for one, name in _ours(environ) if name not in known]
+
+
+def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for variable, text in environ.items():
+        if variable.startswith(PREFIX) and variable != CONF and not variable.startswith(TESTS) and text.strip():
+            yield variable, variable.removeprefix(PREFIX).lower()
+
+
+def unknown_option(name: str, known: Collection[str], what: str = "options") -> UnknownOption:
     """Make the error for a name that no option has: with the nearest one, or with all of them where none is near."""
-    near = difflib.get_close_matches(name, known, n=1)
+    near = [ours] if (ours := OPTIONS.get(name)) in known else difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
-    return InvalidRequest(what, name, "the name of an option", hint=hint)
+    return UnknownOption(what, name, "the name of an option", hint=hint)
 
 
 def _entries(text: str, known: Collection[str]) -> Iterator[tuple[str, Setting]]:

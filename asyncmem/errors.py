@@ -1,6 +1,6 @@
-"""One tree of errors. Constructors take facts and make the sentence; the facts stay readable as attributes.
+"""One tree of errors. Constructors take facts and build the message; the facts are attributes.
 
-After any of these the pool is usable or closed, never in between, and nothing that was asked for has been half done.
+After any of these the pool is usable or closed, never in between, and nothing is half done.
 """
 
 import reprlib
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall, owner_table
 from asyncmem.figures import format_count, format_duration, format_size
+from asyncmem.text import printable, printable_lines, quoted
 
 
 class AsyncmemError(Exception):
@@ -15,13 +16,17 @@ class AsyncmemError(Exception):
 
     __module__ = "asyncmem"
 
+    def __str__(self) -> str:
+        """Return the sentence, with escape sequences escaped: programs choose parts of it."""
+        return printable_lines(super().__str__())
+
     def __reduce__(self) -> tuple[Callable[..., "AsyncmemError"], tuple[object, ...]]:
         """Rebuild from the finished sentence: constructors take facts, which `Exception` would not hand them again."""
         return _restore, (type(self), self.args, self.__dict__.copy())
 
 
 class InvalidRequest(AsyncmemError, ValueError):
-    """An argument or option that cannot be right. Raised at the call; nothing has happened."""
+    """An invalid argument or option. Raised at the call; nothing has happened."""
 
     __module__ = "asyncmem"
 
@@ -40,22 +45,24 @@ class Described(str):
     __slots__ = ()
 
 
+class UnknownOption(InvalidRequest, TypeError):
+    """A keyword that names no option; also a `TypeError`, as any unknown keyword is."""
+
+
 class BadTrace(InvalidRequest):
     """A recording that cannot be read, or that contradicts itself. Nothing of it was used."""
-
-    __module__ = "asyncmem"
 
     def __init__(self, got: str, expected: str, *, file: str = "", row: int | None = None, hint: str = "") -> None:
         """Take what was found and what ought to be, the file if it came from one, and the row counted from 0."""
         self.file = file
         self.row = row
-        name = f" {file!r}" if file else ""
+        name = f" {quoted(file)}" if file else ""
         place = "" if row is None else f", row {row}"
         super().__init__(f"trace{name}{place}", Described(got), expected, hint=hint)
 
 
 class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
-    """The memory is not there, and waiting cannot bring it. Every buffer stays valid and the pool usable.
+    """There is no such memory, and waiting cannot help. Every buffer stays valid and the pool usable.
 
     It is a `RuntimeError` too, and on CUDA its text starts "CUDA OOM: CUDA out of memory", because that is what code
     written for other allocators looks for.
@@ -81,7 +88,7 @@ class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
         self.cause = facts.cause
         self.advice = facts.advice
         start = "CUDA OOM: CUDA out of memory" if facts.device_kind == "cuda" else "out of memory"
-        super().__init__(f"{start} on {facts.device}: {facts.describe()}")
+        super().__init__(f"{start} on {printable(facts.device)}: {facts.describe()}")
 
 
 class PoolTimeout(AsyncmemError, TimeoutError):
@@ -98,7 +105,7 @@ class PoolTimeout(AsyncmemError, TimeoutError):
         self.timeout = timeout
         self.ahead = ahead
         self.free = free
-        self.level = level or f"pool {pool!r}"
+        self.level = level or f"pool {quoted(pool)}"
         super().__init__(
             f"{self.level} had no {format_size(asked)} within {format_duration(timeout)}: "
             f"{format_count(ahead, 'request')} ahead, {format_size(free)} free"
@@ -117,7 +124,7 @@ class RequestCancelled(AsyncmemError):
         """Take the pool's name and the bytes that were asked for."""
         self.pool = pool
         self.asked = asked
-        super().__init__(f"the request for {format_size(asked)} from pool {pool!r} was cancelled")
+        super().__init__(f"the request for {format_size(asked)} from pool {quoted(pool)} was cancelled")
 
 
 class PoolClosed(AsyncmemError):
@@ -129,7 +136,9 @@ class PoolClosed(AsyncmemError):
         """Take the pool's name and why it is closed, if that was not the user's own `aclose()`."""
         self.pool = pool
         self.reason = reason
-        super().__init__(f"pool {pool!r} is closed" + (f": {reason}" if reason else " and cannot be opened again"))
+        super().__init__(
+            f"pool {quoted(pool)} is closed" + (f": {printable(reason)}" if reason else " and cannot be opened again")
+        )
 
 
 class TooManyRequests(AsyncmemError):
@@ -144,13 +153,13 @@ class TooManyRequests(AsyncmemError):
         self.max_waiting = max_waiting
         self.asked = asked
         super().__init__(
-            f"pool {pool!r} has {format_count(waiting, 'waiting request')} and max_waiting is {max_waiting}; "
+            f"pool {quoted(pool)} has {format_count(waiting, 'waiting request')} and max_waiting is {max_waiting}; "
             f"the request for {format_size(asked)} was not queued"
         )
 
 
 class DeadlockError(AsyncmemError):
-    """Owners hold memory while they wait for each other's, and nobody else can free enough. Nothing was granted.
+    """Owners hold memory and wait for each other's, and all others together cannot free enough. Nothing was granted.
 
     The error goes to one of them; what it holds is freed as its `with` blocks are left, so the others go on.
     """
@@ -160,14 +169,14 @@ class DeadlockError(AsyncmemError):
     def __init__(
         self, *, pool: str, owners: Sequence[OwnerInfo], hints: Sequence[str] = (), level: str = "", holders: str = ""
     ) -> None:
-        """Take the stuck owners, what would avoid it, what has no room for the one that fails, and who holds that."""
+        """Take the stuck owners, how to avoid it, the level that has no room for the failing one, and its holders."""
         self.pool = pool
         self.owners = tuple(owners)
         self.hints = tuple(hints)
-        self.level = level or f"pool {pool!r}"
-        who = format_count(len(self.owners), "owner")
+        self.level = level or f"pool {quoted(pool)}"
+        count = format_count(len(self.owners), "owner")
         lines = [
-            f"deadlock in {self.level}: {who} cannot all be served even if everybody else frees everything",
+            f"deadlock in {self.level}: {count} cannot all be served even if all others free everything",
             owner_table(self.owners),
         ]
         lines += [holders] if holders else []
@@ -181,14 +190,12 @@ class StageError(AsyncmemError):
     What the stage raised is the `__cause__`; the frames of its traceback hold no values, because those hold memory.
     """
 
-    __module__ = "asyncmem"
-
     def __init__(self, stage: str, item: int, reason: str) -> None:
         """Take the stage's name, the item's number in what was mapped, counted from 0, and what went wrong."""
         self.stage = stage
         self.item = item
         self.reason = reason
-        super().__init__(f"stage {stage!r} failed at item {item}: {reason}")
+        super().__init__(f"stage {quoted(stage)} failed at item {item}: {printable(reason)}")
 
 
 class StepError(AsyncmemError):
@@ -197,8 +204,6 @@ class StepError(AsyncmemError):
     What the step raised is the `__cause__`; the frames of its traceback hold no values, because those hold memory.
     """
 
-    __module__ = "asyncmem"
-
     def __init__(self, stage: str, micro_batch: int, *, forward: bool, reason: str) -> None:
         """Take the stage's name, the micro-batch's number counted from 0, the direction, and what went wrong."""
         self.stage = stage
@@ -206,7 +211,9 @@ class StepError(AsyncmemError):
         self.forward = forward
         self.reason = reason
         direction = "forward" if forward else "backward"
-        super().__init__(f"stage {stage!r} failed in the {direction} of micro-batch {micro_batch}: {reason}")
+        super().__init__(
+            f"stage {quoted(stage)} failed in the {direction} of micro-batch {micro_batch}: {printable(reason)}"
+        )
 
 
 class DeviceError(AsyncmemError, RuntimeError):
@@ -223,7 +230,7 @@ class DeviceError(AsyncmemError, RuntimeError):
         self.code_name = code_name
         self.device = device
         self.advice = advice
-        where = f" on {device}" if device else ""
+        where = f" on {printable(device)}" if device else ""
         super().__init__(f"{call} failed{where}: {code_name} ({code})" + (f". {advice}" if advice else ""))
 
 
@@ -237,8 +244,8 @@ class BackendUnavailable(AsyncmemError, RuntimeError):
         self.device = device
         self.tried = tuple(tried)
         self.install = install
-        tail = f" (tried {'; '.join(self.tried)})" if self.tried else ""
-        super().__init__(f"device {device!r} is not available{tail}" + (f". {install}" if install else ""))
+        tail = f" (tried {'; '.join(map(printable, self.tried))})" if self.tried else ""
+        super().__init__(f"device {quoted(device)} is not available{tail}" + (f". {install}" if install else ""))
 
 
 class NoDeviceHasRoom(AsyncmemError, RuntimeError, MemoryError):
@@ -255,7 +262,7 @@ class NoDeviceHasRoom(AsyncmemError, RuntimeError, MemoryError):
 
 
 class BufferReleased(AsyncmemError, RuntimeError):
-    """A buffer was used after it had been freed. Its memory may be somebody else's by now and was not touched."""
+    """A buffer was used after it had been freed. Its memory may be in use again and was not touched."""
 
     __module__ = "asyncmem"
 
@@ -264,7 +271,7 @@ class BufferReleased(AsyncmemError, RuntimeError):
         self.nbytes = nbytes
         self.tag = tag
         self.action = action
-        label = f" tagged {tag!r}" if tag else ""
+        label = f" tagged {quoted(tag)}" if tag else ""
         needs = f"; {action} needs a live one" if action else ""
         super().__init__(f"this buffer of {format_size(nbytes)}{label} has been freed{needs}")
 
@@ -278,8 +285,8 @@ class AsyncmemWarning(RuntimeWarning):
 class LeakWarning(AsyncmemWarning):
     """A buffer that was forgotten, or a pool that was not closed.
 
-    No `ResourceWarning`, which Python hides by default: it is given only to those who asked by `track=True`, or closed
-    a pool under buffers that were still held.
+    No `ResourceWarning`, which Python hides by default: it is given only with `track=True`, or if you close a pool
+    whose buffers are still live.
     """
 
     __module__ = "asyncmem"
@@ -293,11 +300,11 @@ class StallWarning(AsyncmemWarning):
 
 def _show(value: object) -> str:
     if isinstance(value, Described):
-        return value
+        return printable(value)
     # Python refuses to print integers of thousands of digits.
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
+    return printable(reprlib.repr(value))
 
 
 def _restore(kind: type[AsyncmemError], args: tuple[object, ...], facts: dict[str, object]) -> AsyncmemError:

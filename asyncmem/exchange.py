@@ -14,13 +14,13 @@ from asyncmem.arrays import Array, ElementType, element_from_dlpack, element_typ
 from asyncmem.arrays._dlpack import receive
 from asyncmem.core import Buffer, Core
 from asyncmem.devices import Device, Stream, device
-from asyncmem.devices.places import gpu_at
+from asyncmem.devices.discovery import gpu_at
 from asyncmem.errors import Described, InvalidRequest
 
 if TYPE_CHECKING:
     from asyncmem.arrays._dlpack import CapsuleType
 
-Place = tuple[int, int]
+DlpackDevice = tuple[int, int]
 """DLPack's (device type, number)."""
 
 # DLPack's device types (dlpack.h, DLDeviceType): page-locked and managed memory are kinds of the host's and of CUDA's.
@@ -36,7 +36,7 @@ _EXPECTED: Final = "an object with __dlpack__, __cuda_array_interface__ or the b
 
 
 def asarray(source: object, *, stream: object = None) -> Array:
-    """Answer an array over the memory of another library's, without a copy.
+    """Return an array over the memory of another library's, without a copy.
 
     It takes whatever offers DLPack (torch, CuPy, JAX, cuda.core, numpy), `__cuda_array_interface__` (Numba) or the
     buffer protocol. Our own arrays are answered as they are, our buffers as arrays of bytes.
@@ -47,7 +47,7 @@ def asarray(source: object, *, stream: object = None) -> Array:
 
     Args:
         source: Its elements lie in row-major order, without gaps.
-        stream: Who will use it, the buffer's home: a stream, or what means one. On CUDA it waits for the work that the
+        stream: The stream that will use it, the buffer's home stream. On CUDA it waits for the work that the
             owner has submitted on the memory. None is the device's default stream. Unless it is a stream of ours, its
             device is one that the process shares, opened at the first need (**blocks**, for up to a second on CUDA).
 
@@ -75,7 +75,7 @@ def asarray(source: object, *, stream: object = None) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Memory of somebody else's, who lends it for as long as `owner` lives."""
+    """Memory of another library, valid as long as `owner` lives."""
 
     owner: object
     address: int
@@ -89,22 +89,14 @@ class _Offer:
 class _Lender:
     """What borrowed buffers have for a pool: it orders streams, and there is no memory to take back."""
 
-    def _entered(self, buffer: Buffer) -> None:
-        """Hear that a block begins; nobody waits for borrowed memory."""
-
-    def _left(self, buffer: Buffer) -> None:
-        """Hear that it ends."""
-
     def _use_on(self, buffer: Buffer, stream: object) -> None:
         if stream is not None:
             _follow(buffer.device.stream_of(stream), buffer.stream)
 
-    _lend = _use_on
-
     def _hand_over(self, buffer: Buffer, stream: object) -> None:
         _cores.pop(buffer.device.dlpack_device, None)  # it would keep the stream for as long as itself
         self._use_on(buffer, stream)
-        buffer._set_home(buffer._core.register_stream(buffer.device.stream_of(stream)))
+        buffer._set_home(buffer._core.stream_number(stream))
 
     def _copy(self, buffer: Buffer, *_: object) -> object:
         raise InvalidRequest("copy", buffer, "a pool's buffer", hint="call the method of the pool's buffer on this one")
@@ -117,8 +109,8 @@ class _Lender:
 
 
 _LENDER: Final = _Lender()
-_devices: dict[Place, Device] = {}
-_cores: dict[Place, Core] = {}
+_devices: dict[DlpackDevice, Device] = {}
+_cores: dict[DlpackDevice, Core] = {}
 _making = threading.Lock()
 
 
@@ -128,23 +120,23 @@ def _borrow(offer: _Offer, owner: Device, home: Stream) -> Array:
         hint = "make it contiguous first: numpy.ascontiguousarray(...), tensor.contiguous()"
         raise InvalidRequest("strides", offer.strides, f"row-major order of {list(offer.shape)} elements", hint=hint)
     core = _core_of(owner, home)
-    buffer = core.borrow(offer.address if nbytes else 0, nbytes, core.register_stream(home), offer)
+    buffer = core.borrow(offer.address if nbytes else 0, nbytes, home, offer)
     return buffer.view(offer.element.name, offer.shape)
 
 
 def _core_of(owner: Device, home: Stream) -> Core:
-    """Answer a core for what is borrowed, because only cores have buffers.
+    """Return a core for what is borrowed, because only cores have buffers.
 
     To make one takes several times as long as all else. So there is one for all that is at home on the default stream
     of a device that the process shares. One that knows other streams keeps them, and lives no longer than its buffers.
     """
-    place = owner.dlpack_device
-    shared = home is owner.default_stream and owner is _devices.get(place)
-    core = _cores.get(place) if shared else None
+    pair = owner.dlpack_device
+    shared = home is owner.default_stream and owner is _devices.get(pair)
+    core = _cores.get(pair) if shared else None
     if core is None or core.device is not owner or core.forked:
         core = Core(owner, _LENDER, stream_cache_blocks=0, shared_cache_blocks=0)
         if shared:
-            _cores[place] = core
+            _cores[pair] = core
     return core
 
 
@@ -164,25 +156,25 @@ def _follow(later: Stream, earlier: Stream) -> None:
         later.wait(earlier.record())
 
 
-def _home_at(place: Place, stream: object) -> tuple[Device, Stream]:
-    """Answer the memory's device, that of a stream of ours or else one that the process shares, and the stream."""
+def _home_at(pair: DlpackDevice, stream: object) -> tuple[Device, Stream]:
+    """Return the memory's device, that of a stream of ours or else one that the process shares, and the stream."""
     if not isinstance(stream, Stream):
-        owner = _device_at(place)
+        owner = _device_at(pair)
         return owner, owner.stream_of(stream)
     # Page-locked memory is worked on by a GPU's streams.
-    owner = stream.device.pinned() if place[0] in {_CUDA_HOST, _ROCM_HOST} else stream.device
+    owner = stream.device.pinned() if pair[0] in {_CUDA_HOST, _ROCM_HOST} else stream.device
     own = owner.dlpack_device
-    if own == place or (_KINDS.get(own[0], own[0]), own[1]) == (_KINDS.get(place[0]), place[1]):
+    if own == pair or (_KINDS.get(own[0], own[0]), own[1]) == (_KINDS.get(pair[0]), pair[1]):
         return owner, stream
-    raise InvalidRequest("stream", stream, f"one of the device that the memory is on, DLPack's {place}")
+    raise InvalidRequest("stream", stream, f"one of the device that the memory is on, DLPack's {pair}")
 
 
-def _device_at(place: Place) -> Device:
-    kind = _KINDS.get(place[0])
+def _device_at(pair: DlpackDevice) -> Device:
+    kind = _KINDS.get(pair[0])
     if kind is None:
-        got = Described(f"memory of DLPack device {place}")
+        got = Described(f"memory of DLPack device {pair}")
         raise InvalidRequest("source", got, "memory of the host, CUDA or ROCm", hint="else name a stream of its device")
-    key = (kind, place[1] if kind in _GPUS else 0)
+    key = (kind, pair[1] if kind in _GPUS else 0)
     with _making:
         if key not in _devices:
             _devices[key] = device("host" if kind == _CPU else f"{_GPUS[kind]}:{key[1]}")
@@ -220,14 +212,14 @@ def _by_interface(source: object, interface: Mapping[str, object], stream: objec
     address, readonly = cast("tuple[int, bool]", interface["data"])
     element = element_type(interface["typestr"])
     shape, strides = cast("tuple[int, ...]", interface["shape"]), interface.get("strides")
-    owner, home = _home_at(_place_of(address, stream), stream)
+    owner, home = _home_at(_dlpack_device_of(address, stream), stream)
     _after(interface.get("stream"), home)
     steps = cast("tuple[int, ...] | None", strides)
     return _borrow(_Offer(source, address, element, tuple(shape), steps, readonly), owner, home)
 
 
-def _place_of(address: int, stream: object) -> Place:
-    # The interface does not say which GPU it is on; whoever names a stream of ours does, and else the driver knows.
+def _dlpack_device_of(address: int, stream: object) -> DlpackDevice:
+    # The interface does not say which GPU it is on; a stream of ours does, and else the driver knows.
     if isinstance(stream, Stream):
         own = stream.device.dlpack_device
         return own if own[0] in _GPUS else (_CUDA, own[1])

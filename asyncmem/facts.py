@@ -1,21 +1,22 @@
-"""The facts behind errors that have many: what is known when memory runs out, who waits for whom, who has no room."""
+"""The facts of errors that have many: out of memory, deadlocks, and devices without room."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from asyncmem.figures import format_count, format_duration, format_size
+from asyncmem.text import printable, quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryFacts:
-    """Everything known at the moment when a request is about to be refused.
+    """Everything known when a request is about to be refused.
 
     The same record goes to `on_oom` and, when that does not help, into `OutOfMemoryError`. All sizes are bytes.
     """
 
     asked: int
-    """What the request asked for; for a batch the sum."""
+    """The size of the request; for a batch the sum."""
     device: str
     """Name of the device, such as "cuda:0"."""
     level: str = ""
@@ -41,12 +42,12 @@ class OutOfMemoryFacts:
     holders: tuple[tuple[str, int], ...] = ()
     """The tags that hold most, with their bytes, largest first."""
     sites: tuple[tuple[str, int], ...] = ()
-    """The lines ("file:line") that hold most, with their bytes, largest first; while somebody records the pool."""
+    """The lines ("file:line") that hold most, with their bytes, largest first; while the pool is recorded."""
     cause: str = ""
-    """Why there is no such memory, where that is known: "size" (more than there may ever be), "limit" (others hold too
-    much below that), "fragmentation" (so much is free, in pieces), "growth" (others are being given what the device
-    has, and an event loop's thread cannot wait) or "device" (which has no more to give)."""
-    rungs: Mapping[str, int] = field(default_factory=dict)
+    """Why there is no such memory, if known: "size" (more than the limit), "limit" (other owners hold too much),
+    "fragmentation" (enough is free, but in pieces), "growth" (memory is being made for other requests, and an event
+    loop's thread cannot wait) or "device" (it has no more)."""
+    remedies: Mapping[str, int] = field(default_factory=dict)
     """What the pool has done against a lack of memory so far: how often each means was used, by name."""
     advice: tuple[str, ...] = ()
     """What to try, most promising first."""
@@ -57,7 +58,7 @@ class OutOfMemoryFacts:
         return self.device.partition(":")[0]
 
     def describe(self) -> str:
-        """Say the facts in one sentence, and what to try in a second."""
+        """Return the facts in one sentence, and what to try in a second."""
         cause = f" ({_CAUSES[self.cause]})" if self.cause else ""
         where = f" from {self.level}" if self.level else ""
         clauses = [f"asked for {format_size(self.asked)}{where}{cause}", *self._amounts(), *self._demand()]
@@ -76,11 +77,12 @@ class OutOfMemoryFacts:
         if self.waiting:
             yield f"{format_count(self.waiting, 'request')} waiting for {format_size(self.waiting_bytes)}"
         if self.holders:
-            yield "held by " + ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in self.holders)
+            yield "held by " + ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in self.holders)
         if self.sites:
-            yield "made at " + ", ".join(f"{site} {format_size(nbytes)}" for site, nbytes in self.sites)
-        if self.rungs:
-            yield "tried " + ", ".join(f"{rung} {format_count(times, 'time')}" for rung, times in self.rungs.items())
+            yield "made at " + ", ".join(f"{printable(site)} {format_size(nbytes)}" for site, nbytes in self.sites)
+        if self.remedies:
+            tried = (f"{remedy} {format_count(times, 'time')}" for remedy, times in self.remedies.items())
+            yield "tried " + ", ".join(tried)
 
 
 _CAUSES: Final = {
@@ -94,7 +96,7 @@ _CAUSES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Why one device will not do. Sizes are bytes."""
+    """Why one device has no room. Sizes are bytes."""
 
     device: str
     """Its name."""
@@ -106,10 +108,11 @@ class Shortfall:
     """Why it cannot be used at all, or None where it merely has too little."""
 
     def describe(self) -> str:
-        """Say it in a few words."""
+        """Return it in a few words."""
+        device = printable(self.device)
         if self.reason is not None:
-            return f"{self.device} cannot be used: {self.reason}"
-        return f"{self.device} has room for {format_size(self.room)} and lacks {format_size(self.lacking)}"
+            return f"{device} cannot be used: {printable(self.reason)}"
+        return f"{device} has room for {format_size(self.room)} and lacks {format_size(self.lacking)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,13 @@ def owner_table(owners: Iterable[OwnerInfo]) -> str:
     """Lay the owners out as a table with a heading, one line each, for an error or a warning."""
     rows = [("owner", "holds", "waits for", "since", "at")]
     rows += [
-        (one.owner, format_size(one.held), format_size(one.waiting), format_duration(one.age), one.site)
+        (
+            printable(one.owner),
+            format_size(one.held),
+            format_size(one.waiting),
+            format_duration(one.age),
+            printable(one.site),
+        )
         for one in owners
     ]
     if not any(row[-1] for row in rows[1:]):

@@ -1,9 +1,10 @@
-"""From what a user wrote to an option's value: one reader a kind of option.
+"""Readers: from what a user wrote to an option's value, one for each kind of option.
 
 A reader takes the value, as an argument or as text from the environment, and the name to blame in the error.
 """
 
 import math
+import os
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
@@ -12,11 +13,10 @@ from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
 from asyncmem.errors import InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_duration, format_share
-from asyncmem.needs import Need, bytes_needed
-from asyncmem.units import Share, Size, parse_count, parse_duration, parse_share, parse_size
+from asyncmem.units import Need, Share, Size, bytes_needed, parse_count, parse_duration, parse_share, parse_size
 
 Reader: TypeAlias = Callable[[object, str], object]
-"""Takes a value and the name to blame; answers what the option holds; raises `InvalidRequest`."""
+"""Takes a value and the name to blame; returns what the option holds; raises `InvalidRequest`."""
 
 OnOutOfMemory: TypeAlias = Callable[[OutOfMemoryFacts], bool]
 """Is shown the facts before an out-of-memory error; True asks for one more try."""
@@ -41,17 +41,9 @@ class Patience(NamedTuple):
         return format_duration(self.seconds) if self.share == math.inf else format_share(self.share)
 
 
-_WORDS: Final = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
+_WORDS: Final = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
 _MOST_FREES: Final = 4096  # what the core takes
+_MOST_BUFFERS: Final = 1 << 18  # of one batch, which is made in one go
 _ANY_SHARE: Final = "a size, or a share such as 0.25 or '400%'"
 _PAIR: Final = re.compile(r"(?P<size>[^*]+)\*\s*(?P<count>\d+)\s*")
 
@@ -121,10 +113,7 @@ def count(value: object, what: str) -> int:
 
 def fences_shared(value: object, what: str) -> int:
     """Read how many frees may share a fence: from 1 to 4096."""
-    number = count(value, what)
-    if not 1 <= number <= _MOST_FREES:
-        raise InvalidRequest(what, value, f"a number from 1 to {_MOST_FREES}")
-    return number
+    return parse_count(cast("SupportsIndex | str", value), what=what, least=1, most=_MOST_FREES)
 
 
 def seconds(value: object, what: str) -> float:
@@ -145,9 +134,9 @@ def factor(value: object, what: str) -> float:
     """Read a number from 0."""
     try:
         number = -1.0 if isinstance(value, bool) else float(cast("float | str", value))
-    except (TypeError, ValueError):
-        number = -1.0
-    if not 0 <= number < float("inf"):
+    except Exception as error:  # of the caller's own type, whatever it raises
+        raise InvalidRequest(what, value, "a number from 0") from error
+    if not 0 <= number < math.inf:
         raise InvalidRequest(what, value, "a number from 0")
     return number
 
@@ -167,13 +156,25 @@ def label(value: object, what: str) -> str:
     return value.strip()
 
 
+def file(value: object, what: str) -> str:
+    """Read the name of a file, which the system must be able to have."""
+    name = label(value, what)
+    try:
+        known = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        known = False
+    if not known:
+        raise InvalidRequest(what, value, "the name of a file")
+    return name
+
+
 def one_of(*names: str) -> Reader:
     """Make a reader of one of these words."""
 
     def read(value: object, what: str) -> str:
-        if value not in names:
+        if not isinstance(value, str) or value not in names:
             raise InvalidRequest(what, value, " or ".join(f'"{name}"' for name in names))
-        return str(value)
+        return value
 
     return read
 
@@ -194,7 +195,14 @@ def warmup(value: object, what: str) -> Warmup:
     pairs = _pairs_of_text(value, what) if isinstance(value, str) else value
     if not isinstance(pairs, Iterable):
         raise InvalidRequest(what, value, "pairs of size and count")
-    return tuple(_pair(one, what) for one in pairs)
+    found: list[tuple[int, int]] = []
+    total = 0
+    for pair in pairs:
+        found.append(_pair(pair, what))
+        total += found[-1][1]
+        if total > _MOST_BUFFERS:
+            raise InvalidRequest(what, value, f"at most {_MOST_BUFFERS} buffers in all")
+    return tuple(found)
 
 
 def callback(value: object, what: str) -> OnOutOfMemory:
@@ -206,7 +214,7 @@ def callback(value: object, what: str) -> OnOutOfMemory:
         except (ValueError, ImportError, AttributeError) as error:
             raise InvalidRequest(what, value, 'a callable or its place "package.module:function"') from error
     if not callable(found):
-        raise InvalidRequest(what, value, "a callable that takes OutOfMemoryFacts and answers whether to try again")
+        raise InvalidRequest(what, value, "a callable that takes OutOfMemoryFacts and returns whether to try again")
     return cast("OnOutOfMemory", found)
 
 
@@ -228,4 +236,4 @@ def _pairs_of_text(text: str, what: str) -> list[tuple[str, str]]:
 def _pair(value: object, what: str) -> tuple[int, int]:
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise InvalidRequest(what, value, 'a pair of size and count, such as ("4 KiB", 100)')
-    return positive_size(value[0], what), count(value[1], what)
+    return positive_size(value[0], what), parse_count(value[1], what=what, most=_MOST_BUFFERS)

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ class RuntimeDevice:
         self._pool: AsyncMemoryPool | None = None
 
     def __repr__(self) -> str:
-        return f"<asyncmem.device {self._name!r}>"
+        return f"<asyncmem.device {quoted(self._name)}>"
 
     @property
     def pool(self) -> AsyncMemoryPool:
@@ -45,35 +46,35 @@ class RuntimeDevice:
         return self._pool
 
     def memory_allocated(self) -> int:
-        """Answer the bytes that buffers hold."""
+        """Return the bytes that buffers hold."""
         return self._stats().allocated_bytes
 
     def memory_cached(self) -> int:
-        """Answer the bytes that are reserved and held by no buffer."""
+        """Return the bytes that are reserved and held by no buffer."""
         return self._stats().cached_bytes
 
     def memory_reserved(self) -> int:
-        """Answer the bytes taken from the driver."""
+        """Return the bytes taken from the driver."""
         return self._stats().reserved_bytes
 
     def max_memory_allocated(self) -> int:
-        """Answer the highest `memory_allocated` since the last reset."""
+        """Return the highest `memory_allocated` since the last reset."""
         return self._stats().peak_allocated
 
     def max_memory_cached(self) -> int:
-        """Answer the highest `memory_cached` since the last reset."""
+        """Return the highest `memory_cached` since the last reset."""
         return self._stats().peak_cached
 
     def max_memory_reserved(self) -> int:
-        """Answer the highest `memory_reserved` since the last reset."""
+        """Return the highest `memory_reserved` since the last reset."""
         return self._stats().peak_reserved
 
     def memory_stats(self) -> dict[str, object]:
-        """Answer all figures of the pool by their names, those of `PoolStats`."""
+        """Return all figures of the pool by their names, those of `PoolStats`."""
         return dict(self._stats().as_dict())
 
     def memory_summary(self) -> str:
-        """Answer the figures as text for one screen."""
+        """Return the figures as text for one screen."""
         return self.pool.summary()
 
     def empty_cache(self) -> None:
@@ -89,7 +90,7 @@ class RuntimeDevice:
 
 
 def device(name: str = "auto") -> RuntimeDevice:
-    """Answer a device by name, the same object each time: "auto", "host", "simulated", "cuda:0".
+    """Return a device by name, the same object each time: "auto", "host", "simulated", "cuda:0".
 
     Raises:
         BackendUnavailable: At its first use, when it cannot be used here.

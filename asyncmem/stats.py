@@ -33,7 +33,7 @@ class Pressure(enum.IntEnum):
         return _BANDS[self]
 
     def __str__(self) -> str:
-        """Answer the level's name; the number is for comparing."""
+        """Return the level's name; the number is for comparing."""
         return self.name
 
     def __format__(self, spec: str) -> str:
@@ -150,14 +150,14 @@ class PoolStats:
     late_fences: int = 0
     """Memory of another stream taken behind a fence that was recorded only then, and so covers later work as well."""
     loop_blocking_calls: int = 0
-    """Driver calls made on an event loop's thread because a synchronous call there needed memory at once."""
+    """Synchronous calls on an event loop's thread, which waited there for the device."""
     cpu_fallbacks: int = 0
     """Buffers placed on the host because the device was out (`fallback="host"`)."""
     spills: int = 0
     """Marked buffers that moved to the host (`pool.spillable(...)`)."""
     returns: int = 0
     """How often one of them came back to be used."""
-    rungs: Mapping[str, int] = field(default_factory=dict)
+    remedies: Mapping[str, int] = field(default_factory=dict)
     """How often each means against a lack of memory was used, by its name."""
 
     @property
@@ -196,21 +196,13 @@ class PoolStats:
         return 1.0 - _rate(self.largest_hole, self.cached_bytes)
 
     def as_dict(self) -> dict[str, Figure]:
-        """Answer every field and every derived figure by its name, ready for JSON; the pressure as its name."""
+        """Return every field and every derived figure by its name, ready for JSON; the pressure as its name."""
         names = [one.name for one in fields(self)] + list(DERIVED)
         figures: dict[str, Figure] = {name: getattr(self, name) for name in names}
-        return figures | {"pressure": self.pressure.name, "rungs": dict(self.rungs)}
+        return figures | {"pressure": self.pressure.name, "remedies": dict(self.remedies)}
 
 
-DERIVED: Final = (
-    "num_cache_hits",
-    "misses_stream",
-    "misses_shared",
-    "cache_hit_rate",
-    "efficiency_score",
-    "memory_efficiency",
-    "fragmentation",
-)
+DERIVED: Final = tuple(name for name, one in vars(PoolStats).items() if isinstance(one, property))
 """The figures of `PoolStats` that are computed from others."""
 
 

@@ -1,26 +1,32 @@
 """Sizes, shares and time spans as people write them. The one place where such text is parsed."""
 
+import contextlib
 import operator
 import re
+import threading
 from decimal import Decimal
-from typing import Final, SupportsIndex, TypeAlias
+from typing import Final, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 
 __all__ = [
+    "MAX_COUNT",
     "MAX_SIZE",
+    "HasTotal",
+    "Need",
     "Share",
     "Size",
+    "bytes_needed",
     "format_count",
     "format_duration",
     "format_share",
     "format_size",
+    "parse_block",
     "parse_count",
     "parse_duration",
     "parse_share",
     "parse_size",
-    "parse_size_or_share",
 ]
 
 Size: TypeAlias = SupportsIndex | str
@@ -32,19 +38,24 @@ Share: TypeAlias = float | str
 MAX_SIZE: Final = 1 << 47
 """128 TiB, the user address space of common machines: whatever is larger is a mistake in a computation."""
 
+MAX_COUNT: Final = (1 << 63) - 1
+"""The most that a count may be: what the compiled core can hold."""
+
 _SIZE: Final = 'bytes as an integer or text such as "64 MiB"'
 _NUMBER: Final = re.compile(r"\s*(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[^\d\s.]*)\s*", re.ASCII)
-_BINARY: Final = {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)}
+_BINARY: Final = {f"{prefix}i{b}": 1024**power for power, prefix in enumerate("kmgt", start=1) for b in ("", "b")}
 _DECIMAL: Final = {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
 _SIZE_UNITS: Final = {"": 1, "b": 1, **_BINARY, **_DECIMAL}
+_PREFIXES: Final = ("K", "M", "G", "T")
+_BEYOND: Final = Decimal("1e400")  # of every size and every float
 _TIME_UNITS: Final = {"": "1", "s": "1", "ms": "0.001", "us": "0.000001", "µs": "0.000001", "min": "60", "h": "3600"}
 
 
 def parse_size(value: Size, *, what: str = "size") -> int:
     """Read a number of bytes.
 
-    Text may use binary units ("64 MiB", "1.5GiB") or decimal ones ("2 GB"), in any case, and underscores ("1_000");
-    a fraction of a byte is dropped. Zero is valid.
+    Text may use binary units ("64 MiB", "1.5GiB", "2Gi") or decimal ones ("2 GB"), in any case, and underscores
+    ("1_000"); a fraction of a byte is dropped. Zero is valid.
 
     Args:
         value: The size.
@@ -72,19 +83,6 @@ def parse_share(value: Share, *, what: str = "share") -> float:
     return share
 
 
-def parse_size_or_share(value: Size | float, total: int, *, what: str = "size") -> int:
-    """Read either a size or a share of `total` bytes ("80%", 0.8), and answer bytes.
-
-    An integer is always bytes and a float always a share: 1 is one byte, 1.0 is everything.
-
-    Raises:
-        InvalidRequest: Neither; `what` names the argument or option.
-    """
-    if isinstance(value, float) or (isinstance(value, str) and "%" in value):
-        return int(parse_share(value, what=what) * total)
-    return parse_size(value, what=what)
-
-
 def parse_duration(value: float | str, *, what: str = "timeout") -> float:
     """Read a time span in seconds: a number, or text such as "500 ms", "10 s", "2 min".
 
@@ -97,21 +95,52 @@ def parse_duration(value: float | str, *, what: str = "timeout") -> float:
     return seconds
 
 
-def parse_count(value: SupportsIndex | str, *, what: str = "count", least: int = 0) -> int:
-    """Read a whole number from `least`, also as text.
+def parse_block(value: float | str | None, *, what: str = "timeout") -> float | None:
+    """Read how long a thread may block: as `parse_duration`, at most what threads can wait; None for any time.
+
+    Raises:
+        InvalidRequest: Anything else; `what` names the argument.
+    """
+    return None if value is None else min(parse_duration(value, what=what), threading.TIMEOUT_MAX)
+
+
+def parse_count(value: SupportsIndex | str, *, what: str = "count", least: int = 0, most: int = MAX_COUNT) -> int:
+    """Read a whole number from `least` to `most`, also as text.
 
     Raises:
         InvalidRequest: Anything else; `what` names the argument or option.
     """
-    expected = f"a whole number from {least}"
+    expected = f"a whole number from {least} to {'2**63 - 1' if most == MAX_COUNT else most}"
     if isinstance(value, str):
         # Python refuses to read integers of thousands of digits.
         number = int(value) if value.strip().isdecimal() and len(value) < 100 else -1
     else:
         number = _whole_number(value, what, expected)
-    if number < least:
+    if not least <= number <= most:
         raise InvalidRequest(what, value, expected)
     return number
+
+
+@runtime_checkable
+class HasTotal(Protocol):
+    """What knows how many bytes it comes to: an estimate of `asyncmem.planning`."""
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+
+
+Need: TypeAlias = Size | HasTotal
+"""A size, or what has a total."""
+
+
+def bytes_needed(need: Need, what: str = "need") -> int:
+    """Return the bytes.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    return parse_size(need.total if isinstance(need, HasTotal) else need, what=what)
 
 
 def _size_of_text(text: str, what: str) -> int:
@@ -119,15 +148,18 @@ def _size_of_text(text: str, what: str) -> int:
     scale = _SIZE_UNITS.get(found["unit"].lower()) if found else None
     if found is None or scale is None:
         # "64M" means 2**20 to some tools and 10**6 to others, so it is refused rather than guessed.
-        raise InvalidRequest(what, text, f'{_SIZE} (2**20) or "64 MB" (10**6)')
-    return int(Decimal(found["number"]) * scale)
+        hint = ""
+        if found and (unit := found["unit"].upper()) in _PREFIXES:
+            hint = f'write "{found["number"]} {unit}iB" or "{found["number"]} {unit}B"'
+        raise InvalidRequest(what, text, f'{_SIZE} (2**20) or "64 MB" (10**6)', hint=hint)
+    return int(_number_of(found) * scale)
 
 
 def _share_of_text(text: str, what: str) -> float:
     found = _NUMBER.fullmatch(text)
     if found is None or found["unit"] not in ("", "%"):
         raise InvalidRequest(what, text, 'a share such as 0.8 or "80%"')
-    return float(Decimal(found["number"]) / (100 if found["unit"] else 1))
+    return float(_number_of(found) / (100 if found["unit"] else 1))
 
 
 def _seconds_of_text(text: str, what: str) -> float:
@@ -135,7 +167,11 @@ def _seconds_of_text(text: str, what: str) -> float:
     scale = _TIME_UNITS.get(found["unit"]) if found else None
     if found is None or scale is None:
         raise InvalidRequest(what, text, 'seconds as a number or text such as "500 ms", "10 s" or "2 min"')
-    return float(Decimal(found["number"]) * Decimal(scale))
+    return float(_number_of(found) * Decimal(scale))
+
+
+def _number_of(found: re.Match[str]) -> Decimal:
+    return min(Decimal(found["number"]), _BEYOND)  # decimals overflow, and large ones take long to become an int
 
 
 def _whole_number(value: SupportsIndex, what: str, expected: str) -> int:
@@ -145,10 +181,15 @@ def _whole_number(value: SupportsIndex, what: str, expected: str) -> int:
             return operator.index(value)
         except TypeError:
             pass
+        except Exception as error:  # of the caller's own type, whatever it raises
+            raise InvalidRequest(what, value, expected) from error
     raise InvalidRequest(what, value, expected)
 
 
-def _real_number(value: float, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(what, value, "a number")
-    return float(value)
+def _real_number(value: object, what: str) -> float:
+    if isinstance(value, float):
+        return float.__pos__(value)  # a subclass may convert and compare as it likes
+    if isinstance(value, int) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            return int.__float__(value)
+    raise InvalidRequest(what, value, "a number")

@@ -36,7 +36,7 @@ class OnHost:
         cast("HostStream", stream).run(work, *arrays)
 
     async def answer(self, stream: Stream | None, work: Callable[..., Any], *arrays: object) -> float:
-        """Queue it and wait for the number that it answers."""
+        """Queue it and wait for the number that it returns."""
         return float(await cast("HostStream", stream).run(work, *arrays))
 
 
@@ -52,7 +52,7 @@ class OnGpu(OnHost):
             work(*arrays)
 
     async def answer(self, stream: Stream | None, work: Callable[..., Any], *arrays: object) -> float:
-        """Queue it and wait for the number that it answers."""
+        """Queue it and wait for the number that it returns."""
         with self.library.cuda.ExternalStream(cast("Any", stream).handle):
             found = work(*arrays)
         await cast("Stream", stream).synchronize()
@@ -104,7 +104,7 @@ def stages(place: OnHost, steps: Steps) -> list[Any]:
 
     @stage(credit=4 * PIXELS, stream="normalise")
     async def normalise(image: asyncmem.Array, pool: StageShare) -> asyncmem.Array:
-        """Queue the next step: its stream waits for the reading, and nobody waits here."""
+        """Queue the next step: its stream waits for the reading, and nothing waits here."""
         scaled = await pool.empty((3, 256, 256), "float32", tag="scaled")
         place.run(pool.stream, steps.scale, array(image), array(scaled))
         return scaled

@@ -1,8 +1,8 @@
 """A producer and a consumer on two streams of a GPU, with torch or CuPy; where there is no GPU, with numpy on the host.
 
-The producer reads batches and copies them to the card while the consumer's kernels run on those before. A batch changes
-hands by `hand_over`: the consumer's stream waits for the copy, and nobody waits on the host for that. The pool has room
-for four batches, so a producer that is faster waits for memory, without holding up the loop.
+The producer reads batches and copies them to the GPU while the consumer's kernels run on those before. A batch changes
+hands by `hand_over`: the consumer's stream waits for the copy, and nothing waits on the host. The pool has room for
+four batches, so a faster producer waits for memory, without blocking the loop.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Library(NamedTuple):
-    """An array library, and how it works on a stream of somebody else's."""
+    """An array library, and how it works on a stream of another library."""
 
     name: str
     device: str
@@ -31,7 +31,7 @@ class Library(NamedTuple):
 
 
 def find() -> Library:
-    """Answer the first library that can be used here."""
+    """Return the first library that can be used here."""
     for find_one in (_torch, _cupy):
         try:
             return find_one()
@@ -56,7 +56,7 @@ def _cupy() -> Library:
 
 
 def read(number: int) -> Floats:
-    """Answer a batch as it comes from a disk or a network."""
+    """Return a batch as it comes from a disk or a network."""
     return np.random.default_rng(number).normal(number, 1, SHAPE).astype(np.float32)
 
 
@@ -84,7 +84,7 @@ async def consume(
     queue: asyncio.Queue[asyncmem.Buffer | None],
     mine: asyncmem.devices.Stream,
 ) -> list[Floats]:
-    """Answer the sums of each batch's columns."""
+    """Return the sums of each batch's columns."""
     results = []
     async with pool.pinned.allocate_async(SHAPE[1] * 4, stream=mine) as staging:
         here = staging.view("float32").numpy(np.float32)

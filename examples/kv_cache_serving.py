@@ -2,7 +2,7 @@
 
 Each text takes one page after the other as it grows. That is hold-and-wait, the way into a deadlock, so no text waits
 for long: one that gets no page in time gives all its pages back and starts again, with everything it will need in one
-request. People who wait come first (`priority`), and those who have waited too long are told so (`timeout`).
+request. Interactive requests come first (`priority`), and a request that waited too long fails (`timeout`).
 
 It runs on the host; ``main("cuda:0", cupy)`` does the same on a GPU.
 """
@@ -49,7 +49,7 @@ class Model:
         self.weights = library.asarray(np.random.default_rng(0).standard_normal((3, WIDTH, WIDTH)) / WIDTH**0.5)
 
     def begin(self, text: Text) -> Matrix:
-        """Answer the first token."""
+        """Return the first token."""
         first: Matrix = self.library.asarray(np.random.default_rng(text.seed).standard_normal(WIDTH))
         return first
 
@@ -58,7 +58,7 @@ class Model:
         into[0], into[1] = self.weights[1] @ token, self.weights[2] @ token
 
     def next_token(self, token: Matrix, known: Matrix) -> Matrix:
-        """Attend to everything before, and answer the next token."""
+        """Attend to everything before, and return the next token."""
         query = self.weights[0] @ token
         keys, values = known[:, 0].copy(), known[:, 1].copy()
         scores = keys @ query / WIDTH**0.5
@@ -76,7 +76,7 @@ class Model:
         return token
 
     def page(self, buffer: asyncmem.Buffer) -> Matrix:
-        """Answer a page of the pool as an array."""
+        """Return a page of the pool as an array."""
         page: Matrix = self.library.asarray(buffer.view("float64", (TOKENS_PER_PAGE, 2, WIDTH)))
         return page
 
@@ -96,7 +96,7 @@ async def write_text(text: Text, model: Model, pool: asyncmem.AsyncMemoryPool, p
         known = [*map(model.page, pages[:number]), model.page(pages[number])[: row + 1]]
         token = model.next_token(token, model.library.concatenate(known))
         del known  # a view keeps its page
-        await asyncio.sleep(0)  # a step of the model: everybody else takes one too
+        await asyncio.sleep(0)  # a step of the model: the other tasks take one too
     return token
 
 

@@ -39,7 +39,7 @@ class Library(NamedTuple):
 
 
 def find() -> Library:
-    """Answer the first library that can be used here."""
+    """Return the first library that can be used here."""
     for find_one in (_torch, _cupy):
         try:
             return find_one()
@@ -100,7 +100,7 @@ def adam(weights: Tensor, gradients: Tensor, means: Tensor, variances: Tensor, s
 
 
 def size_of_kind(arrays: asyncmem.ArrayBatch) -> int:
-    """Answer how many numbers there are from the first weight to the last."""
+    """Return how many numbers there are from the first weight to the last."""
     last = arrays[len(SHAPES) - 1]
     return last.offset // 4 + last.size
 
@@ -115,7 +115,7 @@ def train(library: Library, arrays: asyncmem.ArrayBatch) -> None:
 
 
 def initial(seed: int) -> list[Floats]:
-    """Answer the weights of a model that nobody has trained."""
+    """Return the weights of an untrained model."""
     random = np.random.default_rng(seed)
     return [random.standard_normal(shape, np.float32) for shape in SHAPES]
 
@@ -123,7 +123,7 @@ def initial(seed: int) -> list[Floats]:
 async def optimize(pool: asyncmem.AsyncMemoryPool, library: Library, seed: int) -> list[Floats]:
     """Train one model on a stream of its own."""
     stream = library.new_stream()
-    async with await pool.empty_batch(SHAPES * len(KINDS), stream=stream, tag=f"model {seed}") as arrays:
+    async with pool.empty_batch(SHAPES * len(KINDS), stream=stream, tag=f"model {seed}") as arrays:
         packed = np.zeros(size_of_kind(arrays), np.float32)
         weights = [packed[one.offset // 4 :][: one.size].reshape(one.shape) for one in arrays[: len(SHAPES)]]
         for weight, value in zip(weights, initial(seed), strict=True):

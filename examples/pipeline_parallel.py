@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import asyncmem
+from asyncmem.devices import Host
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext, Use
 
 MICRO_BATCHES = 12
@@ -58,7 +59,7 @@ def compare(number: int, outputs: Floats, gradient: Floats, loss: Floats) -> Non
     loss[0] = np.square(gradient).mean()
 
 
-class Part:
+class ModelPart:
     """Some blocks of the model, as a stage: each step queues numpy's work on the stage's stream."""
 
     def __init__(self, blocks: list[Block], *, first: bool, last: bool) -> None:
@@ -145,12 +146,11 @@ async def in_stages(count: int) -> tuple[list[float], list[Block]]:
     blocks = [Block(seed) for seed in range(BLOCKS)]
     each = BLOCKS // count
     parts = [
-        Part(blocks[at * each : (at + 1) * each], first=at == 0, last=at == count - 1).stage() for at in range(count)
+        ModelPart(blocks[at * each : (at + 1) * each], first=at == 0, last=at == count - 1).stage()
+        for at in range(count)
     ]
     async with contextlib.AsyncExitStack() as stack:
-        pools = [
-            await stack.enter_async_context(asyncmem.AsyncMemoryPool(asyncmem.Host(), limit="16 MiB")) for _ in parts
-        ]
+        pools = [await stack.enter_async_context(asyncmem.AsyncMemoryPool(Host(), limit="16 MiB")) for _ in parts]
         model = PipelineParallel(parts, pools)
         results = await model.run(range(MICRO_BATCHES))
         losses = [float(np.asarray(loss)[0]) for loss in results]

@@ -6,7 +6,7 @@ Run it with `python examples/see_memory.py`; it needs no GPU.
 import asyncio
 
 import asyncmem
-from asyncmem.insight import Kind
+from asyncmem.insight import AllocationTracker, Kind
 
 LAYERS = ("attention", "mlp")
 KIB = 1 << 10
@@ -18,14 +18,14 @@ async def layer(pool: asyncmem.AsyncMemoryPool, name: str, cache: list[asyncmem.
         async with pool.allocate_batch(["1 MiB"] * 3):
             await asyncio.sleep(0)
         if name == "attention":
-            cache.append(await pool.allocate_async("16 KiB"))  # which nobody ever frees
+            cache.append(await pool.allocate_async("16 KiB"))  # never freed
 
 
 async def main() -> None:
     """Run a few steps, and look at them three ways."""
     cache: list[asyncmem.Buffer] = []
     async with asyncmem.AsyncMemoryPool("simulated", limit="64 MiB") as pool:
-        async with asyncmem.profile_memory(pool) as profile, asyncmem.AllocationTracker(pool, warn=False) as tracker:
+        async with asyncmem.profile_memory(pool) as profile, AllocationTracker(pool, warn=False) as tracker:
             for _ in range(20):
                 await asyncio.gather(*(layer(pool, name, cache) for name in LAYERS))
         print(profile.memory_summary())

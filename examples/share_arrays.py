@@ -1,7 +1,7 @@
 """Arrays of torch or CuPy over a pool's memory, without a copy; where there is no GPU, of numpy.
 
 Batches are normalized by the array library, in place, in buffers of the pool, which waits when all are in use. Each
-task has a stream of the library's own. Nobody synchronizes the two sides: DLPack says which stream works on a buffer,
+task has a stream of the library's own. Nothing synchronizes the two sides: DLPack says which stream works on a buffer,
 and the buffer's memory is used again only behind it.
 """
 
@@ -33,7 +33,7 @@ class Library(NamedTuple):
 
 
 def find() -> Library:
-    """Answer the first library that can be used here."""
+    """Return the first library that can be used here."""
     for find_one in (_torch, _cupy):
         try:
             return find_one()
@@ -56,12 +56,12 @@ def _cupy() -> Library:
 
 
 def batch(number: int) -> Floats:
-    """Answer a batch as it comes from a disk or a network."""
+    """Return a batch as it comes from a disk or a network."""
     return np.random.default_rng(number).normal(number, 1 + number, (ROWS, COLUMNS)).astype(np.float32)
 
 
 def normalize(x: Tensor) -> Tensor:
-    """Give each column the mean 0 and the deviation 1, in place; answer the columns' former means."""
+    """Give each column the mean 0 and the deviation 1, in place; return the columns' former means."""
     means = x.mean(0)
     x -= means
     x /= (x * x).mean(0) ** 0.5
@@ -69,7 +69,7 @@ def normalize(x: Tensor) -> Tensor:
 
 
 async def work(pool: asyncmem.AsyncMemoryPool, library: Library, numbers: range) -> list[tuple[Floats, Floats]]:
-    """Normalize some batches; answer what became of each, and its means."""
+    """Normalize some batches; return what became of each, and its means."""
     stream = library.new_stream()
     results = []
     for number in numbers:

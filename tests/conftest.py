@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +29,9 @@ from .processor import open_processor
 
 if TYPE_CHECKING:
     from .gpu.card import Card
+
+# The benchmarks lie beside the package and are not installed. At the end, so that the sources hide nothing installed.
+sys.path.append(str(Path(__file__).parents[1]))
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

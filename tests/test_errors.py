@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 
+import asyncmem
 from asyncmem import errors
 from asyncmem.errors import (
     AsyncmemError,
@@ -26,6 +27,7 @@ from asyncmem.errors import (
     StallWarning,
     StepError,
     TooManyRequests,
+    UnknownOption,
 )
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 
@@ -44,7 +46,7 @@ FACTS = OutOfMemoryFacts(
     waiting=3,
     waiting_bytes=96 * MIB,
     holders=(("weights", 1536 * MIB), ("kv", 448 * MIB)),
-    rungs={"merge": 1, "trim": 3},
+    remedies={"merge": 1, "trim": 3},
     advice=("raise limit", "free 'kv'"),
 )
 
@@ -71,6 +73,7 @@ ALL = [
         48 * MIB,
         [Shortfall(device="cuda:0", room=32 * MIB, lacking=16 * MIB), Shortfall(device="cuda", reason="no GPU")],
     ),
+    UnknownOption("options", "limits", "the name of an option", hint="did you mean 'limit'?"),
 ]
 
 
@@ -78,6 +81,8 @@ ALL = [
     ("kind", "builtin"),
     [
         (InvalidRequest, ValueError),
+        (UnknownOption, InvalidRequest),
+        (UnknownOption, TypeError),
         (BadTrace, InvalidRequest),
         (OutOfMemoryError, MemoryError),
         (OutOfMemoryError, RuntimeError),
@@ -95,9 +100,10 @@ def test_errors_are_also_the_builtin_kind(kind: type[Exception], builtin: type[E
 
 @pytest.mark.parametrize("error", ALL, ids=lambda one: type(one).__name__)
 def test_errors_belong_to_one_tree_of_the_top_package(error: AsyncmemError) -> None:
-    """One base catches all, and tracebacks name them by the short module name."""
+    """One base catches all, and tracebacks name them by the shortest name that programs can import."""
     assert isinstance(error, AsyncmemError)
-    assert type(error).__module__ == "asyncmem"
+    module = "asyncmem" if type(error).__name__ in asyncmem.__all__ else "asyncmem.errors"
+    assert type(error).__module__ == module
 
 
 def test_every_error_of_the_tree_is_tried_here() -> None:
@@ -144,9 +150,7 @@ def test_out_of_memory_has_its_facts_as_attributes() -> None:
 def test_deadlock_shows_the_table_of_owners() -> None:
     """Every stuck owner has a line with what it holds, what it waits for and how long."""
     lines = str(ALL[6]).splitlines()
-    assert (
-        lines[0] == "deadlock in pool 'decode': 2 owners cannot all be served even if everybody else frees everything"
-    )
+    assert lines[0] == "deadlock in pool 'decode': 2 owners cannot all be served even if all others free everything"
     assert [line.split() for line in lines[1:4]] == [
         ["owner", "holds", "waits", "for", "since"],
         ["loader", "48", "MiB", "32", "MiB", "1.25", "s"],

@@ -7,14 +7,17 @@ import gc
 import inspect
 import math
 import pickle
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncmem import options
-from asyncmem.errors import InvalidRequest
+from asyncmem.errors import AsyncmemWarning, InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, OptionArguments, PoolOptions
 from asyncmem.readers import Patience
@@ -146,7 +149,6 @@ def test_what_the_test_suite_is_told_is_no_option() -> None:
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"ASYNCMEM_LIMTI": "1"}, "environment: .* got 'ASYNCMEM_LIMTI' \\(did you mean 'ASYNCMEM_LIMIT'\\?\\)"),
         ({"ASYNCMEM_CONF": "limti:1"}, "ASYNCMEM_CONF: .* got 'limti' \\(did you mean 'limit'\\?\\)"),
         ({"ASYNCMEM_CONF": "limit=1"}, "ASYNCMEM_CONF: expected \"option:value\" entries .* got 'limit=1'"),
         ({"ASYNCMEM_CONF": "limit:"}, 'ASYNCMEM_CONF: expected "option:value" entries'),
@@ -159,6 +161,15 @@ def test_the_environment_is_blamed_by_the_name_of_its_variable(environ: dict[str
     """A mistake in the environment names the variable, what it says, and what was expected or meant."""
     with pytest.raises(InvalidRequest, match=message):
         PoolOptions.from_environment(environ)
+
+
+def test_an_unknown_variable_is_warned_of_once_and_breaks_nothing() -> None:
+    """It may be meant for another version; the warning names the nearest option."""
+    environ = {"ASYNCMEM_LIMTI": "1", "ASYNCMEM_TRACK": "on"}
+    with pytest.warns(AsyncmemWarning, match=r"'ASYNCMEM_LIMTI' \(did you mean 'ASYNCMEM_LIMIT'\?\); it is ignored"):
+        found = PoolOptions.from_environment(environ)
+    assert found.origins == {"track": "ASYNCMEM_TRACK"}
+    assert PoolOptions.from_environment(environ) == found  # in silence
 
 
 def test_unknown_options_are_named_with_the_nearest() -> None:
@@ -205,6 +216,51 @@ def test_values_that_cannot_be_right_are_refused(name: str, value: object) -> No
         PoolOptions(**{name: value})  # type: ignore[arg-type]  # that is the point
 
 
+class Hostile:
+    """Something that takes itself for a number, and raises what nobody expects."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("no number")
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+
+class Liar(int):
+    """An integer that compares as it likes."""
+
+    def __le__(self, other: object) -> bool:
+        return True
+
+    __ge__ = __lt__ = __gt__ = __le__  # type: ignore[assignment]  # that is the point
+    __hash__ = int.__hash__
+
+
+HOSTILE = [
+    2**63, 2**64, 2**70, 10**400, -1, True, math.nan, math.inf, -math.inf, "1", b"1", None, Decimal(1), Fraction(1, 2),
+    np.int64(1), np.float32(0.5), np.float64(math.nan), np.bool_(True), np.array([1, 2]), 0, Hostile(), Liar(2**70),
+    object(), "", "\ud800", "\0", "9" * 10**6, f"{'9' * 10**6} MiB", f"{'9' * 10**6}%", "1e999999", [], {}, 1j, "nan",
+    [("1 MiB", 2**70)], [("1 MiB", -1)], [("1 MiB", True)], [(2**70, 1)], "4KiB*1000000000", [(1, 2**18), (1, 1)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_whatever_is_given_is_refused_by_name_or_kept(name: str) -> None:
+    """No value ends in an error of Python's own, and what is kept can be used: numbers are plain and in bounds."""
+    for value in HOSTILE:
+        kept: object = None
+        blamed, said = name, ""
+        try:
+            kept = getattr(PoolOptions(**{name: value}), name)  # type: ignore[arg-type]  # that is the point
+        except InvalidRequest as error:
+            blamed, said = error.what, str(error)
+        assert blamed == name
+        assert len(said) < 1000
+        assert type(kept) is not Liar
+        assert not isinstance(kept, float) or math.isfinite(kept)
+        assert not isinstance(kept, int) or 0 <= kept < 2**63
+
+
 def test_a_partial_update_keeps_the_rest() -> None:
     """Replacing some options keeps the others and where they came from; the old ones are as they were."""
     old = PoolOptions.from_environment({"ASYNCMEM_BYPASS": "1"}, limit="80%")
@@ -216,7 +272,7 @@ def test_a_partial_update_keeps_the_rest() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(OPTIONS) - RUNTIME_OPTIONS))
 def test_what_cannot_change_at_run_time_is_refused_by_name(name: str) -> None:
-    """Changing a pool in use refuses the options that are settled when it is made."""
+    """Changing a pool in use refuses the options that are fixed when it is made."""
     with pytest.raises(InvalidRequest, match=f"^{name}: expected no change while the pool is in use"):
         PoolOptions().reconfigured(**{name: TEXTS[name][1]})  # type: ignore[arg-type]  # any option
 
@@ -280,3 +336,24 @@ def test_overlap_may_be_more_than_all_that_is_live() -> None:
     for wrong in (-0.5, "-1%", float("inf"), float("nan"), "much%"):
         with pytest.raises(InvalidRequest, match="overlap"):
             PoolOptions(overlap=wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "auto"),
+        ({"segments": "paged", "overlap": 0.25, "limit": "1 GiB", "name": "mine"}, "paged,overlap=25.00%"),
+        ({"overlap": 0, "spill_limit": 1 / 3, "defragment": False}, None),
+        ({"small_limit": "512 KiB", "bypass": 0.5, "merge_threshold": 0.29, "strategy": "good_fit"}, None),
+        ({"patience": "2%", "timeout": 1.25, "max_waiting": 3, "track": True, "on_oom": lambda _: False}, None),
+        ({"patience": "20 ms", "shrink_after": 1e-3}, None),
+    ],
+)
+def test_options_as_text_are_read_as_the_same(settings: OptionArguments, text: str | None) -> None:
+    """But for limits, names and objects, which are a program's own."""
+    chosen = PoolOptions(**settings)
+    kind, *rest = chosen.as_text().split(",")
+    assert text is None or chosen.as_text() == text
+    again = PoolOptions(segments=kind).replace(**dict(one.split("=") for one in rest))
+    own = {name: getattr(chosen, name) for name in ("limit", "name", "on_oom")}
+    assert again.replace(**own) == chosen

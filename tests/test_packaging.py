@@ -49,6 +49,7 @@ def test_sources_of_the_core_and_tests_are_not_installed(installed: Distribution
     inside = [str(one) for one in installed.files or [] if one.parts[0] == "asyncmem"]
     assert inside
     assert not [one for one in inside if one.endswith(left)]
+    assert not [one for one in installed.files or [] if one.parts[0] in {"benchmarks", "examples", "tests"}]
 
 
 def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
@@ -59,7 +60,7 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert [one.value for one in installed.entry_points if one.group == "pytest11"] == ["pytest_asyncmem"]
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
-    extras = {"cli", "insight", "metal", "opencl", "pictures", "pocl", "prometheus", "rocm"}
+    extras = {"cli", "insight", "metal", "opencl", "pocl", "prometheus", "rocm"}
     assert set(metadata.get_all("Provides-Extra") or []) == extras
 
 

@@ -40,10 +40,10 @@ def test_the_names_other_tools_know_are_there() -> None:
 
 def test_the_dictionary_has_every_figure_and_is_ready_for_json() -> None:
     """Fields and derived figures are all in it, in plain types."""
-    figures = PoolStats(name="p", pressure=Pressure.HIGH, rungs={"merge": 2}).as_dict()
+    figures = PoolStats(name="p", pressure=Pressure.HIGH, remedies={"merge": 2}).as_dict()
     assert set(figures) == {one.name for one in dataclasses.fields(PoolStats)} | set(DERIVED)
     back = json.loads(json.dumps(figures))
-    assert (back["pressure"], back["rungs"], back["name"]) == ("HIGH", {"merge": 2}, "p")
+    assert (back["pressure"], back["remedies"], back["name"]) == ("HIGH", {"merge": 2}, "p")
 
 
 def test_derived_figures_are_the_properties() -> None:

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+import asyncmem
 import asyncmem.core._core as compiled
 from asyncmem import core
 
@@ -21,12 +22,14 @@ from asyncmem import core
 ROOT = Path(__file__).parents[1] / "asyncmem"
 PACKAGES = (
     "asyncmem",
+    "asyncmem.buckets",
     "asyncmem.devices",
     "asyncmem.insight",
     "asyncmem.insight.reports",
     "asyncmem.pipeline",
     "asyncmem.pipeline.parallel",
     "asyncmem.planning",
+    "asyncmem.pool",
     "asyncmem.replay",
     "asyncmem.testing",
     "asyncmem.testing.device_contract",
@@ -139,7 +142,7 @@ def test_every_public_member_has_words(name: str, kind: type) -> None:
 
 @pytest.mark.parametrize(("name", "function"), FUNCTIONS, ids=[name for name, _ in FUNCTIONS])
 def test_every_public_function_has_types(name: str, function: object) -> None:
-    """Every parameter and every answer has a type."""
+    """Every parameter and every return has a type."""
     assert not untyped(function), name
 
 
@@ -228,21 +231,40 @@ def test_the_stub_has_the_signatures_of_compiled_methods(name: str) -> None:
                 assert agree(written(function), at_run_time(method)), f"{name}.{function.name}"
 
 
-def test_what_looks_at_memory_is_imported_when_it_is_asked_for() -> None:
-    """Programs that do not record pay nothing for it; who names it finds it, and what is not there is said so."""
+def test_the_surface_is_small() -> None:
+    """What most programs use is at most 40 names."""
+    assert len(asyncmem.__all__) <= 40
+
+
+@pytest.mark.parametrize("name", sorted(asyncmem._MOVED))
+def test_a_name_that_moved_says_where_it_is(name: str) -> None:
+    """Reaching it in the old way names the new one, which is there, and exported."""
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is asyncmem\.\w+\.{name}$") as raised:
+        getattr(asyncmem, name)
+    module = str(raised.value).split(".")[-2]
+    found = importlib.import_module(f"asyncmem.{module}")
+    assert name in getattr(found, "__all__", vars(found))
+
+
+def test_submodules_are_there_after_one_import() -> None:
+    """Those that programs rarely use are imported when they are asked for; what is not there is said so."""
     program = """if True:
         import sys, asyncmem
         assert "asyncmem.insight" not in sys.modules
-        assert {"LifetimeAnalyzer", "profile_memory", "tag"} <= set(dir(asyncmem))
+        assert {"insight", "profile_memory", "replay", "tag"} <= set(dir(asyncmem))
+        for name in ("devices", "errors", "facts", "options", "stats", "pool", "buckets", "runtime", "arrays"):
+            assert getattr(asyncmem, name) is sys.modules[f"asyncmem.{name}"]
         try:
             asyncmem.nonsense
         except AttributeError as error:
-            assert "'nonsense'" in str(error)
+            assert str(error).endswith("'nonsense'")
         with asyncmem.AsyncMemoryPool("simulated") as pool:
             pool.allocate(1).free()
         assert "asyncmem.insight" not in sys.modules
-        assert asyncmem.insight.LifetimeAnalyzer is asyncmem.LifetimeAnalyzer
+        assert asyncmem.profile_memory is asyncmem.insight.profile_memory
+        for name in ("pipeline", "planning", "replay", "testing"):
+            assert getattr(asyncmem, name) is sys.modules[f"asyncmem.{name}"]
         from asyncmem import *
-        assert MemoryTracker is asyncmem.insight.MemoryTracker
+        assert profile_memory is asyncmem.insight.profile_memory
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -18,7 +18,6 @@ from asyncmem.units import (
     parse_duration,
     parse_share,
     parse_size,
-    parse_size_or_share,
 )
 
 MIB = 1 << 20
@@ -97,12 +96,6 @@ def test_what_is_no_share_is_refused(value: object) -> None:
     """A share outside 0 to 1 is an error, and so is what is no number at all."""
     with pytest.raises(InvalidRequest, match="fraction: expected "):
         parse_share(value, what="fraction")  # type: ignore[arg-type]  # that is the point
-
-
-@pytest.mark.parametrize(("value", "nbytes"), [("25%", 1024), (0.25, 1024), (1.0, 4096), (1, 1), ("1 KiB", 1024)])
-def test_integers_are_bytes_where_a_share_is_allowed(value: float | str, nbytes: int) -> None:
-    """The type decides and not the magnitude: 1 is one byte and 1.0 is all of it."""
-    assert parse_size_or_share(value, 4096) == nbytes
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ cdef int _fill(DLTensor* tensor, uint64_t address, tuple shape, tuple dtype, tup
 
 
 def legacy_capsule(owner, address, tuple shape, tuple dtype, tuple device):
-    """Answer a "dltensor" capsule over row-major memory; `owner` lives until the consumer is done with it."""
+    """Return a "dltensor" capsule over row-major memory; `owner` lives until the consumer is done with it."""
     cdef DLManagedTensor* managed = <DLManagedTensor*>PyMem_RawMalloc(sizeof(DLManagedTensor))
     if not managed:
         raise MemoryError
@@ -128,7 +128,7 @@ def legacy_capsule(owner, address, tuple shape, tuple dtype, tuple device):
 
 
 def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device, uint64_t flags=0):
-    """Answer a "dltensor_versioned" capsule (DLPack 1.0) over row-major memory; `flags` add READ_ONLY and COPIED."""
+    """Return a "dltensor_versioned" capsule (DLPack 1.0) over row-major memory; `flags` add READ_ONLY and COPIED."""
     cdef DLManagedTensorVersioned* managed = (
         <DLManagedTensorVersioned*>PyMem_RawMalloc(sizeof(DLManagedTensorVersioned)))
     if not managed:
@@ -149,7 +149,7 @@ def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device, ui
 @cython.final
 @cython.no_gc
 cdef class Loan:
-    """Memory received by DLPack; whoever lent it hears that it is not needed any more when this dies, on any thread.
+    """Memory received by DLPack; its lender is told that it is not needed any more when this dies, on any thread.
 
     Attributes:
         address: Of the first element; 0 where there is none.
@@ -157,7 +157,7 @@ cdef class Loan:
         dtype: DLPack's (code, bits, lanes).
         shape: The length of each dimension.
         strides: In elements; None for row-major order.
-        readonly: Whether the lender wants nobody to write.
+        readonly: Whether the lender forbids writing.
     """
 
     cdef DLManagedTensor* legacy
@@ -184,7 +184,7 @@ cdef class Loan:
 
 
 def receive(capsule):
-    """Consume a capsule, which gets the name that marks it as used, and answer the loan of its memory.
+    """Consume a capsule, which gets the name that marks it as used, and return the loan of its memory.
 
     Raises:
         BufferError: It is no DLPack capsule, one that was consumed before, or of a DLPack to come; it stays as it is.
@@ -207,5 +207,5 @@ def receive(capsule):
         PyCapsule_SetName(capsule, "used_dltensor")
         loan.legacy = legacy
     else:
-        raise BufferError(f"expected a DLPack capsule that nobody has consumed yet, got {capsule!r}")
+        raise BufferError(f"expected an unconsumed DLPack capsule, got {capsule!r}")
     return loan

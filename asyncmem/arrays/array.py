@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, final, overload
+from collections.abc import Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, final, overload
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from asyncmem.core import set_array_type
 from asyncmem.errors import BufferReleased, InvalidRequest
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from numpy.typing import NDArray
 
     from asyncmem.arrays._dlpack import CapsuleType
@@ -28,10 +30,10 @@ _ROCM: Final = 10
 
 
 class Copying(Protocol):
-    """A copy that has started: `asyncmem.Copy`."""
+    """A copy that has started: `asyncmem.pool.Copy`."""
 
     def done(self) -> bool:
-        """Say whether all of it is there."""
+        """Return whether all of it is there."""
         ...
 
     def block(self, timeout: float | None = None) -> bool:
@@ -94,14 +96,29 @@ class Array:
         return math.prod(self.shape)
 
     def __len__(self) -> int:
-        """Answer the length of the first dimension."""
+        """Return the length of the first dimension."""
         if not self.shape:
             raise TypeError("an array without dimensions has no length")
         return self.shape[0]
 
     def __repr__(self) -> str:
-        """Answer one line: element type, shape, buffer."""
+        """Return one line: element type, shape, buffer."""
         return f"<Array {self._element.name}{list(self.shape)} over {self.buffer!r}>"
+
+    def free(self, stream: object = None) -> None:
+        """Free the buffer, and with it all arrays over it; `stream` is the one that used it last: see `Buffer.free`."""
+        self.buffer.free(stream)
+
+    def __enter__(self) -> Self:
+        """Hold the buffer until the block ends, which frees it; the current task counts as its owner."""
+        self.buffer.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free it."""
+        self.buffer.__exit__(kind, error, trace)
 
     def copy_from(self, source: object, *, stream: object = None) -> Copying:
         """Start copying as many elements from the host, or from another buffer or array; see `Buffer.copy_from`.
@@ -132,7 +149,7 @@ class Array:
     def numpy(self, dtype: type[S]) -> NDArray[S]: ...
 
     def numpy(self, dtype: type[np.generic] | None = None) -> NDArray[np.generic]:
-        """Answer a numpy array over the same memory, which counts as an export of the buffer for as long as it lives.
+        """Return a numpy array over the same memory, which counts as an export of the buffer for as long as it lives.
 
         Work of streams on the memory is not waited for: synchronize first.
 
@@ -187,7 +204,7 @@ class Array:
         return memoryview(self.buffer)[self.offset : self.offset + self.nbytes]
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Answer (device type, number) by the DLPack protocol."""
+        """Return (device type, number) by the DLPack protocol."""
         return self.buffer.device.dlpack_device
 
     def __dlpack__(
@@ -215,7 +232,7 @@ class Array:
         """
         self._need("__dlpack__()")
         device = self._exported_as(dl_device)
-        versioned = max_version is not None and max_version[0] >= 1
+        versioned = max_version is not None and _pair("max_version", max_version)[0] >= 1
         if copy:
             return self._copied(versioned=versioned)
         if self.buffer.readonly and not versioned:
@@ -228,11 +245,10 @@ class Array:
 
     def _exported_as(self, wanted: tuple[int, int] | None) -> tuple[int, int]:
         own = self.__dlpack_device__()
-        if wanted is None or tuple(wanted) == own:
-            return own
-        if tuple(wanted) == _CPU and self.buffer.device.host_readable:
-            return _CPU
-        raise BufferError(f"memory of DLPack device {own} cannot be exported to device {tuple(wanted)}: copy it there")
+        asked = own if wanted is None else _pair("dl_device", wanted)
+        if asked not in (own, _CPU) or (asked != own and not self.buffer.device.host_readable):
+            raise BufferError(f"memory of DLPack device {own} cannot be exported to device {asked}: copy it there")
+        return asked
 
     def _copied(self, *, versioned: bool) -> CapsuleType:
         if not self.buffer.device.host_readable:
@@ -249,7 +265,7 @@ class Array:
             return
         default, unknown = (1, {0}) if kind == _CUDA else (0, {1, 2})
         number: object = default if stream is None else stream
-        if not isinstance(number, int) or isinstance(number, bool) or number in unknown or number < -1:
+        if not isinstance(number, int) or isinstance(number, bool) or number in unknown or not -1 <= number < 1 << 64:
             known = "None or 1 (the legacy default stream), 2 (the per-thread one)"
             known = known if kind == _CUDA else "None or 0 (the default stream)"
             raise InvalidRequest("stream", stream, f"{known}, -1 (no order) or a stream's handle")
@@ -258,6 +274,13 @@ class Array:
     def _need(self, action: str) -> None:
         if not self.buffer.alive:
             raise BufferReleased(self.buffer.nbytes, tag=self.buffer.tag, action=action)
+
+
+def _pair(what: str, value: object) -> tuple[int, int]:
+    match value:
+        case (int(first), int(second)):
+            return first, second
+    raise InvalidRequest(what, value, "two whole numbers")
 
 
 def _placed(offset: object, itemsize: int, nbytes: int) -> int:
@@ -269,7 +292,7 @@ def _placed(offset: object, itemsize: int, nbytes: int) -> int:
 
 
 def _resolve(shape: int | Sequence[int], itemsize: int, nbytes: int) -> tuple[int, ...]:
-    asked: list[object] = [shape] if isinstance(shape, int) else list(shape)
+    asked: list[object] = list(shape) if isinstance(shape, Iterable) else [shape]
     lengths = [n for n in asked if isinstance(n, int)]
     if len(lengths) < len(asked) or any(n < -1 for n in lengths) or lengths.count(-1) > 1:
         raise InvalidRequest("shape", shape, "lengths of 0 and above, at most one of them -1")

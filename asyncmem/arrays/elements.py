@@ -47,7 +47,7 @@ class ElementType:
 
 
 def element_type(dtype: object) -> ElementType:
-    """Answer the element type of a dtype or a name.
+    """Return the element type of a dtype or a name.
 
     Raises:
         InvalidRequest: No such type, or one that devices do not share (objects, records, dates, swapped bytes).
@@ -56,7 +56,7 @@ def element_type(dtype: object) -> ElementType:
         return _short_float(dtype)
     try:
         plain = np.dtype(cast("DTypeLike", dtype))
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001  # numpy parses text, and asks objects for theirs
         if not isinstance(dtype, str):
             with contextlib.suppress(InvalidRequest):
                 # torch's dtypes are none of numpy's, but are called the same: torch.float32.
@@ -81,7 +81,7 @@ def _short_float(name: str) -> ElementType:
 
 
 def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
-    """Answer the element type of DLPack's (code, bits, lanes).
+    """Return the element type of DLPack's (code, bits, lanes).
 
     Raises:
         InvalidRequest: An array has no such elements: vectors, handles, less than a byte.
@@ -95,12 +95,12 @@ def element_from_dlpack(dtype: tuple[int, int, int]) -> ElementType:
 
 
 def dtype_size(dtype: object) -> int:
-    """Answer the bytes of one element of a dtype or a name."""
+    """Return the bytes of one element of a dtype or a name."""
     return element_type(dtype).itemsize
 
 
 def extent(shape: int | Sequence[int], dtype: object) -> tuple[tuple[int, ...], int]:
-    """Answer the dimensions of an array, a lone length among them, and the bytes that it takes."""
+    """Return the dimensions of an array, a lone length among them, and the bytes that it takes."""
     dims = lengths_of(shape)
     return dims, math.prod(dims) * dtype_size(dtype)
 
@@ -113,7 +113,7 @@ def lengths_of(shape: object) -> tuple[int, ...]:
     """
     try:
         lengths = tuple(map(index, shape if isinstance(shape, Sequence) else (shape,)))
-    except TypeError:
+    except Exception:  # noqa: BLE001  # of the caller's own type, whatever it raises
         lengths = (-1,)
     if any(length < 0 for length in lengths):
         raise InvalidRequest("shape", shape, "lengths of 0 and above")

@@ -29,7 +29,7 @@ _EXPECTED = "a shape, a pair of shape and dtype, or something that has both"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """Where one array lies in a range."""
 
     shape: tuple[int, ...]
@@ -47,10 +47,10 @@ class Layout:
     """Where each of several arrays lies in one range.
 
     Attributes:
-        places: One for each array, in order; each begins at a multiple of the alignment.
+        placements: One for each array, in order; each begins at a multiple of the alignment.
     """
 
-    places: tuple[Place, ...]
+    placements: tuple[Placement, ...]
 
     @classmethod
     def of(cls, specs: Iterable[object], *, dtype: object = "float32", align: Size = ALIGN) -> Self:
@@ -69,33 +69,35 @@ class Layout:
         step = parse_size(align, what="align")
         if step.bit_count() != 1 or step > GRANULE:
             raise InvalidRequest("align", align, f"a power of two up to {GRANULE}")
-        places: list[Place] = []
+        placements: list[Placement] = []
         end = 0
         for spec in specs:
             shape, kind = _read(spec, dtype)
             element = element_type(kind)
             multiple = max(step, element.itemsize)
-            places.append(Place(shape, element, -(-end // multiple) * multiple))
-            end = places[-1].end
-        return cls(tuple(places))
+            placements.append(Placement(shape, element, -(-end // multiple) * multiple))
+            end = placements[-1].end
+        return cls(tuple(placements))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole range."""
-        return self.places[-1].end if self.places else 0
+        return self.placements[-1].end if self.placements else 0
 
     def clear_gaps(self, buffer: Buffer) -> None:
         """Set what lies between the arrays to zero where one array could span them all, in the order of the home."""
-        if len({place.element for place in self.places}) != 1:
+        if len({placement.element for placement in self.placements}) != 1:
             return
-        for before, place in pairwise(self.places):
-            if place.offset > before.end:
-                gap = place.offset - before.end
+        for before, placement in pairwise(self.placements):
+            if placement.offset > before.end:
+                gap = placement.offset - before.end
                 buffer.device.fill(buffer.address + before.end, gap, 0, buffer.stream)
 
     def over(self, buffer: Buffer) -> ArrayBatch:
         """Put the arrays into a buffer of `nbytes`."""
-        views = [buffer.view(place.element.name, place.shape, place.offset) for place in self.places]
+        views = [
+            buffer.view(placement.element.name, placement.shape, placement.offset) for placement in self.placements
+        ]
         return ArrayBatch(buffer, tuple(views))
 
 
@@ -151,7 +153,7 @@ class ArrayBatch(Sequence["Array"]):
     def __getitem__(self, index: slice) -> tuple[Array, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Array | tuple[Array, ...]:
-        """Answer one of the arrays, or some."""
+        """Return one of the arrays, or some."""
         return self._arrays[index]
 
     def __iter__(self) -> Iterator[Array]:
@@ -165,14 +167,6 @@ class ArrayBatch(Sequence["Array"]):
     def __exit__(self, *_: object) -> None:
         """Free them."""
         self.free()
-
-    async def __aenter__(self) -> Self:
-        """Hold them until the block ends; the current task counts as their owner."""
-        return self.__enter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        """Free them."""
-        self.__exit__()
 
 
 def _read(spec: object, dtype: object) -> tuple[tuple[int, ...], object]:

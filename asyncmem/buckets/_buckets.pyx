@@ -66,7 +66,7 @@ cdef class Buckets:
         return GenericAlias(cls, item)
 
     def try_get(self, size, /):
-        """Answer a buffer of at least `size` bytes that was returned before, the newest first, or None.
+        """Return a buffer of at least `size` bytes that was returned before, the newest first, or None.
 
         It is no larger than the next power of two.
 
@@ -139,13 +139,17 @@ cdef class Buckets:
     cdef inline void _note_peak(self):
         self.peak_bytes = max(self.peak_bytes, self.used_bytes + self.pooled_bytes)
 
-    def drop(self, int64_t keep, /):
-        """Drop buffers that nobody uses, the largest first, until no more than `keep` bytes are left; answer how many."""
+    def drop(self, keep=None, /):
+        """Drop unused buffers, the largest first, until no more than `keep` bytes are left; return how many.
+
+        None drops them all, those without bytes too.
+        """
+        cdef int64_t most = -1 if keep is None else read(keep)
         cdef list dropped = []
         cdef int64_t before = self.pooled_bytes
         cdef int bucket = BUCKETS - 1
         cdef list kept
-        while self.pooled_bytes > keep and bucket >= 0:
+        while self.pooled_bytes > most and bucket >= 0:
             kept = <list>item_of(<PyObject *>self._kept, bucket)
             if not kept:
                 bucket -= 1

@@ -1,4 +1,4 @@
-"""`BucketPool`: buffers of any kind, kept by their size for whoever needs one like it again."""
+"""`BucketPool`: buffers of any kind, kept by size for reuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BucketStats:
     """One look at a `BucketPool`: sizes in bytes, counters since it was made."""
 
     pooled_bytes: int
-    """Kept, and used by nobody."""
+    """Kept, and not in use."""
     pooled_buffers: int
     """How many buffers that is."""
     used_bytes: int
@@ -122,7 +122,7 @@ class BucketPool(Buckets[T], Generic[T]):
         return self.stats().hit_rate
 
     def shrink(self, keep: Size | None = None) -> int:
-        """Drop buffers that nobody uses, the largest first, and answer how many bytes.
+        """Drop buffers that are not in use, the largest first, and return how many bytes.
 
         Args:
             keep: Bytes that may stay; None for half of what is kept now.
@@ -130,9 +130,9 @@ class BucketPool(Buckets[T], Generic[T]):
         return self.drop(self.pooled_bytes // 2 if keep is None else parse_size(keep, what="keep"))
 
     def clear(self) -> None:
-        """Drop all buffers that nobody uses. What is in use is not touched, and may be returned later."""
-        self.drop(-1)  # those without bytes too
+        """Drop all buffers that are not in use. Those in use are not touched, and may be returned later."""
+        self.drop()
 
     def stats(self) -> BucketStats:
-        """Answer the figures of this moment."""
+        """Return the figures of this moment."""
         return BucketStats(**{field.name: getattr(self, field.name) for field in fields(BucketStats)})

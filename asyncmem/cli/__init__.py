@@ -1,4 +1,4 @@
-"""The `asyncmem` command, one file a command: `doctor`, `demo`, `bench`, `replay`, `run`, `top`, and the `reports`.
+"""The `asyncmem` command, one file a command; `app` has the group.
 
 It needs click and rich, and msgspec for files of records; the extra `cli` installs them. Nothing else in asyncmem
 imports from here.
@@ -10,7 +10,7 @@ _OPTIONAL = ("click", "rich")
 
 
 def main() -> int:
-    """Run the command line of this process, and answer its exit code.
+    """Run the command line of this process, and return its exit code.
 
     0 is success, 1 a failure that the text names, 2 a mistake in the command line or an option, 130 an interruption.
     """

@@ -1,26 +1,61 @@
-"""The group of commands, and what becomes of errors: a sentence and an exit code where the user can do something."""
+"""The group of commands; errors that a user can cause become a sentence and an exit code."""
 
 import errno
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
+from typing import Any, Final
 
 import click
+from click.shell_completion import get_completion_class
 
 from asyncmem.cli.bench import bench
 from asyncmem.cli.costs import costs
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.estimate import estimate
+from asyncmem.cli.export import export
 from asyncmem.cli.journal import journal
+from asyncmem.cli.plan import plan
 from asyncmem.cli.program import INTERRUPTED
 from asyncmem.cli.replay import replay
-from asyncmem.cli.reports import REPORTS
+from asyncmem.cli.report import report
+from asyncmem.cli.reports import leaks, segments, stats, summary, table, timeline, tree, waits
 from asyncmem.cli.run import run
 from asyncmem.cli.top import top
 from asyncmem.errors import AsyncmemError, InvalidRequest
+from asyncmem.text import printable
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What becomes of standard output where it is a file on a disk that is full."""
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script by which a shell completes commands, options and files.
+
+    \b
+      bash   eval "$(asyncmem completion bash)"          in ~/.bashrc
+      zsh    eval "$(asyncmem completion zsh)"           in ~/.zshrc
+      fish   asyncmem completion fish | source           in ~/.config/fish/config.fish
+    """  # noqa: D301 -- to click a backspace means that lines are not to be joined
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(context.find_root().command, {}, "asyncmem", "_ASYNCMEM_COMPLETE").source())
+
+
+GROUPS: Final = {
+    "Record a program": (run, top),
+    "Look at a recording": (summary, stats, table, tree, timeline, segments, waits, leaks, report, export),
+    "Plan memory": (estimate, replay, plan, journal),
+    "Know the machine": (doctor, demo, bench, costs, completion),
+}
+"""The commands, as the help lists them."""
+
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_WIDEST: Final = 2000
+"""Characters of a line of an error."""
 
 
 class Refusal(click.ClickException):
@@ -38,21 +73,47 @@ class WrongInput(Refusal):
 class Commands(click.Group):
     """Turns what a user may cause into a message; a defect of asyncmem keeps its traceback."""
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 -- click's
+        """List the commands in groups, each with the whole first sentence of its docstring."""
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(one.name or "", one.get_short_help_str(limit=_WIDEST)) for one in group])
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:  # noqa: ANN401 -- click's own, passed on
+        """Read the command line."""
+        with _harmless():
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that was named."""
         try:
-            return super().invoke(ctx)
+            with _harmless():
+                return super().invoke(ctx)
         except AsyncmemError as error:
             raise _refusal(error) from error
         except ExceptionGroup as group:
             raise _refusal(_only_error(group)) from group
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno in _DISK_FULL:
+                raise Refusal(f"the output cannot be written: {error.strerror}") from error
+            if error.filename is None:
                 raise
-            raise Refusal(f"the output cannot be written: {error.strerror}") from error
+            raise click.FileError(str(error.filename), error.strerror) from error
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _harmless() -> Iterator[None]:
+    # click repeats arguments as they are, and a file may have any name.
+    try:
+        yield
+    except click.ClickException as error:
+        # What it repeats begins no line of its own.
+        lines = error.message.split("\n")
+        error.message = "\n  ".join(printable(line, most=_WIDEST) for line in lines)  # type: ignore[misc]  # not shown yet
+        raise
 
 
 def _refusal(error: AsyncmemError) -> Refusal:
@@ -60,7 +121,7 @@ def _refusal(error: AsyncmemError) -> Refusal:
 
 
 def _only_error(group: ExceptionGroup[Exception]) -> AsyncmemError:
-    """Take the first error of asyncmem's out of what several tasks raised; a group that holds others is a defect."""
+    """Return the first error of asyncmem's in a group; a group that holds others is a defect."""
     ours, others = group.split(AsyncmemError)
     if ours is None or others is not None:
         raise group
@@ -74,12 +135,13 @@ def commands() -> None:
     """Await GPU memory the way you await a socket."""
 
 
-for command in (doctor, demo, bench, replay, journal, costs, estimate, run, top, *REPORTS):
-    commands.add_command(command)
+for group in GROUPS.values():
+    for command in group:
+        commands.add_command(command)
 
 
 def app() -> int:
-    """Run the group on this process's arguments, and answer the exit code."""
+    """Run the group on this process's arguments, and return the exit code."""
     try:
         commands.main(prog_name="asyncmem")
     except SystemExit as end:

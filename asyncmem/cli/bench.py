@@ -1,27 +1,30 @@
 """`asyncmem bench`: what allocations cost on this machine, each next to a floor measured in the same process."""
 
-import asyncio
-import json
-from collections.abc import Callable
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from typing import Unpack
 
 import click
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
 from asyncmem.cli.benchmarks.contention import TASKS
-from asyncmem.cli.benchmarks.contention.table import print_contention
-from asyncmem.cli.benchmarks.device import DEVICE_ROWS
-from asyncmem.cli.benchmarks.measure import FULL, QUICK, Effort
-from asyncmem.cli.benchmarks.result import Row
-from asyncmem.cli.comparison import compare
-from asyncmem.cli.machine import installed_version, look_around
-from asyncmem.cli.tables import print_whole
+from asyncmem.cli.benchmarks.device import SUITE
+from asyncmem.cli.benchmarks.device.report import RunOptions, known_rows, measure, run_options
+from asyncmem.cli.benchmarks.device.suite import Suite
+from asyncmem.cli.benchmarks.timing import FULL, QUICK, Row
+from asyncmem.cli.machine import describe_machine
+from asyncmem.cli.tables import add, columns, output, progress, show_table, verdict
 from asyncmem.figures import format_duration
+from asyncmem.text import to_json
 
-NAMES = list(dict.fromkeys([*ROWS, *LONG_ROWS, *DEVICE_ROWS]))
+NAMES = list(dict.fromkeys([*ROWS, *LONG_ROWS, *SUITE.rows]))
 
 
 def read_tasks(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -35,17 +38,16 @@ def read_tasks(context: click.Context, parameter: click.Parameter, text: str) ->
     return tasks
 
 
+def complete_row(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Return the rows whose names begin so."""
+    return [name for name in NAMES if name.startswith(begun)]
+
+
 @click.command()
-@click.argument("rows", nargs=-1, metavar="[ROW]...", type=click.Choice(NAMES))
+@click.argument("rows", nargs=-1, metavar="[ROW]...", shell_complete=complete_row)
 @click.option("--device", metavar="DEVICE", help="Measure the pool on this device: host, simulated, cuda:0.")
-@click.option("--peers", is_flag=True, help="Also torch, CuPy, RMM, cuda.core and the driver; absent ones are named.")
 @click.option(
-    "--trace",
-    "traces",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, resolve_path=True),
-    help="A recording for the row `replay`; may be repeated.",
+    "--peers", is_flag=True, help="Also torch, CuPy, RMM and cuda.core, in a checkout; absent ones are named."
 )
 @click.option(
     "--tasks",
@@ -54,20 +56,14 @@ def read_tasks(context: click.Context, parameter: click.Parameter, text: str) ->
     callback=read_tasks,
     help="How many tasks `contention` has; by default 20 to 20,000.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
-@click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict.")
-@click.option("--uvloop", is_flag=True, help="Run both sides on uvloop instead of asyncio's own loop (not `stall`).")
-@click.option("--check", is_flag=True, help="Exit with 1 when a bound is not met.")
+@run_options
 def bench(
     rows: tuple[str, ...],
     device: str | None,
     peers: bool,
-    traces: tuple[str, ...],
     tasks: tuple[int, ...],
-    as_json: bool,
-    quick: bool,
-    uvloop: bool,
     check: bool,
+    **options: Unpack[RunOptions],
 ) -> None:
     """Measure what allocations cost, next to floors measured in the same process.
 
@@ -91,126 +87,135 @@ def bench(
     everything warm, on the host or the simulated device. A ratio moves by some 5 % from run to run, more where others
     use the machine; loop overhead of about 3 ns is in both sides of the first six rows. They say nothing about a GPU.
 
-    With --device or --peers (then on cuda:0) it is the pool on that device instead, and with --peers other libraries'
-    allocators beside it at the same work, each family in a process of its own, one after another; under five minutes
-    for all. `hit`, `await_hit`, `churn` and `batch` are measured there with larger sizes, and in addition:
+    With --device it is the pool on that device instead, and on a GPU the driver's own calls beside it, in a process of
+    their own. `hit`, `await_hit`, `churn` and `batch` are measured there with larger sizes, and in addition:
 
     \b
     large         1 MiB to 1 GiB, fixed and random sizes
     cross_stream  allocated on one stream and freed on another
-    streams       matrix products handed over four streams: memory reserved, and time
     growth        400 blocks from nothing: how long one holds the caller's thread
     loop_stall    a ticking task's longest wait meanwhile, against none of that
-    take_back     a training-like step while the worker takes pages back
     replay        recorded programs, each named by --trace, from no memory at all
-    same_size, large_tensors, transformer_step, pressure, variable_sizes
-                  what an earlier allocator was compared with PyTorch by
+
+    With --peers (on cuda:0 without --device) other libraries' allocators do the same work, and there are more rows. The
+    programs are in the folder benchmarks/ of asyncmem's source tree, so it works in a checkout only.
     """  # noqa: D301 - click wants the character itself
     if device is not None or peers:
-        names = _of_device(_known(rows, list(DEVICE_ROWS), "with"), rows, traces)
-        met = compare(
-            names,
-            device or "cuda:0",
-            peers=peers,
-            as_json=as_json,
-            quick=quick,
-            uvloop=_uvloop(uvloop),
-            traces=traces,
-        )
-        if check and not met:
-            raise click.exceptions.Exit(1)
-        return
-    names = _known(rows, [*ROWS, *(name for name in LONG_ROWS if name in rows)], "without")
-    effort = replace(QUICK if quick else FULL, loop_factory=_loop_factory(uvloop))
-    results = _measure(names, effort, tasks, quiet=as_json)
-    if as_json:
-        click.echo(json.dumps(_document(results, quick=quick, uvloop=uvloop), indent=2))
+        met = measure(_comparison(device) if peers else SUITE, rows, device or "cuda:0", **options)
     else:
-        _print(results, Console())
-    if check and not all(row.met for row in results.values()):
+        met = _on_host(rows, tasks, options)
+    if check and not met:
         raise click.exceptions.Exit(1)
 
 
-def _known(rows: tuple[str, ...], there: list[str], how: str) -> list[str]:
-    """Answer the rows that are meant, in the table's order; one that is not measured in this way is a usage error."""
-    for name in rows:
-        if name not in there:
-            raise click.UsageError(f"{name} is not measured {how} --device or --peers; there are: {', '.join(there)}")
-    return [name for name in there if not rows or name in rows]
+def _comparison(device: str | None) -> Suite:
+    """Return the comparison with other allocators, which is in the source tree and not in the package."""
+    if device is not None and not device.startswith("cuda"):
+        raise click.UsageError(f"the peers have no {device!r}: give --device cuda:0, or leave --peers out")
+    # At the end, so that the folder's asyncmem does not hide the installed one.
+    if Path("benchmarks", "comparison.py").is_file():
+        sys.path.append(str(Path.cwd()))
+    try:
+        suite: Suite = import_module("benchmarks.comparison").SUITE
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "benchmarks":
+            raise
+        text = "--peers is in the folder benchmarks/ of asyncmem's source tree: run the command in a checkout"
+        raise click.ClickException(text) from None
+    return suite
 
 
-def _of_device(names: list[str], asked: tuple[str, ...], traces: tuple[str, ...]) -> list[str]:
-    """Leave out rows that replay recordings where none is named; to ask for one of them then is a usage error."""
-    recorded = [name for name in names if DEVICE_ROWS[name].recorded]
-    if recorded and asked and not traces:
-        raise click.UsageError(f"{recorded[0]} is about recorded programs: name them with --trace FILE")
-    return names if traces else [name for name in names if name not in recorded]
-
-
-def _uvloop(wanted: bool) -> bool:
-    if wanted and installed_version("uvloop") is None:
-        raise click.UsageError("uvloop is not installed; install it with: pip install uvloop")
-    return wanted
-
-
-def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
-    if not _uvloop(uvloop):
-        return asyncio.SelectorEventLoop
-    import uvloop as package
-
-    return package.Loop
-
-
-def _measure(names: list[str], effort: Effort, tasks: tuple[int, ...], *, quiet: bool) -> dict[str, Row]:
-    results = {}
-    console = Console(stderr=True)
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True, auto_refresh=False
-    )
-    # Drawn between the rows only: a thread that redraws would be measured, too.
-    with progress:
-        task = progress.add_task("", visible=not quiet)
+def _on_host(asked: tuple[str, ...], tasks: tuple[int, ...], options: RunOptions) -> bool:
+    """Measure rows against floors on the host, print them, and return whether all bounds are met."""
+    quick, uvloop, as_json = options["quick"], options["uvloop"], options["as_json"]
+    names = known_rows(asked, [*ROWS, *(name for name in LONG_ROWS if name in asked)], "without --device")
+    effort = replace(QUICK if quick else FULL, uvloop=uvloop)
+    results: dict[str, Row] = {}
+    with progress("measuring", quiet=as_json, redraws=False) as report:
         for name in names:
-            progress.update(task, description=f"measuring {name}", refresh=not quiet)
+            report(f"measuring {name}")
             results[name] = LONG_ROWS[name](effort, tasks) if name in LONG_ROWS else ROWS[name](effort)
-    return results
+    if as_json:
+        document = {
+            "rows": {name: row.as_json() for name, row in results.items()},
+            "machine": asdict(describe_machine()),
+            "method": {"quick": quick, "loop": "uvloop" if uvloop else "asyncio"},
+        }
+        click.echo(to_json(document, indent=2))
+    else:
+        _show(results, output())
+    return all(row.met for row in results.values())
 
 
-def _document(results: dict[str, Row], *, quick: bool, uvloop: bool) -> dict[str, object]:
-    return {
-        "rows": {name: row.as_json() for name, row in results.items()},
-        "machine": asdict(look_around()),
-        "method": {"quick": quick, "loop": "uvloop" if uvloop else "asyncio"},
-    }
+# -- the tables --------------------------------------------------------------------------------------------------------
 
 
-def _print(results: dict[str, Row], console: Console) -> None:
-    shown = {name: row for name, row in results.items() if name not in LONG_ROWS}
-    if shown:
-        print_whole(_table(shown), console)
+def _show(results: Mapping[str, Row], console: Console) -> None:
+    short = {name: row for name, row in results.items() if name not in LONG_ROWS}
+    if short:
+        console.print("The fastest repeat of each side, and the median beside it")
+        show_table(_rows_table(short), console)
+    for row in (row for name, row in results.items() if name in LONG_ROWS):
+        console.print("Steps a second, and a semaphore's; proofs: the time spent on looking for deadlocks")
+        show_table(_programs_table(row), console)
+        console.print()
+        show_table(_queue_table(row), console)
     for name, row in results.items():
-        if name in LONG_ROWS:
-            print_contention(row, console)
-            continue
-        if row.broken:
-            console.print(f"{name}: {row.broken}")
+        for label, case in _cases(name, row):
+            if case.broken:
+                console.print(f"{label}: {case.broken}", soft_wrap=True)
 
 
-def _table(results: dict[str, Row]) -> Table:
-    title = "The fastest repeat of each side, and the median beside it"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("row", overflow="fold")  # in a narrow terminal; figures are never cut
-    for heading in ("asyncmem", "median", "floor", "median", "ratio", "at most"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("bound", no_wrap=True)
+def _cases(name: str, row: Row) -> list[tuple[str, Row]]:
+    return [(f"{name} {case}", part) for case, part in row.cases.items()] or [(name, row)]
+
+
+def _rows_table(results: Mapping[str, Row]) -> Table:
+    """Return the fastest repeat of each side, the median beside it, and whether the bound is met."""
+    table = columns("row", "asyncmem", "median", "floor", "median", "ratio", "at most", "bound", left=("row",))
     for name, row in results.items():
-        parts = {f"{name} {case}": part for case, part in row.cases.items()} or {name: row}
-        for label, part in parts.items():
-            table.add_row(*_cells(label, part))
+        for label, case in _cases(name, row):
+            sides = (case.ours.ns, case.ours.median_ns, case.floor.ns, case.floor.median_ns)
+            times = (format_duration(ns / 1e9) for ns in sides)
+            add(table, label, *times, f"{case.ratio:.2f}", f"{case.bound:.1f}", _verdict(case))
+    table.columns[-1].justify = "left"
     return table
 
 
-def _cells(label: str, row: Row) -> tuple[str, ...]:
-    verdict = "[green]met[/]" if row.met else "[red]not met[/]"
-    times = (format_duration(ns / 1e9) for ns in (row.ns, row.ns_median, row.floor_ns, row.floor_median_ns))
-    return label, *times, f"{row.ratio:.2f}", f"{row.bound:.1f}", verdict
+def _programs_table(row: Row) -> Table:
+    """Return steps a second beside the semaphore's."""
+    headings = ("contention", "tasks", "steps/s", "of a semaphore", "share", "at least", "proofs", "bound")
+    table = columns(*headings, left=("contention", "bound"))
+    for case in row.cases.values():
+        if "program" not in case.figures:
+            continue
+        figures = case.figures
+        least = figures["least_share"]
+        add(
+            table,
+            str(figures["program"]),
+            *(f"{figures[name]:,}" for name in ("tasks", "steps_per_second", "floor_steps_per_second")),
+            f"{figures['share']:.2f}",
+            f"{least:.1f}" if least else "-",
+            f"{figures['proofs_share']:.2%}",
+            _verdict(case),
+        )
+    return table
+
+
+def _queue_table(row: Row) -> Table:
+    """Return what has a time of its own."""
+    headings = ("contention", "asyncmem", "against", "ratio", "at most", "bytes each", "bound")
+    table = columns(*headings, left=("contention", "bound"))
+    for name, case in row.cases.items():
+        if "program" in case.figures:
+            continue
+        nbytes = case.figures.get("bytes_each")
+        of_bytes = "" if nbytes is None else f"{nbytes} of {case.figures['bytes_allowed']} ({case.figures['bytes_by']})"
+        times = (format_duration(ns / 1e9) for ns in (case.ours.ns, case.floor.ns))
+        add(table, name, *times, f"{case.ratio:.2f}", f"{case.bound:.1f}", of_bytes, _verdict(case))
+    return table
+
+
+def _verdict(case: Row) -> Text:
+    return verdict(case.met) if isfinite(case.bound) or case.broken else Text("")

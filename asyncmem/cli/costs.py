@@ -1,14 +1,14 @@
 """`asyncmem costs`: what the driver's calls for memory take on this machine, for `asyncmem replay --costs`."""
 
-import json
 from contextlib import closing
 
 import click
 
-from asyncmem.cli.tables import columns, paper, print_whole
+from asyncmem.cli.tables import columns, output, progress, show_table
 from asyncmem.devices import device as make_device
 from asyncmem.figures import format_duration, format_size
 from asyncmem.replay import measure_costs
+from asyncmem.text import to_json
 
 
 @click.command()
@@ -17,25 +17,25 @@ from asyncmem.replay import measure_costs
 def costs(name: str, *, as_json: bool) -> None:
     """Measure what the driver's calls for memory take on this machine.
 
-    A replay reckons with the calls of an H200 that were made from C. In a virtual machine, or on another card, they may
-    take several times as long, and a pool that moves memory does so less often there. This says how long they take:
+    A replay assumes the calls of an H200, made from C. In a virtual machine, or on another card, they may take several
+    times as long, and a pool that moves memory does so less often there. This measures how long they take:
 
     \b
       asyncmem costs --device cuda:0 --json > costs.json
       asyncmem replay --costs costs.json program.npz
 
-    The names are the CUDA driver's, whatever the device; calls that have no like there are left out. It takes about a
-    second, and up to half of the device's free memory meanwhile.
+    The names are the CUDA driver's, whatever the device; calls that have no counterpart there are left out. It takes
+    about a second, and up to half of the device's free memory meanwhile.
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
-    with closing(make_device(name)) as device:
+    with closing(make_device(name)) as device, progress(f"measuring the driver calls of {device.name}"):
         found = measure_costs(device)
         label = device.name
     if as_json:
-        click.echo(json.dumps({call: [[nbytes, round(ns)] for nbytes, ns in curve] for call, curve in found.items()}))
+        click.echo(to_json({call: [[nbytes, round(ns)] for nbytes, ns in curve] for call, curve in found.items()}))
         return
     sizes = sorted({nbytes for curve in found.values() for nbytes, _ in curve})
     table = columns(label, *map(format_size, sizes), left=(label,))
     for call, curve in found.items():
         by_size = dict(curve)
         table.add_row(call, *(format_duration(by_size[nbytes] / 1e9) if nbytes in by_size else "" for nbytes in sizes))
-    print_whole(table, paper())
+    show_table(table, output())

@@ -1,32 +1,30 @@
 """`asyncmem demo`: a pipeline that wants several times the memory there is, and waits instead of failing."""
 
 import functools
-import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
 
 import click
 from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 import asyncmem
-from asyncmem.cli.demonstration.display import display
-from asyncmem.cli.demonstration.pipeline import Outcome, run
-from asyncmem.cli.demonstration.plan import Plan
-from asyncmem.cli.demonstration.report import as_json, as_table, shortcomings
-from asyncmem.cli.demonstration.stages import device_for
-from asyncmem.cli.parameters import read_size
-from asyncmem.devices import Device
-from asyncmem.figures import format_size
+from asyncmem.cli.demo_pipeline import Plan, Report, Show, open_device, run
+from asyncmem.cli.parameters import SIZE
+from asyncmem.cli.tables import add, columns, output, show_table
+from asyncmem.figures import format_duration, format_share, format_size
+from asyncmem.stats import Pressure
+from asyncmem.text import to_json
 
 
 @click.command()
 @click.option("--device", "name", default="host", show_default=True, help='Where to run: "host" or "simulated".')
-@click.option(
-    "--limit",
-    callback=read_size,
-    metavar="SIZE",
-    default="32 MiB",
-    show_default=True,
-    help="What the pool may reserve.",
-)
+@click.option("--limit", type=SIZE, default="32 MiB", show_default=True, help="What the pool may reserve.")
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1, max=3600), default=5.0, show_default=True, help="How long to run."
 )
@@ -35,32 +33,145 @@ def demo(name: str, limit: int, seconds: float, print_json: bool) -> None:
     """Run a pipeline of three stages in far less memory than it wants.
 
     Items are decoded, transformed and reduced, each stage on a stream of its own; on the host this is real numpy work.
-    So many items are in flight that together they would need five times the limit. Those that find no memory wait
-    their turn. The report says how often and how long, what the pool reserved at most, how long the event loop was
-    ever held up, and whether every result is right. Exits with 1 when anything of that went wrong.
+    So many items are in flight that together they would need five times the limit. Those that find no memory wait. The
+    report says how often and how long, what the pool reserved at most, how long the event loop was ever blocked, and
+    whether every result is right. Exits with 1 if any of that went wrong.
     """
     plan = Plan.for_limit(limit, seconds)
-    device = device_for(name)
-    try:
-        outcome = _run(device, plan, Console(quiet=print_json))
-    finally:
-        device.close()
+    console = Console(quiet=True) if print_json else output()
+    with closing(open_device(name)) as device:
+        console.print(
+            f"decode, transform, reduce on {device.name}: {plan.in_flight} items at once want "
+            f"{format_size(plan.demand)}, the limit is {format_size(plan.limit)}",
+            soft_wrap=True,
+        )
+        with _display(console) as show:
+            report = asyncmem.run(functools.partial(run, device, plan, show))
     if print_json:
-        click.echo(json.dumps(as_json(outcome), indent=2))
-    problems = shortcomings(outcome)
+        click.echo(to_json(as_json(report), indent=2))
+    else:
+        show_table(as_table(report), console)
+    problems = list(shortcomings(report))
     for problem in problems:
         click.echo(f"not as it should be: {problem}", err=True)
     if problems:
         raise click.exceptions.Exit(1)
 
 
-def _run(device: Device, plan: Plan, console: Console) -> Outcome:
-    console.print(
-        f"decode, transform, reduce on {device.name}: {plan.in_flight} items at once want {format_size(plan.demand)}, "
-        f"the limit is {format_size(plan.limit)}",
-        soft_wrap=True,
-    )
-    with display(console, plan) as show:
-        outcome = asyncmem.run(functools.partial(run, device, plan, show))
-    console.print(as_table(outcome))
-    return outcome
+# -- while it runs -----------------------------------------------------------------------------------------------------
+
+_COLOURS: Final = {
+    Pressure.LOW: "green", Pressure.MEDIUM: "cyan", Pressure.HIGH: "yellow", Pressure.CRITICAL: "red",
+}  # fmt: skip
+_LINE_SECONDS: Final = 1.0
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Show]:
+    """Give a function that shows the progress: redrawn on a terminal, a line a second elsewhere."""
+    if not console.is_terminal:
+        yield _line_a_second(console)
+        return
+    # No refreshing thread: it would compete with the pipeline, and what it costs could not be left out.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda report: live.update(_picture(report), refresh=True)
+
+
+def _picture(report: Report) -> Table:
+    stats = report.stats
+    bar = ProgressBar(total=report.plan.limit, completed=stats.allocated_bytes, width=40)
+    table = Table.grid(padding=(0, 2))
+    table.add_row("in use", bar, _in_use(report))
+    table.add_row("pressure", Text(stats.pressure.name, style=_COLOURS[stats.pressure]))
+    table.add_row("waiting", f"{stats.waiting:,} requests for {format_size(stats.waiting_bytes)}")
+    table.add_row("waits", f"{stats.waits:,} so far, the longest {format_duration(stats.longest_wait)}")
+    table.add_row("items", f"{report.items:,} done, {report.items_per_s:,.0f} a second")
+    return table
+
+
+def _in_use(report: Report) -> str:
+    return f"{format_size(report.stats.allocated_bytes)} of {format_size(report.plan.limit)}"
+
+
+def _line_a_second(console: Console) -> Show:
+    due = time.monotonic() + _LINE_SECONDS
+
+    def show(report: Report) -> None:
+        nonlocal due
+        if time.monotonic() < due:
+            return
+        due += _LINE_SECONDS
+        stats = report.stats
+        console.print(
+            f"{report.seconds:.1f} s: {_in_use(report)} in use, pressure {stats.pressure.name}, "
+            f"{stats.waiting:,} waiting, {stats.waits:,} waits, {report.items_per_s:,.0f} items/s",
+            soft_wrap=True,
+        )
+
+    return show
+
+
+# -- at the end --------------------------------------------------------------------------------------------------------
+
+
+def shortcomings(report: Report) -> Iterator[str]:
+    """Return a sentence for each promise of the demonstration that the run did not keep."""
+    stats = report.stats
+    if report.items == 0:
+        yield "no item was finished"
+    if report.wrong:
+        yield f"{report.wrong:,} of {report.items:,} results differ from plain numpy"
+    if stats.waits == 0:
+        yield "no request ever waited"
+    if stats.peak_reserved > report.plan.limit:
+        peak, limit = format_size(stats.peak_reserved), format_size(report.plan.limit)
+        yield f"the pool reserved {peak} under a limit of {limit}"
+    if stats.allocated_bytes:
+        yield f"{format_size(stats.allocated_bytes)} were still held at the end"
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """Return the figures by name, each with its unit in the name unless it is bytes or a count."""
+    stats, plan = report.stats, report.plan
+    return {
+        "device": report.device,
+        "seconds": round(report.seconds, 3),
+        "items": report.items,
+        "items_per_s": round(report.items_per_s, 2),
+        "in_flight": plan.in_flight,
+        "item_bytes": plan.item_bytes,
+        "demand": plan.demand,
+        "limit": plan.limit,
+        "peak": stats.peak_reserved,
+        "peak_allocated": stats.peak_allocated,
+        "waits": stats.waits,
+        "wait_s": round(stats.wait_seconds, 6),
+        "longest_wait_s": round(stats.longest_wait, 6),
+        "longest_stall_us": round(report.longest_stall * 1e6, 1),
+        "stall_p99_us": round(report.stall_p99 * 1e6, 1),
+        "cache_hit_rate": round(stats.cache_hit_rate, 4),
+        "wrong": report.wrong,
+        "checked": report.checks,
+        "shortcomings": list(shortcomings(report)),
+    }
+
+
+def as_table(report: Report) -> Table:
+    """Return the figures as a table."""
+    stats, plan = report.stats, report.plan
+    share = format_share(stats.peak_reserved / plan.limit)
+    average = stats.wait_seconds / stats.waits if stats.waits else 0.0
+    wrong = f"{report.wrong:,} wrong" if report.wrong else "all right"
+    table = columns("name", "value", left=("name", "value"), header=False)
+    rows = {
+        "wanted at once": f"{format_size(plan.demand)}, {plan.demand / plan.limit:.1f} times the limit",
+        "peak": f"{format_size(stats.peak_reserved)} reserved of {format_size(plan.limit)} ({share})",
+        "waits": f"{stats.waits:,}, {format_duration(average)} on average",
+        "longest wait": format_duration(stats.longest_wait),
+        "throughput": f"{report.items_per_s:,.0f} items/s, {report.items:,} in {report.seconds:.1f} s",
+        "loop stalls": f"longest {format_duration(report.longest_stall)}, p99 {format_duration(report.stall_p99)}",
+        "results": f"{wrong}; checked: {report.checks}",
+    }
+    for name, value in rows.items():
+        add(table, name, value)
+    return table

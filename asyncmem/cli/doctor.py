@@ -1,61 +1,251 @@
-"""`asyncmem doctor`: what asyncmem finds on this machine, what it would use, and what to install."""
+"""`asyncmem doctor`: the devices of this machine, the options in force, and what to install."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import asdict
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from asyncmem.cli.findings import DeviceLine, Diagnosis, diagnose
+from asyncmem.cli.machine import KINDS, Card, Machine, NvidiaFindings, describe_machine, find_devices, find_nvidia
+from asyncmem.cli.tables import add, columns, output, progress, show_table
+from asyncmem.devices import Host
+from asyncmem.environment import unknown_variables
+from asyncmem.errors import AsyncmemWarning, InvalidRequest
+from asyncmem.figures import format_duration, format_share, format_size
+from asyncmem.options import OPTIONS, PoolOptions
+from asyncmem.text import printable, to_json
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON on standard output.")
 def doctor(as_json: bool) -> None:
-    """Say which devices are here or why not, the versions in play, and the options in force.
+    """List the devices here, or why there are none, the versions in use, and the options in force.
 
     Looks for NVIDIA drivers, ROCm, Metal and OpenCL, and opens each device, in child processes, so that a broken driver
-    cannot take this command with it. Exits with 1 when no pool could be opened here: the compiled core does not load,
-    or the environment holds a wrong option.
+    cannot end this command. Exits with 1 if no pool can be opened here, because the environment holds a wrong option.
     """
-    diagnosis = diagnose()
+    with progress("asking the drivers"):
+        diagnosis = diagnose()
     if as_json:
-        click.echo(json.dumps(asdict(diagnosis) | {"healthy": diagnosis.healthy}, indent=2))
+        click.echo(to_json(asdict(diagnosis) | {"healthy": diagnosis.healthy}, indent=2))
     else:
-        _print(diagnosis, Console(highlight=False))
+        show_diagnosis(diagnosis, output())
     if not diagnosis.healthy:
         raise click.exceptions.Exit(1)
 
 
-def _print(diagnosis: Diagnosis, console: Console) -> None:
-    for title, table in (
-        ("Devices", _devices(diagnosis)),
-        ("This process", _machine(diagnosis)),
-        ("Options in force", _options(diagnosis)),
-    ):
-        console.print(f"[bold]{title}[/]")
-        console.print(table)
+_COUNTS = ("max_waiting", "fence_every")
+"""Options that are whole numbers and no sizes, in addition to numbers of blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLine:
+    """One device: whether a pool can be opened on it here, and what is known about it."""
+
+    name: str
+    available: bool
+    detail: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    segments: tuple[str, ...] = ()
+    """The kinds that a GPU has, the one that "auto" takes first."""
+    segments_reason: str | None = None
+    """Why "auto" takes that one."""
+    over_budget_notices: bool | None = None
+    """Whether the driver gives notice when a process has more of a GPU's memory than its budget."""
+    peers: tuple[str, ...] | None = None
+    """The GPUs that can be given access to this one's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionLine:
+    """One option in force."""
+
+    name: str
+    value: str
+    origin: str
+    """"default", or the environment variable that set it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Everything that the command reports."""
+
+    machine: Machine
+    devices: tuple[DeviceLine, ...]
+    nvidia: NvidiaFindings
+    options: tuple[OptionLine, ...]
+    options_error: str | None
+    """What is wrong with the environment's options, if anything is; every pool would refuse them."""
+    advice: tuple[str, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a pool opens here with the options in force."""
+        return self.options_error is None
+
+
+def diagnose(environ: Mapping[str, str] = os.environ) -> Diagnosis:
+    """Look at the machine, its devices and the environment (blocks; asks the drivers in child processes)."""
+    machine, nvidia = describe_machine(), find_nvidia()
+    options, options_error = _options(environ)
+    return Diagnosis(
+        machine=machine,
+        devices=tuple(_devices(nvidia)),
+        nvidia=nvidia,
+        options=options,
+        options_error=options_error,
+        advice=tuple(_advice(machine, nvidia, options_error)),
+    )
+
+
+def _devices(nvidia: NvidiaFindings) -> Iterator[DeviceLine]:
+    memory = Host().memory()
+    amounts = f"{format_size(memory.free)} of {format_size(memory.total)} free"
+    yield DeviceLine(name="host", available=True, detail=amounts, total_bytes=memory.total, free_bytes=memory.free)
+    yield DeviceLine(name="simulated", available=True, detail="always there; has no real memory unless asked")
+    if not nvidia["found"]:
+        why = nvidia["reason"] or "the driver lists no card"
+        yield DeviceLine(name="cuda", available=False, detail=f"no usable NVIDIA driver: {why}")
+    for index, card in enumerate(nvidia["cards"]):
+        yield _gpu(f"cuda:{index}", card)
+    for kind in KINDS:
+        yield from _others(kind)
+
+
+def _others(kind: str) -> Iterator[DeviceLine]:
+    found = find_devices(kind)
+    if not found["devices"]:
+        yield DeviceLine(name=kind, available=False, detail=found["reason"] or "")
+    for one in found["devices"]:
+        what, total, free = one["what"], one["total_bytes"], one["free_bytes"]
+        if free is None:
+            state = f"{format_size(total)}; not usable: {one['reason']}"
+        else:
+            state = f"{format_size(free)} of {format_size(total)} free"
+        yield DeviceLine(
+            name=one["name"], available=free is not None, detail=f"{what}, {state}", total_bytes=total, free_bytes=free
+        )
+
+
+def _gpu(name: str, card: Card) -> DeviceLine:
+    total, use = card["total_bytes"], card["use"]
+    what = f"{card['name']}, compute capability {card['compute_capability']}"
+    if not use["usable"] or use["free_bytes"] is None:
+        detail = f"{what}, {format_size(total)}; not usable: {use['reason']}"
+        return DeviceLine(name=name, available=False, detail=detail, total_bytes=total)
+    return DeviceLine(
+        name=name,
+        available=True,
+        detail=f"{what}, {format_size(use['free_bytes'])} of {format_size(total)} free",
+        total_bytes=total,
+        free_bytes=use["free_bytes"],
+        segments=tuple(use["segments"]),
+        segments_reason=_reason(card),
+        over_budget_notices=use["over_budget_notices"],
+        peers=tuple(f"cuda:{peer}" for peer in card["peers"]),
+    )
+
+
+def _reason(card: Card) -> str:
+    if card["virtual_memory"]:
+        return "the driver maps memory for this card (VMM)"
+    if card["memory_pools"]:
+        return "the driver maps no memory for this card (no VMM), but has memory pools"
+    return "the driver has neither VMM nor memory pools for this card"
+
+
+def _options(environ: Mapping[str, str]) -> tuple[tuple[OptionLine, ...], str | None]:
+    error = "; ".join(str(one) for _, one in unknown_variables(environ, OPTIONS)) or None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AsyncmemWarning)  # the error says it too
+            options = PoolOptions.from_environment(environ)
+    except InvalidRequest as refused:
+        options, error = PoolOptions(), str(refused)
+    lines = (
+        OptionLine(name=name, value=_shown(name, getattr(options, name)), origin=options.origin(name))
+        for name in OPTIONS
+    )
+    return tuple(lines), error
+
+
+def _shown(name: str, value: object) -> str:
+    """Print an option's value with its unit."""
+    match value:
+        case None | ():
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case int():
+            # Counts are the only whole numbers that are no sizes.
+            return str(value) if name.endswith("_blocks") or name in _COUNTS else format_size(value)
+        case float():
+            return _shown_float(name, value)
+    return str(value)
+
+
+def _shown_float(name: str, value: float) -> str:
+    if name in ("timeout", "stall_after"):
+        return format_duration(value)
+    return f"{value:g} times the limit" if name == "bypass" else format_share(value)
+
+
+def _advice(machine: Machine, nvidia: NvidiaFindings, options_error: str | None) -> Iterator[str]:
+    if options_error is not None:
+        yield f"correct the environment: {options_error}"
+    if machine.packages["uvloop"] is None:
+        yield "pip install uvloop: asyncmem.run then uses it, and hand-overs take about half the time"
+    for index, card in enumerate(nvidia["cards"]):
+        if card["use"]["usable"]:
+            yield f'cuda:{index} is ready: asyncmem.AsyncMemoryPool("cuda:{index}")'
+        else:
+            yield f"cuda:{index} is not: {card['use']['help'] or card['use']['reason']}"
+    if nvidia["found"]:
+        return
+    if machine.packages["cuda-bindings"] is None:
+        yield "pip install cuda-python: without it no NVIDIA driver can be looked for"
+    else:
+        yield 'no GPU is needed to develop and test: use the devices "host" and "simulated"'
+
+
+# -- printed -----------------------------------------------------------------------------------------------------------
+
+
+def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Print it in four parts; what to do comes last."""
+    tables = {"Devices": _devices_table, "This process": _machine_table, "Options in force": _options_table}
+    for title, make in tables.items():
+        console.print(Text(title, style="bold"))
+        show_table(make(diagnosis), console)
         console.print()
-    console.print("[bold]What to do[/]")
+    console.print(Text("What to do", style="bold"))
     for line in diagnosis.advice:
-        console.print(f"  {escape(line)}")
+        console.print(Text(f"  {printable(line)}"))
 
 
-def _devices(diagnosis: Diagnosis) -> Table:
-    table = _grid(3)
+def _grid(*names: str) -> Table:
+    table = columns(*names, left=names, header=False)
+    table.padding, table.pad_edge = (0, 2, 0, 2), True
+    return table
+
+
+def _devices_table(diagnosis: Diagnosis) -> Table:
+    table = _grid("name", "state", "detail")
     for device in diagnosis.devices:
-        mark = "[green]ready[/]" if device.available else "[yellow]no[/]"
-        table.add_row(device.name, mark, escape(device.detail))
+        mark = Text("ready", style="green") if device.available else Text("no", style="yellow")
+        add(table, device.name, mark, device.detail)
         for line in _about(device):
-            table.add_row("", "", escape(line))
+            add(table, "", "", line)
     return table
 
 
 def _about(device: DeviceLine) -> Iterator[str]:
-    """Say the rest of what was found out about a GPU that can be used."""
+    """Return the other findings about a GPU that can be used."""
     if not device.segments:
         return
     yield f"segments: {', '.join(device.segments)}"
@@ -64,29 +254,21 @@ def _about(device: DeviceLine) -> Iterator[str]:
     yield f"peers: {', '.join(device.peers or ()) or 'none'}"
 
 
-def _machine(diagnosis: Diagnosis) -> Table:
-    machine, nvidia, table = diagnosis.machine, diagnosis.nvidia, _grid(2)
-    table.add_row("python", f"{machine.implementation} {machine.python}, {escape(machine.executable)}")
-    table.add_row("platform", f"{machine.platform}, {machine.processors} processors")
-    table.add_row("core", escape(machine.core or f"not loaded: {machine.core_error}"))
-    table.add_row("event loop", f"asyncmem.run uses {machine.loop}")
+def _machine_table(diagnosis: Diagnosis) -> Table:
+    machine, nvidia, table = diagnosis.machine, diagnosis.nvidia, _grid("name", "value")
+    add(table, "python", f"{machine.implementation} {machine.python}, {machine.executable}")
+    add(table, "platform", f"{machine.platform}, {machine.processors} processors")
+    add(table, "core", machine.core)
+    add(table, "event loop", f"asyncmem.run uses {machine.loop}")
     if nvidia["cuda"]:
-        table.add_row("NVIDIA driver", f"{nvidia['driver'] or 'version unknown'}, for CUDA {nvidia['cuda']}")
+        add(table, "NVIDIA driver", f"{nvidia['driver'] or 'version unknown'}, for CUDA {nvidia['cuda']}")
     for name, version in machine.packages.items():
-        table.add_row(name, version or "not installed")
+        add(table, name, version or "not installed")
     return table
 
 
-def _options(diagnosis: Diagnosis) -> Table:
-    table = _grid(3)
+def _options_table(diagnosis: Diagnosis) -> Table:
+    table = _grid("name", "value", "origin")
     for option in diagnosis.options:
-        table.add_row(option.name, escape(option.value), option.origin)
-    return table
-
-
-def _grid(columns: int) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for _ in range(columns):
-        # A path that is cut short is of no use to anybody.
-        table.add_column(overflow="fold")
+        add(table, option.name, option.value, option.origin)
     return table

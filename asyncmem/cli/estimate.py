@@ -1,53 +1,38 @@
 """`asyncmem estimate`: what a model would take, and whether the devices here have room for it."""
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import click
 
-from asyncmem.cli.parameters import read_size
-from asyncmem.devices import DeviceInfo, devices
+from asyncmem.cli.parameters import SIZE, json_option
+from asyncmem.cli.tables import progress
+from asyncmem.devices import devices
 from asyncmem.figures import format_size
 from asyncmem.planning import InferenceMemoryEstimate, MemoryEstimate, TrainingMemoryEstimate, read_model
-from asyncmem.planning.optimizers import OPTIMIZERS
-from asyncmem.planning.widths import DTYPES
+from asyncmem.planning.sizes import DTYPES
+from asyncmem.planning.training import OPTIMIZERS
+from asyncmem.text import printable, to_json
 
 _DTYPE = click.Choice(list(DTYPES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One device, or a size that stands for one, and what of the model goes there."""
+class Fit:
+    """How a model fits one device, or a size that stands for one."""
 
     name: str
     reason: str | None
-    """Why it cannot be used, or None."""
+    """Why the device cannot be used, or None."""
     room: int
     """Bytes that a pool may have there."""
     left: int
     """What the model leaves of them; below zero, what it lacks."""
+    fits: bool
+    """Whether the model runs there."""
     largest_batch: int
     """Sequences of this length that fit."""
     largest_seq_len: int
     """Tokens that each of these sequences may have."""
-
-    def as_dict(self) -> dict[str, object]:
-        """Answer it ready for JSON."""
-        return {
-            "name": self.name,
-            "fits": self.fits,
-            "reason": self.reason,
-            "room": self.room,
-            "left": self.left,
-            "largest_batch": self.largest_batch,
-            "largest_seq_len": self.largest_seq_len,
-        }
-
-    @property
-    def fits(self) -> bool:
-        """Whether the model runs there."""
-        return self.reason is None and self.left >= 0
 
 
 @click.command()
@@ -61,13 +46,8 @@ class Place:
 @click.option("--checkpointing", is_flag=True, help="With --train: layers keep their inputs alone.")
 @click.option("--master-weights", is_flag=True, help="With --train: a copy of the weights in float32 is updated.")
 @click.option("--fused", is_flag=True, help="With --train: the optimizer's step is one kernel.")
-@click.option(
-    "--room",
-    callback=lambda *given: read_size(*given) if given[2] else None,
-    metavar="SIZE",
-    help="Compare with this much memory, and ask no device.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON on standard output, and nothing else.")
+@click.option("--room", type=SIZE, metavar="SIZE", help="Compare with this much memory, and ask no device.")
+@json_option
 def estimate(
     config: str,
     dtype: str,
@@ -82,7 +62,7 @@ def estimate(
     room: int | None,
     as_json: bool,
 ) -> None:
-    """Say what a model would take, and whether the devices here have room for it.
+    """Estimate what a model takes, and whether the devices here have room for it.
 
     CONFIG is a model's config.json, or the folder that it is in. Llama, Mistral, Mixtral, Qwen, Gemma, Phi and GPT-2
     are known; another model is read as a Llama, if it has that one's keys. Keys and values are as wide as what is
@@ -94,13 +74,13 @@ def estimate(
     model = read_model(config)
     one: MemoryEstimate
     if optimizer is None:
-        _refuse_without_train(checkpointing=checkpointing, master_weights=master_weights, fused=fused)
+        _refuse("goes with --train only", checkpointing=checkpointing, master_weights=master_weights, fused=fused)
         kv_bytes = None if kv_dtype is None else DTYPES[kv_dtype]
         one = InferenceMemoryEstimate(
             model=model, seq_len=seq, batch=batch, bytes_per_value=DTYPES[dtype], kv_bytes=kv_bytes, chunk=chunk
         )
     else:
-        _refuse_with_train(kv_dtype=kv_dtype, chunk=chunk)
+        _refuse("does not go with --train", kv_dtype=kv_dtype, chunk=chunk)
         one = TrainingMemoryEstimate(
             model=model,
             seq_len=seq,
@@ -111,56 +91,46 @@ def estimate(
             master_weights=master_weights,
             fused=fused,
         )
-    places = list(_places(one, room))
+    fits = [_fit(one, format_size(room), room)] if room is not None else _fits_here(one)
     if as_json:
-        click.echo(json.dumps(one.as_dict() | {"devices": [place.as_dict() for place in places]}, indent=2))
-    else:
-        click.echo(_text(one, places))
+        click.echo(to_json(one.as_dict() | {"devices": [asdict(fit) for fit in fits]}, indent=2))
+        return
+    wide = max(len(fit.name) for fit in fits)
+    click.echo(one.summary() + "\n")
+    for fit in fits:
+        click.echo(f"  {printable(fit.name):{wide}}  {_words(fit)}")
 
 
-def _refuse_without_train(**given: bool) -> None:
+def _refuse(reason: str, **given: object) -> None:
     for name, value in given.items():
         if value:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --train only")
+            raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
-def _refuse_with_train(**given: object) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise click.UsageError(f"--{name.replace('_', '-')} does not go with --train")
+def _fits_here(one: MemoryEstimate) -> list[Fit]:
+    with progress("asking the devices"):
+        found = devices()
+    return [_fit(one, device.name, device.room(), device.reason) for device in found]
 
 
-def _places(one: MemoryEstimate, room: int | None) -> Iterator[Place]:
-    if room is not None:
-        yield _place(one, format_size(room), room)
-        return
-    for device in devices():
-        yield _place(one, device.name, device.room(), device)
-
-
-def _place(one: MemoryEstimate, name: str, room: int, device: DeviceInfo | None = None) -> Place:
-    return Place(
+def _fit(one: MemoryEstimate, name: str, room: int, reason: str | None = None) -> Fit:
+    left = one.left(room)
+    return Fit(
         name=name,
-        reason=None if device is None else device.reason,
+        reason=reason,
         room=room,
-        left=one.left(room),
+        left=left,
+        fits=reason is None and left >= 0,
         largest_batch=one.largest_batch(room),
         largest_seq_len=one.largest_seq_len(room),
     )
 
 
-def _text(one: MemoryEstimate, places: list[Place]) -> str:
-    wide = max(len(place.name) for place in places)
-    return "\n".join([one.summary(), "", *(f"  {place.name:{wide}}  {_words(place)}" for place in places)])
-
-
-def _words(place: Place) -> str:
-    if place.reason is not None:
-        return f"cannot be used: {place.reason}"
-    most = (
-        f"; at most batch {place.largest_batch:,}, or {place.largest_seq_len:,} tokens" if place.largest_seq_len else ""
-    )
-    room = format_size(place.room)
-    if place.fits:
-        return f"fits: {format_size(place.left)} of {room} are left{most}"
-    return f"too small: {format_size(-place.left)} more than {room} are needed{most}"
+def _words(fit: Fit) -> str:
+    if fit.reason is not None:
+        return f"cannot be used: {printable(fit.reason)}"
+    most = f"; at most batch {fit.largest_batch:,}, or {fit.largest_seq_len:,} tokens" if fit.largest_seq_len else ""
+    room = format_size(fit.room)
+    if fit.fits:
+        return f"fits: {format_size(fit.left)} of {room} are left{most}"
+    return f"too small: {format_size(-fit.left)} more than {room} are needed{most}"

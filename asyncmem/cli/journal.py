@@ -1,11 +1,13 @@
-"""`asyncmem journal`: what a pool's heap and scheduler were told, printed, or told again."""
+"""`asyncmem journal`: the calls of a pool's heap and scheduler, printed or replayed."""
 
 import json
 
 import click
 
+from asyncmem.cli.tables import progress
 from asyncmem.errors import InvalidRequest
 from asyncmem.replay import Journal
+from asyncmem.text import printable
 from asyncmem.units import parse_size
 
 
@@ -32,7 +34,7 @@ def _read_value(text: str) -> object:
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
-@click.option("--replay", "replaying", is_flag=True, help="Tell a fresh scheduler the same, and compare its effects.")
+@click.option("--replay", "replaying", is_flag=True, help="Replay the calls on a fresh scheduler, and compare effects.")
 @click.option(
     "--with",
     "changes",
@@ -42,22 +44,23 @@ def _read_value(text: str) -> object:
     help="Replay with another setting of the scheduler, as in bypass=0; may be repeated.",
 )
 def journal(file: str, changes: dict[str, object], *, replaying: bool) -> None:
-    """Print what a pool's heap and scheduler were told, and what they decided.
+    """Print the calls of a pool's heap and scheduler, and what they decided.
 
-    FILE was written by a pool with the option `journal`. Each call is a line, with its time in seconds where it tells
-    one; below it stand its effects. Requests are numbered in the order of their coming.
+    FILE was written by a pool with the option `journal`. Each call is a line, with its time in seconds if it has one;
+    below it are its effects. Requests are numbered in their order.
 
-    With --replay, or --with, a fresh heap and scheduler are told the same instead, and the first call is printed of
-    which they make something else. Exits with 1 where there is one.
+    With --replay, or --with, the calls are made on a fresh heap and scheduler instead, and the first call is printed
+    whose effects differ. Exits with 1 if there is one.
     """
     found = Journal(file)
     if not (replaying or changes):
         for line in found.lines():
             click.echo(line)
         return
-    difference = found.replay(**changes)
+    with progress(f"replaying {file}"):
+        difference = found.replay(**changes)
     if difference is None:
-        click.echo(f"{file}: the same is decided again")
+        click.echo(f"{printable(file)}: the same is decided again")
         return
-    click.echo(f"{file}, {difference}")
+    click.echo(f"{printable(file)}, {difference}")
     raise click.exceptions.Exit(1)

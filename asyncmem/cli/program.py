@@ -6,10 +6,10 @@ import builtins
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Final
 
 INTERRUPTED: Final = 130
@@ -17,15 +17,18 @@ INTERRUPTED: Final = 130
 
 
 class NoProgram(Exception):
-    """There is no such program; the text says what is missing."""
+    """The program was not found; the text says what is missing."""
 
 
 class Program:
-    """A script, or a module as ``python -m`` runs it: its arguments, import path and main module are its own.
+    """A script, or a module as ``python -m`` runs it, with arguments, import path and main module of its own.
 
     Args:
         name: The script's file, or the module's name.
         is_module: Which of them it is.
+
+    Attributes:
+        file: The file of its source.
 
     Raises:
         NoProgram: There is none of that name.
@@ -34,53 +37,48 @@ class Program:
     def __init__(self, name: str, *, is_module: bool) -> None:
         self._main = ModuleType("__main__")
         vars(self._main)["__builtins__"] = builtins
-        self._load: Callable[[], CodeType]
-        self._name = self._prepare_module(name) if is_module else self._prepare_script(name)
+        self._loader = self._find_module(name) if is_module else self._find_script(name)
+        self.file = self._main.__file__ = self._loader.path
+        self._main.__loader__ = self._loader
+        self._name = self.file if is_module else name
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run it, and answer its exit status; what it raises is shown as the interpreter does.
+        """Run it, and return its exit status; what it raises is shown as the interpreter does.
 
         Recorded lines end here: `asyncmem.insight.reading` knows this function by its name.
         """
         sys.argv = [self._name, *arguments]
-        sys.modules["__main__"] = self._main  # and stays it, for what goes on behind the program's end
+        sys.modules["__main__"] = self._main  # and stays it, for what goes on after the program's end
         try:
-            exec(self._load(), vars(self._main))  # noqa: S102 -- that is what it is for
+            code = self._loader.source_to_code(self._loader.get_data(self.file), self.file)
+            exec(code, vars(self._main))  # noqa: S102 -- that is what it is for
         except SystemExit as end:
             return _status(end.code)
         except KeyboardInterrupt as error:
             _show(error)
             return INTERRUPTED
-        except BaseException as error:  # noqa: BLE001 -- the program's last words, whatever they are
+        except BaseException as error:  # noqa: BLE001 -- the program's last error, whatever it is
             _show(error)
             return 1
         return 0
 
-    def _prepare_script(self, name: str) -> str:
+    def _find_script(self, name: str) -> SourceFileLoader:
         path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 -- as the interpreter names it: "./" is kept
         if not Path(path).is_file():
             raise NoProgram(f"{name!r} is no file")
         _lead_imports_with(str(Path(path).resolve().parent))
-        loader = SourceFileLoader("__main__", path)
-        self._main.__file__ = path
-        self._main.__loader__ = loader
-        self._load = lambda: loader.source_to_code(loader.get_data(path), path)
-        return name
+        return SourceFileLoader("__main__", path)
 
-    def _prepare_module(self, name: str) -> str:
+    def _find_module(self, name: str) -> SourceFileLoader:
         _lead_imports_with(str(Path.cwd()))
         spec = _spec(name)
         if spec.submodule_search_locations is not None:
             spec = _spec(f"{name}.__main__")
-        loader, path = spec.loader, spec.origin
-        if not isinstance(loader, SourceFileLoader) or path is None:
+        if not isinstance(spec.loader, SourceFileLoader):
             raise NoProgram(f"module {name!r} has no source that could be run")
-        self._main.__file__ = path
-        self._main.__loader__ = loader
         self._main.__spec__ = spec
         self._main.__package__ = spec.parent
-        self._load = lambda: loader.source_to_code(loader.get_data(path), path)
-        return path
+        return spec.loader
 
 
 def _spec(name: str) -> ModuleSpec:

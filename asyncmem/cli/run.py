@@ -6,13 +6,16 @@ import signal
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import click
 
+from asyncmem.cli.parameters import STANDARD_OUTPUT, force_option, need_free
 from asyncmem.cli.program import INTERRUPTED, NoProgram, Program
 from asyncmem.insight import Recording, serve_live
+from asyncmem.text import printable
 
-_KEEP = 1 << 20
+_KEEP: Final = 1 << 20
 """Records of a pool that may wait for the thread that writes them: a busy loop makes so many in a second."""
 
 
@@ -23,15 +26,15 @@ class _RunCommand(click.Command):
         """Read the command line."""
         given = list(args)
         rest = super().parse_args(ctx, args)
-        behind = _ours_behind(ctx.params.get("arguments", ()))
+        behind = _own_options(ctx.params.get("arguments", ()))
         if not behind:
             return rest
         ctx.params.clear()
         return super().parse_args(ctx, [*given[-behind:], *given[:-behind]])
 
 
-def _ours_behind(arguments: tuple[str, ...]) -> int:
-    """Answer how many of a program's arguments are not meant for it."""
+def _own_options(arguments: tuple[str, ...]) -> int:
+    """Return how many of the last arguments are options of this command and not the program's."""
     for at, (option, value) in enumerate(pairwise(arguments)):
         if option in {"-o", "--output"} and value.endswith(".amem"):
             return len(arguments) - at
@@ -40,13 +43,13 @@ def _ours_behind(arguments: tuple[str, ...]) -> int:
 
 @click.command(cls=_RunCommand, context_settings={"allow_interspersed_args": False})
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as with python -m.")
-@click.option("-o", "--output", metavar="FILE.amem", help="Where the records go: PROGRAM's name and .amem without it.")
-@click.option("--force", is_flag=True, help="Write over a file that exists.")
+@click.option("-o", "--output", metavar="FILE.amem", help="The recording; without it PROGRAM's name with .amem.")
+@force_option
 @click.option(
     "--frames", type=click.IntRange(1, 128), default=8, show_default=True, help="Lines kept of each call that asks."
 )
 @click.option("--live", is_flag=True, help="Show its pools to `asyncmem top` meanwhile.")
-@click.argument("program")
+@click.argument("program", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
 @click.pass_context
 def run(
@@ -60,28 +63,28 @@ def run(
     force: bool,
     live: bool,
 ) -> None:
-    """Run a Python program, and record what its pools do into a file.
+    """Run a Python program and record what its pools do into a file.
 
-    PROGRAM and its ARGUMENTS are as behind `python`, and so are its output and its exit status. Every pool of the
+    PROGRAM and its ARGUMENTS are as after `python`, and so are its output and its exit status. Every pool of the
     process is recorded until it ends; processes that it starts are not. Options stand before PROGRAM; those from
     `-o FILE.amem` on may stand at the end as well.
 
-    The file can be read while the program runs, and after a crash: `asyncmem summary FILE.amem` is a beginning.
+    The file can be read while the program runs, and after a crash: begin with `asyncmem summary FILE.amem`.
     """
-    path = Path(output or f"{program if is_module else Path(program).stem}.amem")
+    path = output or f"{program if is_module else Path(program).stem}.amem"
+    if path == STANDARD_OUTPUT:
+        raise click.BadParameter("expected a file: standard output is the program's", param_hint="-o")
     try:
         found = Program(program, is_module=is_module)
+        need_free(path, force=force, source=found.file)
         recording = Recording(file=path, frames=frames, force=force, keep=_KEEP)
         recording.__enter__()
         if live:
             _serve()
     except (NoProgram, ModuleNotFoundError) as error:
         raise click.ClickException(str(error)) from error
-    except FileExistsError as error:
-        hint = f"{path} exists: --force writes over it, -o names another"
-        raise click.BadParameter(hint, param_hint="-o") from error
     except OSError as error:
-        raise click.FileError(str(path), error.strerror) from error
+        raise click.FileError(path, error.strerror) from error
     ending = _Ending(recording, path)
     # At exit, because other threads may go on for longer than the program's own last line.
     atexit.register(ending)
@@ -93,18 +96,18 @@ def _serve() -> None:
     try:
         serve_live()
     except OSError as error:
-        click.echo(f"asyncmem: nobody can look on: {error}", err=True)
+        click.echo(f"asyncmem: live view unavailable: {printable(str(error))}", err=True)
     else:
-        click.echo(f"asyncmem: to look on: asyncmem top {os.getpid()}", err=True)
+        click.echo(f"asyncmem: live view: asyncmem top {os.getpid()}", err=True)
 
 
 class _Ending:
     """Ends the recording when the process ends."""
 
-    def __init__(self, recording: Recording, path: Path) -> None:
+    def __init__(self, recording: Recording, path: str) -> None:
         self.status = 0
         self._recording = recording
-        self._path = path
+        self._path = printable(path)
         self._process = os.getpid()
 
     def __call__(self) -> None:
@@ -113,7 +116,7 @@ class _Ending:
         try:
             self._recording.__exit__(None, None, None)
         except OSError as error:
-            sys.stderr.write(f"asyncmem: {self._path} is not whole: {error.strerror}\n")
+            sys.stderr.write(f"asyncmem: {self._path} is incomplete: {error.strerror}\n")
         else:
             sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem report (or summary) {self._path}\n")
         if self.status == INTERRUPTED and os.name == "posix":

@@ -1,55 +1,93 @@
-"""What figures are printed on, and in which tables: numbers are never cut, names are folded down to some letters."""
+"""How figures are printed: numbers are never cut, and without a terminal no line is wrapped or filled up."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-_WIDE: Final = 240
-"""Columns for output that goes to a file or another program: nothing is cut there."""
+from asyncmem.text import printable
+
+_UNLIMITED: Final = 1 << 15
+"""Columns of output that goes to a file or to another program: nothing is wrapped there."""
 
 _LETTERS: Final = 12
-"""So narrow a column of names may get before the whole table is wider than the screen."""
-_EDGES: Final = 2
-"""Columns of the screen that part one column of a table from the next."""
+"""How narrow a column of names may get before the whole table is wider than the screen."""
+_GAP: Final = 2
+"""Columns of the screen between one column of a table and the next."""
 
 
-def paper(*, markup: bool = False) -> Console:
-    """Answer what figures are printed on: the terminal, or without one lines that are as long as they are."""
-    console = Console(highlight=False, markup=markup)
-    return console if console.is_terminal else Console(highlight=False, markup=markup, width=_WIDE)
+def output() -> Console:
+    """Return standard output for figures. Text is printed as it is: names have brackets and colons that are no markup.
+
+    Without a terminal its lines are as long as they need to be.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_UNLIMITED)
 
 
-def columns(*headings: str, left: Sequence[str] = ()) -> Table:
+def columns(*headings: str, left: Sequence[str] = (), header: bool = True) -> Table:
     """Make a table of numbers; the columns named `left` are text."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=header)
     for heading in headings:
         if heading in left:
-            table.add_column(heading, overflow="fold")
+            table.add_column(printable(heading), overflow="fold")
         else:
             table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
-def add(table: Table, *cells: str) -> None:
-    """Add a row of words that are no markup: names of files and functions have brackets."""
-    table.add_row(*map(Text, cells))
+def add(table: Table, *cells: str | Text) -> None:
+    """Add a row of words that are no markup and steer no terminal; `Text` is taken as it is."""
+    table.add_row(*(one if isinstance(one, Text) else Text(printable(one)) for one in cells))
 
 
-def print_whole(table: Table, console: Console) -> None:
+def verdict(met: bool) -> Text:
+    """Return whether a bound is met, in its colour."""
+    return Text("met", style="green") if met else Text("not met", style="red")
+
+
+def show(content: RenderableType, console: Console) -> None:
+    """Print; without a terminal no line ends in blanks."""
+    if console.is_terminal:
+        console.print(content)
+        return
+    for line in console.render_lines(content, pad=False):
+        console.out("".join(part.text for part in line).rstrip(), highlight=False)
+
+
+def show_table(table: Table, console: Console) -> None:
     """Print a table with all of its columns; a terminal that is too narrow for them breaks the lines itself."""
     width = console.width
-    console.width = max(width, sum(_least(column, console) + _EDGES for column in table.columns))
+    console.width = max(width, sum(_least(column, console) + _GAP for column in table.columns))
     try:
-        console.print(table)
+        show(table, console)
     finally:
         console.width = width
 
 
 def _least(column: Column, console: Console) -> int:
-    """Answer the width below which a column would lose something, or its names could not be read any more."""
+    """Return the width below which a column would lose something, or its names could not be read any more."""
     options = console.options.update(max_width=1 << 20)
     longest = max(console.measure(cell, options=options).maximum for cell in (column.header, *column.cells))
     return longest if column.no_wrap else min(longest, _LETTERS)
+
+
+@contextmanager
+def progress(doing: str, *, quiet: bool = False, redraws: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal's standard error what is being done and for how long; the block may pass on something else.
+
+    Args:
+        doing: What is done first.
+        quiet: Whether to show nothing.
+        redraws: Whether a thread redraws it meanwhile, which takes time from what is done.
+    """
+    parts = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    console = Console(stderr=True, markup=False)
+    quiet = quiet or not console.is_terminal
+    with Progress(*parts, console=console, transient=True, auto_refresh=redraws, disable=quiet) as shown:
+        task = shown.add_task(printable(doing))
+        yield lambda text: shown.update(task, description=printable(text), refresh=True)

@@ -1,53 +1,65 @@
 """`asyncmem top`: the pools of a running process, as they are now."""
 
-import json
-from collections.abc import Sequence
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
-from asyncmem.cli.live.picture import ended, picture, plain
-from asyncmem.cli.parameters import read_duration
-from asyncmem.cli.tables import paper
+from asyncmem.cli.parameters import TIME
+from asyncmem.cli.tables import add, columns, output, show
+from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight.live.client import NotServing, ask, serving
-from asyncmem.insight.live.look import ProcessLook
+from asyncmem.text import printable, to_json
 
-_HOW = (
-    "A process shows its pools where it was started with `asyncmem run --live PROGRAM`, or has called "
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+
+    from asyncmem.insight.live.look import Holder, PoolLook, ProcessLook, WaiterLook
+
+_HOW: Final = (
+    "A process shows its pools if it was started with `asyncmem run --live PROGRAM`, or has called "
     "asyncmem.insight.serve_live()."
 )
-
-_HINT = "q leaves"
+_HINT: Final = "q leaves"
 
 
 @click.command()
 @click.argument("process", metavar="[PID]", type=click.IntRange(min=1), required=False)
-@click.option("--interval", callback=read_duration, default="1 s", show_default=True, help="How often it is asked.")
-@click.option("--once", is_flag=True, help="Show them once, and end; so it does where there is no terminal.")
+@click.option("--interval", type=TIME, default="1 s", show_default=True, help="Time between two looks.")
+@click.option("--once", is_flag=True, help="Show them once, and end; so it does without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON on standard output, once.")
 def top(process: int | None, interval: float, *, once: bool, as_json: bool) -> None:
-    """Show the pools of a running process: what is live, reserved and waited for, and who holds it.
+    """Show the pools of a running process: what is live, reserved and waited for, and what holds it.
 
-    PID is the process; the only one that shows its pools without it. A process does after `asyncmem run --live PROGRAM`
-    or a call of asyncmem.insight.serve_live(), to programs of the same user alone. Who holds what is known while it is
+    PID is the process; without it the only one that shows its pools. A process does after `asyncmem run --live PROGRAM`
+    or a call of asyncmem.insight.serve_live(), to programs of the same user alone. Holders are known while they are
     recorded, as `run` does. Press q to leave.
     """
     first = _only() if process is None else _asked(process)
-    console = paper()
+    console = output()
     if as_json:
-        click.echo(json.dumps(first, indent=2))
+        click.echo(to_json(first, indent=2))
     elif once or not console.is_terminal:
-        console.print(picture(first))
+        show(picture(first), console)
     else:
         _watch(first, interval, console)
 
 
 def _watch(now: ProcessLook, interval: float, console: Console) -> None:
-    from asyncmem.cli.live.keyboard import pressed
-
     before, hint = None, _HINT
-    with pressed() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(picture(now, before, hint=hint), refresh=True)
             if "q" in key(max(interval, 0.05)).lower():
@@ -58,8 +70,40 @@ def _watch(now: ProcessLook, interval: float, console: Console) -> None:
                 hint = f"{_HINT}, no answer now"  # it is busy, or stopped
             except OSError:
                 break
-    console.print(picture(now))
-    click.echo(ended(now), err=True)
+    show(picture(now), console)
+    ended = f"has ended, or shows its pools no more ({format_count(len(now['pools']), 'pool')})"
+    click.echo(f"process {now['process']} {ended}", err=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Give a function that waits for a key for so many seconds, and returns it, or nothing.
+
+    Keys are neither shown nor kept until the line ends; Ctrl-C interrupts as ever. The terminal is left as it was.
+    """
+    import termios  # absent on Windows
+    import tty
+
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+    tty.setcbreak(number)
+
+    def key(seconds: float) -> str:
+        ready, _, _ = select.select([number], [], [], seconds)
+        return os.read(number, 64).decode(errors="replace") if ready else ""
+
+    try:
+        yield key
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
 
 
 def _only() -> ProcessLook:
@@ -67,12 +111,8 @@ def _only() -> ProcessLook:
     if not found:
         raise click.ClickException(f"no process shows its pools. {_HOW}")
     if len(found) > 1:
-        raise click.UsageError(f"several processes show their pools; say which:\n{_listed(found)}")
+        raise click.UsageError(f"several processes show their pools; choose one:\n{listed(found)}")
     return found[0]
-
-
-def _listed(found: Sequence[ProcessLook]) -> str:
-    return "\n".join(f"  {one['process']}  {plain(' '.join(one['program']))}" for one in found)
 
 
 def _asked(process: int) -> ProcessLook:
@@ -80,7 +120,136 @@ def _asked(process: int) -> ProcessLook:
         return ask(process)
     except NotServing as error:
         others = serving()
-        hint = f"These do:\n{_listed(others)}" if others else _HOW
+        hint = f"These do:\n{listed(others)}" if others else _HOW
         raise click.ClickException(f"{error}. {hint}") from error
     except OSError as error:
         raise click.ClickException(f"process {process} does not answer: {error}") from error
+
+
+def listed(found: Sequence[ProcessLook]) -> str:
+    """Return a line for each process: its number and its command line."""
+    return "\n".join(f"  {one['process']}  {printable(' '.join(one['program']))}" for one in found)
+
+
+# -- the screen --------------------------------------------------------------------------------------------------------
+
+_BAR: Final = 20
+_SHOWN: Final = 8
+_WORDS: Final = ("pool", "device", "of the limit")
+_SPARE: Final = ("of the limit", "device", "per second", "hits", "limit")
+"""Columns that a narrow screen does without, the one that is missed least first."""
+_COLOURS: Final = {"LOW": "green", "MEDIUM": "cyan", "HIGH": "yellow", "CRITICAL": "red"}
+
+
+def picture(now: ProcessLook, before: ProcessLook | None = None, *, hint: str = "") -> Group:
+    """Lay out what a process shows: a line for each pool, the waiting requests, the holders.
+
+    Args:
+        now: What it shows now.
+        before: What it showed before, for what happens in a second.
+        hint: Stands in the first line, before the program, which may be longer than that.
+    """
+    return Group(*_parts(now, before, hint))
+
+
+def _parts(now: ProcessLook, before: ProcessLook | None, hint: str) -> Iterator[RenderableType]:
+    moment = time.strftime("%H:%M:%S", time.localtime(now["time"]))
+    head = (moment, f"process {now['process']}", hint, printable(" ".join(now["program"])))
+    yield Text("  ".join(filter(None, head)), style="bold", no_wrap=True, overflow="ellipsis")
+    yield Text()
+    if not now["pools"]:
+        yield Text("No pool is open.")
+        return
+    yield _Pools(now, before)
+    waiting = [(pool, one) for pool in now["pools"] for one in pool["waiters"]]
+    if waiting:
+        yield Text()
+        yield _waiters(sorted(waiting, key=lambda pair: -pair[1]["age"])[:_SHOWN])
+    for title, key in (("held by tag", "tags"), ("held by line", "sites")):
+        if held := _most(now, key):
+            yield Text()
+            table = columns("bytes", title, left=(title,))
+            for name, nbytes in held:
+                add(table, format_size(nbytes), name)
+            yield table
+
+
+class _Pools:
+    """The table of pools, with as many of its columns as the screen has room for."""
+
+    def __init__(self, now: ProcessLook, before: ProcessLook | None) -> None:
+        earlier = {_name(pool): pool["stats"] for pool in before["pools"]} if before else {}
+        seconds = now["time"] - before["time"] if before else 0
+        self._rows = [_cells(pool, earlier.get(_name(pool)), seconds) for pool in now["pools"]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        headings, unlimited = list(self._rows[0]), options.update(max_width=1 << 20)
+        for heading in _SPARE:
+            if console.measure(self._table(headings), options=unlimited).maximum <= options.max_width:
+                break
+            headings.remove(heading)
+        yield self._table(headings)
+
+    def _table(self, headings: list[str]) -> Table:
+        table = columns(*headings, left=_WORDS)
+        for row in self._rows:
+            table.add_row(*(row[heading] for heading in headings))
+        return table
+
+
+def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> dict[str, Text]:
+    stats: dict[str, Any] = pool["stats"]
+    return {
+        "pool": Text(_name(pool) + (" (closed)" if pool["closed"] else "")),
+        "device": Text(printable(str(stats["device"]))),
+        "live": Text(format_size(stats["allocated_bytes"])),
+        "reserved": Text(format_size(stats["reserved_bytes"])),
+        "limit": Text(format_size(stats["limit"])),
+        "of the limit": _bar(stats),
+        "waiting": Text(_waiting(stats)),
+        "hits": Text(format_share(stats["cache_hit_rate"])),
+        "per second": Text(_pace(stats, earlier, seconds)),
+    }
+
+
+def _waiters(waiting: list[tuple[PoolLook, WaiterLook]]) -> Table:
+    table = columns("waiting", "wants", "owner", "pool", left=("owner", "pool"))
+    for pool, one in waiting:
+        owner = printable(one["owner"]) + (" (the pool grows)" if one["growing"] else "")
+        add(table, format_duration(one["age"]), format_size(one["nbytes"]), owner, _name(pool))
+    return table
+
+
+def _bar(stats: dict[str, Any]) -> Text:
+    limit = max(stats["limit"], 1)
+    live = min(round(_BAR * stats["allocated_bytes"] / limit), _BAR)
+    reserved = min(round(_BAR * stats["reserved_bytes"] / limit), _BAR)
+    colour = _COLOURS.get(stats["pressure"], "")
+    return Text.assemble(
+        ("█" * live, colour), ("▒" * max(reserved - live, 0), colour), "·" * (_BAR - max(live, reserved))
+    )
+
+
+def _waiting(stats: dict[str, Any]) -> str:
+    found = [f"{stats['waiting']:,} for {format_size(stats['waiting_bytes'])}"] if stats["waiting"] else []
+    found += [f"{stats['growing']:,} growing"] if stats["growing"] else []
+    return ", ".join(found) or "-"
+
+
+def _pace(stats: dict[str, Any], earlier: dict[str, Any] | None, seconds: float) -> str:
+    if earlier is None or seconds <= 0 or stats["num_allocations"] < earlier["num_allocations"]:
+        return "-"
+    return f"{(stats['num_allocations'] - earlier['num_allocations']) / seconds:,.0f}"
+
+
+def _most(now: ProcessLook, key: str) -> list[tuple[str, int]]:
+    sums: dict[str, int] = {}
+    for pool in now["pools"]:
+        holders: list[Holder] = pool[key]  # type: ignore[literal-required]  # one of the two lists of holders
+        for one in holders:
+            sums[one["name"]] = sums.get(one["name"], 0) + one["nbytes"]
+    return sorted(sums.items(), key=lambda pair: -pair[1])[:_SHOWN]
+
+
+def _name(pool: PoolLook) -> str:
+    return printable(str(pool["stats"]["name"]))

@@ -12,6 +12,7 @@ from cpython.buffer cimport (
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
+from cpython.unicode cimport PyUnicode_FromObject
 from cpython.weakref cimport PyWeakref_NewRef
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
@@ -33,23 +34,24 @@ from time import monotonic, sleep
 from types import GenericAlias
 from weakref import KeyedRef
 
+from asyncmem.synonyms import BUFFER as _BUFFER, no_attribute as _no_attribute
 from asyncmem.core.report import (
-    AccountCounts, BlockInfo, HandleInfo, HeapCorrupted, HeapCounts, LogPart as Part, Move, Plan, ReplaySample, ReplayTally,
+    AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, LogPart as Part, Move, Piece, Plan, ReplaySample, ReplayTally,
     ReplayWaste, RetireCounts, SegmentCounts,
 )
 from asyncmem.errors import BufferReleased, DeviceError, InvalidRequest, OutOfMemoryError, RequestCancelled
+from asyncmem.text import printable as _printable, quoted as _quoted
 from asyncmem.units import parse_duration as _parse_duration, parse_size as _parse_size
 
 cdef extern from "pythread.h":
     unsigned long PyThread_get_thread_ident() noexcept
 
 include "binding/heap_api.pxi"
-include "binding/doors.pxi"
+include "binding/methods.pxi"
 
 GRANULE = 512
 MAX_SIZE = max_size
 NO_LIMIT = no_limit
-STREAK_LIMIT = 1000
 FLAG_WAITING = 1
 REASON_MEMORY, REASON_PAGES = 1, 4
 

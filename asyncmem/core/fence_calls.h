@@ -1,10 +1,10 @@
 /* The driver calls of stream order, as a device offers them to compiled code: a fence, once made, is a pointer of its own.
  *
- * Every call may come from any thread, at any time, without the interpreter's lock and with no context current. It answers
+ * Every call may come from any thread, at any time, without the interpreter's lock and with no context current. It returns
  * 0 for success and the driver's error code, above 0, for failure; what it could not make needs no release. None but
  * `block` may block, and `wait` for a fence behind every stream where no stream can wait for such a one. The struct, at
  * the address `Device.fence_calls`, outlives its device and every fence: the garbage collector may take the device apart
- * before whoever still has fences of it. Only streams whose `native` is true are named to it, by their `handle`. */
+ * before the last caller that has fences of it. Only streams whose `native` is true are named to it, by their `handle`. */
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* What a call answers that does nothing because it would become a part of a graph: its stream is being captured. */
+/* What a call returns that does nothing because it would become a part of a graph: its stream is being captured. */
 #define ASYNCMEM_CAPTURED (-0x7FFFFFFE)
 
 typedef struct AsyncmemFenceCalls {

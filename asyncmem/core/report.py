@@ -1,6 +1,9 @@
 """What the heap says about itself. The compiled heap and its plain twin answer with the same tuples."""
 
-from typing import NamedTuple, TypedDict
+import enum
+from typing import Final, NamedTuple, TypedDict
+
+import numpy as np
 
 
 class HeapOptions(TypedDict, total=False):
@@ -38,7 +41,7 @@ class HeapCounts(NamedTuple):
     peak_live: int
     """Most bytes ever live at once since the last reset_peaks()."""
     peak_cached: int
-    """Most bytes ever cached at once since the last reset_peaks()."""
+    """Most bytes ever reserved and not live at once since the last reset_peaks()."""
     peak_reserved: int
     """Most bytes ever reserved at once since the last reset_peaks()."""
     allocations: int
@@ -81,15 +84,15 @@ class HeapCounts(NamedTuple):
     """Most nodes that any one take examined: bounded, whatever the number of blocks."""
 
 
-class HandleInfo(NamedTuple):
-    """One piece of physical memory behind a space's addresses."""
+class Piece(NamedTuple):
+    """A handle that is mapped, or a segment that is one free block."""
 
     segment: int
-    """The space it is mapped in."""
+    """The segment, or the space that the handle is mapped in."""
     address: int
-    """Where."""
+    """Where it starts."""
     nbytes: int
-    """How large it is; it is unmapped as a whole."""
+    """Its size; a handle is unmapped as a whole."""
     entries: tuple[tuple[int, int], ...]
     """(stream, epoch) of the uses that are not known to be done."""
 
@@ -108,7 +111,7 @@ class Move(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a request gets memory in a space. All that it names is lifted: nobody else takes it until it is let go.
+    """How a request gets memory in a space. All that it names is lifted: no other request takes it until it is let go.
 
     The moves come first, each of them unmapped before it is mapped again, then the new handles, so that there is never
     more memory than before and after.
@@ -143,6 +146,8 @@ class AccountCounts(NamedTuple):
     """Takes granted."""
     frees: int
     """Blocks freed."""
+    blocks: int
+    """Blocks that are live."""
     stream_hits: int
     """Takes served by a stream's own cache."""
     shared_hits: int
@@ -193,11 +198,63 @@ class BlockInfo(NamedTuple):
     """(stream, epoch) that a block not in use waits for, sorted by stream; those already done may still be listed."""
 
 
+class Kind(enum.IntEnum):
+    """What a record tells."""
+
+    ALLOCATED = 0
+    """A buffer was handed out."""
+    FREED = 1
+    """A buffer's memory came back."""
+    UNDONE = 2
+    """An allocation came to nothing, and counts as never made."""
+    HELD = 3
+    """A buffer was there when recording began."""
+    GREW = 4
+    """Memory came from the device."""
+    TRIMMED = 5
+    """Memory went back to the device."""
+    WAITED = 6
+    """A request that had waited behind other holders of memory left the queue."""
+    PRESSURE = 7
+    """The pool's pressure changed."""
+    OUT_OF_MEMORY = 8
+    """A request was refused because there is no such memory."""
+    CLOSED = 9
+    """The pool was closed; `nbytes` were live then."""
+
+
+class Level(enum.IntEnum):
+    """What served an allocation."""
+
+    MISS = 0
+    """Nothing at once: it stood in the queue, for growth or for others to free."""
+    STREAM_CACHE = 1
+    """The cache of its own stream."""
+    SHARED_CACHE = 2
+    """The cache that all streams share."""
+    MAPPED = 3
+    """Free memory that the pool had."""
+    FOREIGN = 4
+    """Memory of another stream, which its own was made to wait for."""
+
+
+LOG_ROW: Final = np.dtype(
+    [
+        ("time_ns", "<i8"), ("nbytes", "<u8"), ("address", "<u8"), ("span_ns", "<i8"), ("number", "<u8"),
+        ("site", "<u4"), ("task", "<u4"), ("tag", "<u2"), ("thread", "<u2"), ("stream", "<u2"),
+        ("kind", "u1"), ("level", "u1"),
+    ]
+)  # fmt: skip
+"""One row. `number` tells which allocation it is about; `span_ns` is what came before it: for an allocation from
+asking to granting, for a free since the allocation, for the rest what it took. A wait has its priority for an
+`address`: 0, -1, 1, -2, ... are 0, 1, 2, 3, ... there."""
+
+
 class LogPart(NamedTuple):
     """A part of what a heap took and freed, in its order."""
 
     rows: bytes
-    """One after the other, laid out as `asyncmem.core.logged.LOG_ROW` says."""
+    """One after the other, laid out as `LOG_ROW` says."""
     lost: int
     """Rows that went before they were read, so far."""
     cut: bool

@@ -1,32 +1,31 @@
 """Devices: what owns memory and streams. `base` is the contract; this file only re-exports."""
 
-from asyncmem.devices.auto import device
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
-from asyncmem.devices.calls import Call
-from asyncmem.devices.choosing import DeviceInfo, devices, select_device_for
-from asyncmem.devices.cuda import Cuda, CudaFence, CudaPinned, CudaStream
-from asyncmem.devices.host import Host, HostStream
-from asyncmem.devices.joined import Joined
-from asyncmem.devices.latencies import Latencies
+from asyncmem.devices.cuda import Cuda
+from asyncmem.devices.discovery import DeviceInfo, device, devices, select_device_for
+from asyncmem.devices.fences import Joined
+from asyncmem.devices.gpu.fence import GpuFence
+from asyncmem.devices.gpu.pinned import GpuPinned
+from asyncmem.devices.gpu.stream import GpuStream
+from asyncmem.devices.host import Host, HostStream, Work
 from asyncmem.devices.metal import Metal, MetalFence, MetalStream
 from asyncmem.devices.opencl import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
-from asyncmem.devices.order import StreamOrderError
-from asyncmem.devices.rocm import Rocm, RocmFence, RocmPinned, RocmStream
-from asyncmem.devices.simulated import Simulated
-from asyncmem.devices.simulated_graph import SimulatedGraph
-from asyncmem.devices.simulated_stream import SimulatedFence, SimulatedStream
+from asyncmem.devices.rocm import Rocm
+from asyncmem.devices.simulated.calls import Call, Latencies
+from asyncmem.devices.simulated.device import Simulated
+from asyncmem.devices.simulated.order import StreamOrderError
+from asyncmem.devices.simulated.stream import SimulatedFence, SimulatedGraph, SimulatedStream
 from asyncmem.devices.streams import StreamBook
-from asyncmem.devices.work import Work
 
 __all__ = [
     "Call",
     "Cuda",
-    "CudaFence",
-    "CudaPinned",
-    "CudaStream",
     "Device",
     "DeviceInfo",
     "Fence",
+    "GpuFence",
+    "GpuPinned",
+    "GpuStream",
     "Host",
     "HostStream",
     "Joined",
@@ -40,9 +39,6 @@ __all__ = [
     "OpenCLPinned",
     "OpenCLStream",
     "Rocm",
-    "RocmFence",
-    "RocmPinned",
-    "RocmStream",
     "Segment",
     "Simulated",
     "SimulatedFence",

@@ -1,58 +1,23 @@
-"""Await a fence on whichever event loop runs the caller: asyncio, uvloop or trio.
+"""Suspend a task on whichever event loop runs it, asyncio, uvloop or trio; and what threads of devices do alike.
 
 The device's thread calls back at a time of its own choosing, so two things must hold: a wait that was cancelled leaves
-no callback behind, and a callback that finds its loop gone does nothing, because nobody is left to be woken.
+no callback behind, and a callback that finds its loop gone does nothing, because no task is left to wake.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
 
     import trio
-
-
-class Notifying(Protocol):
-    """The part of a fence that waiting needs."""
-
-    def done(self) -> bool:
-        """Tell whether there is nothing left to wait for."""
-        ...
-
-    def notify(self, callback: Callable[[], None]) -> None:
-        """Call back once, at once or from any thread."""
-        ...
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Drop a callback that has not run."""
-        ...
-
-
-def wait_until_done(fence: Notifying) -> Generator[object, object, None]:
-    """Wait for `fence` as the body of an `__await__`; a fence that is reached already takes no loop iteration.
-
-    Raises:
-        InvalidRequest: no supported event loop runs this coroutine.
-    """
-    if fence.done():
-        return
-    sleeper = sleeper_here(fence)
-
-    def wake() -> None:
-        sleeper.wake()
-
-    fence.notify(wake)
-    try:
-        yield from sleeper.__await__()
-    finally:
-        fence.forget(wake)
 
 
 def sleeper_here(what: object) -> AsyncioSleeper | TrioSleeper:
@@ -69,6 +34,22 @@ def sleeper_here(what: object) -> AsyncioSleeper | TrioSleeper:
         raise InvalidRequest("await", what, "a task of asyncio, uvloop or trio", hint="elsewhere use block()") from None
 
 
+if sys.version_info < (3, 12):
+
+    def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether a loop of asyncio runs on this thread."""
+        # CPython 3.11 asks the kernel who it is before it tells; its own loops know their thread.
+        if isinstance(loop, asyncio.BaseEventLoop):
+            return loop._thread_id == threading.get_ident()  # type: ignore[attr-defined, no-any-return]
+        return asyncio._get_running_loop() is loop
+
+else:
+
+    def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether a loop of asyncio runs on this thread."""
+        return asyncio._get_running_loop() is loop
+
+
 def let_others_run() -> Generator[object, object, None]:
     """Give every other task of the loop a turn, once."""
     if in_trio():
@@ -78,7 +59,7 @@ def let_others_run() -> Generator[object, object, None]:
 
 
 def in_trio() -> bool:
-    """Tell whether a trio task runs this code. Asked first: trio may be a guest of an asyncio loop."""
+    """Return whether a trio task runs this code. Asked first: trio may be a guest of an asyncio loop."""
     trio = sys.modules.get("trio")
     return trio is not None and bool(trio.lowlevel.in_trio_task())
 
@@ -104,17 +85,17 @@ class AsyncioSleeper:
         """Let the task go on, from any thread and more than once; False where its loop is closed."""
         loop = self._future.get_loop()
         try:
-            if asyncio._get_running_loop() is loop:
-                self._settle()
+            if runs_here(loop):
+                self._resolve()
             else:
-                loop.call_soon_threadsafe(self._settle, context=Context())
+                loop.call_soon_threadsafe(self._resolve, context=Context())
         except RuntimeError:  # the loop is closed, and its task is gone
             if not loop.is_closed():
                 raise
             return False
         return True
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         if not self._future.done():
             self._future.set_result(None)
 
@@ -152,3 +133,19 @@ class TrioSleeper:
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._waits = False
         return self._trio.lowlevel.Abort.SUCCEEDED
+
+
+def join_thread(thread: threading.Thread | None) -> None:
+    """Wait for the end of a thread (blocks), unless it is the calling one, or none was started."""
+    if thread is not None and thread is not threading.current_thread():
+        thread.join()
+
+
+def call_all(callbacks: Iterable[Callable[[], None]]) -> None:
+    """Call each of them; an error goes to `threading.excepthook` and keeps no other from being called."""
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001  # a stream whose thread ends here would hang for ever
+            here = threading.current_thread()
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, here)))

@@ -12,11 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from asyncmem.devices.awaiting import wait_until_done
-from asyncmem.devices.checking import MemoryChecker
+from asyncmem.devices.awaiting import sleeper_here
+from asyncmem.devices.memory_checker import MemoryChecker
 from asyncmem.errors import AsyncmemError, DeviceError, InvalidRequest
+
+INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
+"""What helps where a GPU cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,12 +53,25 @@ class Remapped:
     error: AsyncmemError | None = None  # why not all of them
 
 
+def whole_segment(nbytes: int, kind: str, kinds: Sequence[str], unit: int) -> tuple[int, str]:
+    """Return the size, in whole units, and the kind of a segment that is asked for; "auto" means the first of `kinds`.
+
+    Raises:
+        InvalidRequest: It has no bytes, or the kind is unknown.
+    """
+    if nbytes <= 0:
+        raise InvalidRequest("nbytes", nbytes, "a positive number of bytes")
+    if kind not in ("auto", *kinds):
+        raise InvalidRequest("kind", kind, f"one of {('auto', *kinds)}")
+    return -(-nbytes // unit) * unit, kinds[0] if kind == "auto" else kind
+
+
 class Fence(ABC):
     """A point in a stream: reached once all work submitted before it is complete, and from then on for ever."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Tell whether the point is reached. A lost device raises `DeviceError`: its fences are never reached."""
+        """Return whether the point is reached. A lost device raises `DeviceError`: its fences are never reached."""
 
     @abstractmethod
     def block(self, timeout: float | None = None) -> bool:
@@ -70,8 +86,29 @@ class Fence(ABC):
         """Drop a callback that has not run yet, so that nothing keeps it alive."""
 
     def __await__(self) -> Generator[object, object, object]:
-        """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind."""
-        return wait_until_done(self)
+        """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind.
+
+        A fence that is reached already takes no loop iteration.
+
+        Raises:
+            InvalidRequest: No supported event loop runs this coroutine.
+        """
+        return _wait(self)
+
+
+def _wait(fence: Fence) -> Generator[object, object, None]:
+    if fence.done():
+        return
+    sleeper = sleeper_here(fence)
+
+    def wake() -> None:
+        sleeper.wake()
+
+    fence.notify(wake)
+    try:
+        yield from sleeper.__await__()
+    finally:
+        fence.forget(wake)
 
 
 class Stream(ABC):
@@ -82,7 +119,7 @@ class Stream(ABC):
     handle: int  # the driver's number
     native: bool = False  # the device's `fence_calls` may be used with its handle, from any thread
     of_one_thread: bool = False  # whose default stream it is: no other thread can submit to it
-    lasting: bool = True  # False for a mere handle that nobody keeps alive: it is asked only while its user is known
+    lasting: bool = True  # False for a raw handle, which nothing keeps alive
 
     @abstractmethod
     def record(self) -> Fence:
@@ -96,7 +133,7 @@ class Stream(ABC):
         """Order all later work of this stream behind `fence`. The caller goes on at once."""
 
     def capturing(self) -> bool:
-        """Tell whether what is submitted here is captured for later replays and not run: fences then mean nothing."""
+        """Return whether what is submitted here is captured for later replays and not run: fences then mean nothing."""
         return False
 
     def synchronize(self) -> Fence:
@@ -126,7 +163,7 @@ class Device(ABC):
     default_stream: Stream
     fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
     checker: MemoryChecker | None = None
-    """Whoever wants to hear of each block; None costs nothing."""
+    """The memory checker that is told of each block; None costs nothing."""
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
 
     @property
@@ -143,9 +180,8 @@ class Device(ABC):
     def memory(self) -> MemoryInfo:
         """Ask the driver how much memory there is (**blocks**)."""
 
-    @abstractmethod
-    def suggest_capacity(self, nbytes: int) -> None:
-        """Hear the pool's limit, before the first segment. Only a device without a size of its own heeds it."""
+    def suggest_capacity(self, nbytes: int) -> None:  # noqa: B027  # most devices have a size of their own
+        """Suggest the pool's limit, before the first segment. Only a device without a size of its own takes it."""
 
     @abstractmethod
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
@@ -189,13 +225,13 @@ class Device(ABC):
         """Return a fence behind everything submitted so far to every stream of the device."""
 
     def begin_captures(self) -> None:  # noqa: B027  # most devices have none
-        """Hear that from here on streams may be captured, as often as `end_captures` has not been called yet.
+        """Note that streams may be captured from here on, until `end_captures` has been called as often.
 
         What would end a capture it was not told of, as `record_all` may, is a `DeviceError` for so long.
         """
 
     def end_captures(self) -> None:  # noqa: B027
-        """Hear the end of what `begin_captures` began."""
+        """End what `begin_captures` began."""
 
     @abstractmethod
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
@@ -214,7 +250,7 @@ class Device(ABC):
         """Copy from `address` into host bytes, which hold the data once a later fence is reached."""
 
     def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:  # noqa: ARG002  # none does
-        """Tell whether `copy_in` (`into`) or `copy_out` **blocks** for this memory, as where it is not page-locked."""
+        """Return whether `copy_in` (`into`) or `copy_out` **blocks** for this memory, as if it is not page-locked."""
         return False
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: "Device", stream: Stream) -> None:  # noqa: ARG002  # nothing to do with them here
@@ -248,3 +284,17 @@ class Device(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the device's threads after their queued work (**blocks**); twice is fine. Segments stay as they are."""
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # with defaults, which `typing` has from 3.13
+
+    DeviceT_co = TypeVar("DeviceT_co", bound=Device, default=Device, covariant=True)
+    StreamT_co = TypeVar("StreamT_co", bound=Stream, default=Stream, covariant=True)
+    OptionalStreamT_co = TypeVar("OptionalStreamT_co", bound=Stream | None, default=Stream | None, covariant=True)
+else:
+    from typing import TypeVar
+
+    DeviceT_co = TypeVar("DeviceT_co", covariant=True)
+    StreamT_co = TypeVar("StreamT_co", covariant=True)
+    OptionalStreamT_co = TypeVar("OptionalStreamT_co", covariant=True)

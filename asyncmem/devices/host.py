@@ -6,23 +6,203 @@ of the interpreter lock in its loops), and waiting for a fence holds only the st
 
 import functools
 import threading
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream
-from asyncmem.devices.joined import Joined
-from asyncmem.devices.lane import Lane
-from asyncmem.devices.pages import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory, total_memory
+from asyncmem.devices.awaiting import call_all, join_thread
+from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream, whole_segment
+from asyncmem.devices.fences import Joined
+from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory, total_memory
 from asyncmem.devices.streams import StreamBook
-from asyncmem.devices.work import LaneFence, Work
-from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.text import printable
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class HostQueue:
+    """Runs callables one after another on its own daemon thread, started by the first one.
+
+    Positions are counted: the n-th piece of work submitted is complete once `completed` has reached n. So a fence is a
+    number, recording one costs no trip through the thread, and a queue that never got work never starts a thread.
+
+    The stream that owns a queue is not known here, so that a forgotten stream can be collected and end its queue.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Name the thread; it does not start yet."""
+        self.name = name
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
+        self._lock = threading.RLock()  # entered by itself: an interrupt could come between the condition and its lock
+        self._moved = threading.Condition(self._lock)
+        self._submitted = 0
+        self._completed = 0
+        self._callbacks: list[tuple[int, Callable[[], None]]] = []
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @property
+    def position(self) -> int:
+        """How many pieces of work have been submitted."""
+        return self._submitted
+
+    def reached(self, position: int) -> bool:
+        """Return whether the first `position` pieces of work are complete."""
+        return self._completed >= position
+
+    def submit(self, work: Callable[[], None]) -> int:
+        """Queue `work`, which must not raise, and return its position.
+
+        Raises:
+            InvalidRequest: The queue has been stopped.
+        """
+        with self._lock:
+            if self._stopped:
+                raise InvalidRequest("stream", self.name, "a stream whose device is open")
+            self._submitted += 1
+            self._work.put(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+                self._thread.start()
+            return self._submitted
+
+    def block(self, position: int, timeout: float | None) -> bool:
+        """Wait on this thread until `position` is reached; False when `timeout` seconds passed first."""
+        with self._lock:
+            return self._moved.wait_for(lambda: self.reached(position), timeout)
+
+    def notify(self, position: int, callback: Callable[[], None]) -> None:
+        """Call back once, now if `position` is reached, else on the queue's thread."""
+        with self._lock:
+            if not self.reached(position):
+                self._callbacks.append((position, callback))
+                return
+        callback()
+
+    def forget(self, position: int, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run."""
+        with self._lock:
+            if (position, callback) in self._callbacks:
+                self._callbacks.remove((position, callback))
+
+    def stop(self) -> None:
+        """Take no more work; the thread ends after what is queued."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._work.put(None)
+
+    def join(self) -> None:
+        """Wait for the thread of a stopped queue to end (blocks), unless this is that thread."""
+        join_thread(self._thread)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            # Not kept while the thread idles: it may hold the last reference to an array, or to the stream itself.
+            del work
+            call_all(self._complete_one())
+
+    def _complete_one(self) -> list[Callable[[], None]]:
+        with self._lock:
+            self._completed += 1
+            due = [callback for position, callback in self._callbacks if self.reached(position)]
+            if due:
+                self._callbacks = [entry for entry in self._callbacks if not self.reached(entry[0])]
+            self._moved.notify_all()
+        return due
+
+
+class HostQueueFence(Fence):
+    """The point behind the first `position` pieces of work of a queue."""
+
+    def __init__(self, queue: HostQueue, position: int) -> None:
+        """Take a position that has been submitted."""
+        self.queue = queue
+        self.position = position
+
+    def done(self) -> bool:
+        """Return whether the queue has come this far."""
+        return self.queue.reached(self.position)
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Wait on this thread; False when `timeout` seconds passed first."""
+        return self.done() or self.queue.block(self.position, timeout)
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call back once: now, or on the queue's thread."""
+        self.queue.notify(self.position, callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run."""
+        self.queue.forget(self.position, callback)
+
+
+class Work(HostQueueFence, Generic[T]):
+    """A fence behind one call that a stream runs, and what came of the call.
+
+    As a fence it is only a point in the stream: `block()` and another stream's `wait()` do not mind an error, which is
+    where the work is awaited or its `result()` asked for.
+    """
+
+    def __init__(self, queue: HostQueue, call: Callable[[], T]) -> None:
+        """Use `HostStream.run` instead."""
+        super().__init__(queue, 0)
+        self._call: Callable[[], T] | None = call
+        self._values: list[T] = []
+        self._unseen = False
+        self.error: BaseException | None = None
+
+    def submit(self) -> None:
+        """Queue the call."""
+        self.position = self.queue.submit(self._run)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait on this thread (**blocks**) and return the call's value or raise its error.
+
+        Raises:
+            TimeoutError: `timeout` seconds passed first; the call goes on.
+        """
+        if not self.block(timeout):
+            raise TimeoutError(f"the stream has not come to this work within {timeout} s")
+        return self._outcome()
+
+    def __await__(self) -> Generator[object, object, T]:
+        """Wait for the call and return its value or raise its error. Cancelling the wait does not stop the call."""
+        yield from super().__await__()
+        return self._outcome()
+
+    def _outcome(self) -> T:
+        if self.error is not None:
+            self._unseen = False
+            raise self.error
+        return self._values[0]
+
+    def _run(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._values.append(call())
+        except BaseException as error:  # noqa: BLE001  # it belongs to the caller, not to this thread
+            # Without this frame, which would tie the error, its traceback and this object into a cycle.
+            self.error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+            self._unseen = True
+        finally:
+            del call  # the error's frames know this one as their caller, and would keep the arguments
+
+    def __del__(self) -> None:
+        if self._unseen:
+            text = f"work on a stream failed and was not awaited: {self.error!r}"
+            warnings.warn(printable(text), AsyncmemWarning, stacklevel=1)
 
 
 class HostStream(Stream):
@@ -31,14 +211,14 @@ class HostStream(Stream):
     The thread ends when the stream is forgotten or its device closed, after the work that is queued.
     """
 
-    def __init__(self, device: "Host", name: str, handle: int, lane: Lane) -> None:
+    def __init__(self, device: "Host", name: str, handle: int, queue: HostQueue) -> None:
         """Use `Host.create_stream` instead."""
         self.device = device
         self.name = name
         self.handle = handle
-        self._lane = lane
+        self._queue = queue
         # Not at exit: daemon threads end with the interpreter anyway.
-        weakref.finalize(self, lane.stop).atexit = False
+        weakref.finalize(self, queue.stop).atexit = False
 
     def __repr__(self) -> str:
         return f"<HostStream {self.name!r} of {self.device.name}>"
@@ -51,25 +231,25 @@ class HostStream(Stream):
 
         Returns:
             A fence behind the call. Awaiting it, or its `result()`, gives the call's value or raises its error; an
-            error ends neither the stream nor the work queued behind. An error that nobody has seen becomes a warning.
+            error ends neither the stream nor the work queued behind. An error that is never raised becomes a warning.
 
         Raises:
             InvalidRequest: The device has been closed.
         """
-        work: Work[T] = Work(self._lane, functools.partial(function, *args, **kwargs))
+        work: Work[T] = Work(self._queue, functools.partial(function, *args, **kwargs))
         work.submit()
         return work
 
     def record(self) -> Fence:
         """Return a fence behind everything submitted here so far."""
-        return LaneFence(self._lane, self._lane.position)
+        return HostQueueFence(self._queue, self._queue.position)
 
     def wait(self, fence: Fence) -> None:
-        """Hold this stream's thread, and nobody else, until `fence` is reached."""
-        if isinstance(fence, LaneFence) and fence.lane is self._lane:
+        """Block this stream's thread, and no other, until `fence` is reached."""
+        if isinstance(fence, HostQueueFence) and fence.queue is self._queue:
             return
         if not fence.done():
-            self._lane.submit(functools.partial(_hold, fence))
+            self._queue.submit(functools.partial(_hold, fence))
 
 
 def _hold(fence: Fence) -> None:
@@ -102,7 +282,7 @@ class Host(Device):
         self._driver_calls = 0
         self.capacity = total_memory()
         self._pages = Pages()
-        self._lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._queues: weakref.WeakSet[HostQueue] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._book: StreamBook[HostStream] = StreamBook(self.name)
         self._closed = False
@@ -120,27 +300,18 @@ class Host(Device):
         """Ask the system how much memory there is (blocks)."""
         return host_memory()
 
-    def suggest_capacity(self, nbytes: int) -> None:
-        """Ignore it: the host has a size of its own."""
-
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:  # noqa: ARG002  # the host's memory is there for all streams at once
         """Map zeroed pages (blocks); they may be used by any stream at once.
 
         Refuses more than the system says it has available, because it would rather kill the process than refuse.
         """
-        if nbytes <= 0:
-            raise InvalidRequest("nbytes", nbytes, "a positive number of bytes")
-        kind = self._kind(kind)
-        nbytes = -(-nbytes // PAGE) * PAGE
+        nbytes, kind = whole_segment(nbytes, kind, self.segment_kinds, PAGE)
         available = host_memory().free
         self._driver_calls += 1
-        refusal = OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self.name, device_free=available))
-        if nbytes > available:
-            raise refusal
-        try:
-            return Segment(self._pages.take(nbytes), nbytes, kind)
-        except (OSError, OverflowError):
-            raise refusal from None
+        if nbytes <= available:
+            with suppress(OSError, OverflowError):
+                return Segment(self._pages.take(nbytes), nbytes, kind)
+        raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self.name, device_free=available))
 
     def free_segment(self, segment: Segment) -> None:
         """Unmap the pages (blocks)."""
@@ -162,8 +333,8 @@ class Host(Device):
     def record_all(self) -> Fence:
         """Return a fence behind everything submitted to every stream, also to streams that have been forgotten."""
         with self._lock:
-            lanes = list(self._lanes)
-        return Joined([LaneFence(lane, lane.position) for lane in lanes])
+            queues = list(self._queues)
+        return Joined([HostQueueFence(queue, queue.position) for queue in queues])
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes on the stream's thread."""
@@ -205,24 +376,17 @@ class Host(Device):
         """Take no more work and join the threads after what is queued (blocks)."""
         self._closed = True
         with self._lock:
-            lanes = list(self._lanes)
-        for lane in lanes:
-            lane.stop()
-        for lane in lanes:
-            lane.join()
+            queues = list(self._queues)
+        for queue in queues:
+            queue.stop()
+        for queue in queues:
+            queue.join()
 
     def _new_stream(self, name: str, handle: int) -> HostStream:
-        lane = Lane(f"asyncmem {self.name} {name}")
+        queue = HostQueue(f"asyncmem {self.name} {name}")
         with self._lock:
-            self._lanes.add(lane)
-        return self._book.enlist(HostStream(self, name, handle, lane))
-
-    def _kind(self, kind: str) -> str:
-        if kind == "auto":
-            return self.segment_kinds[0]
-        if kind not in self.segment_kinds:
-            raise InvalidRequest("kind", kind, f"one of {('auto', *self.segment_kinds)}")
-        return kind
+            self._queues.add(queue)
+        return self._book.enlist(HostStream(self, name, handle, queue))
 
     def _copy(self, target: Bytes, source: Bytes, stream: Stream) -> None:
         self._submit(stream, functools.partial(np.copyto, target, source))

@@ -36,7 +36,7 @@ class StreamBook(Generic[S]):
         return stream
 
     def alive(self) -> list[S]:
-        """Return the streams that somebody still holds, in the order of their handles."""
+        """Return the live streams, in the order of their handles."""
         with self._lock:
             return [stream for _, stream in sorted(self._streams.items())]
 

@@ -9,11 +9,11 @@ import numpy as np
 from asyncmem.core import LOG_ROW, log_time_ns
 from asyncmem.errors import InvalidRequest, LeakWarning
 from asyncmem.figures import format_count, format_duration, format_size
-from asyncmem.insight import witness as witnesses
-from asyncmem.insight.entering import AroundPools
 from asyncmem.insight.groups import Group, grouped
-from asyncmem.insight.names import Names
+from asyncmem.insight.names import Names, join_witness, leave_witness
+from asyncmem.insight.profile import AroundPools
 from asyncmem.pool.alarm import alarm
+from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,9 +53,9 @@ class LiveBuffer(NamedTuple):
         return self.frames[0] if self.frames else None
 
     def __str__(self) -> str:
-        """Answer one line about it."""
-        tag = f" tagged {self.tag!r}" if self.tag else ""
-        task = f" in task {self.task!r}" if self.task else ""
+        """Return one line about it."""
+        tag = f" tagged {quoted(self.tag)}" if self.tag else ""
+        task = f" in task {quoted(self.task)}" if self.task else ""
         place = f", made at {self.site}" if self.site else ""
         return f"#{self.id}: {format_size(self.nbytes)}{tag}{task}, {format_duration(self.age)} old{place}"
 
@@ -87,9 +87,9 @@ class AllocationTracker(AroundPools):
 
     def __repr__(self) -> str:
         if self._core is None:
-            return f"<asyncmem.insight.AllocationTracker of pool {self._pool.name!r}: not begun>"
+            return f"<asyncmem.insight.AllocationTracker of pool {quoted(self._pool.name)}: not begun>"
         held = f"{format_count(self.count, 'buffer')} of {format_size(self.nbytes)}"
-        return f"<asyncmem.insight.AllocationTracker of pool {self._pool.name!r}: {held}>"
+        return f"<asyncmem.insight.AllocationTracker of pool {quoted(self._pool.name)}: {held}>"
 
     def __enter__(self) -> Self:
         """Begin; what is live already is known by its size alone, unless the pool is recorded.
@@ -101,7 +101,7 @@ class AllocationTracker(AroundPools):
         if self._core is not None:
             raise InvalidRequest("with", self, "a tracker that was not used before")
         core = self._pool._open_core()
-        self._witness = witnesses.join(self._frames)
+        self._witness = join_witness(self._frames)
         core.watch(self._witness)
         self._reader, held = core.open_log(0)
         numbers = np.frombuffer(held, LOG_ROW)["number"]
@@ -118,13 +118,13 @@ class AllocationTracker(AroundPools):
         self._last, self._ended = self._rows(), log_time_ns()
         self._core.close_log(self._reader)
         self._core.unwatch()
-        witnesses.leave(self._witness, self._frames)
+        leave_witness(self._witness, self._frames)
         if self._warn and (leaks := self.leaks):
             site = leaks[0].site
             alarm(self.report(), LeakWarning, None if site is None else f"{site.file}:{site.line}")
 
     def live(self) -> tuple[LiveBuffer, ...]:
-        """Answer what is live, oldest first; after the end, what was live then."""
+        """Return what is live, oldest first; after the end, what was live then."""
         rows = self._rows().tolist()
         now, names = self._ended or log_time_ns(), self._names()
         return tuple(
@@ -146,7 +146,7 @@ class AllocationTracker(AroundPools):
         return int(self._rows()["nbytes"].sum())
 
     def find_old(self, seconds: float) -> tuple[LiveBuffer, ...]:
-        """Answer what has been live for at least so long, oldest first."""
+        """Return what has been live for at least so long, oldest first."""
         return tuple(one for one in self.live() if one.age >= seconds)
 
     def by(self, column: str) -> tuple[Group, ...]:
@@ -165,13 +165,13 @@ class AllocationTracker(AroundPools):
         return tuple(sorted(mine, key=lambda one: (-one.nbytes, one.id)))
 
     def report(self) -> str:
-        """Answer `leaks` as text: what there is in all, and a line for each of the largest."""
+        """Return `leaks` as text: what there is in all, and a line for each of the largest."""
         leaks = self.leaks
         nbytes = format_size(sum(one.nbytes for one in leaks))
         name = self._pool.name
         if not leaks:
-            return f"pool {name!r}: nothing that was allocated is still held"
-        lines = [f"pool {name!r}: {format_count(len(leaks), 'buffer')} of {nbytes} still held"]
+            return f"pool {quoted(name)}: nothing that was allocated is still held"
+        lines = [f"pool {quoted(name)}: {format_count(len(leaks), 'buffer')} of {nbytes} still held"]
         lines += [f"  {one}" for one in leaks[:_SHOWN]]
         if len(leaks) > _SHOWN:
             lines.append(f"  and {len(leaks) - _SHOWN:,} more")

@@ -1,4 +1,4 @@
-"""What belongs together: allocations by tag, by site, by whatever they have in common."""
+"""Records grouped by a column: tag, line, task, thread, pool or size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 def naming(names: Names, column: str) -> Callable[[int], str | None]:
-    """Answer how the numbers in a column are spelled out."""
+    """Return how the numbers in a column are spelled out."""
     spelled: dict[str, Callable[[int], object]] = {
         "tag": names.tag,
         "site": names.site,
@@ -62,3 +62,22 @@ def grouped(rows: NDArray[np.void], names: Names, column: str) -> tuple[Group, .
         together[name] = before[0] + size, before[1] + count
     found = (Group(name, *sums) for name, sums in together.items())
     return tuple(sorted(found, key=lambda one: (-one.nbytes, one.name)))
+
+
+def seconds_by(rows: NDArray[np.void], names: Names, column: str) -> dict[str, float]:
+    """Add up the spans of rows that have the same in a column; "?" where that is not known."""
+    numbers, places = np.unique(rows[column], return_inverse=True)
+    spans = np.bincount(places, rows["span_ns"], len(numbers)) / 1e9
+    spell = naming(names, column)
+    found: dict[str, float] = {}
+    for number, seconds in zip(numbers.tolist(), spans.tolist(), strict=True):
+        name = spell(number) or "?"
+        found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def parts(rows: NDArray[np.void], column: str) -> Iterator[tuple[int, NDArray[np.void]]]:
+    """Return each value of a column, smallest first, with the rows that have it, in their order."""
+    rows = rows[np.argsort(rows[column], kind="stable")]
+    values, starts = np.unique(rows[column], return_index=True)
+    yield from zip(values.tolist(), np.split(rows, starts[1:]), strict=False)  # no values: one part, of no rows

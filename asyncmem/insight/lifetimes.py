@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, final
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, final
 
 import numpy as np
 
@@ -12,15 +16,15 @@ from asyncmem.arrays import Array, ArrayBatch
 from asyncmem.core import GRANULE, Buffer, Kind
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
-from asyncmem.insight.order import identity_of
+from asyncmem.insight.debug import Source, records_of
 from asyncmem.insight.packing import packed
-from asyncmem.insight.sharing import Lifetime, ReuseSuggestions, shared_buffers
-from asyncmem.insight.sources import Source, records_of
+from asyncmem.insight.rows import identity_of
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
+from asyncmem.text import printable, quoted
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 _TOLERANCE: Final = 0.01
 _ALLOCATE, _FREE = 0, 1  # what a trace calls them
+_SHOWN: Final = 5
 
 
 class TraceLike(Protocol):
@@ -48,6 +53,73 @@ class TraceLike(Protocol):
     @property
     def time_us(self) -> NDArray[np.int64]:
         """When, in microseconds."""
+
+
+class Lifetime(NamedTuple):
+    """A buffer, and when it is in use."""
+
+    key: str | None
+    """What it is called: a name, a tag, a line of the program; None for nothing."""
+    nbytes: int
+    """Its size."""
+    start: int
+    """When it is allocated or first used, in steps or in allocations and frees."""
+    end: int
+    """When it is free again: behind its last use."""
+
+
+class SharedBuffer(NamedTuple):
+    """Buffers of which no two are live at the same time, so that one could serve as all of them."""
+
+    nbytes: int
+    """The size of that one: the largest's."""
+    buffers: int
+    """How many they are."""
+    saved: int
+    """Bytes that the others need no more."""
+    keys: tuple[tuple[str, int], ...]
+    """What they are called, and how many of each, the most first; those without a key are left out."""
+
+    def __str__(self) -> str:
+        """Return one line about it."""
+        names = ", ".join(
+            f"{printable(key)} ({count:,})" if count > 1 else printable(key) for key, count in self.keys[:_SHOWN]
+        )
+        more = f" and {len(self.keys) - _SHOWN:,} other names" if len(self.keys) > _SHOWN else ""
+        who = f": {names}{more}" if names else ""
+        return f"one of {format_size(self.nbytes)} for {format_count(self.buffers, 'buffer')}{who}"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ReuseSuggestions:
+    """What could be saved if buffers shared memory, and which could."""
+
+    buffers: int
+    """How many there are."""
+    total_bytes: int
+    """Bytes if each has memory of its own."""
+    most_live: int
+    """The most bytes that are live at once: what no sharing can go below."""
+    shared: tuple[SharedBuffer, ...]
+    """Who could be one buffer, what saves the most first; those that cannot share with another are left out."""
+
+    @property
+    def reusable_bytes(self) -> int:
+        """Bytes that `shared` saves. A plan saves more, because it shares parts of buffers too."""
+        return sum(one.saved for one in self.shared)
+
+    def __str__(self) -> str:
+        """Return it as text for one screen."""
+        heading = (
+            f"{format_count(self.buffers, 'buffer')} of {format_size(self.total_bytes)}, of which "
+            f"{format_size(self.reusable_bytes)} can be reused; {format_size(self.most_live)} are live at most"
+        )
+        lines = [heading]
+        lines += [f"  {format_size(one.saved):>11}  {one}" for one in self.shared[: 2 * _SHOWN]]
+        if len(self.shared) > 2 * _SHOWN:
+            lines.append(f"  and {len(self.shared) - 2 * _SHOWN:,} more")
+        return "\n".join(lines)
 
 
 class _Use:
@@ -84,7 +156,7 @@ class LifetimeAnalyzer:
     def __repr__(self) -> str:
         found = self.lifetimes()
         nbytes = format_size(sum(one.nbytes for one in found))
-        return f"<asyncmem.LifetimeAnalyzer: {format_count(len(found), 'buffer')} of {nbytes}>"
+        return f"<asyncmem.insight.LifetimeAnalyzer: {format_count(len(found), 'buffer')} of {nbytes}>"
 
     @classmethod
     def from_records(cls, source: Source | None = None, *, since: float = 0.0, until: float | None = None) -> Self:
@@ -104,7 +176,7 @@ class LifetimeAnalyzer:
         records = records_of(source)
         rows = records.rows[records.rows["kind"] <= Kind.HELD]
         if len(np.unique(rows["pool"])) > 1:
-            names = ", ".join(repr(pool.name) for pool in records.names.pools)
+            names = ", ".join(quoted(pool.name) for pool in records.names.pools)
             raise InvalidRequest("source", records, f"records of one pool: records.in_pool(...) of {names}")
         times = (rows["time_ns"] - records.began) / 1e9
         lasting = _lasting(
@@ -141,7 +213,7 @@ class LifetimeAnalyzer:
 
         Args:
             step: Its number; steps may come in any order.
-            buffers: Buffers and arrays of ours, or of whoever gives them an `nbytes`; or such by their names, where a
+            buffers: Buffers and arrays of ours, or other objects with an `nbytes`; or such by their names, where a
                 mere size does as well. The names are the keys by which a plan's memory can be asked for; without one
                 that is the tag.
 
@@ -174,13 +246,13 @@ class LifetimeAnalyzer:
         return use
 
     def lifetimes(self) -> tuple[Lifetime, ...]:
-        """Answer what is known, in the order of allocation; buffers without bytes are left out."""
+        """Return what is known, in the order of allocation; buffers without bytes are left out."""
         used = [*self._named.values(), *self._nameless]
         found = (Lifetime(use.key, use.nbytes, use.first, use.last + 1) for use in used if use.nbytes)
         return tuple(sorted((*self._given, *found), key=lambda one: one.start))
 
     def get_optimization_suggestions(self) -> ReuseSuggestions:
-        """Answer what could be saved if buffers that are never live together were one, and which those are."""
+        """Return what could be saved if buffers that are never live together were one, and which those are."""
         found = self.lifetimes()
         starts, ends, sizes = _columns(found)
         return ReuseSuggestions(
@@ -191,7 +263,7 @@ class LifetimeAnalyzer:
         )
 
     def compute_reuse_plan(self, *, align: int = GRANULE, tolerance: float = _TOLERANCE) -> ReusePlan:
-        """Answer a place for each buffer, in a range little longer than what is live at most.
+        """Return a place for each buffer, in a range little longer than what is live at most.
 
         Of thousands of buffers it takes a second, of a hundred thousand a minute or two; blocks meanwhile.
 
@@ -237,7 +309,7 @@ def _window(times: NDArray[np.float64], since: float, until: float | None) -> sl
 def _lasting(
     numbers: NDArray[np.integer[Any]], taken: NDArray[np.bool_], freed: NDArray[np.bool_], window: slice
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Answer the rows of a window in which something is allocated, and when each ends: its row, or the window's end."""
+    """Return the rows of a window in which something is allocated, and when each ends: its row, or the window's end."""
     starts = np.flatnonzero(taken[window]) + window.start
     frees = np.flatnonzero(freed)
     frees = frees[np.argsort(numbers[frees], kind="stable")]
@@ -256,3 +328,28 @@ def _keys(records: Records, rows: NDArray[np.void]) -> list[str | None]:
         line = names.site(site)
         spelled[tag, site] = names.tag(tag) or (None if line is None else str(line))
     return [spelled[pair] for pair in zip(rows["tag"].tolist(), rows["site"].tolist(), strict=True)]
+
+
+def shared_buffers(lifetimes: Iterable[Lifetime]) -> tuple[SharedBuffer, ...]:
+    """Return who could be one buffer: each takes over the smallest free one that is large enough, else the largest."""
+    members: list[list[Lifetime]] = []
+    free: list[tuple[int, int]] = []  # size and number of unused buffers, smallest first
+    busy: list[tuple[int, int, int]] = []  # when it is free again, its size and its number
+    for one in sorted(lifetimes, key=lambda one: (one.start, -one.nbytes)):
+        while busy and busy[0][0] <= one.start:
+            insort(free, heappop(busy)[1:])
+        if free:
+            size, number = free.pop(min(bisect_left(free, (one.nbytes, 0)), len(free) - 1))
+        else:
+            size, number = 0, len(members)
+            members.append([])
+        members[number].append(one)
+        heappush(busy, (one.end, max(size, one.nbytes), number))
+    found = (_together(group) for group in members if len(group) > 1)
+    return tuple(sorted(found, key=lambda one: (-one.saved, -one.nbytes)))
+
+
+def _together(group: Sequence[Lifetime]) -> SharedBuffer:
+    nbytes = max(one.nbytes for one in group)
+    keys = Counter(one.key for one in group if one.key is not None)
+    return SharedBuffer(nbytes, len(group), sum(one.nbytes for one in group) - nbytes, tuple(keys.most_common()))

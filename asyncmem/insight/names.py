@@ -1,14 +1,31 @@
-"""What the numbers in records stand for: sites, tasks, tags, threads and pools, each name kept once."""
+"""What the numbers in records stand for (sites, tasks, tags, threads, pools), and the witness that gives them."""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
+import threading
+import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, final
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, final
+
+from asyncmem.core import Witness
+from asyncmem.pool.owners import current_tag
+from asyncmem.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.core import Witness
+_PACKAGE: Final = Path(__file__).parents[1]
+_NOT_SKIPPED: Final = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("cli", "testing"))
+"""Folders of asyncmem whose lines count as a program's."""
+
+_changing = threading.Lock()
+_known: weakref.ref[Witness] | None = None
+_depths: list[int] = []
 
 
 class Site(NamedTuple):
@@ -22,8 +39,8 @@ class Site(NamedTuple):
     """The function that it is in, with its classes."""
 
     def __str__(self) -> str:
-        """Answer ``file:line (function)``."""
-        return f"{self.file}:{self.line} ({self.function})"
+        """Return ``file:line (function)``."""
+        return f"{printable(self.file)}:{self.line} ({printable(self.function)})"
 
 
 class PoolName(NamedTuple):
@@ -35,12 +52,36 @@ class PoolName(NamedTuple):
     """Name of its device, such as "cuda:0"."""
     limit: int
     """The most bytes that it might reserve when recording began."""
+    options: str = ""
+    """Its other options that were not at their defaults, as text: "paged,overlap=0"."""
+
+
+class Origin(NamedTuple):
+    """The process that was recorded."""
+
+    program: tuple[str, ...] = ()
+    """The command line."""
+    process: int = 0
+    """Its number."""
+    host: str = ""
+    """Name of the machine."""
+    python: str = ""
+    """Version of Python,"""
+    asyncmem: str = ""
+    """and of asyncmem."""
+
+    @classmethod
+    def of_this_process(cls) -> Origin:
+        """Return this process's."""
+        from asyncmem import __version__
+
+        return cls(tuple(sys.orig_argv), os.getpid(), platform.node(), platform.python_version(), __version__)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Names:
-    """The tables that records point into. Number 0 is what is not known.
+    """The tables that records point into. Number 0 stands for what is not known.
 
     Attributes:
         places: Lines of programs.
@@ -72,7 +113,7 @@ class Names:
         )
 
     def frames(self, site: int) -> tuple[Site, ...]:
-        """Answer the lines that led to a call, innermost first; as many as were recorded."""
+        """Return the lines that led to a call, innermost first; as many as were recorded."""
         known = self._frames.get(site)
         if known is None:
             place, caller = self.sites[site]
@@ -82,20 +123,46 @@ class Names:
         return known
 
     def site(self, site: int) -> Site | None:
-        """Answer the line of a call, None where that is not known."""
+        """Return the line of a call, None where that is not known."""
         return self.places[self.sites[site][0]] if site else None
 
     def task(self, number: int) -> str | None:
-        """Answer a task's name, None outside of any."""
-        return self.tasks[number] if number else None
+        """Return a task's name, None outside of any."""
+        return self.tasks[number] or None
 
     def tag(self, number: int) -> str | None:
-        """Answer a tag, None without one."""
-        return self.tags[number] if number else None
+        """Return a tag, None without one."""
+        return self.tags[number] or None
 
     def thread(self, number: int) -> str | None:
-        """Answer a thread's name; one that only freed has none but its number."""
+        """Return a thread's name; one that only freed has none but its number."""
         if not number:
             return None
         known = self.threads[number] if number < len(self.threads) else None
         return known or f"thread {number}"
+
+
+def join_witness(frames: int) -> Witness:
+    """Return the one witness of the process. It keeps at least so many frames of each call until `leave_witness`."""
+    global _known  # noqa: PLW0603 -- one a process
+    with _changing:
+        witness = _known() if _known is not None else None
+        if witness is None:
+            witness = Witness(current_tag, _skipped(), _NOT_SKIPPED)
+            _known = weakref.ref(witness)
+        _depths.append(frames)
+        witness.frames = max(_depths)
+        return witness
+
+
+def leave_witness(witness: Witness, frames: int) -> None:
+    """Undo one `join_witness`."""
+    with _changing:
+        _depths.remove(frames)
+        witness.frames = max(_depths, default=1)
+
+
+def _skipped() -> tuple[str, ...]:
+    """Return the folders whose lines are left out: ours, and those of event loops, which ask for nothing themselves."""
+    loops = [spec.origin for spec in map(find_spec, ("asyncio", "trio", "anyio")) if spec is not None and spec.origin]
+    return tuple(f"{folder}{os.sep}" for folder in (_PACKAGE, *(Path(origin).parent for origin in loops)))

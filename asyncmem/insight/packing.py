@@ -1,9 +1,10 @@
 """Where to put buffers whose lifetimes are known, so that the range they need is short.
 
 To place n intervals best is hard (NP-hard), and rarely needed: a few greedy orders come within a percent or so of what
-is live at most, less than which nobody needs. Each takes the buffers one by one and puts each as low as it fits beside
-those placed before that are live at some time with it. The largest first is best for most programs, the longest-lived
-first, roughly or exactly, for others. Then those that stuck out come first in their order, and it is tried again.
+is live at most, which is the least that can be needed. Each takes the buffers one by one and puts each as low as it
+fits beside those placed before that are live at some time with it. The largest first is best for most programs, the
+longest-lived first, roughly or exactly, for others. Then those that stuck out come first in their order, and it is
+tried again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SHORT: Final = 0.98
 
 
 def packed(starts: Column, ends: Column, sizes: Column, *, tolerance: float = 0.0) -> Column:
-    """Answer an offset for each buffer.
+    """Return an offset for each buffer.
 
     Args:
         starts: When each is allocated,

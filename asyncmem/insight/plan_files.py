@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.errors import Described, InvalidRequest
+from asyncmem.files import read_json
 from asyncmem.pool.placement import PlannedPlace, ReusePlan
+from asyncmem.text import to_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -28,8 +29,8 @@ def write_plan(plan: ReusePlan, path: str | PathLike[str]) -> None:
 
 
 def spelled(plan: ReusePlan) -> str:
-    """Answer a plan as it stands in a file: a place a line."""
-    places = ",\n".join(json.dumps(place._asdict()) for place in plan.places)
+    """Return a plan as it stands in a file: a place a line."""
+    places = ",\n".join(to_json(place._asdict()) for place in plan.places)
     return f'{{"version": {_VERSION}, "align": {plan.align}, "places": [\n{places}\n]}}\n'
 
 
@@ -43,13 +44,15 @@ def read_plan(path: str | PathLike[str]) -> ReusePlan:
     """
     expected = "a plan, as asyncmem plan writes it"
     try:
-        found = json.loads(Path(path).read_bytes())
-    except (RecursionError, ValueError) as error:
+        found = read_json(path)
+    except ValueError as error:
         raise InvalidRequest("plan", Described(f"{path}: {error}"), expected) from error
     match found:
         case {"version": int(version)} if version > _VERSION:
             raise InvalidRequest("plan", Described(f"{path} of version {version}"), f"version {_VERSION}")
-        case {"version": int(), "align": int(align), "places": list(places)} if all(map(_is_place, places)):
+        case {"version": int(), "align": int(align), "places": list(places)} if align < _MOST and all(
+            map(_is_place, places)
+        ):
             return ReusePlan(
                 tuple(PlannedPlace(one["key"], *(one[name] for name in _NUMBERS)) for one in places), align
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from asyncmem.pool.open_pool import open_pools
+from asyncmem.text import printable
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -101,7 +102,7 @@ _COUNTS: Final = (
     _Count("cancellations", {"": "cancellations"}, "Requests cancelled while they waited."),
     _Count("deadlocks", {"": "deadlocks"}, "Requests refused because all would have waited for each other."),
     _Count("late_fences", {"": "late_fences"}, "Memory taken behind a fence that was recorded only then."),
-    _Count("loop_blocking_calls", {"": "loop_blocking_calls"}, "Driver calls on an event loop's thread."),
+    _Count("loop_blocking_calls", {"": "loop_blocking_calls"}, "Synchronous calls that held up an event loop."),
     _Count("cpu_fallbacks", {"": "cpu_fallbacks"}, "Buffers placed on the host because the device was out."),
     _Count("spills", {"": "spills"}, "Marked buffers that moved to the host."),
     _Count("returns", {"": "returns"}, "Marked buffers that came back to be used."),
@@ -110,7 +111,7 @@ _COUNTS: Final = (
 
 @final
 class PoolCollector(Collector):
-    """Answers the figures of all pools of the process that have memory, with the labels `pool` and `device`.
+    """Returns the figures of all pools of the process that have memory, with the labels `pool` and `device`.
 
     Register it once: ``prometheus_client.REGISTRY.register(PoolCollector())``. Nothing is counted meanwhile: it reads
     `pool.stats()` when it is asked, from any thread. Pools of one name on one device are added up, so give them names
@@ -118,11 +119,11 @@ class PoolCollector(Collector):
     """
 
     def collect(self) -> Iterator[Metric]:
-        """Answer each metric with a sample for each pool; without one where there is no pool."""
+        """Return each metric with a sample for each pool; without one where there is no pool."""
         found: dict[tuple[str, str], list[PoolStats]] = {}
         for opened in open_pools():
             stats = opened.pool.stats()
-            found.setdefault((stats.name, stats.device), []).append(stats)
+            found.setdefault((printable(stats.name), printable(stats.device)), []).append(stats)
         for gauge in _GAUGES:
             yield _gauge(gauge, found)
         for count in _COUNTS:
@@ -151,11 +152,11 @@ def _count(count: _Count, found: _Found) -> CounterMetricFamily:
 
 def _rungs(found: _Found) -> CounterMetricFamily:
     family = CounterMetricFamily(
-        f"{_PREFIX}rungs", "Steps tried before an out-of-memory error, by their names.", labels=(*_LABELS, "rung")
+        f"{_PREFIX}remedies", "Remedies for a lack of memory that were used, by name.", labels=(*_LABELS, "remedy")
     )
     for labels, pools in found.items():
-        for rung in sorted({name for one in pools for name in one.rungs}):
-            family.add_metric((*labels, rung), sum(one.rungs.get(rung, 0) for one in pools))
+        for remedy in sorted({name for one in pools for name in one.remedies}):
+            family.add_metric((*labels, printable(remedy)), sum(one.remedies.get(remedy, 0) for one in pools))
     return family
 
 

@@ -1,47 +1,55 @@
-"""`Recording`: pools whose doings are noted down, into a ring in memory or a file."""
+"""`Recording`: records of pools, into a ring in memory or a file."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final, Self, final
 
 import anyio
 import numpy as np
 from anyio import to_thread
 
-from asyncmem.core import log_time_ns
+from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.errors import InvalidRequest
-from asyncmem.insight import witness as witnesses
-from asyncmem.insight.names import Names
-from asyncmem.insight.order import ROW, in_order
+from asyncmem.insight.names import Names, Origin, PoolName, join_witness, leave_witness
 from asyncmem.insight.records import Records
-from asyncmem.insight.tap import Tap
+from asyncmem.insight.rows import MOST_FRAMES, NO_NUMBER, ROW, in_order
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.open_pool import arrivals, open_pools
+from asyncmem.pool.snapshot import segment_infos
+from asyncmem.pool.worker import uninterruptible
+from asyncmem.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from os import PathLike
     from types import TracebackType
 
-    from asyncmem.core import Witness
+    from numpy.typing import NDArray
+
+    from asyncmem.core import Core, Witness
     from asyncmem.insight.spool import Spool
     from asyncmem.pool import AsyncMemoryPool
     from asyncmem.pool.open_pool import OpenPool
 
 KEEP: Final = 1 << 18
 _CUT: Final = "There was no memory for more records."
+_BATCH: Final = 4096
+"""Rows that are copied at a time: as long as that takes, the pool waits."""
 
 
 @final
 class Recording:
     """Records of pools while entered by ``with`` or ``async with``.
 
-    Each allocation and each free is a record, whoever asks: threads, tasks, budgets, batches, finalizers; so is memory
+    Each allocation and each free is a record, from all callers (threads, tasks, budgets, finalizers); so is memory
     that comes from the device or goes back, each end of a wait, each change of pressure, and each refusal. A lease is
     one allocation of its whole range until it ends. Buffers without bytes, and those that a fallback placed on the
     host, are left out. Times are the machine's, whatever clock the device has.
 
-    A record costs about a quarter of a microsecond, in which the file is not written. A pool that nobody records pays
+    A record costs about a quarter of a microsecond, in which the file is not written. A pool that is not recorded pays
     nothing. Any thread may ask for `records()` at any time.
 
     Args:
@@ -63,10 +71,10 @@ class Recording:
     ) -> None:
         self._pools = pools
         self._keep = _whole("keep", keep, 1 << 40)
-        self._frames = _whole("frames", frames, 128)
+        self._frames = _whole("frames", frames, MOST_FRAMES)
         self._file = file
         self._force = force
-        self._taps: list[Tap] = []
+        self._recorded: list[RecordedPool] = []
         self._changing = threading.RLock()
         self._witness: Witness | None = None
         self._spool: Spool | None = None
@@ -78,7 +86,8 @@ class Recording:
 
     def __repr__(self) -> str:
         state = "over" if self._over else "going on" if self._witness is not None else "not begun"
-        return f"<asyncmem.insight.Recording of {', '.join(one.name.name for one in self._taps) or 'no pool'}: {state}>"
+        names = ", ".join(printable(one.name.name) for one in self._recorded)
+        return f"<asyncmem.insight.Recording of {names or 'no pool'}: {state}>"
 
     def __enter__(self) -> Self:
         """Begin; a pool that is not open is opened.
@@ -89,27 +98,38 @@ class Recording:
             FileExistsError: The file is there already.
             ModuleNotFoundError: The file needs the extra `insight`, which is not installed.
         """
-        if self._witness is not None:
+        if self._witness is not None or self._over:
             raise InvalidRequest("with", self, "a recording that was not used before")
         found = []
         for pool in self._pools:
             pool._open_core()  # raises where it is closed
             found.append(pool._opened)
-        if self._file is not None:
-            from asyncmem.insight.spool import Spool
+        try:
+            self._begin(found)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # an interrupt, whatever has begun by now
+                self._end(error)
+            raise
+        return self
 
-            self._spool = Spool(self._file, force=self._force)
-        self._witness = witnesses.join(self._frames)
-        self._wall, self._began = time.time(), log_time_ns()
+    @uninterruptible
+    def _begin(self, found: list[OpenPool]) -> None:
         with self._changing:
+            if self._over:  # an interrupt has ended the wait for this
+                return
+            if self._file is not None:
+                from asyncmem.insight.spool import Spool
+
+                self._spool = Spool(self._file, force=self._force)
+            self._witness = join_witness(self._frames)
+            self._wall, self._began = time.time(), log_time_ns()
             if not self._pools:
                 arrivals.append(self._add)
                 found = open_pools()
             for opened in found:
                 self._add(opened)
             if self._spool is not None:
-                self._spool.run(self._witness, self._taps, began=self._began, wall=self._wall, frames=self._frames)
-        return self
+                self._spool.run(self._witness, self._recorded, began=self._began, wall=self._wall, frames=self._frames)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -117,21 +137,40 @@ class Recording:
         """End; what was recorded is kept.
 
         Raises:
-            OSError: The file could not be written to its end.
+            OSError: The file could not be written to its end; where the block has raised, only a warning says so.
         """
         assert self._witness is not None
+        try:
+            self._end(error)
+        except BaseException as interrupt:
+            if not isinstance(interrupt, Exception):  # it may have come first
+                self._end(error)
+            raise
+
+    @uninterruptible
+    def _end(self, error: BaseException | None) -> None:
+        """End, once."""
         with self._changing:
+            if self._over:
+                return
+            if self._witness is None:  # and never begins any more
+                self._over = True
+                return
             if not self._pools:
                 arrivals.remove(self._add)
             try:
                 if self._spool is not None:
                     self._spool.end()
+            except (OSError, MemoryError) as trouble:
+                if error is None:
+                    raise
+                alarm(f"the recording {self._file} could not be written to its end: {trouble}", RuntimeWarning)
             finally:
-                for tap in self._taps:
-                    tap.collect()
-                    tap.close()
+                for one in self._recorded:
+                    one.collect()
+                    one.close()
                 self._over, self._ended = True, log_time_ns()
-                witnesses.leave(self._witness, self._frames)
+                leave_witness(self._witness, self._frames)
 
     async def __aenter__(self) -> Self:
         """Open the pools without blocking the loop, and begin as ``with`` does. Cancelled: nothing goes on."""
@@ -150,7 +189,7 @@ class Recording:
             await to_thread.run_sync(self.__exit__, kind, error, trace)
 
     async def _enter_on_thread(self) -> Self:
-        first = threading.Lock()  # is taken by whoever is done first, so that the other one ends what has begun
+        first = threading.Lock()  # is taken by the first to be done, so that the other one ends what has begun
 
         def enter() -> Self:
             self.__enter__()
@@ -166,7 +205,7 @@ class Recording:
             raise
 
     def records(self) -> Records:
-        """Answer what was recorded: all of it, or, while recording goes on, what there is so far.
+        """Return what was recorded: all of it, or, while recording goes on, what there is so far.
 
         Of a file, that is what is in it, which is read each time (blocks).
 
@@ -187,27 +226,140 @@ class Recording:
     def _add(self, opened: OpenPool) -> None:
         assert self._witness is not None
         with self._changing:
-            if all(tap.core is not opened.core for tap in self._taps):
-                self._taps.append(Tap(opened, len(self._taps), self._witness, self._keep))
+            if all(one.core is not opened.core for one in self._recorded):
+                self._recorded.append(RecordedPool(opened, len(self._recorded), self._witness, self._keep))
 
     def _read(self, witness: Witness) -> Records:
         held, rows = [np.empty(0, ROW)], [np.empty(0, ROW)]
         with self._changing:
-            taps = list(self._taps)
-            for tap in taps:
-                now = tap.held()  # before the rest, so that what comes meanwhile is in the rows
-                tap.collect()
-                held += [tap.outline(), now]
-                rows.append(tap.kept())
-        lost = sum(tap.lost for tap in taps)
-        names = Names.of(witness, [tap.name for tap in taps])
+            pools = list(self._recorded)
+            for pool in pools:
+                now = pool.held()  # before the rest, so that what comes meanwhile is in the rows
+                pool.collect()
+                held += [pool.outline(), now]
+                rows.append(pool.kept())
+        lost = sum(pool.lost for pool in pools)
+        names = Names.of(witness, [pool.name for pool in pools])
         together = in_order(np.concatenate(held), np.concatenate(rows), self._began, lost=lost)
-        note = _CUT if any(tap.cut for tap in taps) else ""
+        note = _CUT if any(pool.cut for pool in pools) else ""
         ended = self._ended or log_time_ns()
-        return Records(together, names, began=self._began, wall=self._wall, ended=ended, lost=lost, note=note)
+        return Records(
+            together, names, began=self._began, wall=self._wall, ended=ended, lost=lost, note=note,
+            origin=Origin.of_this_process(),
+        )  # fmt: skip
 
 
 def _whole(name: str, value: object, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InvalidRequest(name, value, f"a number from 1 to {most}")
     return value
+
+
+class _Part:
+    """Rows of a pool that were read together."""
+
+    def __init__(self, rows: NDArray[np.void], lost: int, *, cut: bool) -> None:
+        self.rows = rows
+        self.lost = lost  # so far, because they were not read in time
+        self.cut = cut  # whether there was no memory for later ones
+
+
+class RecordedPool:
+    """One pool that is recorded, and what was read of it so far.
+
+    Attributes:
+        number: The pool's, in its recording.
+        name: The pool's.
+        core: The pool's.
+        before: The rows of what was there at the beginning: segments and buffers.
+        lost: Rows that are gone, so far.
+        cut: Whether there was no memory for later ones.
+    """
+
+    def __init__(self, opened: OpenPool, number: int, witness: Witness, keep: int) -> None:
+        self.number = number
+        self.name = PoolName(opened.name, opened.device.name, opened.limit, opened.options.as_text())
+        self.core: Core = opened.core
+        self.lost = 0
+        self.cut = False
+        self._keep = keep
+        self._kept: deque[NDArray[np.void]] = deque()
+        self._count = 0  # rows of those
+        self._dropped = 0
+        self._last: NDArray[np.void] | None = None
+        self._reserved = 0
+        self.core.watch(witness)
+        began = log_time_ns()
+        self._reader, held = self.core.open_log(keep)
+        self.before = np.concatenate((_segments(opened), self._of_pool(held)))
+        self.before["pool"] = number
+        self.before["time_ns"] = began
+
+    def parts(self) -> Iterator[_Part]:
+        """Take out the rows that have come since, in parts that block the pool no longer than an allocation takes."""
+        if self._last is not None:
+            return
+        count = _BATCH
+        while count == _BATCH:
+            found = self.core.read_log(self._reader, _BATCH, consume=True)
+            rows = self._of_pool(found.rows)
+            count = len(rows)
+            if count:
+                yield _Part(rows, found.lost, cut=found.cut)
+
+    def collect(self) -> None:
+        """Take out the rows that have come since, and keep the newest of all."""
+        for part in self.parts():
+            self._kept.append(part.rows)
+            self._count += len(part.rows)
+            self.lost, self.cut = part.lost + self._dropped, part.cut
+        while self._kept and self._count - len(self._kept[0]) >= self._keep:
+            oldest = len(self._kept.popleft())
+            self._count -= oldest
+            self._dropped += oldest
+            self.lost += oldest
+
+    def kept(self) -> NDArray[np.void]:
+        """Return the rows that were collected."""
+        return np.concatenate((np.empty(0, ROW), *self._kept))
+
+    def held(self) -> NDArray[np.void]:
+        """Return the rows of what is live now, or was at the end."""
+        return self._of_pool(self.core.held()) if self._last is None else self._last
+
+    def outline(self) -> NDArray[np.void]:
+        """Return `before` where its rows are followed by those kept; else buffers, and all that was reserved as one."""
+        if not self.lost:
+            return self.before
+        rows = self.kept()
+        change = rows["nbytes"].astype(np.int64) * ((rows["kind"] == Kind.GREW) * 1 - (rows["kind"] == Kind.TRIMMED))
+        reserved = self._reserved if self._last is not None else self.core.reserved()
+        segment = np.zeros(1, ROW)
+        segment["kind"], segment["number"], segment["pool"] = Kind.GREW, NO_NUMBER, self.number
+        segment["nbytes"] = max(reserved - int(change.sum()), 0)
+        return np.concatenate((segment, self.before[self.before["kind"] != Kind.GREW]))
+
+    def close(self) -> None:
+        """End it; rows that were not taken out are lost."""
+        self._last, self._reserved = self.held(), self.core.reserved()
+        self.core.close_log(self._reader)
+        self.core.unwatch()
+
+    def _of_pool(self, rows: bytes) -> NDArray[np.void]:
+        found = np.frombuffer(rows, LOG_ROW)
+        whole = np.empty(len(found), ROW)
+        for name in LOG_ROW.names or ():
+            whole[name] = found[name]
+        whole["pool"] = self.number
+        return whole
+
+
+def _segments(opened: OpenPool) -> NDArray[np.void]:
+    segments = segment_infos(opened)
+    rows = np.zeros(len(segments), ROW)
+    rows["nbytes"] = [one.nbytes for one in segments]
+    # What lies in pages is told by its bytes alone, as their coming and going are.
+    rows["address"] = [one.address if one.kind != "paged" else 0 for one in segments]
+    rows["kind"] = Kind.GREW
+    rows["number"] = NO_NUMBER
+    return rows

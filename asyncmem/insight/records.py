@@ -1,18 +1,20 @@
-"""`Records`: what happened in pools, in its order: columns for those who compute, a `Record` for those who read."""
+"""`Records`: what happened in pools, in its order, as columns and as a sequence of `Record`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, final
+import operator
+from typing import TYPE_CHECKING, Final, NamedTuple, final, overload
 
 import numpy as np
 
 from asyncmem.core import Kind, Level
+from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_duration
 from asyncmem.insight.groups import Group, grouped
-from asyncmem.insight.order import identity_of
-from asyncmem.insight.outline import NOBODY
-from asyncmem.insight.soundness import WAIT_ENDS
+from asyncmem.insight.names import Origin
+from asyncmem.insight.rows import NO_NUMBER, WAIT_ENDS, change_of, identity_of
 from asyncmem.stats import Pressure
+from asyncmem.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncmem.insight.names import Names, Site
+
+_UNKNOWN: Final = Origin()
 
 
 class Record(NamedTuple):
@@ -55,6 +59,8 @@ class Record(NamedTuple):
     """The thread that asked, or that freed."""
     pool: str
     """Name of the pool."""
+    priority: int = 0
+    """Of a wait: the priority of its request."""
 
     @property
     def site(self) -> Site | None:
@@ -86,11 +92,13 @@ class Records:
         ended: When recording ended, or when it was asked for what there is so far, by the steady clock.
         lost: Records that were dropped before these because the ring was full.
         note: What is missing besides, in sentences; empty for nothing.
+        origin: The process that was recorded.
+        end_known: Whether what is live at the end is known: not where a file is damaged and its end is missing.
     """
 
     def __init__(
         self, rows: NDArray[np.void], names: Names, *, began: int, wall: float, ended: int, lost: int = 0,
-        note: str = "",
+        note: str = "", origin: Origin = _UNKNOWN, end_known: bool = True,
     ) -> None:  # fmt: skip
         self.rows = rows
         self.rows.flags.writeable = False
@@ -100,6 +108,8 @@ class Records:
         self.ended = ended
         self.lost = lost
         self.note = note
+        self.origin = origin
+        self.end_known = end_known
 
     def __repr__(self) -> str:
         lost = f", {self.lost:,} lost before them" if self.lost else ""
@@ -108,7 +118,7 @@ class Records:
         )
 
     def _repr_mimebundle_(self, **_wanted: object) -> dict[str, str]:
-        """Answer what a notebook shows: pictures where Bokeh is installed, and a summary as text."""
+        """Return what a notebook shows: the pictures, and a summary as text."""
         from asyncmem.insight.pictures import mimebundle
 
         return mimebundle(self)
@@ -119,36 +129,70 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         return (self._record(row) for row in self.rows.tolist())
 
-    def __getitem__(self, index: int) -> Record:
-        return self._record(self.rows[index].item())
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Records: ...
+
+    def __getitem__(self, index: int | slice) -> Record | Records:
+        """Return one of them, or some, as a slice that goes forwards says."""
+        if not isinstance(index, slice):
+            return self._record(self.rows[operator.index(index)].item())
+        if index.indices(len(self))[2] < 0:
+            raise InvalidRequest("index", index, "a slice that goes forwards: records are in their order")
+        return self.with_rows(self.rows[index])
 
     @property
     def duration(self) -> float:
         """Seconds for which was recorded."""
         return (self.ended - self.began) / 1e9
 
+    @property
+    def limit(self) -> int:
+        """The most bytes that the pools might reserve together."""
+        return sum(pool.limit for pool in self.names.pools)
+
     def of(self, *kinds: Kind) -> Records:
-        """Answer those of some kinds."""
-        return self._some(self.rows[np.isin(self.rows["kind"], kinds)])
+        """Return those of some kinds."""
+        return self.with_rows(self.rows[np.isin(self.rows["kind"], kinds)])
 
     def grown(self) -> Records:
-        """Answer the growth that was recorded: it took some time. What was there before is `Kind.GREW` too, at once."""
-        return self._some(self.rows[(self.rows["kind"] == Kind.GREW) & (self.rows["span_ns"] > 0)])
+        """Return the growth that was recorded: it took some time. What was there before is `Kind.GREW` too, at once."""
+        return self.with_rows(self.rows[(self.rows["kind"] == Kind.GREW) & (self.rows["span_ns"] > 0)])
 
     def in_pool(self, name: str) -> Records:
-        """Answer those of the pools of that name."""
-        wanted = [number for number, pool in enumerate(self.names.pools) if pool.name == name]
-        return self._some(self.rows[np.isin(self.rows["pool"], wanted)])
+        """Return those of the pools of that name."""
+        alike = {name, encodable(name)}  # as a file has it
+        wanted = [number for number, pool in enumerate(self.names.pools) if pool.name in alike]
+        return self.with_rows(self.rows[np.isin(self.rows["pool"], wanted)])
 
     def live(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Answer what is live after each allocation and free: times in nanoseconds since `began`, and bytes."""
+        """Return what is live after each allocation and free: times in nanoseconds since `began`, and bytes."""
         rows = self.rows[self.rows["kind"] <= Kind.HELD]
-        change = rows["nbytes"].astype(np.int64)
-        change[rows["kind"] == Kind.FREED] *= -1
-        return rows["time_ns"] - self.began, np.cumsum(change)
+        return rows["time_ns"] - self.began, np.cumsum(change_of(rows, Kind.FREED))
+
+    def reserved(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what is had from the device after each growth and trim: times likewise, and bytes."""
+        rows = self.of(Kind.GREW, Kind.TRIMMED).rows
+        return rows["time_ns"] - self.began, np.cumsum(change_of(rows, Kind.TRIMMED))
+
+    def most_reserved(self) -> int:
+        """Return the most bytes that were had from the device at once."""
+        return int(self.reserved()[1].max(initial=0))
+
+    def hit_rate(self) -> float:
+        """Return the share of allocations that were served at once from memory that the pool had; 1 without any."""
+        levels = self.of(Kind.ALLOCATED).rows["level"]
+        return float(np.mean(~np.isin(levels, (Level.MISS, Level.FOREIGN)))) if len(levels) else 1.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of these together."""
+        return int(self.rows["nbytes"].sum())
 
     def peak(self) -> Peak:
-        """Answer when the most was live; at the beginning where nothing ever was."""
+        """Return when the most was live; at the beginning where nothing ever was."""
         times, live = self.live()
         if not len(live):
             return Peak(0, 0.0)
@@ -156,13 +200,17 @@ class Records:
         return Peak(int(live[at]), int(times[at]) / 1e9)
 
     def live_at(self, time: float | None = None) -> Records:
-        """Answer the allocations that are live at a time, in seconds since the beginning; at the end without one."""
+        """Return the allocations that are live at a time, in seconds since the beginning; at the end without one."""
         rows = self.rows
         if time is not None:
             rows = rows[rows["time_ns"] <= self.began + round(time * 1e9)]
         taken = rows[(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
         ended = rows[rows["kind"] == Kind.FREED]
-        return self._some(taken[~np.isin(identity_of(taken), identity_of(ended))])
+        return self.with_rows(taken[~np.isin(identity_of(taken), identity_of(ended))])
+
+    def leaked(self) -> Records:
+        """Return what was allocated while it was recorded and never freed; nothing where the end is not known."""
+        return self.live_at().of(Kind.ALLOCATED) if self.end_known else self.with_rows(self.rows[:0])
 
     def by(self, column: str) -> tuple[Group, ...]:
         """Add the records up by what they have in common, largest first.
@@ -175,21 +223,25 @@ class Records:
         born = np.isin(self.rows["kind"], (Kind.ALLOCATED, Kind.HELD))
         return grouped(self.rows[born] if born.any() else self.rows, self.names, column)
 
-    def _some(self, rows: NDArray[np.void]) -> Records:
+    def with_rows(self, rows: NDArray[np.void]) -> Records:
+        """Return records of the same recording with other rows."""
         return Records(
-            rows, self.names, began=self.began, wall=self.wall, ended=self.ended, lost=self.lost, note=self.note
-        )
+            rows, self.names, began=self.began, wall=self.wall, ended=self.ended, lost=self.lost, note=self.note,
+            origin=self.origin, end_known=self.end_known,
+        )  # fmt: skip
 
     def _record(self, row: tuple[int, ...]) -> Record:
         time, nbytes, address, span, number, site, task, tag, thread, stream, kind, level, pool = row
         of, names = Kind(kind), self.names
         freed = of in {Kind.FREED, Kind.UNDONE}
         return Record(
-            kind=of, time=(time - self.began) / 1e9, nbytes=nbytes, address=address, stream=stream,
+            kind=of, time=(time - self.began) / 1e9, nbytes=nbytes,
+            address=address if of is not Kind.WAITED else 0, stream=stream,
             duration=0.0 if freed else span / 1e9, lifetime=span / 1e9 if freed else 0.0,
-            number=number if number != NOBODY else -1, level=Level(level) if of is Kind.ALLOCATED else None,
+            number=number if number != NO_NUMBER else -1, level=Level(level) if of is Kind.ALLOCATED else None,
             outcome=_outcome(of, level), tag=names.tag(tag), task=names.task(task), frames=names.frames(site),
             thread=names.thread(thread), pool=names.pools[pool].name,
+            priority=address >> 1 ^ -(address & 1) if of is Kind.WAITED else 0,
         )  # fmt: skip
 
 

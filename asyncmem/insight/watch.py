@@ -10,15 +10,16 @@ import numpy as np
 from asyncmem.core import Kind
 from asyncmem.figures import format_count, format_size
 from asyncmem.insight.groups import grouped
-from asyncmem.insight.order import ROW, identity_of
 from asyncmem.insight.recording import Recording
+from asyncmem.insight.rows import ROW, change_of, identity_of
+from asyncmem.text import printable
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
 
-    from asyncmem.insight.tap import Tap
+    from asyncmem.insight.recording import RecordedPool
 
 _KEEP: Final = 1 << 21
 _SHOWN: Final = 10
@@ -62,7 +63,7 @@ class Watch:
         self._recording.__exit__(kind, error, trace)
 
     def complaint(self) -> str:
-        """Answer what is wrong, with the lines that did it; empty for nothing."""
+        """Return what is wrong, with the lines that did it; empty for nothing."""
         found = (self._over_limit() if self._limit is not None else "", self._left() if self._leaks else "")
         return "\n".join(filter(None, found))
 
@@ -90,13 +91,13 @@ class Watch:
         return "\n".join(told)
 
     def _live(self) -> NDArray[np.void]:
-        return np.concatenate([np.empty(0, ROW), *map(_left_in, self._recording._taps)])
+        return np.concatenate([np.empty(0, ROW), *map(_left_in, self._recording._recorded)])
 
     def _told(self, mark: str, head: str, rows: NDArray[np.void]) -> str:
         sites = grouped(rows, self._recording.records().names, "site")
         lines = [f"{mark}: {head}"]
         lines += [
-            f"  {format_size(one.nbytes)} in {format_count(one.allocations, 'buffer')} at {one.name}"
+            f"  {format_size(one.nbytes)} in {format_count(one.allocations, 'buffer')} at {printable(one.name)}"
             for one in sites[:_SHOWN]
         ]
         if len(sites) > _SHOWN:
@@ -109,12 +110,10 @@ def _sum(rows: NDArray[np.void]) -> str:
 
 
 def _most_live(rows: NDArray[np.void]) -> tuple[int, NDArray[np.void]]:
-    """Answer the most bytes that allocations of these rows had live at once, and the rows of those allocations."""
+    """Return the most bytes that allocations of these rows had live at once, and the rows of those allocations."""
     born = rows["kind"] == Kind.ALLOCATED
     rows = rows[born | ((rows["kind"] == Kind.FREED) & np.isin(identity_of(rows), identity_of(rows[born])))]
-    change = rows["nbytes"].astype(np.int64)
-    change[rows["kind"] == Kind.FREED] *= -1
-    live = np.cumsum(change)
+    live = np.cumsum(change_of(rows, Kind.FREED))
     if not len(live):
         return 0, rows
     rows, most = rows[: int(np.argmax(live)) + 1], int(live.max())
@@ -122,7 +121,7 @@ def _most_live(rows: NDArray[np.void]) -> tuple[int, NDArray[np.void]]:
     return most, rows[born & ~np.isin(identity_of(rows), identity_of(rows[~born]))]
 
 
-def _left_in(tap: Tap) -> NDArray[np.void]:
-    before = tap.before[tap.before["kind"] == Kind.HELD]["number"]
-    rows = tap.held()
+def _left_in(pool: RecordedPool) -> NDArray[np.void]:
+    before = pool.before[pool.before["kind"] == Kind.HELD]["number"]
+    rows = pool.held()
     return rows[rows["number"] > before.max()] if len(before) else rows

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
 
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.ends import Receiver, Sender
-from asyncmem.pipeline.line import Line
-from asyncmem.pipeline.parcels import fence_of, order_behind
+from asyncmem.pipeline.queue import ItemQueue
 from asyncmem.pipeline.report import ChannelStats
+from asyncmem.pipeline.resources import pool_of
+from asyncmem.pipeline.trees import fence_behind, order_behind
+from asyncmem.pool.alarm import alarm
 from asyncmem.pool.share import Share
+from asyncmem.text import quoted
 from asyncmem.units import parse_count, parse_size
 
 if TYPE_CHECKING:
@@ -25,15 +28,35 @@ if TYPE_CHECKING:
     from asyncmem.pool import Budget
     from asyncmem.units import Size
 
+
 T = TypeVar("T")
 
-Parcel: TypeAlias = "tuple[T, Stream | None, Fence | None]"
+Message: TypeAlias = "tuple[T, Stream | None, Fence | None]"
 """An item, and the stream and the fence that it comes behind where its producer named one."""
 
 _numbers = itertools.count(1)
 
 
-class Channel(Generic[T]):
+class _Receives(ABC, Generic[T]):
+    """What can be iterated over until nothing more comes."""
+
+    @abstractmethod
+    async def receive(self) -> T:
+        """Wait for the next item."""
+
+    def __aiter__(self) -> Self:
+        """Receive until the end."""
+        return self
+
+    async def __anext__(self) -> T:
+        """Wait for the next item, until the channel has been closed for sending and nothing is left in it."""
+        try:
+            return await self.receive()
+        except EndOfStream:
+            raise StopAsyncIteration from None
+
+
+class Channel(_Receives[T]):
     """Carries items between tasks of one event loop, bounded by bytes: ``Channel(pool, "64 MiB")``.
 
     Producers take the memory of their items from the channel, `await channel.allocate(size)`, and wait there when its
@@ -59,37 +82,36 @@ class Channel(Generic[T]):
     def __init__(self, pool: Share, nbytes: Size, *, max_items: int | None = None, name: str | None = None) -> None:
         if not isinstance(pool, Share):
             raise InvalidRequest("pool", pool, "a pool or a budget")
-        places = None if max_items is None else parse_count(max_items, what="max_items", least=1)
+        most = None if max_items is None else parse_count(max_items, what="max_items", least=1, most=1 << 20)
         if parse_size(nbytes, what="nbytes") == 0:
             raise InvalidRequest("nbytes", nbytes, "more than 0 bytes")
         budget = pool.budget(name or f"channel-{next(_numbers)}", limit=nbytes)
-        if budget.own_limit() > pool.capacity():
+        if budget._own_limit() > pool.capacity():
             budget.close()
-            raise InvalidRequest("nbytes", nbytes, f"at most the {pool.capacity()} bytes of {pool.name!r}")
+            raise InvalidRequest("nbytes", nbytes, f"at most the {pool.capacity()} bytes of {quoted(pool.name)}")
         self._budget = budget
-        self._items: Line[Parcel[T]] = Line()
-        self._max_items = places
-        self._places: Line[None] | None = None
-        if places is not None:
-            self._places = Line()
-            for _ in range(places):
-                self._places.put(None)
+        self._items: ItemQueue[Message[T]] = ItemQueue()
+        self._max_items = most
+        self._permits: ItemQueue[None] | None = None
+        if most is not None:
+            self._permits = ItemQueue()
+            for _ in range(most):
+                self._permits.put(None)
         self._senders = self._receivers = 0
         self._closed = False
         self._broken: Exception | None = None
 
     def __repr__(self) -> str:
         state = "failed" if self._broken else "closed" if self._closed else "open"
-        return (
-            f"<asyncmem.Channel {self._budget.name!r} of {self._budget.own_limit()} bytes: {state}, {len(self)} items>"
-        )
+        name, limit = quoted(self._budget.name), self._budget._own_limit()
+        return f"<asyncmem.Channel {name} of {limit} bytes: {state}, {len(self)} items>"
 
     def __len__(self) -> int:
-        """Answer how many items wait to be received."""
+        """Return how many items wait to be received."""
         return len(self._items)
 
     def __bool__(self) -> bool:
-        """Answer True: an empty channel is one, too."""
+        """Return True: an empty channel is one, too."""
         return True
 
     @property
@@ -117,19 +139,19 @@ class Channel(Generic[T]):
         return await self._budget.empty(shape, dtype, stream=stream, tag=tag)
 
     def stats(self) -> ChannelStats:
-        """Answer the figures of this moment."""
+        """Return the figures of this moment."""
         memory = self._budget.stats()
         return ChannelStats(
             items=len(self),
             max_items=self._max_items,
             senders=self._senders,
             receivers=self._receivers,
-            waiting_to_send=0 if self._places is None else self._places.takers,
-            waiting_to_receive=self._items.takers,
+            waiting_to_send=0 if self._permits is None else self._permits.getters,
+            waiting_to_receive=self._items.getters,
             waiting_for_memory=memory.waiting,
             held_bytes=memory.allocated_bytes,
             peak_bytes=memory.peak_allocated,
-            limit_bytes=self._budget.own_limit(),
+            limit_bytes=self._budget._own_limit(),
         )
 
     # -- items -------------------------------------------------------------------------------------------------------
@@ -138,19 +160,19 @@ class Channel(Generic[T]):
         """Pass an item on; waits only for `max_items`.
 
         Args:
-            item: Belongs to whoever receives it from here on.
+            item: Belongs to its receiver from here on.
             stream: Where the producer's last work on it was queued, if that is not the home of its buffers.
 
         Raises:
             ClosedResourceError: The channel has been closed for sending.
-            BrokenResourceError: It has failed, or nobody is left to receive.
+            BrokenResourceError: It has failed, or all receivers are closed.
 
         Cancelled: the item was not sent and is still the sender's.
         """
-        parcel = self._packed(item, stream)
-        await (self._items.pause() if self._places is None else self._places.take())
+        message = self._packed(item, stream)
+        await (self._items.checkpoint_sometimes() if self._permits is None else self._permits.get())
         self._need_open()
-        self._items.put(parcel)
+        self._items.put(message)
 
     def send_nowait(self, item: T, *, stream: object = None) -> None:
         """Pass an item on as `send` does, without a wait.
@@ -159,10 +181,10 @@ class Channel(Generic[T]):
             WouldBlock: `max_items` wait to be received already.
             ClosedResourceError: As in `send`; likewise `BrokenResourceError`.
         """
-        parcel = self._packed(item, stream)
-        if self._places is not None:
-            self._places.take_nowait()
-        self._items.put(parcel)
+        message = self._packed(item, stream)
+        if self._permits is not None:
+            self._permits.get_nowait()
+        self._items.put(message)
 
     async def receive(self, *, stream: object = None) -> T:
         """Wait for the next item.
@@ -177,7 +199,7 @@ class Channel(Generic[T]):
         Cancelled: the item stays in the channel.
         """
         on = self._stream_of(stream)
-        return self._unpacked(await self._items.take(), on)
+        return self._unpacked(await self._items.get(), on)
 
     def receive_nowait(self, *, stream: object = None) -> T:
         """Take the next item as `receive` does, without a wait.
@@ -187,26 +209,26 @@ class Channel(Generic[T]):
             EndOfStream: As in `receive`; likewise `BrokenResourceError`.
         """
         on = self._stream_of(stream)
-        return self._unpacked(self._items.take_nowait(), on)
+        return self._unpacked(self._items.get_nowait(), on)
 
-    def _packed(self, item: T, stream: object) -> Parcel[T]:
+    def _packed(self, item: T, stream: object) -> Message[T]:
         self._need_open()
         on = self._stream_of(stream)
-        return item, on, fence_of(item, on)
+        return item, on, fence_behind(item, on)
 
-    def _unpacked(self, parcel: Parcel[T], on: Stream | None) -> T:
-        item, before, fence = parcel
-        if self._places is not None:
-            self._places.put(None)
+    def _unpacked(self, message: Message[T], on: Stream | None) -> T:
+        item, before, fence = message
+        if self._permits is not None:
+            self._permits.put(None)
         if on is not None:
             order_behind(item, None if before is on else fence, on)
         return item
 
     def _stream_of(self, stream: object) -> Stream | None:
-        return None if stream is None else self._budget._opened.device.stream_of(stream)
+        return None if stream is None else pool_of(self._budget).device.stream_of(stream)
 
     def sender(self, *, stream: object = None) -> Sender[T]:
-        """Make an end for one of several producers; once all of them are closed, nothing more will be sent.
+        """Make an endpoint for one of several producers; once all of them are closed, nothing more will be sent.
 
         Args:
             stream: Where this producer's work on its items is queued, if that is not the home of their buffers.
@@ -215,25 +237,14 @@ class Channel(Generic[T]):
         return Sender(self, stream)
 
     def receiver(self, *, stream: object = None) -> Receiver[T]:
-        """Make an end for one of several consumers; once all of them are closed, nobody can send any more.
+        """Make an endpoint for one of several consumers; once all of them are closed, sending fails.
 
         Args:
             stream: Where this consumer works on its items: each is in order there when it is received.
         """
         return Receiver(self, stream)
 
-    def __aiter__(self) -> Self:
-        """Receive until the end, without naming a stream."""
-        return self
-
-    async def __anext__(self) -> T:
-        """Wait for the next item, until the channel has been closed for sending and nothing is left in it."""
-        try:
-            return await self.receive()
-        except EndOfStream:
-            raise StopAsyncIteration from None
-
-    # -- ends --------------------------------------------------------------------------------------------------------
+    # -- endpoints -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the sending: what is in the channel is still received, and then `EndOfStream`. Twice is fine."""
@@ -251,7 +262,7 @@ class Channel(Generic[T]):
             self._refuse_senders()
 
     async def __aenter__(self) -> Self:
-        """Answer the channel itself."""
+        """Return the channel itself."""
         return self
 
     async def __aexit__(
@@ -261,8 +272,8 @@ class Channel(Generic[T]):
         self.fail(error if isinstance(error, Exception) else ClosedResourceError())
         self._budget.close()
 
-    def count_ends(self, sending: int, receiving: int) -> None:
-        """Count an end that was made, or (-1) closed."""
+    def count_endpoints(self, sending: int, receiving: int) -> None:
+        """Count an endpoint that was made, or (-1) closed."""
         self._senders += sending
         self._receivers += receiving
         if sending < 0 and not self._senders:
@@ -271,8 +282,8 @@ class Channel(Generic[T]):
             self.fail(ClosedResourceError())
 
     def _refuse_senders(self) -> None:
-        if self._places is not None:
-            self._places.end(self._refusal)
+        if self._permits is not None:
+            self._permits.end(self._refusal)
 
     def _need_open(self) -> None:
         if self._closed:
@@ -288,3 +299,89 @@ class Channel(Generic[T]):
         broken = BrokenResourceError()
         broken.__cause__ = self._broken
         return broken
+
+
+class _Endpoint(Generic[T]):
+    """One side of a channel, counted as open until `close`."""
+
+    _sending, _receiving = 0, 0
+
+    def __init__(self, channel: Channel[T], stream: object) -> None:
+        self._channel = channel
+        self._stream = stream
+        self._open = True
+        channel.count_endpoints(self._sending, self._receiving)
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.{type(self).__name__} of {self._channel!r}: {'open' if self._open else 'closed'}>"
+
+    def clone(self) -> Self:
+        """Make another endpoint of the same side and stream, to be closed by itself.
+
+        Raises:
+            ClosedResourceError: This one has been closed.
+        """
+        self._need_open()
+        return type(self)(self._channel, self._stream)
+
+    def __del__(self) -> None:
+        if getattr(self, "_open", False) and not self._channel.closed:
+            alarm(f"{self!r} was dropped; the other side is not told before it is closed", ResourceWarning)
+
+    def close(self) -> None:
+        """Close this endpoint; the last of its side closes that side of the channel. Twice is fine."""
+        if self._open:
+            self._open = False
+            self._channel.count_endpoints(-self._sending, -self._receiving)
+
+    def __enter__(self) -> Self:
+        """Return the endpoint itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the endpoint itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _need_open(self) -> None:
+        if not self._open:
+            raise ClosedResourceError
+
+
+class Sender(_Endpoint[T]):
+    """A producer's endpoint of a channel. Made by `Channel.sender`."""
+
+    _sending = 1
+
+    async def send(self, item: T) -> None:
+        """Pass an item on; see `Channel.send`."""
+        self._need_open()
+        await self._channel.send(item, stream=self._stream)
+
+    def send_nowait(self, item: T) -> None:
+        """Pass an item on without a wait; see `Channel.send_nowait`."""
+        self._need_open()
+        self._channel.send_nowait(item, stream=self._stream)
+
+
+class Receiver(_Endpoint[T], _Receives[T]):
+    """A consumer's endpoint of a channel, also by ``async for``. Made by `Channel.receiver`."""
+
+    _receiving = 1
+
+    async def receive(self) -> T:
+        """Wait for the next item; see `Channel.receive`."""
+        self._need_open()
+        return await self._channel.receive(stream=self._stream)
+
+    def receive_nowait(self) -> T:
+        """Take the next item without a wait; see `Channel.receive_nowait`."""
+        self._need_open()
+        return self._channel.receive_nowait(stream=self._stream)

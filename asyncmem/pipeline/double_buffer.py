@@ -12,30 +12,24 @@ from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.arrays import element_type, lengths_of
 from asyncmem.errors import Described, InvalidRequest
-from asyncmem.pipeline.crew import Crew
-from asyncmem.pipeline.filling import fill, fill_by_way_of, holds_up
-from asyncmem.pipeline.leaves import host_array
-from asyncmem.pipeline.memory import Patience, pool_of, share_of, stream_of
-from asyncmem.pipeline.streams import Lent
-from asyncmem.pipeline.transfer import Transfer
+from asyncmem.pipeline.resources import BlockingRequests, BorrowedStreams, Workers, pool_of, share_of, stream_of
+from asyncmem.pipeline.staging import copy_pieces, copy_staged, copying_blocks, host_array
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
+    from collections.abc import Generator, Sequence
 
     from asyncmem.arrays import Array
     from asyncmem.core import Batch, Buffer, Ready
     from asyncmem.devices import Fence
-    from asyncmem.pipeline.filling import Piece
-    from asyncmem.pipeline.leaves import HostArray
-    from asyncmem.pipeline.memory import Memory
+    from asyncmem.pipeline.resources import Memory
+    from asyncmem.pipeline.staging import HostArray, Piece
     from asyncmem.pool import Copy, Request
 
 
 @dataclass(eq=False)
-class _Slot:
+class _Entry:
     """One of the buffers. Its home is a stream of its own, which does nothing but fill it."""
 
     buffer: Buffer
@@ -46,21 +40,21 @@ class _Slot:
 
 @final
 class DoubleBuffer:
-    """Arrays of one shape that take turns: a stream works on `current` while the next are filled from the host.
+    """Arrays of one shape, used in turn: a stream works on `current` while the next are filled from the host.
 
     Enter it with ``with`` or ``async with``, which allocates all of its buffers or none; the end of the block frees
-    them. Nothing here waits on the host, except for data to be read that is not page-locked: the user's stream waits
-    for the copy when the buffers are swapped, and a copy into a buffer waits for the user's last work on it. That is
-    the work submitted to `stream` before the swap away from it.
+    them. Nothing waits on the host, except to read data that is not page-locked: the user's stream waits for the copy
+    when the buffers are swapped, and a copy into a buffer waits for the user's last work on it. That is the work
+    submitted to `stream` before the swap away from it.
 
     Args:
         pool: A pool, a budget, or the name of a device.
-        shape: The shape of each; data may be shorter in the first dimension, as the last of a data set is.
+        shape: The shape of each; data may be shorter in the first dimension, as the last batch of a data set.
         dtype: Their elements.
         buffers: How many; all but one can be filled ahead.
         stream: The stream that works on `current`; None for the device's default stream.
         pinned: Whether data that is not page-locked goes through page-locked memory, which is faster.
-        workers: How many threads read what goes that way, several buffers at a time, or the parts of one together.
+        workers: How many threads read ordinary memory: several buffers at a time, or the pieces of one together.
         tag: A label for reports.
 
     Raises:
@@ -79,21 +73,21 @@ class DoubleBuffer:
         workers: int = 4,
         tag: str | None = None,
     ) -> None:
-        self._count = parse_count(buffers, what="buffers", least=2)
+        self._count = parse_count(buffers, what="buffers", least=2, most=1024)
         self._share = share_of(pool)
         self._pool = pool_of(self._share)
         self._shape = lengths_of(shape)
         self._element = element_type(dtype)
         self._asked = stream
         self._pinned = pinned
-        self._workers = parse_count(workers, what="workers", least=1)
-        self._crew: Crew | None = None
+        self._workers = parse_count(workers, what="workers", least=1, most=1024)
+        self._threads: Workers | None = None
         self._tag = tag
         self._batch: Batch | None = None
-        self._free: deque[_Slot] = deque()
-        self._ahead: deque[_Slot] = deque()
-        self._current: _Slot | None = None
-        self._patience = Patience()
+        self._free: deque[_Entry] = deque()
+        self._ahead: deque[_Entry] = deque()
+        self._current: _Entry | None = None
+        self._requests = BlockingRequests()
         self._entered = False
 
     def __repr__(self) -> str:
@@ -110,31 +104,27 @@ class DoubleBuffer:
         await self._pool.open()
         return self._begin(await self._ask())
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Free the buffers."""
         self.free()
 
     def __enter__(self) -> Self:
         """Wait for the memory on this thread (blocks)."""
-        return self._begin(self._patience.wait(self._ask()))
+        return self._begin(self._requests.wait(self._ask()))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Free the buffers."""
         self.free()
 
     def free(self) -> None:
-        """Free the buffers, behind what their streams were given, without waiting for that; twice is fine."""
-        self._patience.end()
-        if self._crew is not None:
-            self._dismiss()
+        """Free the buffers, behind the work of their streams, without waiting for it; twice is not an error."""
+        self._requests.end()
+        if self._threads is not None:
+            self._end_threads()
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.__exit__(None, None, None)
-            self._lent.give_back()
+            self._streams.give_back()
 
     def _ask(self) -> Ready[Batch] | Request[Batch]:
         if self._entered:
@@ -146,18 +136,18 @@ class DoubleBuffer:
     def _begin(self, batch: Batch) -> Self:
         self._entered = True
         batch.__enter__()
-        self._batch, self._lent = batch, Lent(self._pool._opened)
+        self._batch, self._streams = batch, BorrowedStreams(self._pool)
         for buffer in batch:
-            # A stream for each, so that whoever waits for one waits for the data that is in it, and no other.
-            buffer.hand_over(self._lent.stream("filling"))
-            self._free.append(_Slot(buffer, buffer.view(self._element.name, self._shape)))
+            # A stream for each, so that a wait for one array waits for its data, and no other.
+            buffer.hand_over(self._streams.stream("filling"))
+            self._free.append(_Entry(buffer, buffer.view(self._element.name, self._shape)))
         return self
 
     # -- its turns ---------------------------------------------------------------------------------------------------
 
     @property
     def current(self) -> Array:
-        """What the user's stream may work on until the next swap, in the shape of the data that is in it.
+        """The array that the user's stream may work on until the next swap, in the shape of its data.
 
         Raises:
             InvalidRequest: Nothing has been swapped in yet.
@@ -172,11 +162,11 @@ class DoubleBuffer:
         return len(self._ahead)
 
     def prefetch_next(self, data: object) -> Transfer:
-        """Start filling the next buffer, and answer what to await where the data's memory is to be used again.
+        """Start filling the next buffer; await the result before you reuse the memory of the data.
 
         Args:
-            data: An array of the host, of numpy, torch or whatever speaks DLPack or the buffer protocol. It must stay
-                as it is until the transfer is done.
+            data: A host array of numpy, torch or another library, by DLPack or the buffer protocol. It must not change
+                until the transfer is done.
 
         Raises:
             InvalidRequest: It has another shape or elements, or all buffers but `current` are filled already.
@@ -186,19 +176,19 @@ class DoubleBuffer:
             raise InvalidRequest("prefetch_next()", self, 'a call inside of its "with" or "async with" block')
         if not self._free:
             raise InvalidRequest("prefetch_next()", self, "a buffer that is free: swap() before")
-        slot = self._free[0]
-        if slot.left is not None:
-            slot.buffer.stream.wait(slot.left)
-            slot.left = None
-        slot.filling = transfer = Transfer(self._reading(slot.buffer, source.data))
-        slot.array = slot.buffer.view(self._element.name, source.shape)
+        entry = self._free[0]
+        if entry.left is not None:
+            entry.buffer.stream.wait(entry.left)
+            entry.left = None
+        entry.filling = transfer = Transfer(self._reading(entry.buffer, source.data))
+        entry.array = entry.buffer.view(self._element.name, source.shape)
         self._ahead.append(self._free.popleft())
         return transfer
 
     def swap(self) -> Array:
-        """Make the buffer that was filled first the current one, and answer it; the user's stream waits for its data.
+        """Make the buffer that was filled first the current one, and return it; the user's stream waits for its data.
 
-        It blocks for as long as data is read that is not page-locked. On an event loop use `swap_async`.
+        It blocks while data that is not page-locked is read. On an event loop use `swap_async`.
 
         Raises:
             InvalidRequest: None is being filled.
@@ -210,17 +200,17 @@ class DoubleBuffer:
         except Exception:
             self._free.append(self._ahead.popleft())
             raise
-        slot, former = self._ahead[0], self._current
+        entry, former = self._ahead[0], self._current
         if former is not None:
             former.left = self._user.record()
-        slot.buffer.use_on(self._user)
+        entry.buffer.use_on(self._user)
         self._current = self._ahead.popleft()
         if former is not None:
             self._free.append(former)
-        return slot.array
+        return entry.array
 
     async def swap_async(self) -> Array:
-        """Swap as `swap` does, and leave the loop to others while data is read.
+        """Swap as `swap` does, without blocking the loop while data is read.
 
         Cancelled: nothing was swapped.
         """
@@ -248,23 +238,78 @@ class DoubleBuffer:
 
     def _reading(self, buffer: Buffer, source: memoryview) -> Latch[Copy]:
         pieces = [(0, source)]
-        if self._pinned and holds_up(self._pool, pieces):
-            crew = self._crew or self._hire()
-            reading = Latch(partial(self._stage, crew, buffer, pieces))
-            crew.submit(reading)
+        if self._pinned and copying_blocks(self._pool, pieces):
+            threads = self._threads or self._start_threads()
+            reading = Latch(partial(self._stage, threads, buffer, pieces))
+            threads.submit(reading)
         else:
-            (copy,) = fill(buffer, pieces)
+            (copy,) = copy_pieces(buffer, pieces)
             reading = Latch(lambda: copy)
             reading()
         return reading
 
-    def _hire(self) -> Crew:
-        crew = self._crew = Crew(self._workers)
-        self._dismiss = weakref.finalize(self, crew.end)  # once: at the end of the block, or where that never comes
-        crew.start("asyncmem double buffer stages")
-        return crew
+    def _start_threads(self) -> Workers:
+        threads = self._threads = Workers(self._workers)
+        self._end_threads = weakref.finalize(self, threads.end)  # also where the block never ends
+        threads.start("asyncmem double buffer stages")
+        return threads
 
-    def _stage(self, crew: Crew, buffer: Buffer, pieces: list[Piece]) -> Copy:
+    def _stage(self, threads: Workers, buffer: Buffer, pieces: list[Piece]) -> Copy:
         nbytes = sum(source.nbytes for _, source in pieces)
         request = self._pool.pinned.allocate_async(nbytes, stream=buffer.stream, tag=self._tag)
-        return fill_by_way_of(self._patience.wait(request), buffer, pieces, crew)
+        return copy_staged(self._requests.wait(request), buffer, pieces, threads)
+
+
+@final
+class Transfer:
+    """A copy that has started, or will once a thread has read its data: await it, or `block()` a thread.
+
+    The data must stay as it is until then. Cancelling the await stops nothing. Made by `DoubleBuffer.prefetch_next`.
+    """
+
+    __slots__ = ("__weakref__", "_reading")
+
+    def __init__(self, reading: Latch[Copy]) -> None:
+        self._reading = reading
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.pipeline.Transfer: {'done' if self.done() else 'under way'}>"
+
+    def done(self) -> bool:
+        """Return whether it is complete, or has failed."""
+        try:
+            copy = self._reading.result()
+        except Exception:  # noqa: BLE001 -- the waiting task gets the error
+            return True
+        return copy is not None and copy.done()
+
+    def block(self, timeout: float | None = None) -> bool:
+        """Block this thread until it is complete; return False if `timeout` seconds passed first.
+
+        Raises:
+            DeviceError: It failed, or the device is lost.
+        """
+        copy = self._reading.block(timeout)
+        return copy is not None and copy.block(timeout)
+
+    def __await__(self) -> Generator[object, object, None]:
+        """Wait on asyncio, uvloop or trio until all of it is there.
+
+        Raises:
+            DeviceError: It failed, or the device is lost.
+        """
+        copy = yield from self._reading.wait().__await__()
+        assert copy is not None
+        yield from copy.__await__()
+
+    async def ordered(self) -> None:
+        """Wait only until later work of the stream that copies comes behind the data by itself. Raises as the await."""
+        copy = await self._reading.wait()
+        if copy is not None and not copy.ordered:
+            await copy
+
+    def block_until_ordered(self) -> None:
+        """Wait for the same on this thread (blocks)."""
+        copy = self._reading.block()
+        if copy is not None and not copy.ordered:
+            copy.block()

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar, cast, overload
 
 import anyio
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.lookout import Lookout
-from asyncmem.pipeline.plan import IN_FLIGHT
+from asyncmem.pipeline.deadlock import DeadlockDetector
+from asyncmem.pipeline.plan import IN_FLIGHT, divide
 from asyncmem.pipeline.report import PipelineReport
-from asyncmem.pipeline.results import Results
-from asyncmem.pipeline.run import Run
-from asyncmem.pipeline.settle import Settled, settle
+from asyncmem.pipeline.resources import BorrowedStreams, pool_of
+from asyncmem.pipeline.run import Results, Run
+from asyncmem.pipeline.shares import ActiveStage, Region, StageBudget, reserve_ranges
 from asyncmem.pipeline.stage import Function, Stage, as_stage
+from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.pool.loops import running_loop
 from asyncmem.pool.share import Share
+from asyncmem.runtime import device
+from asyncmem.text import printable, quoted
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
-    from asyncmem.pipeline.plan import AnyStage
+    from asyncmem.devices import Stream
+    from asyncmem.pipeline.plan import AnyStage, StagePlan
+
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -41,20 +46,20 @@ Joined = Stage[A, B] | Function[A, B]
 
 
 class Pipeline(Generic[A, B]):
-    """Stages that work side by side: ``async with Pipeline(decode, forward, pool=pool) as pipe``.
+    """Stages that run at the same time: ``async with Pipeline(decode, forward, pool=pool) as pipe``.
 
-    Each stage allocates from a share of its own, so a fast stage that fills the memory holds up itself and not those
-    behind it. Where stages say by `credit` (see `@stage`) what one item needs, the whole cannot lock itself up. Nothing
-    is kept free behind the last stage that may take memory. Inside the block, `map` runs it over a source, as often as
-    is wanted.
+    Each stage allocates from a share of its own, so a fast stage that fills its memory waits itself, and later stages
+    do not. If stages declare by `credit` (see `@stage`) what an item needs, the pipeline cannot deadlock. A part of the
+    memory is reserved for each stage, except for `credit=0`. Inside the block, call `map` for a source, as often as you
+    like.
 
     Args:
         *stages: Async functions ``async def forward(item, pool)``, or stages made of them by `@stage`, in order.
-        pool: The pool or budget that they divide between them. What others hold of it makes them wait.
-        name: What messages and statistics call it.
+        pool: The pool or budget that they share. Other owners of its memory make them wait.
+        name: The name in messages and statistics.
 
     Raises:
-        InvalidRequest: A stage is no async function, or there is none; or the pool is none.
+        InvalidRequest: A stage is not an async function, there is none, or the pool is not a pool.
     """
 
     @overload
@@ -87,18 +92,19 @@ class Pipeline(Generic[A, B]):
         self.name = name or f"pipeline-{next(_numbers)}"
         self._stages: list[AnyStage] = [as_stage(one) for one in stages]
         self._pool = pool
-        self._settled = Settled([], [], [])
+        self._resources = PipelineResources([], [], [])
         self._tasks: TaskGroup | None = None
         self._runs: list[Run] = []
         self._items = 0  # of runs that are over, as their seconds are
         self._seconds = 0.0
         self._clock: Callable[[], float] | None = None
-        self._lookout: Lookout | None = None
+        self._detector: DeadlockDetector | None = None
         self._last: PipelineReport | None = None
 
     def __repr__(self) -> str:
         state = "open" if self._tasks is not None else "not open"
-        return f"<asyncmem.Pipeline {self.name!r}: {' -> '.join(one.name for one in self._stages)}, {state}>"
+        stages = " -> ".join(printable(one.name) for one in self._stages)
+        return f"<asyncmem.Pipeline {quoted(self.name)}: {stages}, {state}>"
 
     async def __aenter__(self) -> Self:
         """Open the pool and divide its memory between the stages.
@@ -111,8 +117,8 @@ class Pipeline(Generic[A, B]):
         loop = running_loop()
         assert loop is not None
         self._clock = loop.now
-        self._settled = await settle(self.name, self._stages, self._pool)
-        self._lookout = Lookout(self._settled.stations, self._settled.tops, self._consumers_wait)
+        self._resources = await allocate_stages(self.name, self._stages, self._pool)
+        self._detector = DeadlockDetector(self._resources.stages, self._resources.budgets, self._consumers_wait)
         self._tasks = await anyio.create_task_group().__aenter__()
         return self
 
@@ -130,7 +136,7 @@ class Pipeline(Generic[A, B]):
         finally:
             self._last = self.report()
             self._tasks = None
-            self._settled.end()
+            self._resources.close()
 
     def map(
         self,
@@ -143,10 +149,11 @@ class Pipeline(Generic[A, B]):
         """Run the pipeline over a source: ``async for y in pipe.map(source)``.
 
         Args:
-            source: An iterable, which is asked on the event loop's thread and must not block it, or an async iterable.
+            source: An iterable, which is iterated on the event loop's thread and must not block it, or an async
+            iterable.
             ordered: Whether results come in the order of the source; else as they are finished.
-            in_flight: The most items that are under way at once, between the source and the ``async for``. "auto" is
-                four for each worker: one at hand, and some that wait for it, so that tasks need not switch at each.
+            in_flight: The most items at once between the source and the ``async for``. "auto" is four for each worker:
+                one that it works on, and some that wait, so that tasks need not switch at each item.
             progress: Show the report live in the terminal, by `rich`.
 
         Raises:
@@ -155,7 +162,7 @@ class Pipeline(Generic[A, B]):
         if self._tasks is None:
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         assert self._clock is not None
-        assert self._lookout is not None
+        assert self._detector is not None
         asked: object = in_flight  # or type checkers would take the third case for impossible
         if asked == "auto":
             most = IN_FLIGHT * sum(stage.workers for stage in self._stages)
@@ -164,34 +171,34 @@ class Pipeline(Generic[A, B]):
         else:
             most = parse_count(in_flight, what="in_flight", least=1)
         run = Run(
-            self._settled.stations,
+            self._resources.stages,
             cast("Iterable[object]", source),
             ordered=ordered,
             in_flight=most,
             clock=self._clock,
-            beside=[self._lookout.watch, *([self._display()] if progress else [])],
+            helpers=[self._detector.watch, *([self._display()] if progress else [])],
         )
         return Results(run, self._start)
 
     def report(self) -> PipelineReport:
-        """Answer what it has done so far, stage by stage; after the block, in all."""
+        """Return the figures so far, stage by stage; after the block, the totals."""
         if self._last is not None:
             return self._last
-        if not self._settled.stations:
+        if not self._resources.stages:
             raise InvalidRequest("pipeline", self, "one that has been opened")
         seconds = self._seconds + sum(run.seconds for run in self._runs)
         return PipelineReport(
-            stages=tuple(station.report(seconds) for station in self._settled.stations),
+            stages=tuple(one.report(seconds) for one in self._resources.stages),
             items=self._items + sum(run.handed for run in self._runs),
             seconds=seconds,
-            limit_bytes=sum(budget.own_limit() for budget in self._settled.tops),
-            peak_bytes=sum(budget.stats().peak_allocated for budget in self._settled.tops),
+            limit_bytes=sum(budget._own_limit() for budget in self._resources.budgets),
+            peak_bytes=sum(budget.stats().peak_allocated for budget in self._resources.budgets),
         )
 
     def _start(self, run: Run) -> None:
         if self._tasks is None:
             raise InvalidRequest("pipeline", self, "one that is open: its block has ended")
-        self._forget_runs_that_are_over()
+        self._forget_ended_runs()
         self._runs.append(run)
         self._tasks.start_soon(run.main, name=self.name)
 
@@ -206,8 +213,106 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("progress", True, "False where rich is not installed", hint=hint) from missing
         return partial(show, self.report)
 
-    def _forget_runs_that_are_over(self) -> None:
+    def _forget_ended_runs(self) -> None:
         for run in [one for one in self._runs if one.over.is_set()]:
             self._runs.remove(run)
             self._items += run.handed
             self._seconds += run.seconds
+
+
+class PipelineResources(NamedTuple):
+    """What an open pipeline has.
+
+    Attributes:
+        stages: The stages, in order.
+        budgets: The budgets that hold what they allocate, one for each device.
+        streams: The streams that were named and not given, for each device.
+    """
+
+    stages: list[ActiveStage]
+    budgets: list[Budget]
+    streams: list[BorrowedStreams]
+
+    def close(self) -> None:
+        """Give all of it back."""
+        for budget in self.budgets:
+            budget.close()
+        for streams in self.streams:
+            streams.give_back()
+
+
+async def allocate_stages(name: str, stages: Sequence[AnyStage], pool: Share) -> PipelineResources:
+    """Open the pools, and make the stages with their shares and streams.
+
+    Raises:
+        InvalidRequest: The credits are more than a pool's limit; nothing has been made then.
+    """
+    roots = [await _root(stage, pool) for stage in stages]
+    groups = {id(root): [at for at, other in enumerate(roots) if other is root] for root in roots}
+    divided = [
+        (group, divide([stages[at] for at in group], roots[group[0]].capacity(), final=group[-1] == len(stages) - 1))
+        for group in groups.values()
+    ]
+    found: dict[int, ActiveStage] = {}
+    resources = PipelineResources([], [], [])
+    try:
+        for group, plans in divided:
+            root = roots[group[0]]
+            budget, streams = Budget(root, name, root.capacity()), BorrowedStreams(pool_of(root))
+            resources.budgets.append(budget)
+            resources.streams.append(streams)
+            made = await _make(budget, streams, [stages[at] for at in group], plans)
+            found |= zip(group, made, strict=True)
+    except BaseException:
+        resources.close()
+        raise
+    resources.stages.extend(found[at] for at in range(len(stages)))
+    return resources
+
+
+async def _root(stage: AnyStage, pool: Share) -> Share:
+    if isinstance(pool, AsyncMemoryPool):
+        await pool.open()
+    if stage.device is None or stage.device == pool_of(pool).device.name:
+        return pool
+    other = device(stage.device).pool
+    await other.open()
+    return other
+
+
+async def _make(
+    budget: Budget, streams: BorrowedStreams, stages: Sequence[AnyStage], plans: Sequence[StagePlan]
+) -> list[ActiveStage]:
+    """Make the shares, the last first.
+
+    A stage with credit has a region; one whose credit is 0 has an empty budget. The others have budgets, each beside a
+    budget that holds all before it to what is not kept for it.
+    """
+    named: dict[str, Stream] = {}
+    found = []
+    joint = budget
+    sizes = [plan.kept for stage, plan in zip(stages, plans, strict=True) if stage.credit]
+    leases = await reserve_ranges(budget, sizes, budget.name)
+    for stage, plan in zip(reversed(stages), reversed(plans), strict=True):
+        stream = _stream(stage, streams, named)
+        if stage.credit:
+            share: StageBudget = Region(leases.pop(), stage.name, stream)
+        elif stage.credit == 0:
+            share = StageBudget(budget, stage.name, 0, stream)
+        else:
+            joint = Budget(joint, f"{budget.name}, up to {stage.name}", plan.limit)
+            share = StageBudget(joint, stage.name, plan.limit, stream)
+        found.append(ActiveStage(stage, plan, share))
+    return found[::-1]
+
+
+def _stream(stage: AnyStage, streams: BorrowedStreams, made: dict[str, Stream]) -> Stream | None:
+    """Return a stage's stream; those that it names by the same name are the same."""
+    wanted = stage.stream
+    if wanted is None:
+        return None
+    if not isinstance(wanted, str):
+        return streams.device.stream_of(wanted)
+    if wanted not in made:
+        made[wanted] = streams.stream(wanted)
+    return made[wanted]

@@ -9,10 +9,10 @@ Stages without credit share what is left. A stage and all before it together are
 the stages behind. The same follows for items that need no more than an equal part of what is left, as long as free
 memory is not in pieces.
 
-What is kept for stages that take nothing is lost, so nothing is kept behind the last that may take something. That is
-seen in their code, and not learnt from items: say three stages have room for three items, the last two have taken
-nothing so far, and the oldest item has one of the three. If the next item may take another now, a single one is left,
-and the oldest may by its part want two, and never end. If it may not, no two items are under way side by side.
+A stage that declares `credit=0` takes nothing, and nothing is kept for it. That is not learnt from items: say three
+stages have room for three items, the last two have taken nothing so far, and the oldest item has one of the three. If
+the next item may take another now, a single one is left, and the oldest may by its part want two, and never end. If it
+may not, no two items are under way side by side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from asyncmem.core import GRANULE
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_count, format_size
-from asyncmem.pipeline.in_place import works_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +44,7 @@ anywhere in the stage's range, two more leave room for an item on one side of it
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class StagePlan:
     """A stage's part of the plan. Sizes are bytes."""
 
     kept: int
@@ -56,7 +55,7 @@ class Quota:
     """How many items it may have begun beyond the oldest that it has not passed on."""
 
 
-def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> list[Quota]:
+def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> list[StagePlan]:
     """Divide a pool's limit between stages in their order.
 
     Args:
@@ -70,50 +69,30 @@ def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> lis
     results = [0] * (len(stages) - 1) + [RESULTS if final else 0]
     needs = [_granules(stage.credit or 0) * (stage.workers + more) for stage, more in zip(stages, results, strict=True)]
     spare = limit - sum(needs)
-    takers = _takers(stages)
-    if spare < 0 or (takers and spare < GRANULE * len(stages)):
-        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, results, unknown=bool(takers)))
-    weights = _weights(stages, needs, takers)
+    unknown = any(stage.credit is None for stage in stages)
+    if spare < 0 or (unknown and spare < GRANULE * len(stages)):
+        raise InvalidRequest("limit", Described(format_size(limit)), _sum(stages, needs, results, unknown=unknown))
+    weights = _weights(stages, needs)
     # No stage has more items than are under way, so the range of one with credit need not be longer.
     most = IN_FLIGHT * sum(stage.workers for stage in stages) + RESULTS
-    parts = [
+    kept = [
         min(need + spare * weight // max(sum(weights), 1), _granules(stage.credit or limit) * most) // GRANULE * GRANULE
         for stage, need, weight in zip(stages, needs, weights, strict=True)
     ]
-    kept = _left_to_takers(parts, stages, takers)
     shared = limit - sum(own for stage, own in zip(stages, kept, strict=True) if stage.credit)
-    quotas = []
+    plans = []
     for stage, own in zip(reversed(stages), reversed(kept), strict=True):
-        most = own if stage.credit else max(shared, GRANULE)
-        quotas.append(Quota(kept=own, limit=most, window=_window(stage, own)))
-        shared -= 0 if stage.credit else own
-    return quotas[::-1]
+        most = own if stage.credit is not None else max(shared, GRANULE)
+        plans.append(StagePlan(kept=own, limit=most, window=_window(stage, own)))
+        shared -= own if stage.credit is None else 0
+    return plans[::-1]
 
 
-def _takers(stages: Sequence[AnyStage]) -> list[int]:
-    """Say which stages may take of what is shared."""
-    return [at for at, stage in enumerate(stages) if stage.credit is None and not works_in_place(stage.function)]
-
-
-def _weights(stages: Sequence[AnyStage], needs: Sequence[int], takers: Sequence[int]) -> list[int]:
-    """Weigh what is left over by need; who has not said what it needs counts as the average of those who have."""
+def _weights(stages: Sequence[AnyStage], needs: Sequence[int]) -> list[int]:
+    """Weigh what is left over by need; a stage of unknown need counts as the average of the others."""
     known = [need for need in needs if need]
     average = sum(known) // len(known) if known else 1
-    return [average if takers and stage.credit is None else need for stage, need in zip(stages, needs, strict=True)]
-
-
-def _left_to_takers(parts: Sequence[int], stages: Sequence[AnyStage], takers: Sequence[int]) -> list[int]:
-    """Give the part of a stage that takes nothing to the next one behind that may, or else to the last before it.
-
-    So all others have just what they had: the next one behind could use it all along.
-    """
-    kept = list(parts)
-    for at, stage in enumerate(stages):
-        if takers and stage.credit is None and at not in takers:
-            heir = next((taker for taker in takers if taker > at), takers[-1])
-            kept[heir] += kept[at]
-            kept[at] = 0
-    return kept
+    return [average if stage.credit is None else need for stage, need in zip(stages, needs, strict=True)]
 
 
 def _window(stage: AnyStage, kept: int) -> int:

@@ -8,6 +8,7 @@ import anyio
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from asyncmem.pipeline.report import HEAD, cells
 
@@ -41,11 +42,11 @@ async def show(report: Callable[[], PipelineReport], console: Console | None = N
 def _table(report: PipelineReport) -> Table:
     # In two lines, so that 80 columns are enough.
     titles = (title.replace("for ", "for\n").replace("kept ", "kept\n").replace("held ", "held\n") for title in HEAD)
-    table = Table(*titles, title=report.headline(), caption=report.advice)
+    table = Table(*titles, title=Text(report.headline()), caption=Text(report.advice or ""))
     table.box, table.padding, table.pad_edge = None, (0, 1, 0, 0), False
     for column in table.columns:
         column.justify, column.no_wrap = "right", True
     table.columns[0].justify = "left"
     for stage in report.stages:
-        table.add_row(*cells(stage, mark=stage.name == report.bottleneck))
+        table.add_row(*map(Text, cells(stage, mark=stage.name == report.bottleneck)))
     return table

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
+from asyncmem.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """One look at a channel. Sizes are bytes; all the figures of its memory are those of `channel.quota.stats()`."""
+    """The figures of a channel at one moment. Sizes are bytes; `channel.quota.stats()` has all of its memory."""
 
     items: int
     """Items that wait to be received."""
@@ -52,8 +57,8 @@ class StageReport:
     waiting_for_input: float
     """The share of time outside in which there was no item yet, or it was not this one's turn."""
     held_back: float
-    """The share of time outside in which later stages, or who takes the results, had all items that may be under way or
-    that the source has."""
+    """The share of time outside in which later stages, or the consumer, had all items that may be in flight or that the
+    source has."""
     peak_bytes: int
     """The most bytes that its items held, here and in the stages behind; while one is worked on, all of its credit."""
     kept_bytes: int
@@ -62,7 +67,7 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineReport:
-    """What a pipeline has done so far; printed, a table."""
+    """The figures of a pipeline so far; printed, a table."""
 
     stages: tuple[StageReport, ...]
     """The stages in order."""
@@ -92,22 +97,17 @@ class PipelineReport:
         if waits <= 1 - FULL or max(stage.busy for stage in self.stages) >= FULL:
             return None
         unused = [stage for stage in self.stages if stage.items and stage.kept_bytes and not stage.peak_bytes]
-        kept = ", ".join(f"{format_size(stage.kept_bytes)} for {stage.name}" for stage in unused)
+        kept = ", ".join(f"{format_size(stage.kept_bytes)} for {printable(stage.name)}" for stage in unused)
         return f"kept free and never used: {kept}; @stage(credit=0) leaves it to the others" if unused else None
 
     def __str__(self) -> str:
         """Lay the figures out as a table."""
         rows = [HEAD, *(cells(stage, mark=stage.name == self.bottleneck) for stage in self.stages)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(both))
-            for both in (list(zip(row, widths, strict=True)) for row in rows)
-        ]
         advice = self.advice
-        return "\n".join([self.headline(), *lines, *([advice] if advice else [])])
+        return "\n".join([self.headline(), *table(rows), *([advice] if advice else [])])
 
     def headline(self) -> str:
-        """Say in one line what came out."""
+        """Return one line on what came out."""
         peak = f"peak {format_size(self.peak_bytes)} of {format_size(self.limit_bytes)}"
         done = f"{format_count(self.items, 'item')} in {format_duration(self.seconds)}"
         return f"{done}, {self.items_per_s:,.3g} a second, {peak}"
@@ -126,7 +126,7 @@ HEAD = (
 def cells(stage: StageReport, *, mark: bool = False) -> tuple[str, ...]:
     """Print a stage's figures, each with its unit, in the order of `HEAD`; `mark` points the bottleneck out."""
     return (
-        f"{stage.name}{' *' if mark else ''}",
+        f"{printable(stage.name)}{' *' if mark else ''}",
         str(stage.workers),
         f"{stage.items:,}",
         f"{stage.items_per_s:,.3g}",
@@ -137,3 +137,12 @@ def cells(stage: StageReport, *, mark: bool = False) -> tuple[str, ...]:
         format_size(stage.peak_bytes),
         format_size(stage.kept_bytes),
     )
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Return the lines of a table; so many of its columns, from the first, are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligns = [str.ljust] * left + [str.rjust] * (len(widths) - left)
+    return [
+        "  ".join(align(cell, width) for align, cell, width in zip(aligns, row, widths, strict=True)) for row in rows
+    ]

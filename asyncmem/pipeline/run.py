@@ -1,30 +1,33 @@
-"""One run of a pipeline over a source: the workers, the order of items, the first error, and the end."""
+"""One run of a pipeline over a source: its reader, the workers, the order of items, the first error, the results."""
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import AsyncIterable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 import anyio
 
-from asyncmem.errors import StageError
-from asyncmem.pipeline.feed import feed_from
-from asyncmem.pipeline.frames import empty_frames
-from asyncmem.pipeline.line import Line
-from asyncmem.pipeline.mishaps import is_its_own, said
-from asyncmem.pipeline.parcels import PLAIN, buffers_in, fence_of, order_behind
+from asyncmem.errors import InvalidRequest, StageError
+from asyncmem.figures import format_count
+from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error
+from asyncmem.pipeline.queue import ItemQueue
+from asyncmem.pipeline.trees import PLAIN_TYPES, buffers_in, fence_behind, order_behind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from asyncmem.core import Buffer
     from asyncmem.devices import Fence, Stream
-    from asyncmem.pipeline.station import Station
+    from asyncmem.pipeline.shares import ActiveStage
+
+B = TypeVar("B")
 
 
-class Flight:
+class InFlight:
     """An item under way.
 
     Attributes:
@@ -50,46 +53,52 @@ class Ended(Exception):
 
 
 class Run:
-    """Takes a source's items through the stations. Nothing of it outlives `main`.
+    """Takes a source's items through the stages. Nothing of it outlives `main`.
 
-    Every decision is made in a step without awaits; the tasks wait in the lines alone. Between stages a line has no
+    Every decision is made in a step without awaits; the tasks wait in queues alone. Between stages a queue has no
     bound of its own: memory holds the stages back, and `in_flight` the source.
     """
 
     def __init__(
         self,
-        stations: Sequence[Station],
+        stages: Sequence[ActiveStage],
         source: Iterable[object] | AsyncIterable[object],
         *,
         ordered: bool,
         in_flight: int,
         clock: Callable[[], float],
-        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        helpers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        self._stations = stations
-        self._beside = beside
+        self._stages = stages
+        self._helpers = helpers
         self._clock = clock
         self._in_flight = in_flight
-        self._out: Line[Flight] = Line()
-        self._lines: list[Line[Flight]] = []
-        self._exits: list[Callable[[Flight], None]] = []
-        self._turnstiles: list[Turnstile] = []
-        self._doors: dict[int, Line[None]] = {}
+        self._out: ItemQueue[InFlight] = ItemQueue()
+        self._queues: list[ItemQueue[InFlight]] = []
+        self._exits: list[Callable[[InFlight], None]] = []
+        self._resequencers: list[Resequencer] = []
+        self._tokens: dict[int, ItemQueue[None]] = {}
         following = self._out
-        for at, station in reversed(list(enumerate(stations))):
-            several = ordered and station.stage.workers > 1
-            if several and not station.calls_plainly:
+        for at, active in reversed(list(enumerate(stages))):
+            several = ordered and active.stage.workers > 1
+            if several and not active.calls_plainly:
                 # One worker at a time waits for an item and its memory. A later item that began before would keep what
                 # the earlier one needs, and be kept itself until that one has passed.
-                self._doors[at] = Line()
-                self._doors[at].put(None)
-            line: Line[Flight] = Line(station.quota.window) if several else Line()
-            self._lines.insert(0, line)
+                self._tokens[at] = ItemQueue()
+                self._tokens[at].put(None)
+            queue: ItemQueue[InFlight] = ItemQueue(active.plan.window) if several else ItemQueue()
+            self._queues.insert(0, queue)
             if several:
-                self._turnstiles.append(Turnstile(line, following))
-            self._exits.insert(0, self._turnstiles[-1] if several else following.put)
-            following = line
-        self._feed = feed_from(source, self._take_in, self._source_ended)
+                self._resequencers.append(Resequencer(queue, following))
+            self._exits.insert(0, self._resequencers[-1] if several else following.put)
+            following = queue
+        self._reader: IterableReader | AsyncIterableReader
+        if isinstance(source, AsyncIterable):
+            self._reader = AsyncIterableReader(source, self._take_in, self._source_ended)
+        elif isinstance(source, Iterable):
+            self._reader = IterableReader(source, self._take_in, self._source_ended)
+        else:
+            raise InvalidRequest("source", source, "an iterable or an async iterable")
         self.handed = 0
         self._begun = 0
         self._started: float | None = None
@@ -110,10 +119,10 @@ class Run:
 
     @property
     def consumer_waits(self) -> bool:
-        """Whether somebody waits for a result, and nobody holds one that has been handed out."""
-        return self._out.takers > 0 and not any(buffer.alive for buffer in self._results)
+        """Whether a consumer waits for a result, and none holds a result."""
+        return self._out.getters > 0 and not any(buffer.alive for buffer in self._results)
 
-    # -- asked by who iterates ---------------------------------------------------------------------------------------
+    # -- for the consumer -------------------------------------------------------------------------------------------
 
     async def next(self) -> object:
         """Wait for the next result.
@@ -123,13 +132,13 @@ class Run:
 
         Cancelled: the result comes next time.
         """
-        flight = await self._out.take()
+        item = await self._out.get()
         self.handed += 1
-        if type(flight.value) not in PLAIN:
-            self._results.update(buffers_in(flight.value))
-        self._feed.allow(self._clock())
+        if type(item.value) not in PLAIN_TYPES:
+            self._results.update(buffers_in(item.value))
+        self._reader.allow(self._clock())
         self._stop_at_the_end()
-        return flight.value
+        return item.value
 
     def stop(self) -> None:
         """Cancel what is under way and drop what waits; `main` ends soon."""
@@ -147,72 +156,72 @@ class Run:
                 self._scope = tasks.cancel_scope
                 if self._stopped:
                     return
-                for at, station in enumerate(self._stations):
-                    for number in range(station.stage.workers):
-                        tasks.start_soon(self._work, at, name=f"{station.stage.name} {number}")
-                tasks.start_soon(self._feed.run, name="source")
-                for beside in self._beside:
-                    tasks.start_soon(beside)
+                for at, active in enumerate(self._stages):
+                    for number in range(active.stage.workers):
+                        tasks.start_soon(self._work, at, name=f"{active.stage.name} {number}")
+                tasks.start_soon(self._reader.run, name="source")
+                for helper in self._helpers:
+                    tasks.start_soon(helper)
                 for _ in range(self._in_flight):
-                    self._feed.allow(self._started)
+                    self._reader.allow(self._started)
         finally:
-            for line in (*self._lines, self._out):
-                line.clear()
-            for turnstile in self._turnstiles:
-                turnstile.clear()
+            for queue in (*self._queues, self._out):
+                queue.clear()
+            for resequencer in self._resequencers:
+                resequencer.clear()
             self._ended = self._clock()
             self._out.end(Ended)
             self.over.set()
 
     async def _work(self, at: int) -> None:
-        station, line, pass_on, clock = self._stations[at], self._lines[at], self._exits[at], self._clock
-        share, stream = station.share, station.stream
-        function = station.stage.function
-        plainly = station.calls_plainly
-        door = self._doors.get(at)
-        begun = _nothing if door is None else partial(door.put, None)
+        active, queue, pass_on, clock = self._stages[at], self._queues[at], self._exits[at], self._clock
+        share, stream = active.share, active.stream
+        function = active.stage.function
+        plainly = active.calls_plainly
+        token = self._tokens.get(at)
+        begun = _nothing if token is None else partial(token.put, None)
         idle = clock()  # since then
         while True:
             try:
-                if door is not None:
-                    await door.take()
-                flight = await line.take()
+                if token is not None:
+                    await token.get()
+                item = await queue.get()
             except BaseException:  # nothing more comes
                 if self._exhausted is not None:
-                    station.held_back += clock() - max(idle, self._exhausted)
+                    active.held_back += clock() - max(idle, self._exhausted)
                 raise
             began = clock()
-            station.held_back += max(0.0, flight.allowed - idle)
-            station.at_work += 1
+            active.held_back += max(0.0, item.allowed - idle)
+            active.at_work += 1
             try:
                 if stream is not None:
-                    order_behind(flight.value, None if flight.stream is stream else flight.fence, stream)
+                    order_behind(item.value, None if item.stream is stream else item.fence, stream)
                 if plainly:
-                    flight.value = await function(flight.value, share)
+                    item.value = await function(item.value, share)
                 else:
-                    flight.value = await station.call(flight.value, begun)
+                    item.value = await active.call(item.value, begun)
                 if stream is not None:
-                    flight.stream, flight.fence = stream, fence_of(flight.value, stream)
+                    item.stream, item.fence = stream, fence_behind(item.value, stream)
             except BaseException as error:
-                number = flight.number
-                del flight
-                empty_frames(error)
-                if not is_its_own(error):
+                number = item.number
+                del item
+                clear_frames(error)
+                if not is_own_error(error):
                     raise
-                self._fail(station.stage.name, number, error)
+                self._fail(active.stage.name, number, error)
                 return
             finally:
-                station.at_work -= 1
+                active.at_work -= 1
             idle = clock()
-            station.inside += idle - began
-            station.items += 1
-            pass_on(flight)
-            del flight  # or its memory would stay until the next item comes
+            active.inside += idle - began
+            active.items += 1
+            pass_on(item)
+            del item  # or its memory would stay until the next item comes
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _take_in(self, item: object, allowed: float) -> None:
-        self._lines[0].put(Flight(self._begun, item, allowed))
+        self._queues[0].put(InFlight(self._begun, item, allowed))
         self._begun += 1
 
     def _source_ended(self, error: BaseException | None) -> None:
@@ -227,27 +236,27 @@ class Run:
 
     def _fail(self, stage: str, item: int, error: BaseException) -> None:
         if self.error is None:
-            self.error = StageError(stage, item, said(error))
+            self.error = StageError(stage, item, describe_error(error))
             self.error.__cause__ = error
             self.stop()
 
 
-class Turnstile:
+class Resequencer:
     """Lets what several workers have finished pass in the order in which they took it."""
 
-    def __init__(self, line: Line[Flight], following: Line[Flight]) -> None:
-        self._line = line
+    def __init__(self, queue: ItemQueue[InFlight], following: ItemQueue[InFlight]) -> None:
+        self._queue = queue
         self._following = following
         self._next = 0
-        self._early: dict[int, Flight] = {}
+        self._early: dict[int, InFlight] = {}
 
-    def __call__(self, flight: Flight) -> None:
+    def __call__(self, item: InFlight) -> None:
         """Take a finished item, and pass on all whose turn it is."""
-        self._early[flight.number] = flight
+        self._early[item.number] = item
         while self._next in self._early:
             self._following.put(self._early.pop(self._next))
             self._next += 1
-            self._line.reopen()
+            self._queue.release()
 
     def clear(self) -> None:
         """Drop the items whose turn has not come."""
@@ -255,4 +264,148 @@ class Turnstile:
 
 
 def _nothing() -> None:
-    """Stand for what an item without a door tells when it has begun."""
+    """Stand for what an item without a token does when it has begun."""
+
+
+class IterableReader:
+    """Takes from an iterable at once, in whatever step allows it."""
+
+    def __init__(
+        self,
+        source: Iterable[object],
+        take_in: Callable[[object, float], None],
+        end: Callable[[BaseException | None], None],
+    ) -> None:
+        self._items = iter(source)
+        self._take_in = take_in
+        self._end = end
+        self._ended = False
+
+    async def run(self) -> None:
+        """Do nothing."""
+
+    def allow(self, now: float) -> None:
+        """Take the next item."""
+        if self._ended:
+            return
+        try:
+            item = next(self._items)
+        except StopIteration:
+            self._ended = True
+            self._end(None)
+        except BaseException as error:
+            if not is_own_error(error):
+                raise
+            self._ended = True
+            self._end(error)
+        else:
+            self._take_in(item, now)
+
+
+class AsyncIterableReader:
+    """Awaits the items of an async iterable, and closes it in the end."""
+
+    def __init__(
+        self,
+        source: AsyncIterable[object],
+        take_in: Callable[[object, float], None],
+        end: Callable[[BaseException | None], None],
+    ) -> None:
+        self._items = aiter(source)
+        self._take_in = take_in
+        self._end = end
+        self._allowed: ItemQueue[float] = ItemQueue()  # since when, for each item
+
+    async def run(self) -> None:
+        """Await the items."""
+        try:
+            while True:
+                allowed = await self._allowed.get()
+                try:
+                    item = await anext(self._items)
+                except StopAsyncIteration:
+                    break
+                self._take_in(item, allowed)
+                del item
+        except BaseException as error:
+            if not is_own_error(error):
+                raise
+            self._end(error)
+        else:
+            self._end(None)
+        finally:
+            close = getattr(self._items, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
+
+    def allow(self, now: float) -> None:
+        """Let the next item be awaited."""
+        self._allowed.put(now)
+
+
+class Results(Generic[B]):
+    """The results of `Pipeline.map`, for ``async for``. Nothing runs before the first is asked for.
+
+    Leaving the loop early ends the run: at once by `aclose` or at the end of an ``async with`` block over it, soon
+    after the iterator is dropped, and with the pipeline's own block in any case.
+    """
+
+    _thread = 0  # of no thread: it was never made
+
+    def __init__(self, run: Run, start: Callable[[Run], None]) -> None:
+        """Not made by users; see `Pipeline.map`."""
+        self._run = run
+        self._start: Callable[[Run], None] | None = start
+        self._thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        state = "not begun" if self._start is not None else "over" if self._run.over.is_set() else "under way"
+        return f"<asyncmem.Results: {state}, {format_count(self._run.handed, 'item')} handed out>"
+
+    def __aiter__(self) -> Self:
+        """Iterate over the results."""
+        return self
+
+    async def __anext__(self) -> B:
+        """Wait for the next result.
+
+        Raises:
+            StageError: A stage or the source failed; all the rest has ended, and its memory is free. Raised once.
+            StopAsyncIteration: Everything has been handed out.
+
+        Cancelled: the result comes next time.
+        """
+        if self._start is not None:
+            self._start(self._run)
+            self._start = None
+        try:
+            return cast("B", await self._run.next())
+        except Ended:
+            error, self._run.error = self._run.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which would keep the frame that keeps it
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End the run, and wait until nothing of it is left."""
+        if self._start is None:
+            self._run.stop()
+            await self._run.over.wait()
+
+    async def __aenter__(self) -> Self:
+        """Return the iterator itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End the run."""
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # The workers know the run and not this, so that a loop that is left drops the last reference to it.
+        # Collected on another thread, it leaves the end to the pipeline's block.
+        if threading.get_ident() == self._thread and self._start is None and not self._run.over.is_set():
+            self._run.stop()

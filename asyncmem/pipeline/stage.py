@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.share import StageShare
+from asyncmem.pipeline.shares import StageShare
 from asyncmem.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 B = TypeVar("B")
-Function = Callable[[A, StageShare], Awaitable[B]]
+Function = Callable[[A, StageShare[Any]], Awaitable[B]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Stage(Generic[A, B]):
     """
 
     function: Function[A, B]
-    """What is awaited for each item: ``async def forward(item, pool)``; its answer is the next stage's item."""
+    """What is awaited for each item: ``async def forward(item, pool)``; its result is the next stage's item."""
     name: str
     """The function's name, for errors and reports."""
     workers: int = 1
@@ -41,7 +41,7 @@ class Stage(Generic[A, B]):
     timeout: float | None = None
     """The most seconds that one item may take."""
 
-    def __call__(self, item: A, pool: StageShare) -> Awaitable[B]:
+    def __call__(self, item: A, pool: StageShare[Any]) -> Awaitable[B]:
         """Call the function."""
         return self.function(item, pool)
 
@@ -71,12 +71,12 @@ def stage(
 
     Args:
         function: ``async def forward(item, pool)``. What it allocates from `pool`, its share, is held for as long as
-            the item it answers, and what is made of it without a copy, is under way.
+            the item it returns, and what is made of it without a copy, is under way.
         workers: How many items it works on at once.
         credit: The most bytes that one item needs here: all that it allocates, each buffer counted in units of 512
-            bytes. Each item gets so much at once and in one piece, and for each worker it is kept free. Without
-            credit, the stage shares with others what is left. One that takes nothing has a credit of 0, and needs not
-            say so where it never looks at `pool`, or at no more of it than the stream.
+            bytes. Each item gets so much at once and in one piece, and for each worker it is kept free. Zero
+            says that it allocates nothing: nothing is kept for it. Without credit, the stage shares with others what
+            is left, and a part is kept for it.
         device: The device whose memory it allocates, by the process's own pool; None for the pipeline's pool.
         stream: Where it queues its work: a stream of the device, or a name for one that the pipeline makes. Items are
             in order there when they come, and it is the home of what is allocated. None leaves streams to the stage.
@@ -90,7 +90,7 @@ def stage(
         return Stage(
             _asynchronous(function),
             name=getattr(function, "__name__", type(function).__name__),
-            workers=parse_count(workers, what="workers", least=1),
+            workers=parse_count(workers, what="workers", least=1, most=1 << 16),
             credit=None if credit is None else parse_size(credit, what="credit"),
             device=device,
             stream=stream,
@@ -101,7 +101,7 @@ def stage(
 
 
 def as_stage(source: Stage[A, B] | Function[A, B]) -> Stage[A, B]:
-    """Answer a stage, or what a plain async function is as one."""
+    """Return a stage, or what a plain async function is as one."""
     return source if isinstance(source, Stage) else stage(source)
 
 

@@ -3,14 +3,16 @@
 A file leaves out what its family takes for granted, so each family says what that is.
 """
 
-import json
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from asyncmem.errors import Described, InvalidRequest
+from asyncmem.files import read_json
 from asyncmem.planning.model import ModelShape
+from asyncmem.text import printable
 
 Source: TypeAlias = Mapping[str, object] | str | os.PathLike[str]
 """The path of a `config.json`, or of the folder it is in, or what it holds."""
@@ -26,7 +28,7 @@ def read_model(source: Source) -> ModelShape:
         InvalidRequest: It is no such file; or keys are lacking, and all of them are named.
     """
     found = source if isinstance(source, Mapping) else _load(Path(source))
-    family = str(found.get("model_type") or "unknown")
+    family = printable(str(found.get("model_type") or "unknown"))
     config = _Config(family, found)
     shape = _FAMILIES.get(family, _llama)(config)
     return ModelShape(family=family, **config.check(shape))
@@ -37,7 +39,7 @@ Shape: TypeAlias = dict[str, Any]
 
 
 class _Config:
-    """Answers keys, and remembers those that are lacking, so that all of them can be named."""
+    """Returns keys, and remembers those that are lacking, so that all of them can be named."""
 
     def __init__(self, family: str, found: Mapping[str, object]) -> None:
         self._family = family
@@ -45,14 +47,14 @@ class _Config:
         self._lacking: list[str] = []
 
     def need(self, key: str) -> int:
-        """Answer a whole number that must be there."""
+        """Return a whole number that must be there."""
         if self._found.get(key) is None:
             self._lacking.append(key)
             return 1
         return self.whole(key, 0)
 
     def whole(self, key: str, otherwise: int) -> int:
-        """Answer a whole number, or what the family takes for granted."""
+        """Return a whole number, or what the family takes for granted."""
         value = self._found.get(key)
         if value is None:
             return otherwise
@@ -61,20 +63,20 @@ class _Config:
         return value
 
     def yes(self, key: str, *, otherwise: bool = False) -> bool:
-        """Answer whether a switch is on."""
+        """Return whether a switch is on."""
         value = self._found.get(key)
         return otherwise if value is None else bool(value)
 
     def listed(self, key: str) -> list[object]:
-        """Answer a list; empty where there is none."""
+        """Return a list; empty where there is none."""
         value = self._found.get(key)
         return list(value) if isinstance(value, list) else []
 
     def check(self, shape: Shape) -> Shape:
-        """Answer the shape, if no key is lacking."""
+        """Return the shape, if no key is lacking."""
         if self._lacking:
             known = "" if self._family in _FAMILIES else f"known are {', '.join(_FAMILIES)}"
-            got = Described(f"a model of type {self._family!r} without them")
+            got = Described(f"a model of type {printable(reprlib.repr(self._family))} without them")
             raise InvalidRequest("config", got, f"the keys {', '.join(self._lacking)}", hint=known)
         return shape
 
@@ -82,7 +84,7 @@ class _Config:
 def _load(path: Path) -> Mapping[str, object]:
     path = path / "config.json" if path.is_dir() else path
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise InvalidRequest("config", Described(f"{path}: {error}"), "a model's config.json") from error
     if not isinstance(found, dict):
@@ -135,14 +137,15 @@ def _qwen3(config: _Config) -> Shape:
 
 
 def _with_experts(config: _Config, shape: Shape) -> Shape:
-    every = max(config.whole("decoder_sparse_step", 1), 1)
-    dense = set(config.listed("mlp_only_layers"))
-    sparse = [layer for layer in range(shape["layers"]) if layer not in dense and (layer + 1) % every == 0]
+    layers, every = shape["layers"], max(config.whole("decoder_sparse_step", 1), 1)
+    # Every so many layers one has experts, counted from 1, unless it is listed.
+    listed = {layer for layer in config.listed("mlp_only_layers") if isinstance(layer, int)}
+    sparse = layers // every - sum(0 <= layer < layers and (layer + 1) % every == 0 for layer in listed)
     return shape | {
         "intermediate": config.need("moe_intermediate_size"),
         "experts": config.need("num_experts"),
         "experts_per_token": config.need("num_experts_per_tok"),
-        "dense_layers": shape["layers"] - len(sparse),
+        "dense_layers": layers - sparse,
         "dense_intermediate": shape["intermediate"],
     }
 

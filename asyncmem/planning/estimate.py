@@ -1,4 +1,4 @@
-"""What estimates of inference and of training share: bytes, words, and how much more would fit."""
+"""What estimates of inference and of training share: bytes, words, how much more would fit; and warm-up lists."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Self
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
-from asyncmem.planning.buffers import Buffers, total_of
 from asyncmem.planning.model import MOST, ModelShape, whole_number
-from asyncmem.planning.widths import COMPUTED, bytes_of, width
+from asyncmem.planning.sizes import COMPUTED, Buffers, bytes_of, merged, total_of, width
+from asyncmem.text import printable
 from asyncmem.units import Size, parse_size
 
 
@@ -43,11 +43,11 @@ class MemoryEstimate(ABC):
 
     @abstractmethod
     def parts(self) -> dict[str, int]:
-        """Answer the parts by their names, in bytes."""
+        """Return the parts by their names, in bytes."""
 
     @abstractmethod
     def at_peak(self) -> Buffers:
-        """Answer what is alive at the peak: pairs of a size and how many there are."""
+        """Return what is alive at the peak: pairs of a size and how many there are."""
 
     @property
     def total(self) -> int:
@@ -60,11 +60,11 @@ class MemoryEstimate(ABC):
         return total_of(self.weight_buffers())
 
     def weight_buffers(self) -> Buffers:
-        """Answer the tensors of parameters."""
+        """Return the tensors of parameters."""
         return self.each_parameter(self.bytes_per_value)
 
     def each_parameter(self, bytes_each: float) -> Buffers:
-        """Answer tensors of the parameters' shapes, with so many bytes a value."""
+        """Return tensors of the parameters' shapes, with so many bytes a value."""
         return tuple((bytes_of(one.values, bytes_each), one.copies) for one in self.model.tensors())
 
     @property
@@ -73,15 +73,15 @@ class MemoryEstimate(ABC):
         return max(self.bytes_per_value, COMPUTED)
 
     def gb(self, part: str = "total") -> float:
-        """Answer the total, or a part by its name, in GB (10**9 bytes)."""
+        """Return the total, or a part by its name, in GB (10**9 bytes)."""
         return self._bytes(part) / 1e9
 
     def gib(self, part: str = "total") -> float:
-        """Answer the total, or a part by its name, in GiB (2**30 bytes)."""
+        """Return the total, or a part by its name, in GiB (2**30 bytes)."""
         return self._bytes(part) / (1 << 30)
 
     def mib(self, part: str = "total") -> float:
-        """Answer the total, or a part by its name, in MiB (2**20 bytes)."""
+        """Return the total, or a part by its name, in MiB (2**20 bytes)."""
         return self._bytes(part) / (1 << 20)
 
     def _bytes(self, part: str) -> int:
@@ -91,7 +91,7 @@ class MemoryEstimate(ABC):
         return known[part]
 
     def at(self, *, seq_len: int | None = None, batch: int | None = None) -> Self:
-        """Answer the estimate for another length, or another number of sequences."""
+        """Return the estimate for another length, or another number of sequences."""
         return replace(
             self,
             seq_len=self.seq_len if seq_len is None else seq_len,
@@ -99,21 +99,21 @@ class MemoryEstimate(ABC):
         )
 
     def left(self, room: Size) -> int:
-        """Answer the bytes that would be left of `room`; below zero, how many are lacking."""
+        """Return the bytes that would be left of `room`; below zero, how many are lacking."""
         return parse_size(room, what="room") - self.total
 
     def largest_batch(self, room: Size) -> int:
-        """Answer how many sequences of this length fit into `room`; 0 where not one does."""
+        """Return how many sequences of this length fit into `room`; 0 where not one does."""
         nbytes = parse_size(room, what="room")
         return _most(lambda batch: self.at(batch=batch).total <= nbytes, MOST)
 
     def largest_seq_len(self, room: Size) -> int:
-        """Answer how many tokens each sequence may have in `room`, with this batch; 0 where not one fits."""
+        """Return how many tokens each sequence may have in `room`, with this batch; 0 where not one fits."""
         nbytes = parse_size(room, what="room")
         return _most(lambda length: self.at(seq_len=length).total <= nbytes, self.model.positions or MOST)
 
     def as_dict(self) -> dict[str, object]:
-        """Answer everything, ready for JSON: what was assumed, the parts and the total in bytes."""
+        """Return everything, ready for JSON: what was assumed, the parts and the total in bytes."""
         return {
             "family": self.model.family,
             "parameters": self.model.parameters,
@@ -125,14 +125,14 @@ class MemoryEstimate(ABC):
         }
 
     def summary(self) -> str:
-        """Answer all of it as text for one screen."""
+        """Return all of it as text for one screen."""
         rows = [*self.parts().items(), ("total at the peak", self.total)]
         wide = max(len(name) for name, _ in rows)
         lines = [f"  {name.replace('_', ' '):{wide}}  {format_size(nbytes):>10}" for name, nbytes in rows]
         return "\n".join([self._title(), *lines])
 
     def _title(self) -> str:
-        name = self.model.family or "a transformer"
+        name = printable(self.model.family) or "a transformer"
         return (
             f"{name}: {format_count(self.model.parameters, 'parameter')} of {self.bytes_per_value:g} B, "
             f"{format_count(self.batch, 'sequence')} of {format_count(self.seq_len, 'token')}"
@@ -149,3 +149,53 @@ def _most(fits: Callable[[int], bool], most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def transformer_warmup(
+    batch: int,
+    seq_len: int,
+    hidden: int,
+    *,
+    intermediate: int | None = None,
+    heads: int | None = None,
+    layers: int = 1,
+    bytes_per_value: float | str = 2,
+) -> list[tuple[int, int]]:
+    """Return the buffers that a transformer's layers compute with, by size, largest first.
+
+    Args:
+        batch: Sequences at once.
+        seq_len: Tokens of each.
+        hidden: Width of the residual stream: eight buffers of it in a layer.
+        intermediate: Width of the feed-forward part, four buffers in a layer; None: four times `hidden`.
+        heads: Give it where attention keeps its scores, two tables for each head; None where it does not, as with
+            flash attention.
+        layers: Layers whose buffers are alive at once: 1 to serve or with checkpointing, else all of them to train.
+        bytes_per_value: Bytes of each value, or a type's name: "bf16".
+
+    Raises:
+        InvalidRequest: A figure is out of its range.
+    """
+    inner = 4 * hidden if intermediate is None else intermediate
+    scores = 0 if heads is None else heads
+    for name, value in (
+        ("batch", batch),
+        ("seq_len", seq_len),
+        ("hidden", hidden),
+        ("intermediate", inner),
+        ("heads", heads or 1),
+        ("layers", layers),
+    ):
+        whole_number(name, value)
+    tokens, each = batch * seq_len, width(bytes_per_value)
+    buffers = (
+        (bytes_of(tokens * hidden, each), 8 * layers),
+        (bytes_of(tokens * inner, each), 4 * layers),
+        (bytes_of(tokens * seq_len * scores, each), 2 * layers),
+    )
+    return merged(buffers)
+
+
+def warmup_from(estimate: MemoryEstimate) -> list[tuple[int, int]]:
+    """Return all that is alive at an estimate's peak, by size, largest first; together they are its total."""
+    return merged(estimate.at_peak())

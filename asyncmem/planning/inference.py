@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from asyncmem.planning.buffers import Buffers, larger, total_of
 from asyncmem.planning.estimate import MemoryEstimate
 from asyncmem.planning.model import llama_like, whole_number
-from asyncmem.planning.widths import bytes_of, width
+from asyncmem.planning.sizes import Buffers, bytes_of, larger, total_of, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +38,11 @@ class InferenceMemoryEstimate(MemoryEstimate):
         return total_of(self._activations())
 
     def parts(self) -> dict[str, int]:
-        """Answer weights, cache and activations, in bytes; they add up to the total."""
+        """Return weights, cache and activations, in bytes; they add up to the total."""
         return {"weights": self.weights, "kv_cache": self.kv_cache, "activations": self.activations}
 
     def at_peak(self) -> Buffers:
-        """Answer all of them: pairs of a size and how many there are."""
+        """Return all of them: pairs of a size and how many there are."""
         return (*self.weight_buffers(), *self._cache(), *self._activations())
 
     def _cache(self) -> Buffers:

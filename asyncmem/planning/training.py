@@ -6,13 +6,40 @@ begins and when it ends.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.planning.buffers import Buffers, larger, times, total_of
 from asyncmem.planning.estimate import MemoryEstimate
 from asyncmem.planning.model import llama_like
-from asyncmem.planning.optimizers import OPTIMIZERS, Optimizer
-from asyncmem.planning.widths import bytes_of, width
+from asyncmem.planning.sizes import Buffers, bytes_of, larger, times, total_of, width
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What one keeps beside the parameters."""
+
+    states: int
+    """Values it keeps for each parameter."""
+    state_bytes: float | None = None
+    """Bytes of each of them; None: as many as the parameter it updates has."""
+    temporaries: int = 0
+    """Values for each parameter that a step needs for a moment, unless it is fused into one kernel."""
+
+
+_BLOCKWISE: Final = 1 + 4 / 256
+"""A byte, and for each 256 of them a scale in float32."""
+
+OPTIMIZERS: Final[dict[str, Optimizer]] = {
+    "sgd": Optimizer(0),
+    "sgd_momentum": Optimizer(1),
+    "adagrad": Optimizer(1, temporaries=1),
+    "rmsprop": Optimizer(1, temporaries=1),
+    "adam": Optimizer(2, temporaries=1),
+    "adamw": Optimizer(2, temporaries=1),
+    "adam_8bit": Optimizer(2, _BLOCKWISE),
+    "adamw_8bit": Optimizer(2, _BLOCKWISE),
+}
+"""Optimizers by name."""
 
 _FULL = 4
 """Bytes of a value in float32, in which losses are computed and masters kept."""
@@ -58,7 +85,7 @@ class TrainingMemoryEstimate(MemoryEstimate):
         return total_of(self._at_the_turn())
 
     def parts(self) -> dict[str, int]:
-        """Answer the most that there is of each part, in bytes; gradients and activations not at the same time."""
+        """Return the most that there is of each part, in bytes; gradients and activations not at the same time."""
         return {
             "weights": self.weights,
             "gradients": self.gradients,
@@ -67,7 +94,7 @@ class TrainingMemoryEstimate(MemoryEstimate):
         }
 
     def at_peak(self) -> Buffers:
-        """Answer what is alive in the moment that needs most: pairs of a size and how many there are."""
+        """Return what is alive in the moment that needs most: pairs of a size and how many there are."""
         gradients = self.weight_buffers()
         turn = (*self._at_the_turn(), *(gradients if self.accumulate else ()))
         end = (*gradients, *larger(self._step(), (*self._layer(), *self._way_back())))
@@ -96,14 +123,14 @@ class TrainingMemoryEstimate(MemoryEstimate):
         return (*kept, (wide(model.hidden), 2), *larger(self._loss(), again))
 
     def _layer(self) -> Buffers:
-        """Answer what one layer keeps for its way back."""
+        """Return what one layer keeps for its way back."""
         model, wide = self.model, self._wide
-        # The first two norms keep what came in and what they answer; more of them, what came in.
+        # The first two norms keep what came in and what they return; more of them, what came in.
         norms = 2 * min(model.norms, 2) + max(model.norms - 2, 0)
         heads = 2 if model.head_norms else 1
         return (
             (wide(model.hidden), norms),
-            (wide(model.query_width), heads + 1),  # queries, and what attention answers
+            (wide(model.query_width), heads + 1),  # queries, and what attention returns
             (wide(model.kv_width), heads + 1),  # keys and values
             *self._feed_forward(),
         )
@@ -116,18 +143,18 @@ class TrainingMemoryEstimate(MemoryEstimate):
             return ((wide(model.intermediate), steps),)
         return (
             (wide(model.intermediate * model.experts_per_token), steps),
-            (wide(model.hidden * model.experts_per_token), 2),  # sorted by expert, and what the experts answer
+            (wide(model.hidden * model.experts_per_token), 2),  # sorted by expert, and what the experts return
             (wide(model.shared_intermediate), steps),
         )
 
     def _way_back(self) -> Buffers:
-        """Answer the gradients inside the widest step of a layer."""
+        """Return the gradients inside the widest step of a layer."""
         model, steps = self.model, 3 if self.model.gated else 2
         inner = model.intermediate * model.experts_per_token + model.shared_intermediate
         return ((self._wide(inner), steps), (self._wide(model.hidden), 2))
 
     def _loss(self) -> Buffers:
-        """Answer what turns the output into a loss: the output, and in float32 its log-softmax and two gradients."""
+        """Return what turns the output into a loss: the output, and in float32 its log-softmax and two gradients."""
         values = self.batch * self.seq_len * self.model.vocab
         return ((bytes_of(values, self.computed), 1), (bytes_of(values, _FULL), 3))
 

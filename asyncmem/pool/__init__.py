@@ -1,8 +1,8 @@
 """The pool: what users hold, and what carries out the scheduler's effects.
 
 `pool` is what users hold, with its budgets (`share`) and leases. What is decided is decided in the core; `open_pool`
-puts a core, a device, a worker and an event loop together, `hooks` are what the core asks of that, and `executor` makes
-the calls of the device. `placement` is a plan of where buffers lie, and `planned` a range that keeps to it.
+puts a core, a device, a worker and an event loop together and serves the core's calls, and `executor` makes the calls
+of the device. `placement` is a plan of where buffers lie, and `planned` a range that keeps to it.
 """
 
 from asyncmem.core import Request

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from asyncmem.text import printable, printable_lines
+
 if TYPE_CHECKING:
     from types import CodeType
 
@@ -37,7 +39,7 @@ class _Unraisable:
 
 
 def alarm(text: str, category: type[Warning], site: str | None = None) -> None:
-    """Warn; where warnings are errors, have the error reported as unraisable instead of raising it.
+    """Warn; what that raises, where warnings are errors or cannot be written, is reported as unraisable.
 
     Args:
         text: What happened.
@@ -46,8 +48,8 @@ def alarm(text: str, category: type[Warning], site: str | None = None) -> None:
     """
     file, _, line = (site or caller_site()).rpartition(":")
     try:
-        warnings.warn_explicit(text, category, file, int(line))
-    except Warning as raised:
+        warnings.warn_explicit(printable_lines(text), category, printable(file, most=None), int(line))
+    except Exception as raised:  # noqa: BLE001  # of the program's filters and hooks, and of a stream that is closed
         report(raised)
 
 

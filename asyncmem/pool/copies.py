@@ -2,7 +2,7 @@
 
 A copy is work of one stream. What it reads and writes on devices is safe by the order of that stream: a buffer that is
 freed or dropped meanwhile is used again only behind it. Memory of the host knows no streams, so it is kept until the
-copy is seen done, whoever still waits for it.
+copy is seen done, whether or not anything waits for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import numpy as np
 from asyncmem.arrays import Array
 from asyncmem.core import Buffer
 from asyncmem.devices import Fence, Stream
-from asyncmem.devices.joined import Joined
+from asyncmem.devices.fences import Joined
 from asyncmem.errors import DeviceError, InvalidRequest
 from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.latch import Latch
+from asyncmem.units import parse_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -36,7 +37,7 @@ class Copy:
     """A copy that has started: await it, or ask `done()`. Made by `Buffer.copy_from`, `copy_to` and `copy_to_device`.
 
     Awaiting it again, or from several tasks, is fine. Cancelling the await stops nothing: the copy goes on, and what it
-    needs is kept. Nobody has to await it: work that is submitted to its stream afterwards comes behind it anyway.
+    needs is kept. You need not await it: work that is submitted to its stream afterwards comes behind it anyway.
 
     Attributes:
         nbytes: How many bytes it copies.
@@ -50,7 +51,7 @@ class Copy:
         self._kept = kept  # memory of the host, until it is done
 
     def __repr__(self) -> str:
-        return f"<asyncmem.Copy of {self.nbytes} bytes>"
+        return f"<asyncmem.pool.Copy of {self.nbytes} bytes>"
 
     @property
     def ordered(self) -> bool:
@@ -73,9 +74,10 @@ class Copy:
             DeviceError: It failed, or the device is lost.
         """
         end = self._end
+        longest = parse_block(timeout)
         if isinstance(end, Fence):
-            return self._seen(end.block(timeout))
-        end.block(timeout)
+            return self._seen(end.block(longest))
+        end.block(longest)
         return end.done
 
     def __await__(self) -> Generator[object, object, None]:
@@ -119,7 +121,7 @@ class Part:
         return self.buffer.address + self.offset
 
     def on_host(self) -> memoryview:
-        """Answer its bytes, where the host can read them."""
+        """Return its bytes, where the host can read them."""
         return memoryview(self.buffer)[self.offset : self.offset + self.nbytes]
 
     @property
@@ -266,7 +268,7 @@ class Copies:
         try:
             fence = on.record()
         except DeviceError:
-            # It runs, and nobody can see where it ends: what it needs is kept until a later fence, on devices too where
+            # It runs, and its end cannot be seen: what it needs is kept until a later fence, on devices too where
             # a home has not followed.
             copy = Copy(nbytes, Joined(()), (*kept, *_pins(buffers)))
             if copy._kept:
@@ -279,7 +281,7 @@ class Copies:
             for follower in followers:
                 follower.wait(fence)
         except DeviceError:
-            # It runs, and a home is not behind it: nobody gets this memory before the copy is seen done.
+            # It runs, and a home is not behind it: no request gets this memory before the copy is seen done.
             self._keep(Copy(nbytes, fence, _pins(buffers)), fence)
             raise
         return copy
@@ -306,7 +308,7 @@ class Copies:
 
 
 def _pins(buffers: Iterable[Buffer]) -> tuple[object, ...]:
-    """Answer what keeps their memory from others, also once they are freed."""
+    """Return what keeps their memory from others, also once they are freed."""
     return tuple(buffer._pin() for buffer in buffers)
 
 
@@ -332,7 +334,7 @@ def _need_no_capture(*streams: Stream) -> None:
 
 
 def host_bytes(source: object, what: str, *, writable: bool = False) -> memoryview:
-    """Answer the bytes of an object of the host, by the buffer protocol or DLPack.
+    """Return the bytes of an object of the host, by the buffer protocol or DLPack.
 
     Raises:
         InvalidRequest: It speaks neither, is not contiguous, or must be written and may not be.
@@ -355,7 +357,7 @@ def _with_bytes(source: object) -> object:
 
 
 def part_of(other: object) -> Part | None:
-    """Answer what is meant by a buffer or an array over one, or None for memory of the host.
+    """Return what is meant by a buffer or an array over one, or None for memory of the host.
 
     Raises:
         BufferReleased: It has been freed.

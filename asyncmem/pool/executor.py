@@ -20,6 +20,8 @@ from asyncmem.devices import MemoryInfo
 from asyncmem.errors import AsyncmemError, DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.worker import on_main_thread
+from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +41,9 @@ class Executor:
     Attributes:
         segments: What the device has given, by address.
         memory: What the device had free when it was last asked.
-        elsewhere: What the host has given, by request.
         clock: Tells how long the device's calls take.
+        own: What a thread carries out by itself, because it has asked for it; by thread.
+        returns: What the worker is to give back, unless another thread does so before.
     """
 
     def __init__(self, opened: Opened) -> None:
@@ -51,39 +54,27 @@ class Executor:
         self._retire = opened.retire
         self.segments: dict[int, Segment] = {}
         self._refused: dict[int, list[Segment]] = {}  # what the device has failed to take back, the oldest first
-        self._untold: dict[int, int] = {}  # bytes that have gone back, by the effect whose end has not been told
-        self._books = threading.Lock()  # over these three, and telling the scheduler of what changes them
+        self._books = threading.Lock()  # over these two
         self.spaces: dict[int, Span] = {}
         self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
-        self.elsewhere: dict[int, Buffer | Batch] = {}  # by the identity of the request
         self.asked: Counter[str] = Counter()
         self._making = threading.Lock()
         self._quiet: int | None = None
         self._lost: list[tuple[Segment, int, int]] = []  # what could not be made ready; and behind what it goes back
         self._unclean: list[partial[None]] = []  # what to tell once pages are known to be zero
-        self._own: dict[int, deque[Effect]] = {}  # by thread that carries out by itself what it asks for
-        self._returns: deque[Effect] = deque()  # what the worker is to give back, unless somebody does so before
-
-    def perform(self, effect: Effect) -> None:
-        """Have an effect carried out. Does not block."""
-        if effect.kind in {"pressure", "beat", "emptied"}:
-            getattr(self._pool, f"_{effect.kind}")(effect)
-        elif not effect.request and (own := self._own.get(threading.get_ident())) is not None:
-            own.append(effect)
-        elif effect.kind == "trim" and not effect.request:
-            self._returns.append(effect)
-            self._pool.worker.submit(self._give_back_next)
-        else:
-            if effect.kind == "spill":
-                self._pool.spilling.bind(effect)
-            self._pool.worker.submit(partial(self.run, effect))
+        self.own: dict[int, deque[Effect]] = {}
+        self.returns: deque[Effect] = deque()
 
     def run(self, effect: Effect) -> None:
-        """Carry out an effect (blocks), and what its end leads to."""
+        """Carry out an effect (blocks), and what follows. A request whose caller waits fails with any error."""
         try:
             getattr(self, f"_{effect.kind}")(effect)
         except DeviceError as error:
             self._failed(effect, error)
+        except BaseException as error:
+            if not effect.by_caller or on_main_thread():
+                raise
+            self._core.fail(effect.request, error)  # raised again where the request is waited for
         finally:
             self._core.carry_out()
 
@@ -102,28 +93,10 @@ class Executor:
     def given(self) -> int:
         """Return the bytes that the device has given and not taken back; some of them may be reserved no more."""
         if self.spaces:
-            return self._core.reserved()
+            return sum(handle.nbytes for handle in self._core.handles())
         with self._books:
-            return self._given()
-
-    def _given(self) -> int:
-        refused = [one for segments in self._refused.values() for one in segments]
-        return sum(one.nbytes for one in [*self.segments.values(), *refused]) + sum(self._untold.values())
-
-    def balance(self) -> tuple[int, int]:
-        """Return what is mapped by the books kept here, and by the heap, at one moment."""
-        core = self._core
-
-        def heap() -> tuple[int, int]:
-            return core.reserved(), core.scheduler.gauges()["leaving"]
-
-        with self._books:
-            while True:  # other threads decide meanwhile what goes back
-                reserved, leaving = now = heap()
-                pages = bool(self.spaces)
-                mapped = sum(handle.nbytes for handle in core.handles()) if pages else self._given() - leaving
-                if heap() == now:
-                    return mapped, reserved
+            refused = [one for segments in self._refused.values() for one in segments]
+            return sum(one.nbytes for one in [*self.segments.values(), *refused])
 
     def grow_ahead(self) -> None:
         """Get what is to be ready ahead of need (blocks).
@@ -137,30 +110,31 @@ class Executor:
     def _ask_and_run(self, ask: Callable[[float], None]) -> None:
         """Ask the scheduler for something, and carry it out on this thread, with what is to go back anyway."""
         me = threading.get_ident()
-        outer = self._own.get(me)
+        outer = self.own.get(me)
         own: deque[Effect] = deque()
-        self._own[me] = own
+        self.own[me] = own
         errors: list[DeviceError] = []
         try:
             ask(self._core.time)
             self._core.carry_out()
-            while (effect := _first(own) or _first(self._returns)) is not None:
+            while (effect := _first(own) or _first(self.returns)) is not None:
                 try:
                     getattr(self, f"_{effect.kind}")(effect)
                 except DeviceError as error:
                     errors.append(error)
                 self._core.carry_out()
         finally:
-            del self._own[me]
+            del self.own[me]
             if outer is not None:
-                self._own[me] = outer
+                self.own[me] = outer
             for effect in own:  # after an interrupt
                 self._pool.worker.submit(partial(self.run, effect))
         if errors:
             raise errors.pop()
 
-    def _give_back_next(self) -> None:
-        effect = _first(self._returns)
+    def give_back_next(self) -> None:
+        """Give back what has waited longest for it (blocks)."""
+        effect = _first(self.returns)
         if effect is not None:
             self.run(effect)
 
@@ -193,15 +167,15 @@ class Executor:
         self._tell(Kind.GREW, segment.nbytes, seconds, segment.address)  # before anything is had from it
         with self._books:
             self.segments[segment.address] = segment
-            scheduler.grew(
-                effect.job, segment.address, segment.nbytes, stream, self._core.time,
-                ready=stream == self._quiet, seconds=seconds,
-            )  # fmt: skip
+        scheduler.grew(
+            effect.job, segment.address, segment.nbytes, stream, self._core.time,
+            ready=stream == self._quiet, seconds=seconds,
+        )  # fmt: skip
 
     def _fit_stream(self, number: int) -> int:
         # What is asked in the order of a captured stream becomes a part of the graph, and the legacy default stream,
         # which cannot even be asked then, draws others' captures in. A mere handle may mean another stream by now, and
-        # another thread's default stream nobody can submit to.
+        # no other thread can submit to a thread's default stream.
         stream = self._retire.streams[number]
         try:
             fit = stream is not None and stream.lasting and not (stream.of_one_thread or stream.capturing())
@@ -264,14 +238,11 @@ class Executor:
                 with self._books:
                     refused = self._refused.get(address)
                     segment = refused.pop(0) if refused else self.segments.pop(address)
-                    gone = self._untold.get(effect.job, 0)
-                    self._untold[effect.job] = gone + segment.nbytes
                 try:
                     self._device.free_segment(segment)
                 except BaseException:
                     with self._books:
                         self._refused.setdefault(address, []).insert(0, segment)
-                        self._untold[effect.job] = gone
                     raise
                 given += 1
                 self._tell(Kind.TRIMMED, nbytes, self.clock() - started, address)
@@ -279,9 +250,7 @@ class Executor:
             if not quietly:  # what the device did not take is offered again
                 raise
         finally:
-            with self._books:
-                self._core.scheduler.trimmed(effect.job, given, self._core.time)
-                self._untold.pop(effect.job, None)
+            self._core.scheduler.trimmed(effect.job, given, self._core.time)
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
@@ -343,8 +312,13 @@ class Executor:
                 self._unclean.append(tell)
                 self._pool.worker.submit(self.wash)
         # What was only not given back is the device's to try again.
-        if isinstance(error, DeviceError) and (mapped < len(effect.into) - effect.ahead or unmapped < len(effect.out)):
-            raise error
+        try:
+            if isinstance(error, DeviceError) and (
+                mapped < len(effect.into) - effect.ahead or unmapped < len(effect.out)
+            ):
+                raise error
+        finally:
+            del error, done  # which would keep the frame that keeps them
 
     def _remapped(
         self, effect: Effect, unmapped: int, mapped: int, *, out_of_memory: bool, seconds: float
@@ -361,7 +335,7 @@ class Executor:
         done = self._device.remap(effect.out, into[: len(into) - ahead])
         if done.error is None and ahead:
             more = self._device.remap([], into[len(into) - ahead :])
-            done = type(done)(done.unmapped, done.mapped + more.mapped)  # nobody fails for what nobody waits for
+            done = type(done)(done.unmapped, done.mapped + more.mapped)  # no request fails for what none waits for
         return done
 
     def _clear(self, spans: Sequence[Span]) -> None:
@@ -377,7 +351,7 @@ class Executor:
         return stream
 
     def wash(self) -> None:
-        """Try once more to see pages zero that could not be waited for (blocks); until then nobody gets them."""
+        """Try once more to see pages zero that could not be waited for (blocks); until then no request gets them."""
         with suppress(DeviceError):
             self._wash()
         self._core.carry_out()
@@ -419,13 +393,13 @@ class Executor:
             scheduler.ended(effect.job, self._core.time)
             return
         try:
-            self.elsewhere[id(request)] = self._on_host(request)
+            request._elsewhere = self._on_host(request)
         except AsyncmemError as error:  # the host has too little, too
             self._core.fail(effect.request, error)
             scheduler.ended(effect.job, self._core.time)
             return
         self._pool.cpu_fallbacks += len(request._sizes)
-        scheduler.served_elsewhere(effect.job, self._core.time)
+        scheduler.ended(effect.job, self._core.time, "served")
 
     def _on_host(self, request: Request[Any]) -> Buffer | Batch:
         memory, sizes = self._pool.fallback_memory(), request._sizes
@@ -449,14 +423,22 @@ class Executor:
             elif not again and options.on_oom is not None and tries < _RETRIES:
                 self.asked["ask"] += 1
                 facts = self._pool.facts_of(effect.request)
-                again = facts is not None and bool(options.on_oom(facts))
-        except Exception as error:  # noqa: BLE001  # the request fails with it
+                again = facts is not None and self._ask_user(options.on_oom, facts)
+        except BaseException as error:  # noqa: BLE001  # the request fails with it
             self._core.fail(effect.request, error)
         finally:
-            if again:
-                scheduler.retry(effect.job, self._core.time)
-            else:
-                scheduler.refuse(effect.job, self._core.time)
+            scheduler.ended(effect.job, self._core.time, "retry" if again else "refused")
+
+    def _ask_user(self, on_oom: Callable[[OutOfMemoryFacts], object], facts: OutOfMemoryFacts) -> bool:
+        """Return whether the user's function has freed something; what waits for memory is refused inside."""
+        me = threading.get_ident()
+        inside = me in self._core.serving
+        self._core.serving.add(me)
+        try:
+            return bool(on_oom(facts))
+        finally:
+            if not inside:
+                self._core.serving.discard(me)
 
     # -- what goes wrong, and what is told ---------------------------------------------------------------------------
 
@@ -467,7 +449,7 @@ class Executor:
         elif effect.request:
             self._core.fail(effect.request, error)
         else:
-            alarm(f"pool {self._pool.name!r}: {error}", RuntimeWarning)
+            alarm(f"pool {quoted(self._pool.name)}: {error}", RuntimeWarning)
 
     def _tell(self, kind: Kind, nbytes: int, seconds: float, address: int = 0) -> None:
         if self._core.logged:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
+import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -21,10 +22,10 @@ from asyncmem.errors import (
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm, report
-from asyncmem.pool.held import held_by_site, held_by_tag
-from asyncmem.pool.holders import short_of, shortage, tags_of, waiting_owner
+from asyncmem.pool.holders import held_by_site, held_by_tag, short_of, shortage, tags_of, waiting_owner
 from asyncmem.pool.owners import label
 from asyncmem.pool.snapshot import largest_hole, segment_infos
+from asyncmem.text import printable, quoted, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ class Failures:
                 share = short_of(opened, request._share, request.nbytes) if request._share._account else opened.pool
                 return PoolTimeout(
                     pool=opened.name, asked=request.nbytes, timeout=request._timeout or 0.0, ahead=ahead,
-                    free=_free(opened, share), level=share.level,
+                    free=_free(opened, share), level=share._level,
                 )  # fmt: skip
             case "cancelled":
                 return RequestCancelled(pool=opened.name, asked=request.nbytes)
@@ -104,18 +105,18 @@ class Failures:
         if cause == "device" and core.scheduler.gauges()["coming"]:
             cause = "growth"
         common: dict[str, Any] = {
-            "asked": request.nbytes, "device": opened.device.name, "limit": share.own_limit(),
-            "level": share.level, "cause": cause or _cause(opened, request, share),
+            "asked": request.nbytes, "device": opened.device.name, "limit": share._own_limit(),
+            "level": share._level, "cause": cause or _cause(opened, request, share),
         }  # fmt: skip
         advice = tuple(_advice(opened, request, share, common["cause"]))
         if share is not opened.pool:
             counts = core.account(share._account)
+            within = [one for one in opened.requests_in(share) if one["id"] != request._id]
             return OutOfMemoryFacts(
-                **common, reserved=share.own_limit() if share.has_range else counts.live, live=counts.live,
-                free=share.own_limit() - counts.live,
-                largest_hole=core.largest(share._arena) if share.has_range else share.own_limit() - counts.live,
-                waiting=sum(1 for one in waiting if share in opened.shares[one["account"]].lineage()),
-                waiting_bytes=sum(one["nbytes"] for one in waiting if share in opened.shares[one["account"]].lineage()),
+                **common, reserved=share._own_limit() if share._has_range else counts.live, live=counts.live,
+                free=share._own_limit() - counts.live,
+                largest_hole=core.largest(share._arena) if share._has_range else share._own_limit() - counts.live,
+                waiting=len(within), waiting_bytes=sum(one["nbytes"] for one in within),
                 holders=tuple(tags_of(opened, share)), advice=advice,
             )  # fmt: skip
         means = core.scheduler.gauges()["means"] | opened.executor.asked
@@ -124,7 +125,7 @@ class Failures:
             pending_fence_bytes=core.pending(), device_free=opened.executor.memory.free, waiting=len(waiting),
             waiting_bytes=sum(one["nbytes"] for one in waiting),
             holders=tuple(held_by_tag(core, _TOP) or tags_of(opened, share)),
-            sites=tuple(held_by_site(core, _TOP)), rungs={name: count for name, count in means.items() if count},
+            sites=tuple(held_by_site(core, _TOP)), remedies={name: count for name, count in means.items() if count},
             advice=advice,
         )  # fmt: skip
 
@@ -134,7 +135,7 @@ class Failures:
             "version": 1,
             "time": time.time(),
             "pool": self._pool.name,
-            "facts": asdict(facts) | {"rungs": dict(facts.rungs)},
+            "facts": asdict(facts) | {"remedies": dict(facts.remedies)},
             "waiters": [
                 {
                     "owner": label(core.named(one["owner"])), "nbytes": one["nbytes"], "age": one["age"],
@@ -158,7 +159,7 @@ class Failures:
         ]
         share = short_of(opened, request._share, request.nbytes)
         return DeadlockError(
-            pool=opened.name, owners=owners, level=share.level,
+            pool=opened.name, owners=owners, level=share._level,
             holders=shortage(opened, share, {owner for owner, *_ in stuck}),
             hints=[*_hints(owners, request._share.capacity()), "a larger limit", "fewer of these tasks at a time"],
         )  # fmt: skip
@@ -174,27 +175,29 @@ def _hints(owners: Sequence[OwnerInfo], most: int) -> list[str]:
         return []
     first = max(able, key=lambda one: one.held)
     size = format_size(first.held + first.waiting)
-    return [f"{first.owner} could take all it needs at once, with allocate_batch or a lease of {size}"]
+    return [f"{printable(first.owner)} could take all it needs at once, with allocate_batch or a lease of {size}"]
 
 
 def _free(opened: Opened, share: AnyShare) -> int:
     if share is opened.pool:
-        return opened.core.free_bytes() + opened.core.cached_bytes()
-    return max(0, share.own_limit() - opened.core.account(share._account).live)
+        counts = opened.core.counts()
+        return counts.free + counts.cached
+    return max(0, share._own_limit() - opened.core.account(share._account).live)
 
 
 def _cause(opened: Opened, request: Request[Any], share: AnyShare) -> str:
     core = opened.core
-    if request.nbytes > share.own_limit():
+    if request.nbytes > share._own_limit():
         return "size"
-    room = share.own_limit() - core.account(share._account).live
-    if share.has_range or (share is opened.pool and core.reserved() - core.live() >= request.nbytes):
+    room = share._own_limit() - core.account(share._account).live
+    if share._has_range or (share is opened.pool and core.reserved() - core.live() >= request.nbytes):
         return "limit" if request.nbytes > room else "fragmentation"
     return "limit" if request.nbytes > room else "device"
 
 
+RAISE: Final = "raise the limit"
 _TRY: Final = {
-    "size": ("ask for at most {most}", "raise the limit"),
+    "size": ("ask for at most {most}", RAISE),
     "fragmentation": ("the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"),
     "growth": ("await allocate_async, which waits for it", "pregrow"),
 }
@@ -202,35 +205,52 @@ _TRY: Final = {
 
 
 def _advice(opened: Opened, request: Request[Any], share: AnyShare, cause: str) -> list[str]:
-    if share.is_lease:
+    if share._is_lease:
         return [*(["free what the lease served"] if cause != "size" else []), "lease more"]
     if cause in _TRY:
-        return [one.format(most=format_size(share.own_limit())) for one in _TRY[cause]]
+        tries = [one.format(most=format_size(share._own_limit())) for one in _TRY[cause]]
+        return [one for one in tries if one != RAISE or share._own_limit() < opened.total]
     if share is not opened.pool:
-        waits = ["await allocate_async, which waits"] if share.may_wait else []
-        return [f"free what budget {share.name!r} holds", "raise its limit", *waits]
+        waits = ["await allocate_async, which waits"] if share._may_wait else []
+        return [f"free what budget {quoted(share.name)} holds", "raise its limit", *waits]
     if opened.core.live() == 0:
         kept = f"; {format_size(opened.min_free)} stay free for others (min_free)" if opened.min_free else ""
         return [f"other programs or other pools hold the device's memory{kept}", "a smaller limit here"]
     del request
-    return ["await allocate_async, which waits for memory", "free buffers earlier", "raise the limit"]
+    return ["await allocate_async, which waits for memory", "free buffers earlier", RAISE]
 
 
 def _log(error: OutOfMemoryError, pool: str) -> None:
     # The words of the error and not the error, whose traceback would keep alive all that its frames hold.
     try:
-        _logger.error("pool %r: %s", pool, str(error), extra={"pool": pool, "facts": error.facts})
+        _logger.error("pool %s: %s", quoted(pool), str(error), extra={"pool": pool, "facts": error.facts})
     except Exception as trouble:  # noqa: BLE001  # of the program's handlers, and no reason to keep others waiting
         report(trouble)
 
 
 def _save(opened: Opened, content: dict[str, object], where: str) -> None:
     """Write a snapshot, over what is there, as a whole or not at all; warn of what goes wrong."""
-    path = Path(where)
     content["segments"] = [asdict(one) for one in segment_infos(opened)]
-    draft = path.with_name(f"{path.name}.part")
     try:
-        draft.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
+        path = _regular(Path(where))
+        draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+        draft.unlink(missing_ok=True)
+        try:
+            with draft.open("x", encoding="utf-8") as file:  # which follows no link
+                file.write(to_json(content, indent=1))
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+    except (OSError, RuntimeError, ValueError) as error:  # of a link to itself; of a name that no file can have
         alarm(f"the snapshot of an out-of-memory error could not be written: {error}", RuntimeWarning)
+
+
+def _regular(path: Path) -> Path:
+    """Return the file to write behind a link within its folder; refuse links out of it, devices and the like."""
+    found = path.resolve()
+    if found.parent != path.parent.resolve():
+        raise OSError(f"{path} is a link out of its folder, to {found}")
+    if found.exists() and not found.is_file():
+        raise OSError(f"{path} is no regular file")
+    return found

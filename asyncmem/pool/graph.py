@@ -1,13 +1,16 @@
-"""Memory of captured work: a CUDA graph repeats its work on the same addresses, whoever has them by then.
+"""Memory of captured work: a CUDA graph repeats its work on the same addresses.
 
 So what is allocated on a stream while it is being captured stays with its `GraphMemory` until that is released, also
 when it is freed. Such memory must not wait for anything outside of the capture either: a launch may be on any stream,
 and a capture cannot wait for other work. It is therefore taken only where every earlier use has been seen done, in the
 name of a stream that is never given any work, and the pool records no fence on a stream that is being captured.
+
+An interrupt could end the notes on this half-way, so another thread makes them for the main one (`uninterruptible`).
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict
 from contextlib import suppress
@@ -15,37 +18,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, final
 
-from asyncmem.core import FLAG_WAITING, GRANULE, Users
+from asyncmem.core import FLAG_WAITING, GRANULE
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.handle import Handle
+from asyncmem.pool.worker import uninterruptible
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer, Request
     from asyncmem.devices import Stream
     from asyncmem.pool.ports import Opened
 
-_ORDER_IT = "order it before the capture begins, or inside by events of the library that captures"
 _HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
-
-
-class Notes(Users):
-    """What is noted on one buffer, beside the streams that use it besides its home (by number, in `users`).
-
-    Most buffers have no notes, and cost nothing for it; one that has them is freed by the pool's slower way.
-
-    Attributes:
-        graph: The captured graph that its memory stays with, or None.
-        site: "file:line" where it was asked for, when tracking is on.
-        checked: Whether a memory checker knows of it.
-    """
-
-    __slots__ = ("checked", "graph", "site")
-
-    def __init__(self) -> None:
-        self.graph: GraphMemory | None = None
-        self.site: str | None = None
-        self.checked = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +47,57 @@ class Captured:
 
 
 @final
-class GraphMemory:
+class GraphMemory(Handle):
     """What was allocated on captured streams inside one ``with pool.graph()`` block. Made by `AsyncMemoryPool.graph`.
 
-    Inside the block, memory that is freed serves later requests of the same captured stream, as in any other stream. To
-    nobody else it is given before `release`, so that the graph may be launched as often as it likes. Dropping this
-    object does not release anything: the graph may still be in use. It is a `LeakWarning`, and the memory stays taken.
+    Inside the block, freed memory serves later requests of the same captured stream. It serves no other request before
+    `release`, so that you may launch the graph any number of times. Dropping this object releases nothing, because the
+    graph may still be in use: it gives a `LeakWarning`, and the memory stays reserved.
     """
 
     def __init__(self, opened: Opened, stream: int | None) -> None:
         self.stream = stream
-        self.released = False
         self._pool = opened
-        self._open = False
-        self._kept = opened.captures.keep()
+        self._open = self._over = False  # its block
+        self.kept = opened.captures.keep()
         self._spares: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self._waiting: weakref.WeakSet[Request[Any]] = weakref.WeakSet()
+        self.released = False
 
     def __repr__(self) -> str:
         state = "released" if self.released else "open" if self._open else "kept"
-        return f"<asyncmem.GraphMemory of {format_size(self.nbytes)}: {state}>"
+        return f"<asyncmem.pool.GraphMemory of {format_size(self.nbytes)}: {state}>"
 
     @property
     def nbytes(self) -> int:
         """Bytes that were freed and stay for the graph's launches; what buffers still hold comes on top."""
-        return sum(list(self._kept.values()))
+        return sum(list(self.kept.values()))
 
     def __enter__(self) -> Self:
         """Take in what is allocated on captured streams from here on; the capture may begin before or after."""
         if self.released or self._open:
             raise InvalidRequest("graph", self, "one that was not entered before; ask the pool for another")
-        self._open = True
-        self._pool.captures.opened(self)
+        self._open, self._over = True, False
+        try:
+            self._pool.captures.opened(self)
+        except BaseException:
+            self._pool.captures.ended(self)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
         """Take in nothing more; all that was stays."""
-        self._open = False
-        self._spares.clear()
-        self._pool.captures.ended(self)
+        try:
+            self._pool.captures.ended(self)
+        except BaseException:  # an interrupt, which may have come first
+            self._pool.captures.ended(self)
+            raise
 
     def release(self) -> None:
-        """Give the memory back: the graph is not launched any more. Twice is fine; from any thread.
+        """Give the memory back, after the last launch. Twice is not an error; from any thread.
 
-        The memory is used again only behind all that the device's streams have been given so far, launches included.
-        Buffers of the capture that are still held become ordinary ones.
+        The memory is reused only behind all work that the device's streams have so far, launches included. Live buffers
+        of the capture become ordinary ones.
 
         Raises:
             InvalidRequest: Its block has not ended.
@@ -114,12 +105,13 @@ class GraphMemory:
         if self._open:
             raise InvalidRequest("release()", self, "a graph whose block has ended")
         if not self.released:
-            self.released = True
-            self._pool.captures.give_back(self._kept)
+            self._pool.captures.release(self)
 
-    def serve(self, request: Request[Any], capture: Captured) -> bool:
-        """Serve a request from what this capture has freed; else note that it waits. Return whether it is served."""
-        if request._is_batch or not request.nbytes:
+    @uninterruptible
+    def serve(self, request: Request[Any]) -> bool:
+        """Serve a request from what its capture has freed; else note that it waits. Return whether it is served."""
+        capture = request._capture
+        if capture is None or request._is_batch or not request.nbytes:
             return False
         size = -(-request.nbytes // GRANULE) * GRANULE
         spares = self._spares[capture.home, size] if self._open else []
@@ -127,29 +119,27 @@ class GraphMemory:
             self._waiting.add(request)
             return False
         block = spares.pop()
-        del self._kept[block]
+        del self.kept[block]
         buffer = self._pool.core.adopt(block, request.nbytes, request.tag)
-        notes_of(buffer).graph = self
+        buffer._noted().graph = self
         request._granted(buffer)
         return True
 
-    def own(self, buffer: Buffer, home: int) -> None:
-        """Make a buffer that was granted the graph's."""
-        if buffer._block:
-            if buffer.home != home:
-                buffer._set_home(home)
-            notes_of(buffer).graph = self
+    def keep(self, block: int, home: int, size: int, used_elsewhere: bool) -> None:
+        """Serve requests by a block in `kept` that was freed. From anywhere, finalizers included.
 
-    def keep(self, buffer: Buffer, users: set[int]) -> None:
-        """Take in a block of a buffer that is being freed. From anywhere, finalizers included."""
-        size, home = buffer.size, buffer.home
-        block = buffer._withhold()
-        self._kept[block] = size
-        if self._open and not users and not self._hand_on(block, home, size):
+        Args:
+            block: The block.
+            home: Its home stream, by the core's number.
+            size: Its bytes.
+            used_elsewhere: Whether other streams use it too.
+        """
+        if self._open and not used_elsewhere and not self._hand_on(block, home, size):
             self._spares[home, size].append(block)
         if self.released:  # by another thread, just now
-            self._pool.core.post(partial(self._pool.captures.give_back, self._kept))
+            self._pool.core.post(partial(self._pool.captures.give_back, self.kept))
 
+    @uninterruptible
     def _hand_on(self, block: int, home: int, size: int) -> bool:
         """Serve a request of the same capture that waits."""
         for request in list(self._waiting):
@@ -157,14 +147,14 @@ class GraphMemory:
             waits = not request.done() and -(-request.nbytes // GRANULE) * GRANULE == size
             if waits and capture is not None and capture.home == home and request._id:
                 self._waiting.discard(request)
-                del self._kept[block]
+                del self.kept[block]
                 self._pool.core.give(request, block)
                 return True
         return False
 
     def __del__(self) -> None:
         # A pool that was closed has told of all that was still held.
-        if not getattr(self, "released", True) and self._kept and self._pool.closed is None:
+        if not getattr(self, "released", True) and self.kept and self._pool.closed is None:
             alarm(
                 f"the memory of a captured graph was dropped and never released: {format_size(self.nbytes)} stay taken",
                 LeakWarning,
@@ -176,6 +166,7 @@ class Captures:
 
     def __init__(self, opened: Opened) -> None:
         self._pool = opened
+        self._changing = threading.Lock()
         self._open: list[GraphMemory] = []
         self._all: list[dict[int, int]] = []  # blocks and their bytes, of each graph that is not released
 
@@ -195,11 +186,17 @@ class Captures:
         self._all.append(kept)
         return kept
 
+    @uninterruptible
     def opened(self, graph: GraphMemory) -> None:
-        """Look at every request from now on."""
+        """Look at every request from now on, until `ended`."""
+        with self._changing:
+            if not graph._over:  # else an interrupt has ended the wait for this
+                self._opened(graph)
+
+    def _opened(self, graph: GraphMemory) -> None:
         opened = self._pool
         opened.executor.quiet()  # made before the capture begins, as a rule
-        opened.device.begin_captures()  # it may have begun, on a stream that nobody here knows
+        opened.device.begin_captures()  # it may have begun, on a stream that is not known here
         # What was freed on a stream that is captured next has to be within others' reach meanwhile.
         for index in range(len(opened.core.stream_objects)):
             with suppress(DeviceError):
@@ -224,11 +221,17 @@ class Captures:
                     if error.code != DeviceError.CAPTURE_UNSUPPORTED:
                         raise
 
+    @uninterruptible
     def ended(self, graph: GraphMemory) -> None:
-        """Look no more, where this was the last."""
+        """Look no more, where this was the last; twice is fine."""
         opened = self._pool
-        self._open.remove(graph)
-        opened.device.end_captures()
+        with self._changing:
+            graph._open, graph._over = False, True
+            graph._spares.clear()
+            if graph not in self._open:
+                return
+            self._open.remove(graph)
+            opened.device.end_captures()
         opened.core.scheduler.set_capturing(False)
         opened.observe()
         opened.core.scheduler.freed(FLAG_WAITING, opened.core.time)  # fences that were refused can be recorded now
@@ -251,6 +254,13 @@ class Captures:
         mine = None if graph.stream is None else self._pool.core.stream_objects[graph.stream]
         return mine is None or (stream is not None and mine.handle == stream.handle)
 
+    @uninterruptible
+    def release(self, graph: GraphMemory) -> None:
+        """Free a graph's blocks, and from now on what is freed of it."""
+        graph.released = True
+        self.give_back(graph.kept)
+
+    @uninterruptible
     def give_back(self, kept: dict[int, int]) -> bool:
         """Free a graph's blocks behind all streams."""
         self._all = [one for one in self._all if one is not kept]
@@ -268,7 +278,7 @@ class Captures:
         return True
 
 
-def need_uncaptured(stream: Stream | None, *, named: bool = False, hint: str = _ORDER_IT) -> None:
+def need_uncaptured(stream: Stream | None, *, named: bool = False, hint: str) -> None:
     """Raise `InvalidRequest` where a fence would be recorded into a capture, or a capture wait for what is outside."""
     if is_captured(stream, named=named):
         raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=hint)
@@ -278,7 +288,7 @@ def is_captured(stream: Stream | None, *, named: bool = False) -> bool:
     """Say whether work submitted to a stream is captured now.
 
     The legacy default stream cannot be asked while a stream is captured that is ordered with it; it never is itself. A
-    stream that nobody keeps alive can be asked only where the caller has just `named` it.
+    stream without a reference can be asked only where the caller has just `named` it.
     """
     try:
         return stream is not None and (named or stream.lasting) and stream.capturing()
@@ -287,19 +297,6 @@ def is_captured(stream: Stream | None, *, named: bool = False) -> bool:
 
 
 def graph_of(buffer: Buffer) -> GraphMemory | None:
-    """Answer the graph that a buffer was allocated for, or None."""
-    notes = buffer.notes
-    return notes.graph if isinstance(notes, Notes) else None
-
-
-def notes_of(buffer: Buffer) -> Notes:
-    """Return a buffer's notes, new ones at first."""
-    noted = buffer.notes
-    if isinstance(noted, Notes):
-        return noted
-    notes = Notes()
-    if isinstance(noted, Users):  # the core notes streams by itself
-        for index in noted.users:
-            notes.add_user(index)
-    buffer.notes = notes
-    return notes
+    """Return the graph that a buffer was allocated for, or None."""
+    notes = buffer._notes
+    return None if notes is None else notes.graph

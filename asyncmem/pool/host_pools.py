@@ -11,19 +11,23 @@ from asyncmem.errors import PoolClosed
 if TYPE_CHECKING:
     from asyncmem.pool.pool import AsyncMemoryPool
 
-_SHARE: Final = 0.25
+PINNED_SHARE: Final = 0.25
 """Of the host's memory: what is page-locked is lost to everybody else."""
 
 
 class HostPool:
     """A pool of ordinary memory, for requests that the device has none for (``fallback="host"``).
 
+    With a limit it is one of page-locked memory, whose buffers copies of the device read and write directly.
+
     Args:
         name: What it is called.
+        limit: The most page-locked memory that it may have, in bytes or as a share of the host's memory.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, limit: float | None = None) -> None:
         self.name = name
+        self._limit = limit
         self._lock = threading.Lock()
         self._pool: AsyncMemoryPool | None = None
         self._closed = False
@@ -47,17 +51,27 @@ class HostPool:
     def _make(self, pool: AsyncMemoryPool) -> AsyncMemoryPool:
         from asyncmem.pool.pool import AsyncMemoryPool
 
+        # What the environment says of segments is meant for the device's own.
+        if self._limit is not None:
+            return AsyncMemoryPool(pool.device.pinned(), name=self.name, limit=self._limit, segments="auto")
         made = AsyncMemoryPool("host", name=self.name, segments="auto")
         made._fallback_of = weakref.ref(pool)
         return made
 
-    async def aclose(self, timeout: float) -> None:
+    def resize(self, limit: float) -> None:
+        """Change the limit, as `AsyncMemoryPool.resize` does."""
+        with self._lock:
+            self._limit = limit
+            if self._pool is not None:
+                self._pool.resize(limit=limit)
+
+    async def aclose(self, timeout: float | None) -> None:
         """Close it; its buffers stay valid until they are freed."""
         found = self._end()
         if found is not None:
             await found.aclose(timeout)
 
-    def close(self, timeout: float) -> None:
+    def close(self, timeout: float | None) -> None:
         """Close it from synchronous code (blocks for at most `timeout` seconds)."""
         found = self._end()
         if found is not None:
@@ -67,29 +81,3 @@ class HostPool:
         with self._lock:
             self._closed = True
             return self._pool
-
-
-class PinnedPool(HostPool):
-    """A pool of page-locked memory, whose buffers copies of the device read and write directly.
-
-    Args:
-        name: What it is called.
-        limit: The most that it may have, in bytes or as a share of the host's memory.
-    """
-
-    def __init__(self, name: str, limit: float = _SHARE) -> None:
-        super().__init__(name)
-        self._limit = limit
-
-    def resize(self, limit: float) -> None:
-        """Change the limit, as `AsyncMemoryPool.resize` does."""
-        with self._lock:
-            self._limit = limit
-            if self._pool is not None:
-                self._pool.resize(limit=limit)
-
-    def _make(self, pool: AsyncMemoryPool) -> AsyncMemoryPool:
-        from asyncmem.pool.pool import AsyncMemoryPool
-
-        # What the environment says of segments is meant for the device's own.
-        return AsyncMemoryPool(pool.device.pinned(), name=self.name, limit=self._limit, segments="auto")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import json
 import threading
 import weakref
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.appended import AppendedFile
+from asyncmem.text import printable, to_json
 
 if TYPE_CHECKING:
     from asyncmem.core import Core
@@ -40,13 +41,14 @@ class JournalFile:
         self._writing = threading.Lock()
         try:
             self.path, self._file = _make(Path(path).absolute())
-        except OSError as error:
-            raise InvalidRequest("journal", path, f"a file that can be made ({error.strerror})") from error
+        except (OSError, ValueError) as error:  # a name that no file can have is the latter
+            why = getattr(error, "strerror", None) or error
+            raise InvalidRequest("journal", path, f"a file that can be made ({why})") from error
         _files.add(self)
 
     def begin(self, core: Core, pool: str) -> None:
         """Say whose journal it is: that of a core that was made with one."""
-        self._heading |= {"pool": pool, "device": core.device.name}
+        self._heading |= {"pool": printable(pool), "device": printable(core.device.name)}
         self._core = core
 
     def write(self) -> None:
@@ -59,14 +61,13 @@ class JournalFile:
                 return
             try:
                 if self._heading:
-                    self._file.write(json.dumps(self._heading).encode() + b"\n")
+                    self._file.write(to_json(self._heading).encode() + b"\n")
                     self._heading.clear()
                 while lines := core.read_journal():
                     self._file.write(lines)
-                self._file.flush()
             except (OSError, MemoryError) as error:
                 self._file.close()
-                alarm(f"the journal {self.path} ends here: {error}", RuntimeWarning)
+                alarm(f"the journal {printable(str(self.path))} ends here: {error}", RuntimeWarning)
 
     def end(self) -> None:
         """Write the rest, and close the file (blocks); once is enough. One that was never begun is removed."""
@@ -83,10 +84,10 @@ class JournalFile:
             self.end()
 
 
-def _make(path: Path) -> tuple[Path, IO[bytes]]:
+def _make(path: Path) -> tuple[Path, AppendedFile]:
     for number in itertools.count(2):
         try:
-            return path, path.open("xb")
+            return path, AppendedFile(path, "xb")
         except FileExistsError:
             stem = path.stem.removesuffix(f".{number - 1}")
             path = path.with_name(f"{stem}.{number}{path.suffix}")

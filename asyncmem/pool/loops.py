@@ -14,7 +14,7 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from asyncmem.devices.awaiting import sleeper_here
+from asyncmem.devices.awaiting import TrioSleeper, let_others_run, runs_here, sleeper_here
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class EventLoop(ABC):
 
 
 class Timer:
-    """A call that is due at some time. It is set and cancelled on its loop's thread, whoever asks."""
+    """A call that is due at some time. It is set and cancelled on its loop's thread."""
 
     __slots__ = ("_cancelled", "_handle", "_loop")
 
@@ -159,7 +159,7 @@ class AsyncioLoop(EventLoop):
         return repr(self.loop)
 
     def is_running_here(self) -> bool:
-        return asyncio._get_running_loop() is self.loop
+        return runs_here(self.loop)
 
     def is_closed(self) -> bool:
         return self.loop.is_closed()
@@ -181,7 +181,10 @@ class AsyncioLoop(EventLoop):
 
 
 class TrioLoop(EventLoop):
-    """A running trio loop."""
+    """A running trio loop. A compiled request sleeps on it by a `sleeper`, and lets it `turn`."""
+
+    sleeper = TrioSleeper
+    turn = staticmethod(let_others_run)
 
     def __init__(self) -> None:
         import trio
@@ -234,9 +237,11 @@ def _nothing() -> None:
 
 def running_loop(known: EventLoop | None = None) -> EventLoop | None:
     """Return the event loop that runs on this thread, None outside of any; `known` where it is that one."""
+    if known is not None and known.loop is not None and known.is_running_here():
+        return known
     loop = asyncio._get_running_loop()
     if loop is not None:
-        return known if known is not None and known.loop is loop else AsyncioLoop(loop)
+        return AsyncioLoop(loop)
     trio_package = sys.modules.get("trio")
     if trio_package is None or not trio_package.lowlevel.in_trio_run():
         return None

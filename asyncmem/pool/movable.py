@@ -1,4 +1,4 @@
-"""A buffer that may move to the host: where it is, who uses it, and who else might still reach its memory."""
+"""A buffer that may move to the host: where it is, its uses, and what else may reach its memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Away(NamedTuple):
 class Movable:
     """One marked buffer, as the pool knows it; its user holds a `Spillable`. Changed under the pool's lock only.
 
-    Its memory is handed out for a use as a buffer that dies with the last use, so a buffer that somebody kept says that
-    it is gone, whether the memory has moved or not.
+    Its memory is handed out for a use as a buffer that dies with the last use. So a buffer that was kept says that it
+    is gone, whether the memory has moved or not.
 
     Attributes:
         buffer: Its memory on the device while it is at home, or None.
@@ -40,14 +40,14 @@ class Movable:
         share: Who its memory is charged to, or was when last looked at.
         stream: The home stream that it comes back to.
         owners: The numbers of who uses it now, once for each use.
-        fetching: What to wait for while somebody brings it home, or None.
-        patient: Whether whoever brings it home would wait for ever.
-        followers: Who waits for that somebody without a deadline, besides.
+        fetching: What to wait for while a use brings it home, or None.
+        patient: Whether the use that brings it home would wait for ever.
+        followers: The uses that wait for that one without a deadline, besides.
     """
 
     def __init__(self, buffer: Buffer, share: AnyShare) -> None:
         self.nbytes = buffer.nbytes
-        self.size = buffer.size
+        self.size = buffer._block_bytes
         self.tag = buffer.tag
         self.share = share
         self.stream = buffer.stream
@@ -58,7 +58,7 @@ class Movable:
         self.owners: list[int] = []
         self.fetching: Latch[None] | None = None
         self.patient = True
-        self.followers: list[int] = []
+        self.followers: list[Using] = []
         self._holder = 0
         self._handed_out = True
         self._readers: weakref.WeakSet[Buffer] = weakref.WeakSet()
@@ -96,9 +96,9 @@ class Movable:
         return True
 
     def take_over(self) -> bool:
-        """Have the buffer that was handed out die; return whether nobody can reach the memory by it any more.
+        """Have the buffer that was handed out die; return whether the memory cannot be reached by it any more.
 
-        An export holds it up, and so does whoever read its CUDA array interface and keeps the buffer for that.
+        An export holds it up, and so does a reader of its CUDA array interface that keeps the buffer for that.
         """
         buffer = self.buffer
         if self._handed_out and buffer is not None and buffer.alive:
@@ -128,3 +128,22 @@ class Movable:
             self._holder = self.owners[0] if self.owners else 0
             if self._holder:
                 buffer._hold(self._holder)
+
+
+class Using:
+    """How far one use of a buffer has come. Changed under the pool's lock only.
+
+    Attributes:
+        one: What is used.
+        owner: The number of who uses it.
+        buffer: Its memory once the use has begun, or None.
+        fetches: Whether its caller brings it home.
+        over: Whether it has ended.
+    """
+
+    def __init__(self, one: Movable, owner: int) -> None:
+        self.one = one
+        self.owner = owner
+        self.buffer: Buffer | None = None
+        self.fetches = False
+        self.over = False

@@ -8,38 +8,44 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from asyncmem.core import Core, Retire
+from asyncmem.core import Core, Kind
 from asyncmem.devices import Stream
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.figures import format_size
 from asyncmem.pool import policy
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.copies import Copies
+from asyncmem.pool.copies import Copies, Copy, Part
 from asyncmem.pool.executor import Executor
 from asyncmem.pool.failures import Failures
 from asyncmem.pool.graph import Captures
-from asyncmem.pool.held import held_by_site
-from asyncmem.pool.holders import held_beside, tags_of
-from asyncmem.pool.hooks import CoreHooks
-from asyncmem.pool.latch import Latch
-from asyncmem.pool.pins import Pins
-from asyncmem.pool.pressure import PressureListeners
+from asyncmem.pool.holders import StallWatch, held_beside, held_by_site, tags_of
+from asyncmem.pool.latch import Gate, Latch, ThreadSleeper, wait_at
+from asyncmem.pool.loops import running_loop
+from asyncmem.pool.owners import named_owner
+from asyncmem.pool.pins import Pin, Pins
+from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
-from asyncmem.pool.stall import StallWatch
-from asyncmem.pool.worker import TICK
+from asyncmem.pool.worker import TICK, idle_helpers, on_main_thread, ready_helper
+from asyncmem.stats import Pressure
+from asyncmem.text import printable, quoted
+from asyncmem.units import parse_block
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from asyncmem.core import Buffer, Effect
+    from asyncmem.core import Buffer, Effect, Request
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.options import PoolOptions
-    from asyncmem.pool.opening import Ground
+    from asyncmem.pool.loops import EventLoop
+    from asyncmem.pool.opening import PoolDevices
     from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.ports import WorkerLike
+    from asyncmem.pool.pressure import PressureChanges
 
     WorkerFactory = Callable[[str, Callable[[], float | None], Callable[[BaseException], None]], WorkerLike]
 
@@ -49,21 +55,27 @@ _SPREAD: Final = 4
 """A range's size by the device's, where memory comes by pages: addresses are spread more than memory."""
 
 
-class OpenPool(CoreHooks):
-    """An opened pool: its device, its core, and all that carries out what the scheduler decides."""
+class OpenPool(Opened):
+    """An opened pool: its device, its core, and all that carries out what the scheduler decides.
+
+    The core calls what begins with an underscore, with the interpreter's lock and no other.
+    """
 
     pool: AsyncMemoryPool
 
-    def __init__(self, pool: AsyncMemoryPool, ground: Ground, options: PoolOptions, factory: WorkerFactory) -> None:
+    def __init__(
+        self, pool: AsyncMemoryPool, devices: PoolDevices, options: PoolOptions, factory: WorkerFactory
+    ) -> None:
         super().__init__(pool)
         self.options = options
-        self._ground = ground
-        self.device = device = ground.device
+        self._devices = devices
+        self.device = device = devices.device
         self.total = device.capacity
         self.min_free = options.spared(device.kind)
         self.core = core = Core(device, self, journal=options.journal is not None, **policy.heap_settings(options))
-        self.journal = ground.begin_journal(core, pool.name)
-        self.retire = Retire(core, device, late_fences=options.late_fences, fence_every=options.fence_every)
+        self.journal = devices.begin_journal(core, pool.name)
+        self.retire = core.retire
+        self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
         self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))
         self._factory = factory
         self._copier: WorkerLike | None = None
@@ -74,9 +86,9 @@ class OpenPool(CoreHooks):
         self._emptied_latch: Latch[None] | None = None
         self._releasing: set[int] = set()  # threads that give back what there is, and need not be asked to
         self.captures = Captures(self)
-        self.pins = Pins(core)
+        self.pins = Pins()
         self.spilling = Spilling(self)
-        self.pressure = PressureListeners(self)
+        self.listeners: weakref.WeakSet[PressureChanges] = weakref.WeakSet()
         self.failures = Failures(self)
         self.stall = StallWatch(self)
         self.copies = Copies(self)
@@ -84,7 +96,7 @@ class OpenPool(CoreHooks):
         self._due = time.monotonic() + TICK  # when the pool is to be looked after next
         self._beats = False
         self._over_budget = device.over_budget  # what has been heeded
-        core.serve(self.executor.perform, **self._settings())
+        core.serve(self.executor, self.worker.submit, idle_helpers, **self._settings())
         core.can_capture = type(device.default_stream).capturing is not Stream.capturing
         core.default_timeout = options.timeout
         _opened[id(self)] = self
@@ -107,19 +119,134 @@ class OpenPool(CoreHooks):
         request = self.core.request(number)
         return None if request is None else self.failures.out_of_memory_facts(request)
 
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _bind(self, request: Request[Any]) -> EventLoop:
+        """Return the loop to sleep on, which becomes the pool's own until it closes.
+
+        Raises:
+            InvalidRequest: No loop runs here, or another one is served that is still open.
+        """
+        served = self.core.loop
+        loop = running_loop(served)
+        if loop is None:
+            raise InvalidRequest("await", request, "a running event loop, asyncio's or trio's")
+        if loop is not served:
+            if served is not None and not served.is_closed():
+                raise InvalidRequest("await", loop, f"the event loop that pool {quoted(self.name)} serves, {served!r}")
+            self._serve_loop(loop)
+        return loop
+
+    def meet(self) -> None:
+        """Serve the loop that runs here, where none is served yet."""
+        loop, served = running_loop(self.core.loop), self.core.loop
+        if loop is not None and (served is None or served.is_closed()):
+            self._serve_loop(loop)
+
+    def _serve_loop(self, loop: EventLoop) -> None:
+        self.core.set_loop(loop)
+        self.core.expire()
+
+    # torch, CuPy and plain threads cannot await. Their requests stand in the same queue as all others, so they do not
+    # barge; only the device's calls are theirs, because a thread that calls may block and need not wait for the
+    # worker.
+
+    def _serve(self, request: Request[Any]) -> None:
+        """See a synchronous request through: return once it has ended, at its deadline at the latest."""
+        gate, jobs = request._gate, request._jobs
+        assert gate is not None
+        waits = False  # for others, and is named among those who do
+        me = threading.get_ident()
+        try:
+            self.core.serving.add(me)
+            if self.on_loop():  # whose every turn waits for this
+                self.loop_blocking_calls += 1
+            while not request.done():
+                if jobs:
+                    self.executor.run(jobs.pop(0))
+                elif not waits and request._deadline is not None:
+                    waits = True
+                    request._asleep(me)
+                elif not wait_at(gate, self._left(request)):
+                    request._expire()
+        except BaseException:  # an interrupt: no caller would see it through any more
+            request.cancel()
+            raise
+        finally:
+            self.core.serving.discard(me)
+            if waits:
+                request._awake()
+
+    def _jobs_here(self) -> list[Effect] | None:
+        """Return where a synchronous request's effects go that this thread is to carry out; None on the main thread.
+
+        Under a memory checker the main thread carries them out, too.
+        """
+        if not on_main_thread() or self.device.checker is not None:  # a checker asks for the caller's own context
+            return []
+        ready_helper()
+        return None
+
+    def _block(self, request: Request[Any], timeout: float | None) -> None:
+        """Wait on this thread until a request of the event loop's has ended, for at most `timeout` seconds."""
+        if self.core.forked:
+            self.need_open()
+        gate: Gate = SimpleQueue()
+        sleeper = ThreadSleeper(gate)
+        left = self._left(request)
+        bounds = [bound for bound in (parse_block(timeout), left) if bound is not None]
+        if request._asleep(threading.get_ident(), sleeper):
+            try:
+                wait_at(gate, min(bounds, default=None))
+            finally:
+                request._awake(sleeper)
+        if left is not None and self._left(request) == 0:
+            request._expire()
+
+    def _left(self, request: Request[Any]) -> float | None:
+        if request._deadline is None:
+            return None
+        return min(max(0.0, request._deadline - self.core.time), threading.TIMEOUT_MAX)
+
+    def _loop_here(self) -> EventLoop | None:
+        return running_loop(self.core.loop)
+
+    def _holder(self) -> int | None:
+        """Return the number of who runs here, where `pool.owner(...)` has named it."""
+        name = named_owner.get()
+        if name is None:
+            return None
+        self.core.label(name)
+        return self.core.owner()
+
+    # -- buffers -------------------------------------------------------------------------------------------------------
+
+    def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool, offset: int) -> Copy:
+        copy: Copy = self.copies.start(Part(buffer, nbytes, offset), other, stream, into=into)
+        return copy
+
+    def _pin(self, buffer: Buffer) -> Pin:
+        return Pin(self.pins, buffer)
+
+    def _forgotten(self, nbytes: int, tag: str | None, site: str) -> None:
+        """Warn of a buffer that was dropped and never freed."""
+        named = f" tagged {quoted(tag)}" if tag else ""
+        text = f"a buffer of {format_size(nbytes)}{named} was dropped and never freed; it was made at {printable(site)}"
+        alarm(text, LeakWarning, site)
+
     # -- effects that concern the pool itself ------------------------------------------------------------------------
 
     def _pressure(self, effect: Effect) -> None:
-        self.pressure.changed(effect.level)
+        for listener in list(self.listeners):
+            listener.put(Pressure(effect.level))
 
     def _beat(self, effect: Effect) -> None:  # noqa: ARG002
         self._beats = True
-        self.worker.submit(_nothing)
 
-    def _emptied(self, effect: Effect) -> None:  # noqa: ARG002
-        latch, self._emptied_latch = self._emptied_latch, None
-        if latch is not None:
-            latch()
+    def _emptied(self) -> None:
+        if self._emptied_latch is not None:
+            self._emptied_latch()
+            self._emptied_latch = None
         if self.closed is not None and threading.get_ident() not in self._releasing:
             self.run_last(self._release_rest)
 
@@ -153,7 +280,7 @@ class OpenPool(CoreHooks):
         if self.device.over_budget != self._over_budget:
             self._over_budget = self.device.over_budget
             self.give_up()
-        with suppress(DeviceError):  # a device that is lost says so to whoever grows or frees on it
+        with suppress(DeviceError):  # a lost device raises where memory grows or is freed
             self.retire.poll()
         self.copies.look()
         self.spilling.look_again()
@@ -170,21 +297,24 @@ class OpenPool(CoreHooks):
         try:
             self.executor.trim(0)
         except DeviceError as error:
-            alarm(f"pool {self.name!r}: {error}", RuntimeWarning)
+            alarm(f"pool {quoted(self.name)}: {error}", RuntimeWarning)
 
     # -- options -----------------------------------------------------------------------------------------------------
 
     def reconfigure(self, options: PoolOptions) -> None:
         """Go on with other options."""
+        self.core.post(partial(self._reconfigure, options))
+
+    def _reconfigure(self, options: PoolOptions) -> bool:
         self.options = options
         self.min_free = options.spared(self.device.kind)
         self.core.default_timeout = options.timeout
-        self.retire.late_fences = options.late_fences
-        self.retire.fence_every = options.fence_every
+        self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
         self.spilling.look_again()
         self.core.scheduler.configure(self.core.time, **self._settings())
         self.core.carry_out()
         self.observe()
+        return True
 
     # -- memory of the host ------------------------------------------------------------------------------------------
 
@@ -222,7 +352,7 @@ class OpenPool(CoreHooks):
 
     def drained(self) -> Latch[None]:
         """Refuse newcomers from now on, and return what opens once every buffer has been freed."""
-        self._emptied_latch = latch = Latch(_nothing)
+        self._emptied_latch = latch = Latch[None]()
         self.refusing = PoolClosed(self.name, "it is draining")
         self.core.open = False
         self.core.scheduler.drain(self.core.time)
@@ -231,13 +361,16 @@ class OpenPool(CoreHooks):
 
     def close(self, error: Exception) -> None:
         """Refuse everything from now on, and fail who waits, first."""
-        self.closed = self.refusing = error
+        if self.closed is None:
+            self.core.note(Kind.CLOSED, nbytes=self.core.account(0).requested)
+        self.closed = self.refusing = self.closed or error  # the first has the reason
         self.core.open = False
-        with self._giving_back():  # whoever closes it has `release` made
+        with self._giving_back():  # its closer has `release` made
             self.core.scheduler.close(self.core.time)
+            for listener in list(self.listeners):
+                listener.put(None)
+            self.core.carry_out()  # before another thread does so
             self.spilling.let_stay()
-            self.pressure.end()
-            self.core.carry_out()
 
     @contextmanager
     def _giving_back(self) -> Iterator[None]:
@@ -264,7 +397,7 @@ class OpenPool(CoreHooks):
         with self._ending:
             if self.released:
                 return
-            self._ground.close()
+            self._devices.close()
             with self._last:
                 self.released = True
         self.worker.close(0)
@@ -275,13 +408,13 @@ class OpenPool(CoreHooks):
         try:
             self.release()
         except DeviceError as error:
-            # The worker goes on: whoever closes the pool may still wait for it, and is told by that.
-            alarm(f"pool {self.name!r} is closed, and its memory could not go back: {error}", RuntimeWarning)
+            # The worker goes on: the caller of `close` may still wait for it, and is told by that.
+            alarm(f"pool {quoted(self.name)} is closed, and its memory could not go back: {error}", RuntimeWarning)
 
     def break_down(self, error: BaseException) -> None:
         """Close loudly after the worker has died of an error."""
-        alarm(f"pool {self.name!r}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
         self.close(PoolClosed(self.name, f"its worker ended with {error!r}"))
+        alarm(f"pool {quoted(self.name)}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
 
     def warn_of_leaks(self) -> None:
         """Name the buffers still held when the pool is closed; freed ones that are still exported are not held."""
@@ -289,12 +422,14 @@ class OpenPool(CoreHooks):
         held = core.account(0).requested - core.exported_bytes
         if held <= 0:
             return
-        tags = ", ".join(f"{tag!r} {format_size(nbytes)}" for tag, nbytes in tags_of(self, self.pool))
+        tags = ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in tags_of(self, self.pool))
         lines = held_by_site(core, 5)
-        sites = ", ".join(f"{format_size(nbytes)} at {site}" for site, nbytes in lines)
-        rows = ", ".join(f"{format_size(nbytes)} {what}" for what, nbytes in held_beside(self, self.pool).items())
+        sites = ", ".join(f"{format_size(nbytes)} at {printable(site)}" for site, nbytes in lines)
+        rows = ", ".join(
+            f"{format_size(nbytes)} {printable(what)}" for what, nbytes in held_beside(self, self.pool).items()
+        )
         alarm(
-            f"pool {self.name!r} was closed while buffers of {format_size(held)} were held"
+            f"pool {quoted(self.name)} was closed while buffers of {format_size(held)} were held"
             + (f" ({tags})" if tags else "")
             + (f", made {sites}" if sites else "")
             + f": {rows}; they stay valid until they are freed",
@@ -306,18 +441,23 @@ class OpenPool(CoreHooks):
         """Walk every invariant; raises `AssertionError` that names the one which does not hold."""
         self.core.check()
         self.core.scheduler.check()
-        mapped, reserved = self.executor.balance()
-        if mapped != reserved:
+        before = self.core.scheduler.gauges()
+        leaving = 0 if self.executor.spaces else before["leaving"]
+        mapped, reserved = self.executor.given() - leaving, self.core.reserved()
+        settled = not before["under_way"] and before == self.core.scheduler.gauges()  # no other thread is at work
+        if settled and mapped != reserved:
             raise AssertionError(f"segments add up to {mapped}, the heap has {reserved}")
 
 
 def _forked() -> None:
-    # The child has neither the worker nor whoever held a lock; its copy of the pool only says so.
+    # The child has neither the worker nor the holder of a lock; its copy of the pool only says so.
     for opened in _all_open():
         opened.lock = threading.Lock()
         opened.closed = opened.refusing = PoolClosed(
             opened.name, "it belongs to the process that forked this one; make a pool after fork, not before"
         )
+        for listener in list(opened.listeners):
+            listener.ended = True  # no task is woken: the sleepers are the parent's
 
 
 arrivals: Final[list[Callable[[OpenPool], None]]] = []
@@ -348,7 +488,3 @@ def _weakly(method: Callable[..., T]) -> Callable[..., T | None]:
         return None if found is None else found(*arguments)
 
     return call
-
-
-def _nothing() -> None:
-    """Stand for a call of which only the end matters."""

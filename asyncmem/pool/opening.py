@@ -1,7 +1,7 @@
-"""The devices of a pool that is opened; made aside where a task asks for them, so that no loop waits for a driver.
+"""The devices of a pool that opens; made on a thread if a task opens it, so that no event loop waits for a driver.
 
-A GPU's context takes half a second to make. Whoever opens a pool by `await` sleeps meanwhile; whoever opens it in
-synchronous code is blocked, as by everything else there.
+A GPU's context takes half a second to make. A task that opens a pool by `await` sleeps meanwhile; synchronous code that
+opens it blocks.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _QUICK: Final = {"host", "simulated"}
 """The kinds of devices that are made without a driver."""
 
 
-class Ground:
-    """What an opened pool stands on: its device, the peers that may use its memory, and the file of its journal."""
+class PoolDevices:
+    """The device of an opened pool, the peers that may use its memory, and the file of its journal."""
 
     def __init__(self, spec: Device | str, options: PoolOptions) -> None:
         """Find or make the devices (blocks, where a driver is asked).
@@ -67,7 +67,8 @@ class Ground:
         if self._journal is not None:
             self._journal.end()
         while self._made:
-            self._made.pop().close()
+            self._made[-1].close()  # is tried again where it fails
+            self._made.pop()
 
     def _find(self, spec: Device | str) -> Device:
         found = device(spec)
@@ -94,7 +95,7 @@ def _check_segments(device: Device, kind: str) -> None:
 
 
 def may_block(spec: Device | str, options: PoolOptions) -> bool:
-    """Say whether the making of a ground may ask a driver, or make a file."""
+    """Say whether the making of a devices may ask a driver, or make a file."""
     if options.need or options.journal is not None:
         return True  # of a need, how much is free is asked
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
@@ -103,13 +104,13 @@ def may_block(spec: Device | str, options: PoolOptions) -> bool:
 
 
 class Opening:
-    """A ground on its way, made by a thread of its own for the tasks that wait for it."""
+    """Devices on their way, made by a thread of its own for the tasks that wait for it."""
 
-    def __init__(self, pool: str, make: Callable[[], Ground]) -> None:
+    def __init__(self, pool: str, make: Callable[[], PoolDevices]) -> None:
         """Start the thread, for the pool of that name."""
         self._make = make
-        self._ground: Ground | None = None
-        self._left = False  # nobody waits any more: what was made is closed, at once or as soon as it is there
+        self._devices: PoolDevices | None = None
+        self._left = False  # no caller waits any more: what was made is closed, at once or as soon as it is there
         self._waiting = 0
         self._lock = threading.Lock()
         self._latch = Latch(self._run)
@@ -136,31 +137,31 @@ class Opening:
             self._leave()
             raise
 
-    def take(self) -> Ground | None:
+    def take(self) -> PoolDevices | None:
         """Take what was made, which is the caller's from then on; None for all but the first."""
         with self._lock:
-            ground, self._ground = self._ground, None
-            return ground
+            devices, self._devices = self._devices, None
+            return devices
 
     def _leave(self) -> None:
         with self._lock:
             self._waiting -= 1
             self._left = not self._waiting
-            ground = None
+            devices = None
             if self._left:
-                ground, self._ground = self._ground, None
-        if ground is not None:
-            close_aside(ground)
+                devices, self._devices = self._devices, None
+        if devices is not None:
+            close_aside(devices)
 
     def _run(self) -> None:
-        ground = self._make()
+        devices = self._make()
         with self._lock:
             if not self._left:
-                self._ground = ground
+                self._devices = devices
                 return
-        ground.close()
+        devices.close()
 
 
-def close_aside(ground: Ground) -> None:
-    """Close a ground that came to nothing, on a thread of its own: the caller may be an event loop's."""
-    threading.Thread(target=ground.close, name="asyncmem closes a device", daemon=True).start()
+def close_aside(devices: PoolDevices) -> None:
+    """Close devices that came to nothing, on a thread of its own: the caller may be an event loop's."""
+    threading.Thread(target=devices.close, name="asyncmem closes a device", daemon=True).start()

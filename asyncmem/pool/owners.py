@@ -1,4 +1,4 @@
-"""Who holds memory and waits for more, and what for: tasks and threads by number and by name, and tags."""
+"""Owners: tasks and threads that hold memory and wait for more, by number and by name; and tags."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tag(name: str) -> Iterator[None]:
     """Name what is allocated inside the block: ``with asyncmem.tag("attention"):``.
 
     The name follows the tasks that are made inside. The innermost block counts, and ``tag=`` of a request more than any
-    block. Recordings, trackers and the errors of a pool that is recorded show it; a pool that nobody records does not
+    block. Recordings, trackers and the errors of a pool that is recorded show it; a pool that is not recorded does not
     even look, and counts by ``tag=`` alone.
 
     Raises:
@@ -45,7 +45,7 @@ def tag(name: str) -> Iterator[None]:
 def label(owner: object) -> str:
     """Return an owner's name, for people: of a task, a thread's number, or a name that the program gave."""
     if owner is None:
-        return "nobody"
+        return "no owner"
     if isinstance(owner, str):
         return owner
     if isinstance(owner, int):
@@ -55,7 +55,7 @@ def label(owner: object) -> str:
 
 
 def held_by(core: Core, accounts: Collection[int] | None = None) -> dict[int, int]:
-    """Return the bytes that each owner holds, by number, in all or in some accounts; 0 is nobody who is still there."""
+    """Return the bytes that each owner holds, by number, in all or in some accounts; 0 is for owners that are gone."""
     held: dict[int, int] = {}
     for owner, block in core.scheduler.holds():
         with suppress(ValueError):  # another thread has freed it since

@@ -2,70 +2,58 @@
 
 from __future__ import annotations
 
-import threading
-from functools import partial
 from typing import TYPE_CHECKING, Self, final
 
+from asyncmem.pool.handle import Handle
+
 if TYPE_CHECKING:
-    from asyncmem.core import Buffer, Core
+    from asyncmem.core import Buffer
 
 
 class Pins:
-    """What is pinned of one pool.
+    """What is pinned of one pool. Each change is one step, for interrupts and finalizers."""
 
-    Attributes:
-        nbytes: Bytes of the blocks that are pinned, each counted once.
-    """
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[int, int]] = {}  # address and bytes, by the identity of the pin
 
-    def __init__(self, core: Core) -> None:
-        self.nbytes = 0
-        self._core = core
-        self._lock = threading.Lock()
-        self._counts: dict[int, int] = {}  # by address
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks that are pinned, each counted once."""
+        return sum(nbytes for _, nbytes in set(self._places.copy().values()))
 
-    def count(self, address: int, nbytes: int, change: int) -> None:
-        """Count a pin that comes or goes, soon. From anywhere, finalizers included."""
-        self._core.post(partial(self._count, address, nbytes, change))
+    def begin(self, pin: Pin, address: int, nbytes: int) -> None:
+        """Count a pin."""
+        self._places[id(pin)] = address, nbytes
 
-    def _count(self, address: int, nbytes: int, change: int) -> bool:
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            before = self._counts.pop(address, 0)
-            after = before + change
-            if after:
-                self._counts[address] = after
-            self.nbytes += nbytes * (bool(after) - bool(before))
-        finally:
-            self._lock.release()
-        return True
+    def end(self, pin: Pin) -> None:
+        """Count it no more; twice is fine."""
+        self._places.pop(id(pin), None)
 
 
 @final
-class Pin:
+class Pin(Handle):
     """Keeps a buffer's address and the memory behind it. Made by `Buffer.pin`; ended by `unpin`, ``with`` or dropping.
 
-    Meanwhile `buffer.free()` ends the buffer as ever, but its memory is neither handed out again nor given back to the
-    device before the last of its pins has ended. Then it goes back in the order that the free asked for. Pinning orders
-    no streams: who uses the address from elsewhere, as a network card does, unpins once that is over.
+    `buffer.free()` ends the buffer as usual, but its memory is neither reused nor given back to the device before its
+    last pin has ended. Then it goes back in the stream order of the free. Pinning orders no streams: if something else
+    uses the address, such as a network card, unpin after it has finished.
 
     Attributes:
         address: Where the buffer is; also after it was freed.
         nbytes: Its bytes.
     """
 
-    __slots__ = ("__weakref__", "_export", "_pins", "_size", "address", "nbytes")
+    __slots__ = ("__weakref__", "_export", "_pins", "address", "nbytes")
 
     def __init__(self, pins: Pins, buffer: Buffer) -> None:
-        self._export: object = buffer._pin()
         self._pins = pins
-        self._size = buffer.size
+        self._export: object = buffer._pin()
         self.address = buffer.address
         self.nbytes = buffer.nbytes
-        pins.count(self.address, self._size, 1)
+        pins.begin(self, self.address, buffer._block_bytes)
 
     def __repr__(self) -> str:
-        return f"<asyncmem.Pin of {self.nbytes} bytes at {self.address:#x}{'' if self.active else ': ended'}>"
+        return f"<asyncmem.pool.Pin of {self.nbytes} bytes at {self.address:#x}{'' if self.active else ': ended'}>"
 
     @property
     def active(self) -> bool:
@@ -74,12 +62,11 @@ class Pin:
 
     def unpin(self) -> None:
         """Let go. Twice is fine; from any thread."""
-        export, self._export = self._export, None
-        if export is not None:
-            self._pins.count(self.address, self._size, -1)
+        self._pins.end(self)
+        self._export = None
 
     def __enter__(self) -> Self:
-        """Answer itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -51,10 +51,10 @@ class ReusePlan:
         self.check()
 
     def __repr__(self) -> str:
-        return f"<asyncmem.ReusePlan: {self}>"
+        return f"<asyncmem.pool.ReusePlan: {self}>"
 
     def __str__(self) -> str:
-        """Answer one line about it."""
+        """Return one line about it."""
         if not self.peak:
             return "nothing to place"
         return (
@@ -82,7 +82,7 @@ class ReusePlan:
         return most_live(starts, ends, sizes)
 
     def rounded(self, nbytes: int) -> int:
-        """Answer a size as it is placed: a multiple of `align`."""
+        """Return a size as it is placed: a multiple of `align`."""
         return -(-nbytes // self.align) * self.align
 
     def check(self) -> None:
@@ -119,7 +119,7 @@ class ReusePlan:
 
 
 def most_live(starts: np.ndarray, ends: np.ndarray, sizes: np.ndarray) -> int:
-    """Answer the most bytes that are live at one time; what ends makes way for what begins at the same time."""
+    """Return the most bytes that are live at one time; what ends makes way for what begins at the same time."""
     times = np.concatenate((ends, starts))
     changes = np.concatenate((-sizes, sizes))
     return int(np.cumsum(changes[np.argsort(times, kind="stable")]).max(initial=0))

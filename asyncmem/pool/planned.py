@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Self, Unpack, final
 
 from asyncmem.arrays import extent
-from asyncmem.core import STREAK_LIMIT, Ready
+from asyncmem.core import ready
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool.graph import is_captured
+from asyncmem.pool.handle import Handle
 from asyncmem.pool.lease import Lease
 from asyncmem.pool.placement import ReusePlan
+from asyncmem.text import encodable, quoted
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.arrays import Array
-    from asyncmem.core import Buffer, Request
+    from asyncmem.core import Buffer, Ready, Request
     from asyncmem.pool.share import RequestTerms, Share
     from asyncmem.units import Size
 
@@ -34,7 +36,7 @@ class PlanUse(NamedTuple):
 
 
 @final
-class PlannedMemory:
+class PlannedMemory(Handle):
     """One range of a pool, laid out by a plan. Made by `pool.apply_plan(...)`, entered by ``async with`` or ``with``.
 
     The range is there for as long as the block lasts, so requests that follow the plan never wait. Each `next_step`
@@ -54,18 +56,18 @@ class PlannedMemory:
         self._parent = parent
         self._strict = strict
         self._lease = Lease(parent, plan.peak, **terms)
-        self._lease.laid_out = True
+        self._lease._laid_out = True
         self._named: dict[str | int, list[int]] = {}  # numbers of places, by their size and by their key
         for index, place in enumerate(plan.places):
             self._named.setdefault(plan.rounded(place.nbytes), []).append(index)
             if place.key is not None:
                 self._named.setdefault(place.key, []).append(index)
-        self._planned = self._unplanned = self._displaced = self._streak = 0
+        self._planned = self._unplanned = self._displaced = 0
         self._begin()
 
     def __repr__(self) -> str:
         return (
-            f"<asyncmem.PlannedMemory: {format_count(len(self.plan.places), 'buffer')} in "
+            f"<asyncmem.pool.PlannedMemory: {format_count(len(self.plan.places), 'buffer')} in "
             f"{format_size(self.nbytes)}, {self._planned:,} served as planned, {self._unplanned:,} unplanned, "
             f"{self._displaced:,} displaced>"
         )
@@ -104,7 +106,7 @@ class PlannedMemory:
 
     async def __aexit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
-        self._lease._exit()
+        self._lease._end()
 
     def __enter__(self) -> Self:
         """Take the range at once, from any thread; see `AsyncMemoryPool.allocate` for what its timeout may be."""
@@ -113,7 +115,7 @@ class PlannedMemory:
 
     def __exit__(self, *_: object) -> None:
         """Give the free parts back at once; buffers still held stay valid."""
-        self._lease._exit()
+        self._lease._end()
 
     def allocate_async(
         self, size: Size | None = None, *, key: str | None = None, stream: object = None, tag: str | None = None,
@@ -135,11 +137,7 @@ class PlannedMemory:
         nbytes, found = self._take(size, key, stream, tag)
         if found is None:
             return self._parent.allocate_async(nbytes, stream=stream, tag=tag, priority=priority, timeout=timeout)
-        self._streak += 1
-        if self._streak < STREAK_LIMIT:
-            return Ready(found)
-        self._streak = 0
-        return self._lease._core.polite(self._lease, found)  # lets the loop turn once
+        return ready(self._lease, found)
 
     def allocate(
         self, size: Size | None = None, *, key: str | None = None, stream: object = None, tag: str | None = None,
@@ -165,7 +163,7 @@ class PlannedMemory:
         return buffer.view(dtype, dims)
 
     def _take(self, size: Size | None, key: str | None, stream: object, tag: str | None) -> tuple[int, Buffer | None]:
-        """Answer the size in bytes, and the buffer at its place; None where the pool is to serve it."""
+        """Return the size in bytes, and the buffer at its place; None where the pool is to serve it."""
         nbytes = self._size_of(key) if size is None else parse_size(size)
         if tag is not None and not isinstance(tag, str):
             raise InvalidRequest("tag", tag, "text or None")
@@ -173,7 +171,7 @@ class PlannedMemory:
         if nbytes == 0:
             return nbytes, None
         core, lease = opened.core, self._lease
-        index = opened.stream_index(stream)
+        index = opened.core.stream_number(stream)
         with opened.lock:
             place = self._next(key, nbytes)
             if place is None:
@@ -195,17 +193,23 @@ class PlannedMemory:
     def _size_of(self, key: str | None) -> int:
         if key is None:
             raise InvalidRequest("size", None, "a size, or the key of a buffer in the plan")
+        if key not in self._named and isinstance(key, str):
+            key = encodable(key)
         if key not in self._named:
-            some = ", ".join([repr(one) for one in self._named if isinstance(one, str)][:8]) or "none has one"
+            some = ", ".join([quoted(one) for one in self._named if isinstance(one, str)][:8]) or "none has one"
             raise InvalidRequest("key", key, f"the key of a buffer in the plan ({some}), or a size")
         index = self._next(key, 0)
         return self.plan.places[self._named[key][-1] if index is None else index].nbytes
 
     def _next(self, key: str | None, nbytes: int) -> int | None:
-        """Answer the number of the next place that a request may have in this step."""
+        """Return the number of the next place that a request may have in this step."""
         size = self.plan.rounded(nbytes)
         name = size if key is None else key
-        numbers, at = self._named.get(name, []), self._passed.get(name, 0)
+        numbers = self._named.get(name)
+        if numbers is None and isinstance(name, str):
+            name = encodable(name)  # as a plan has it that comes from a file
+            numbers = self._named.get(name)
+        numbers, at = numbers or [], self._passed.get(name, 0)
         while at < len(numbers) and self._used[numbers[at]]:
             at += 1
         self._passed[name] = at

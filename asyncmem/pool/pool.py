@@ -8,49 +8,59 @@ import itertools
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Self, cast, overload
 
 import anyio
 
+from asyncmem import readers
+from asyncmem.devices.base import DeviceT_co
 from asyncmem.errors import LeakWarning, PoolClosed
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.graph import GraphMemory
-from asyncmem.pool.host_pools import HostPool, PinnedPool
+from asyncmem.pool.host_pools import PINNED_SHARE, HostPool
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
-from asyncmem.pool.opening import Ground, Opening, close_aside, may_block
+from asyncmem.pool.opening import Opening, PoolDevices, close_aside, may_block
+from asyncmem.pool.pressure import PressureChanges
 from asyncmem.pool.share import Share
 from asyncmem.pool.snapshot import counters, pool_stats, segment_infos, since, summary
-from asyncmem.pool.worker import Worker
-from asyncmem.units import format_size, parse_size
+from asyncmem.pool.worker import Worker, uninterrupted
+from asyncmem.text import printable, quoted
+from asyncmem.units import format_size, parse_block, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Unpack
+    from typing import Literal, Unpack
 
     from asyncmem.core import Batch, Ready, Request
-    from asyncmem.devices import Device
+    from asyncmem.devices import Cuda, Device, Host, Simulated
     from asyncmem.insight import Profile
     from asyncmem.options import OptionArguments
-    from asyncmem.pool.pressure import PressureChanges
     from asyncmem.stats import PoolStats, SegmentInfo
     from asyncmem.units import Size
+
+    class PoolArguments(OptionArguments, total=False):
+        """What a pool takes besides its device."""
+
+        options: PoolOptions | None
+
 
 _numbers = itertools.count(1)
 _moving = threading.Lock()
 
 
-class AsyncMemoryPool(Share):
+class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     """A pool of device memory that is awaited.
 
-    Making one touches neither the device nor an event loop; entering it, `open`, or the first allocation does. It
-    serves one event loop at a time, and every thread for `allocate` and `free`. Once closed it stays closed; buffers
-    still held stay valid until they are freed.
+    Making one uses neither the device nor an event loop; entering it, `open`, or the first allocation does. It serves
+    one event loop at a time, and every thread for `allocate` and `free`. A closed pool stays closed; live buffers stay
+    valid until they are freed.
 
     Args:
-        device: "auto", "host", "simulated", "cuda:0", ... or a device object, which then stays the caller's to close.
-        options: Options made before; the other arguments change them.
+        device: "auto", "host", "simulated", "cuda:0", ... or a device object, which the caller owns and closes.
+        options: Options; the other arguments change them.
         **arguments: The fields of `PoolOptions`; each beats its environment variable.
 
     Raises:
@@ -61,6 +71,24 @@ class AsyncMemoryPool(Share):
     _fallback_of: weakref.ref[AsyncMemoryPool] | None = None
     """The pool that this one stands in for, on the host; None for most."""
 
+    @overload
+    def __init__(
+        self: AsyncMemoryPool[Host], device: Literal["host", "cpu"], /, **arguments: Unpack[PoolArguments]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncMemoryPool[Simulated], device: Literal["simulated"], /, **arguments: Unpack[PoolArguments]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncMemoryPool[Cuda], device: Literal["cuda", "cuda:0", "cuda:1"], /, **arguments: Unpack[PoolArguments]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncMemoryPool[Device], device: str = "auto", /, **arguments: Unpack[PoolArguments]
+    ) -> None: ...
+    @overload
+    def __init__(self, device: DeviceT_co, /, **arguments: Unpack[PoolArguments]) -> None: ...
     def __init__(
         self,
         device: str | Device = "auto",
@@ -80,17 +108,17 @@ class AsyncMemoryPool(Share):
         self._making = threading.Lock()
         self._opening: Opening | None = None
         self.fallback = HostPool(f"{self.name} on the host")
-        self._pinned = PinnedPool(f"{self.name} pinned")
-        self.spilled = PinnedPool(f"{self.name} spilled", self._options.spill_limit)
+        self._pinned = HostPool(f"{self.name} pinned", PINNED_SHARE)
+        self.spilled = HostPool(f"{self.name} spilled", self._options.spill_limit)
 
     def __repr__(self) -> str:
         opened = self._state
         if opened is None:
-            return f"<asyncmem.AsyncMemoryPool {self.name!r}: {'closed' if self._closed else 'not open'}>"
+            return f"<asyncmem.AsyncMemoryPool {quoted(self.name)}: {'closed' if self._closed else 'not open'}>"
         core = opened.core
         state = "closed, " if self._closed else ""
         return (
-            f"<asyncmem.AsyncMemoryPool {self.name!r} on {opened.device.name}: {state}"
+            f"<asyncmem.AsyncMemoryPool {quoted(self.name)} on {printable(opened.device.name)}: {state}"
             f"{format_size(core.live())} live, {format_size(core.reserved())} reserved, "
             f"limit {format_size(opened.limit)}, {core.scheduler.gauges()['waiting']} waiting>"
         )
@@ -100,7 +128,7 @@ class AsyncMemoryPool(Share):
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    def own_limit(self) -> int:
+    def _own_limit(self) -> int:
         """Return the limit in bytes."""
         return self._opened.limit
 
@@ -112,46 +140,57 @@ class AsyncMemoryPool(Share):
     def _open(self) -> OpenPool:
         with self._making:
             if self._state is None:
-                self._move_in(self._make_ground(), Ground.close)
+                self._move_in(self._find_devices(), PoolDevices.close)
         if self._state is None:
             raise PoolClosed(self.name)
         return self._state
 
     async def _open_aside(self) -> None:
         if self._opening is None:
-            self._opening = Opening(self.name, self._make_ground)
+            self._opening = Opening(self.name, self._find_devices)
         opening = self._opening
         try:
             await opening.wait()
         finally:
             if self._opening is opening and opening.over:
                 self._opening = None
-        ground = opening.take()
-        if ground is not None:
-            self._move_in(ground, close_aside)
+        devices = opening.take()
+        if devices is not None:
+            self._move_in(devices, close_aside)
 
-    def _make_ground(self) -> Ground:
+    def _need_open(self) -> OpenPool:
+        opened = self._opened
+        opened.need_open()
         if self._closed:
             raise PoolClosed(self.name)
-        return Ground(self._spec, self._options)
+        return opened
 
-    def _move_in(self, ground: Ground, otherwise: Callable[[Ground], object]) -> None:
+    def _find_devices(self) -> PoolDevices:
+        if self._closed:
+            raise PoolClosed(self.name)
+        return PoolDevices(self._spec, self._options)
+
+    def _move_in(self, devices: PoolDevices, otherwise: Callable[[PoolDevices], object]) -> None:
         # Nothing here blocks. Another thread may have been faster, and another task may have closed the pool.
         with contextlib.ExitStack() as undo, _moving:
-            undo.callback(otherwise, ground)
+            undo.callback(otherwise, devices)
             if self._state is None and not self._closed:
-                self._state = opened = OpenPool(self, ground, self._options, self._worker_factory)
+                self._state = opened = OpenPool(self, devices, self._options, self._worker_factory)
                 undo.pop_all()
                 self._attach(opened.core, 0, -1)
                 self._ready = Latch(self._warmed_up)
                 opened.worker.submit(self._prepare)
 
     def _prepare(self) -> None:
-        # The worker's first job. For what is to be warm it only asks: were it to wait, nobody would provide.
+        # The worker's first job. It must not wait for the warm-up, because the worker itself does the growing.
         ready, opened = self._ready, self._opened
         assert ready is not None
         self._grown = Latch(self._pregrow)
-        self._grown()
+        try:
+            self._grown()
+        except BaseException:
+            ready()
+            raise
         sizes = [size for size, count in self._options.warmup for _ in range(count)]
         if sizes and opened.closed is None:
             warming = self.allocate_batch(sizes)
@@ -175,102 +214,112 @@ class AsyncMemoryPool(Share):
         self._grown.result()
 
     async def open(self, *, wait: bool = False) -> None:
-        """Make the device and start the worker; nothing where that has been done.
+        """Open the device and start the worker; do nothing if the pool is open.
 
-        A GPU is made on a thread, so the loop goes on. In synchronous code, and where a pool is used that nobody has
-        opened, it is made on the caller's thread, which **blocks** for as long as its driver takes: half a second the
-        first time in a process.
+        A thread opens a GPU, so the loop keeps running. Synchronous code, and the first use of a pool that is not open,
+        opens it on the caller's thread, which **blocks** for as long as the driver takes: half a second the first time
+        in a process.
 
         Args:
-            wait: Also wait until what `pregrow`, `need` and `warmup` ask for is there.
+            wait: Also wait for the memory of `pregrow`, `need` and `warmup`.
 
         Raises:
-            PoolClosed: It has been closed: make another.
+            PoolClosed: The pool was closed; make another.
             BackendUnavailable: The device cannot be used here.
-            NoDeviceHasRoom: No device has what the option `need` says.
+            NoDeviceHasRoom: No device has the memory of the option `need`.
 
         Cancelled: the pool is as it was, not open, unless another task opens it too.
         """
         if self._state is None and not self._closed and may_block(self._spec, self._options):
             await self._open_aside()
-        _ = self._opened
-        if self._closed:
-            raise PoolClosed(self.name)
+        self._need_open()
         if wait:
             await self.wait()
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Wait until what `pregrow`, `need` and `warmup` ask for is there, at most `timeout` seconds.
+        """Wait for the memory of `pregrow`, `need` and `warmup`, at most `timeout` seconds.
 
         Raises:
-            TimeoutError: It is not there yet. It goes on.
-            OutOfMemoryError: It cannot be had.
+            TimeoutError: It is not there yet. The pool continues.
+            OutOfMemoryError: There is no such memory.
+            PoolClosed: The pool was closed before.
         """
+        longest = parse_block(timeout)
         if self._state is None:
             await self.open()
         assert self._ready is not None
-        await self._ready.wait(timeout)
+        if not self._ready.done and self._opened.core.forked:  # whose worker is the parent's
+            self._need_open()
+        await self._ready.wait(longest)
         if not self._ready.done:
-            raise TimeoutError(f"pool {self.name!r} was not ready within {timeout} s")
+            raise TimeoutError(f"pool {quoted(self.name)} was not ready within {timeout} s")
 
-    async def aclose(self, timeout: float = 5.0, *, drain: bool = False) -> None:
-        """Close the pool: whoever waits gets `PoolClosed` first, then the worker ends, then free memory goes back.
+    async def aclose(self, timeout: float | str | None = 5.0, *, drain: bool = False) -> None:
+        """Close the pool: waiting requests get `PoolClosed` first, then the worker ends, then free memory goes back.
 
-        Buffers that are still held stay valid, and are named in a `LeakWarning`; their memory goes back as they are
-        freed. Closing twice is fine.
+        Live buffers stay valid, and are named in a `LeakWarning`; their memory goes back as they are freed. Closing
+        twice is not an error.
 
         Args:
-            timeout: The most seconds that this may take, and that is waited for a drain.
-            drain: First wait until all buffers have been freed. Meanwhile nothing new is granted to newcomers.
+            timeout: The most seconds for this, and for the drain; None for any.
+            drain: First serve waiting requests and wait until all buffers are freed; refuse new requests meanwhile.
 
         Raises:
             DeviceError: Memory could not go back; closing again tries again.
+            InvalidRequest: The timeout is no time; the pool is as it was.
 
-        Cancelled: the pool is closed all the same; what the worker had under way it finishes by itself.
+        Cancelled: the pool is closed nevertheless; the worker finishes its jobs by itself.
         """
+        longest = parse_block(timeout)
         opened, first = self._state, not self._closed
         self._closed = True
-        if opened is None or (opened.released and not first):
+        if opened is None:
             return
         try:
             if drain and first:
-                await opened.drained().wait(timeout)
+                await opened.drained().wait(longest)
         finally:
             last = self._finish(opened)
         with anyio.CancelScope(shield=True):
             async with contextlib.AsyncExitStack() as others:  # they are closed whatever fails here
                 for beside in (self.spilled, self._pinned, self.fallback):
-                    others.push_async_callback(beside.aclose, timeout)
-                await last.wait(timeout)
+                    others.push_async_callback(beside.aclose, longest)
+                await last.wait(longest)
         if first:
-            self._end(opened, last)
+            self._warn_after_close(opened, last)
 
-    def close(self, timeout: float = 5.0) -> None:
+    def close(self, timeout: float | str | None = 5.0) -> None:
         """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds.
 
         Raises:
             DeviceError: Memory could not go back; closing again tries again.
+            InvalidRequest: The timeout is no time; the pool is as it was.
         """
+        longest = parse_block(timeout)
         opened, first = self._state, not self._closed
         self._closed = True
-        if opened is None or (opened.released and not first):
+        if opened is None:
             return
         last = self._finish(opened)
         with contextlib.ExitStack() as others:
             for beside in (self.spilled, self._pinned, self.fallback):
-                others.callback(beside.close, timeout)
-            last.block(timeout)
+                others.callback(beside.close, longest)
+            last.block(longest)
         if first:
-            self._end(opened, last)
+            self._warn_after_close(opened, last)
 
     def _finish(self, opened: OpenPool) -> Latch[object]:
         opened.close(PoolClosed(self.name))
-        return opened.run(opened.release)
+        if not opened.released:
+            return opened.run(opened.release)
+        over: Latch[object] = Latch()
+        over()
+        return over
 
-    def _end(self, opened: OpenPool, last: Latch[object]) -> None:
+    def _warn_after_close(self, opened: OpenPool, last: Latch[object]) -> None:
         if not last.done:
             text = "its worker is still in a call of the device; it ends after that"
-            alarm(f"pool {self.name!r}: {text}", RuntimeWarning)
+            alarm(f"pool {quoted(self.name)}: {text}", RuntimeWarning)
         opened.warn_of_leaks()
 
     async def __aenter__(self) -> Self:
@@ -285,9 +334,7 @@ class AsyncMemoryPool(Share):
 
     def __enter__(self) -> Self:
         """Open the pool from synchronous code."""
-        _ = self._opened
-        if self._closed:
-            raise PoolClosed(self.name)
+        self._need_open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -300,16 +347,16 @@ class AsyncMemoryPool(Share):
         if opened is None or self._closed or opened.core.forked or sys.is_finalizing():
             return
         self._closed = True
-        alarm(f"pool {self.name!r} was dropped and never closed", LeakWarning)
+        alarm(f"pool {quoted(self.name)} was dropped and never closed", LeakWarning)
         opened.close(PoolClosed(self.name, "it was dropped"))
         opened.run_last(opened.release)
 
     # -- control ---------------------------------------------------------------------------------------------------
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceT_co:
         """The device whose memory this is."""
-        return self._opened.device
+        return cast("DeviceT_co", self._opened.device)
 
     @property
     def options(self) -> PoolOptions:
@@ -320,8 +367,8 @@ class AsyncMemoryPool(Share):
     def pinned(self) -> AsyncMemoryPool:
         """The pool of page-locked host memory that copies of this device read and write directly; closed with this one.
 
-        It is made when it is first asked for, has the streams of this pool's device, and may take a quarter of the
-        host's memory: ``pool.pinned.resize(limit=...)`` changes that. On the host it is a pool of ordinary memory.
+        It is made at its first use, has the streams of this pool's device, and is limited to a quarter of the host's
+        memory; ``pool.pinned.resize(limit=...)`` changes that. On the host it is a pool of ordinary memory.
 
         Raises:
             PoolClosed: This pool is closed.
@@ -330,47 +377,50 @@ class AsyncMemoryPool(Share):
         return self._pinned.of(self)
 
     def graph(self, stream: object = None) -> GraphMemory:
-        """Take in what is allocated on streams while they are captured: ``with pool.graph() as memory:``.
+        """Keep the memory allocated on captured streams for a graph: ``with pool.graph() as memory:``.
 
-        A captured graph repeats its work on the same addresses, so memory that is allocated inside the block on a
-        captured stream stays with the answer until its `release()`, also when it is freed; freed inside, it serves the
-        capture again. Outside of such a block, allocating on a captured stream raises `InvalidRequest`. Buffers of
-        before are no business of the graph's: keep those that the captured work uses for as long as it is launched.
+        A captured graph repeats its work on the same addresses. So memory allocated inside the block on a captured
+        stream is kept until `release()` of the result, even after a free; memory freed inside serves the same capture
+        again. Outside such a block, allocating on a captured stream raises `InvalidRequest`. Buffers that you allocated
+        before are not kept: hold those that the captured work uses for as long as you launch it.
 
         Args:
-            stream: The only captured stream whose memory is meant; None for any.
+            stream: Keep the memory of this captured stream only; None for any.
 
         Raises:
             PoolClosed: The pool is closed.
             InvalidRequest: The stream is another device's.
         """
+        self._open_core()  # raises where it is closed
         opened = self._opened
-        if opened.refusing is not None:
-            raise opened.refusing
-        return GraphMemory(opened, None if stream is None else opened.stream_index(stream))
+        return GraphMemory(opened, None if stream is None else opened.core.stream_number(stream))
 
     def configure(self, **changes: Unpack[OptionArguments]) -> None:
         """Change options while the pool is in use.
 
         Raises:
-            InvalidRequest: One of them cannot be changed, or not to that; nothing has changed then.
+            InvalidRequest: An option cannot be changed, or the value is invalid; nothing has changed.
+            PoolClosed: The pool is closed.
         """
-        self._options = options = self._options.reconfigured(**changes)
-        self._opened.reconfigure(options)
+        options = self._options.reconfigured(**changes)
+        opened = self._need_open()
+        self._options = options
+        opened.reconfigure(options)
         if "spill_limit" in changes:
             self.spilled.resize(options.spill_limit)
 
     def resize(self, *, limit: Size | float) -> None:
-        """Change the limit. Below what is reserved, free segments go back first, and others as they become free."""
+        """Change the limit. If more is reserved, free segments go back now, and others as they become free."""
         self.configure(limit=limit)
 
     async def warmup(self, sizes: Iterable[tuple[Size, int]]) -> None:
-        """Have memory for these (size, count) pairs ready, so that the first requests for them are hits.
+        """Get memory for these (size, count) pairs, so that the first requests for them are hits.
 
         Raises:
-            OutOfMemoryError: All of it together is more than the pool may have.
+            InvalidRequest: They are not such pairs, or have more than 262,144 buffers in all.
+            OutOfMemoryError: Together they exceed the limit.
         """
-        wanted = [parse_size(size) for size, count in sizes for _ in range(count)]
+        wanted = [size for size, count in readers.warmup(sizes, "sizes") for _ in range(count)]
         batch = await self.allocate_batch(wanted)
         batch.free()
 
@@ -382,20 +432,27 @@ class AsyncMemoryPool(Share):
 
         Returns:
             The bytes given back.
+
+        Raises:
+            PoolClosed: The pool is closed; closing it again gives back what could not go back then.
         """
         least = parse_size(keep, what="keep")
-        opened = self._opened
+        opened = self._need_open()
         freed = await opened.run(lambda: opened.executor.trim(least)).wait()
         assert isinstance(freed, int)
         return freed
 
     def empty_cache(self) -> None:
-        """Give wholly free segments back: at once, or on an event loop's thread soon, by the worker."""
-        opened = self._opened
+        """Give wholly free segments back: at once, or on an event loop's thread soon, by the worker.
+
+        Raises:
+            PoolClosed: The pool is closed.
+        """
+        opened = self._need_open()
         if opened.on_loop():
             opened.worker.submit(opened.give_up)
         else:
-            opened.executor.trim(0)
+            uninterrupted(partial(opened.executor.trim, 0))
 
     def reset_stats(self) -> None:
         """Start the counters again from zero, and the peaks from what there is now."""
@@ -407,7 +464,7 @@ class AsyncMemoryPool(Share):
         self._opened.core.reset_peaks()
 
     def check(self) -> None:
-        """Walk every invariant of the pool.
+        """Check every invariant of the pool.
 
         Raises:
             AssertionError: One does not hold; the text names it. A bug in asyncmem.
@@ -429,10 +486,10 @@ class AsyncMemoryPool(Share):
         return segment_infos(self._opened)
 
     def performance_context(self, *, frames: int = 1) -> Profile:
-        """Look at what a block does with the memory, as `asyncmem.profile_memory` of this pool does.
+        """Profile a block, as `asyncmem.profile_memory` of this pool does.
 
         Args:
-            frames: How many lines of the call are kept of each request.
+            frames: How many frames of the call are kept for each request.
         """
         from asyncmem.insight import profile_memory
 
@@ -440,4 +497,7 @@ class AsyncMemoryPool(Share):
 
     def pressure_changes(self) -> PressureChanges:
         """Iterate over the pressure levels as they change: ``async for level in pool.pressure_changes()``."""
-        return self._opened.pressure.changes()
+        opened = self._opened
+        changes = PressureChanges(opened)
+        opened.listeners.add(changes)
+        return changes

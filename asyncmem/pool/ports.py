@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import sys
 import threading
+from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
 
 from asyncmem.core import GRANULE, Allocator
+from asyncmem.pool.alarm import caller_site
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.loops import running_loop
 from asyncmem.pool.owners import named_owner
+from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from asyncmem.core import Buffer, Core, Retire
     from asyncmem.devices import Device
@@ -29,31 +35,28 @@ class AnyShare(Allocator):
 
     Attributes:
         name: What messages and statistics call it.
-        parent: What this is a part of; None for a pool.
-        may_wait: Whether requests queue when there is no room; a lease's fail, unless its own memory may move.
-        is_lease: Whether it is a range of its own.
-        laid_out: Whether buffers lie where a plan has them, and nowhere else.
-        inside: The budgets that are parts of this, and of its parts.
     """
 
     name: str
-    may_wait = True
-    is_lease = False
-    laid_out = False
-    parent: AnyShare | None = None
+    _may_wait = True  # requests queue when there is no room; a lease's fail, unless its own memory may move
+    _is_lease = False  # it is a range of its own
+    _laid_out = False  # buffers lie where a plan has them, and nowhere else
+    _parent: AnyShare | None = None  # what this is a part of; None for a pool
 
     def __init__(self, name: str, parent: AnyShare | None = None) -> None:
         self.name = name
-        self.parent = parent
-        self.inside: dict[AnyShare, None] = {}
+        self._parent = parent
+        self._inside: dict[AnyShare, None] = {}  # the budgets that are parts of this, and of its parts
+        self._served_by: Opened | None = None  # of a budget, and of a lease that was entered: its pool, or the fallback
+        self._ended = False
 
     @property
-    def level(self) -> str:
+    def _level(self) -> str:
         """What errors call it, with its kind."""
-        return f"pool {self.name!r}"
+        return f"pool {quoted(self.name)}"
 
     @property
-    def has_range(self) -> bool:
+    def _has_range(self) -> bool:
         """Whether its memory comes from one range, as that of a lease and of all its parts."""
         return self._arena != -1
 
@@ -64,8 +67,8 @@ class AnyShare(Allocator):
         Raises:
             PoolClosed: It has been closed.
         """
-        assert self.parent is not None
-        return self.parent._opened
+        assert self._parent is not None
+        return self._parent._opened
 
     def _open_core(self) -> Core:
         """Return the core, for a request.
@@ -75,21 +78,36 @@ class AnyShare(Allocator):
         """
         opened = self._opened
         if opened.refusing is not None:
-            raise opened.refusing
+            raise copy(opened.refusing)  # each has frames of its own, which it keeps
         return opened.core
 
-    def lineage(self) -> Iterator[AnyShare]:
+    def _end(self) -> None:
+        """End a budget or a lease, and the budgets inside; twice is fine."""
+        opened = self._served_by
+        if opened is None:
+            return
+        for inner in list(self._inside):
+            inner._end()
+        end = partial(opened.end_share, self, self._account)
+        if self._ended:
+            return
+        self._ended = True
+        opened.core.post(end)
+        for share in self._lineage():
+            share._inside.pop(self, None)
+
+    def _lineage(self) -> Iterator[AnyShare]:
         """Go through this share and those that it is a part of, innermost first."""
         share: AnyShare | None = self
         while share is not None:
             yield share
-            share = share.parent
+            share = share._parent
 
     def capacity(self) -> int:
         """Return the most bytes that could ever be had here."""
-        return min(share.own_limit() for share in self.lineage())
+        return min(share._own_limit() for share in self._lineage())
 
-    def own_limit(self) -> int:
+    def _own_limit(self) -> int:
         """Return this share's own limit in bytes."""
         raise NotImplementedError
 
@@ -111,7 +129,7 @@ class Opened:
         closed: The error of a closed pool, or None.
         refusing: The error that newcomers get, or None.
         released: Whether all memory has gone back, and the worker has ended.
-        shares: The pool and its open budgets and leases, by account.
+        shares: The pool and its open budgets and leases, by account; a lease that is dropped ends.
         counted: The counters at the last reset.
         total: The device's memory in bytes.
         host_memory: Returns the pool of page-locked memory that this one's moves to.
@@ -147,10 +165,18 @@ class Opened:
         self.loop_blocking_calls = self.cpu_fallbacks = 0
         self.counted: dict[str, float] = {}
         self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it
-        self.shares: dict[int, AnyShare] = {0: pool}
-        self._ended_accounts: list[int] = []  # of closed budgets and leases, while something below them is held
-        self._owner_blocks = 0
+        self.shares = WeakValueDictionary[int, AnyShare]({0: pool})
+        self._owner_blocks: list[None] = []  # one for each block of `owner`: an interrupt finds a list whole
         self._last = threading.RLock()  # over what the worker is given last; re-entrant for finalizers
+
+    def need_open(self) -> None:
+        """Raise the error of a pool that is closed.
+
+        Raises:
+            PoolClosed: It is, also by the death of its worker or by a fork.
+        """
+        if self.closed is not None:
+            raise copy(self.closed)
 
     @property
     def limit(self) -> int:
@@ -163,76 +189,45 @@ class Opened:
         """Return the pool, budget or lease that a buffer is charged to."""
         return self.shares.get(buffer._account, self.pool)
 
-    def begin_share(self, share: AnyShare, account: int) -> None:
-        """Note a share that is open from now on."""
-        with self.lock:
-            self.shares[account] = share
+    def requests_in(self, share: AnyShare) -> list[dict[str, Any]]:
+        """Return the requests that wait or grow in a share and its parts, in the order of arrival."""
+        # Another thread may have closed one of them since: then its requests are about to fail, and are the pool's.
+        return [one for one in self.core.requests() if share in self.shares.get(one["account"], self.pool)._lineage()]
 
-    def end_share(self, account: int, arena: int | None = None) -> None:
-        """Forget a share that is closed, and a lease's range; its account ends once nothing of it is held."""
-        with self.lock:
-            share = self.shares.pop(account, None)
-        if arena is not None and share is not None:
+    def end_share(self, share: AnyShare, account: int) -> bool:
+        """Close a budget or a lease, and forget it; return True, for `Core.post`, which calls again after an interrupt.
+
+        Its account ends once nothing of it is held.
+        """
+        if self.shares.get(account) is share:
+            del self.shares[account]
+        if share._is_lease:
             self.spilling.pass_on(share)
-        self.core.scheduler.close_share(account, self.core.time)  # who waits there fails, before its range is gone
-        self.core.carry_out()
-        if arena is not None:
-            self.core.end_lease(arena)
-        with self.lock:
-            self._ended_accounts.append(account)
-        self.close_accounts()
-
-    def close_accounts(self) -> None:
-        """Remove the accounts of closed shares of which nothing is held any more."""
-        with self.lock:
-            before: list[int] = []
-            while self._ended_accounts != before:  # the one above goes after the last below it
-                before = self._ended_accounts
-                self._ended_accounts = [account for account in before if not self._remove(account)]
-
-    def _remove(self, account: int) -> bool:
-        try:
-            self.core.remove_account(account)
-        except ValueError:
-            return False  # something of it is held, or an account below it is left
+        share._end_share()
         return True
-
-    # -- who calls, and for what stream ------------------------------------------------------------------------------
 
     def on_loop(self) -> bool:
         """Return whether an event loop runs on this thread."""
         return running_loop(self.core.loop) is not None
 
-    def stream_index(self, stream: object) -> int:
-        """Return the core's number of a stream; None is the device's default stream."""
-        return 0 if stream is None else self.retire.register(self.device.stream_of(stream))
-
     # -- what is noted on buffers ------------------------------------------------------------------------------------
 
     def enter_owner(self) -> None:
         """Count a block of `pool.owner(...)`: while there is one, every allocation looks for its owner's name."""
-        with self.lock:
-            self._owner_blocks += 1
+        self._owner_blocks.append(None)
         self.core.label(named_owner.get())
         self.observe()
 
     def leave_owner(self) -> None:
-        """Count one less. From finalizers too: such a task may be collected while its thread has the lock."""
-        self.core.post(self._leave_owner)
-
-    def _leave_owner(self) -> bool:
-        if not self.lock.acquire(blocking=False):
-            return False
-        self._owner_blocks -= 1
-        self.lock.release()
+        """Count one less. From finalizers too."""
+        self._owner_blocks.pop()
         self.observe()
-        return True
 
     def observe(self) -> None:
         """Have every request go the way that looks at it, while there is something to see."""
         options = self.options
-        noting = options.track or self.device.checker is not None or self._owner_blocks > 0
-        self.core.tracking = options.track
+        noting = options.track or self.device.checker is not None or bool(self._owner_blocks)
+        self.core.call_site = caller_site if options.track else None
         self.core.observe_all(noting, options.segments == "direct" or self.captures.open)
         self.core.watch_captures = self.core.can_capture and options.watch_captures
 

@@ -1,11 +1,9 @@
-"""Pressure levels as they change, for those who adapt to them."""
+"""Changes of the pressure level, as an async iterator."""
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Final, Self
 
-from asyncmem.errors import PoolClosed
 from asyncmem.pool.loops import need_running_loop
 from asyncmem.stats import Pressure
 
@@ -17,60 +15,37 @@ _DWELL: Final = 0.1
 """Seconds that a lower level lasts before it is told. A higher one is told at once."""
 
 
-class PressureListeners:
-    """The readers of one pool's pressure, which the scheduler follows."""
-
-    def __init__(self, opened: Opened) -> None:
-        self._pool = opened
-        self._listeners: weakref.WeakSet[PressureChanges] = weakref.WeakSet()
-
-    def changed(self, level: int) -> None:
-        """Tell a new level."""
-        for listener in list(self._listeners):
-            listener.put(Pressure(level))
-
-    def end(self) -> None:
-        """End the iteration of all listeners."""
-        for listener in list(self._listeners):
-            listener.put(None)
-
-    def changes(self) -> PressureChanges:
-        """Return an iterator over the levels from now on.
-
-        Raises:
-            PoolClosed: The pool is closed.
-        """
-        if self._pool.closed is not None:
-            raise PoolClosed(self._pool.name)
-        level = Pressure(self._pool.core.scheduler.gauges()["pressure"])
-        listener = PressureChanges(self._pool, level)
-        self._listeners.add(listener)
-        return listener
-
-
 class PressureChanges:
     """The levels as they change, for one reader: ``async for level in pool.pressure_changes()``.
 
-    A rise is told at once. A fall is told once the level has stayed lower for a tenth of a second, as the highest of
-    that time, so a program on the border of two levels does not hear of each crossing. It ends with the pool.
+    A rise is reported at once. A fall is reported after the level has stayed lower for a tenth of a second, as the
+    highest of that time, so that a program on the border of two levels does not see each crossing. It ends with the
+    pool.
     """
 
     deadline: float | None = None
 
-    def __init__(self, opened: Opened, level: Pressure) -> None:
+    def __init__(self, opened: Opened) -> None:
+        """Begin with the level of this moment.
+
+        Raises:
+            PoolClosed: The pool is closed.
+        """
+        opened.need_open()
+        level = Pressure(opened.core.scheduler.gauges()["pressure"])
         self._pool = opened
         self._told = level
         self._level = level
         self._rises: list[Pressure] = []  # to be told, each above the one before
         self._fallen: float | None = None  # since when it has been lower than what was told, and is to be told, last
         self._highest = level  # since then
-        self._ended = False
+        self.ended = False
         self._sleeper: Sleeper | None = None
 
     def put(self, level: Pressure | None) -> None:
         """Note a level, or None for the end."""
         if level is None:
-            self._ended = True
+            self.ended = True
         else:
             self._change(level)
         sleeper, self._sleeper = self._sleeper, None
@@ -99,7 +74,7 @@ class PressureChanges:
             if level is not None:
                 self._told = level
                 return level
-            if self._ended:
+            if self.ended:
                 raise StopAsyncIteration
             await need_running_loop(self, self._pool.core.loop).park(self)
 
@@ -111,7 +86,7 @@ class PressureChanges:
         if self._fallen is None:
             return None
         now = self._pool.core.time
-        if now < self._fallen + _DWELL and not self._ended:
+        if now < self._fallen + _DWELL and not self.ended:
             self.deadline = self._fallen + _DWELL
             return None
         level, self._highest = self._highest, self._level
@@ -119,7 +94,7 @@ class PressureChanges:
         return level
 
     def admit(self, sleeper: Sleeper) -> bool:
-        if self._ended or self._rises or (self._fallen is not None and self.deadline is None):
+        if self.ended or self._rises or (self._fallen is not None and self.deadline is None):
             return False
         self._sleeper = sleeper
         return True

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+
+import numpy as np
 
 from asyncmem.arrays import ALIGN, Array, Layout, extent
 from asyncmem.errors import InvalidRequest, PoolClosed
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare
 from asyncmem.pool.snapshot import share_stats, waiter_infos
+from asyncmem.synonyms import POOL, no_attribute
+from asyncmem.text import quoted
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    from numpy.typing import NDArray
 
     from asyncmem.arrays import ArrayBatch
     from asyncmem.core import Buffer
@@ -26,8 +34,59 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 
+class Held(Protocol):
+    """An array, or several: held in a block, and freed at its end."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+A = TypeVar("A", bound=Held)
+
+
+class ArrayRequest(Coroutine[Any, Any, A], Generic[A]):
+    """An array under way: await it, or use it with ``async with``, which frees it at the end.
+
+    It begins when it is awaited. It is a coroutine to `asyncio.create_task`, `gather` and task groups.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, A]) -> None:
+        self._coroutine = coroutine
+        self._array: A | None = None
+
+    def __await__(self) -> Generator[Any, Any, A]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any, /) -> Any:  # noqa: ANN401  # the protocol's
+        """Go on."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401  # the protocol's
+        """Go on with an error."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """Give up."""
+        self._coroutine.close()
+
+    async def __aenter__(self) -> A:
+        """Wait for the array, and hold it until the block ends; the current task counts as its owner."""
+        array = self._array = await self._coroutine
+        array.__enter__()
+        return array
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Free it."""
+        assert self._array is not None
+        self._array.__exit__(kind, error, trace)
+
+
 class RequestTerms(TypedDict, total=False):
-    """What every request may say beside its size; each is described at `allocate_async`."""
+    """The arguments of every request besides its size; see `allocate_async`."""
 
     stream: object
     tag: str | None
@@ -36,55 +95,100 @@ class RequestTerms(TypedDict, total=False):
 
 
 class Share(AnyShare):
-    """A pool or a part of one, as users have it. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`."""
+    """A pool or a part of one. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`."""
 
-    async def empty(
+    if not TYPE_CHECKING:  # which would take any name for one that is here
+
+        def __getattr__(self, name: str) -> object:
+            raise no_attribute(self, name, POOL)
+
+    def empty(
         self,
         shape: int | Sequence[int],
         dtype: object = "float32",
         **terms: Unpack[RequestTerms],
-    ) -> Array:
-        """Allocate a typed array over a buffer of its own; its contents are whatever was there.
+    ) -> ArrayRequest[Array]:
+        """Allocate a typed array over a buffer of its own; its contents are undefined.
+
+        ``x = await pool.empty(shape)`` or ``async with pool.empty(shape) as x``, which frees it at the end.
 
         Args:
             shape: Length of each dimension.
             dtype: Anything numpy takes, or "bfloat16" and the "float8_..." names.
             **terms: `stream`, `tag`, `priority` and `timeout`, as in `allocate_async`.
         """
-        dims, nbytes = extent(shape, dtype)
-        buffer = await self.allocate_async(nbytes, **terms)
-        return buffer.view(dtype, dims)
+        return ArrayRequest(self._make_array(*extent(shape, dtype), dtype, terms))
 
-    async def zeros(
+    def zeros(
         self,
         shape: int | Sequence[int],
         dtype: object = "float32",
         **terms: Unpack[RequestTerms],
-    ) -> Array:
+    ) -> ArrayRequest[Array]:
         """Allocate as `empty` does and set all bytes to zero, in the order of the stream."""
-        array = await self.empty(shape, dtype, **terms)
-        buffer = array.buffer
-        if buffer.nbytes:
-            buffer.device.fill(buffer.address, buffer.nbytes, 0, buffer.stream)
+        return ArrayRequest(self._make_zeros(*extent(shape, dtype), dtype, terms))
+
+    def ones(
+        self,
+        shape: int | Sequence[int],
+        dtype: object = "float32",
+        **terms: Unpack[RequestTerms],
+    ) -> ArrayRequest[Array]:
+        """Allocate as `full` does, of ones."""
+        return self.full(shape, 1, dtype, **terms)
+
+    def full(
+        self,
+        shape: int | Sequence[int],
+        value: object,
+        dtype: object = "float32",
+        **terms: Unpack[RequestTerms],
+    ) -> ArrayRequest[Array]:
+        """Allocate as `empty` does and copy `value` from the host to every element, in the order of the stream.
+
+        Raises:
+            InvalidRequest: The dtype is one that numpy has not, or has not this value.
+        """
+        dims, _ = extent(shape, dtype)
+        try:
+            source = np.full(dims, cast("Any", value), cast("Any", dtype))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest("value", value, f"a value of numpy's dtype {dtype!s}") from error
+        return ArrayRequest(self._make_full(source, dtype, terms))
+
+    async def _make_array(self, dims: tuple[int, ...], nbytes: int, dtype: object, terms: RequestTerms) -> Array:
+        buffer = await self.allocate_async(nbytes, **terms)
+        return buffer.view(dtype, dims)
+
+    async def _make_zeros(self, dims: tuple[int, ...], nbytes: int, dtype: object, terms: RequestTerms) -> Array:
+        array = await self._make_array(dims, nbytes, dtype, terms)
+        if nbytes:
+            array.buffer.device.fill(array.address, nbytes, 0, array.buffer.stream)
         return array
 
-    async def empty_batch(
+    async def _make_full(self, source: NDArray[Any], dtype: object, terms: RequestTerms) -> Array:
+        array = await self._make_array(source.shape, source.nbytes, dtype, terms)
+        if source.nbytes:
+            await array.copy_from(source)
+        return array
+
+    def empty_batch(
         self,
         specs: Iterable[object],
         dtype: object = "float32",
         *,
         align: Size = ALIGN,
         **terms: Unpack[RequestTerms],
-    ) -> ArrayBatch:
-        """Allocate many typed arrays over one buffer, all or nothing; their contents are whatever was there.
+    ) -> ArrayRequest[ArrayBatch]:
+        """Allocate many typed arrays over one buffer, all or nothing; their contents are undefined.
 
-        They lie one behind the other in the order asked, so what goes through all of them streams through one range.
+        They lie one after the other, in the order of `specs`, so an operation over all of them reads one range.
 
         Args:
-            specs: What each array is: a shape, a pair of shape and dtype, or anything that has a `shape` and a `dtype`
-                to be like: arrays of numpy and ours, tensors of torch.
-            dtype: The elements of those that are a mere shape, as in `empty`.
-            align: Each array begins at a multiple of so many bytes, a power of two up to 512.
+            specs: For each array a shape, a pair of shape and dtype, or an object with a `shape` and a `dtype`: an
+                array of numpy or asyncmem, a tensor of torch.
+            dtype: The elements of arrays given by shape alone, as in `empty`.
+            align: Each array begins at a multiple of `align` bytes, a power of two up to 512.
             **terms: `stream`, `tag`, `priority` and `timeout`, as in `allocate_async`.
 
         Raises:
@@ -92,7 +196,9 @@ class Share(AnyShare):
 
         Cancelled: nothing was allocated.
         """
-        layout = Layout.of(specs, dtype=dtype, align=align)
+        return ArrayRequest(self._make_batch(Layout.of(specs, dtype=dtype, align=align), terms))
+
+    async def _make_batch(self, layout: Layout, terms: RequestTerms) -> ArrayBatch:
         buffer = await self.allocate_async(layout.nbytes, **terms)
         layout.clear_gaps(buffer)
         return layout.over(buffer)
@@ -112,7 +218,7 @@ class Share(AnyShare):
         return layout.over(buffer)
 
     def lease(self, size: Size, **terms: Unpack[RequestTerms]) -> Lease:
-        """Promise one contiguous range, whose inner allocations never wait: ``async with pool.lease("1 GiB") as it``.
+        """Reserve one contiguous range, in which allocations never wait: ``async with pool.lease("1 GiB") as it``.
 
         The arguments are those of `allocate_async`; waiting for the range starts when the block is entered.
         """
@@ -121,45 +227,48 @@ class Share(AnyShare):
         return Lease(self, size, **terms)
 
     def apply_plan(self, plan: ReusePlan, *, strict: bool = False, **terms: Unpack[RequestTerms]) -> PlannedMemory:
-        """Have one range serve the buffers of a program's steps by a plan: ``async with pool.apply_plan(plan) as it``.
+        """Place the buffers of a program's steps in one range, by a plan: ``async with pool.apply_plan(plan) as it``.
 
         Waiting for the range, of ``plan.peak`` bytes, starts when the block is entered.
 
         Args:
-            plan: Where the buffers of a step lie, from `LifetimeAnalyzer.compute_reuse_plan`.
-            strict: Whether what the plan does not have raises, instead of being served by the pool.
+            plan: The places of the buffers of a step, from `LifetimeAnalyzer.compute_reuse_plan`.
+            strict: Whether a request that the plan does not have raises, instead of being served by the pool.
             **terms: `stream`, `tag`, `priority` and `timeout` of the request for the range, as in `allocate_async`.
 
         Raises:
-            InvalidRequest: It is no plan, or one of nothing.
+            InvalidRequest: It is not a plan, or an empty one.
         """
         from asyncmem.pool.planned import PlannedMemory
 
         return PlannedMemory(self, plan, strict=strict, **terms)
 
     def budget(self, name: str, *, limit: Size) -> Budget:
-        """Make a share with a limit, a queue and statistics of its own; it holds within this one's limit too.
+        """Make a share with a limit, a queue and statistics of its own, within the limit of this one.
 
         Raises:
-            InvalidRequest: The limit is no size, or zero.
+            InvalidRequest: The limit is not a size above zero, or the name is not text.
+            PoolClosed: The pool is closed.
         """
         nbytes = parse_size(limit, what="limit")
         if nbytes == 0:
             raise InvalidRequest("limit", limit, "more than 0 bytes")
+        if not isinstance(name, str):
+            raise InvalidRequest("name", name, "text")
         return Budget(self, name, nbytes)
 
     def spillable(self, buffer: Buffer) -> Spillable:
-        """Say that a buffer may move to page-locked host memory while others need the device's.
+        """Let a buffer move to page-locked host memory while other requests need the device's.
 
-        From here on the memory is reached by the answer alone: ``async with held as buffer`` brings it home where it is
-        away, and keeps it there until the block ends. The buffer that was given is dead. At most `spill_limit` bytes
-        of the host are used for this.
+        Use the memory through the returned handle only: ``async with held as buffer`` moves it back to the device if it
+        was spilled, and keeps it there until the block ends. The buffer that you pass is dead. At most `spill_limit`
+        bytes of the host are used for this.
 
-        It moves where a full budget or lease that it is charged to holds a request up, or the pool where that is full.
+        It moves when a request waits for the budget or lease that it is charged to, or for the pool.
 
         Raises:
-            InvalidRequest: It is not of this pool, is pinned or exported, lies where a plan or a captured graph has it,
-                or its home stream is a mere number.
+            InvalidRequest: It is of another pool, is pinned or exported, belongs to a plan or a captured graph, or its
+                home stream is a raw handle.
             BufferReleased: It has been freed.
         """
         from asyncmem.pool.spillable import Spillable
@@ -168,11 +277,13 @@ class Share(AnyShare):
 
     @contextmanager
     def owner(self, name: str) -> Iterator[None]:
-        """Name what is allocated inside the block: its task holds it, for the proof of deadlocks, until it is freed.
+        """Name the owner of what is allocated inside the block: it holds these buffers until they are freed.
 
-        The name stands for the task in tables and errors. Tasks that are made inside inherit the name, and each of them
-        is an owner of its own.
+        Tables and errors show the name; the detector of deadlocks counts these buffers as held. Tasks that are made
+        inside inherit the name, and each is an owner of its own.
         """
+        if not isinstance(name, str):
+            raise InvalidRequest("name", name, "text")
         token = named_owner.set(name)
         opened = self._opened
         opened.enter_owner()
@@ -183,57 +294,84 @@ class Share(AnyShare):
             with suppress(ValueError):  # its task was collected, by another
                 named_owner.reset(token)
 
+    def _fail_first(self, error: Exception) -> None:
+        """Fail the request that has waited longest here. For `asyncmem.pipeline`, which proves deadlocks of its own."""
+        opened = self._opened
+        for one in opened.requests_in(self)[:1]:
+            opened.core.fail(one["id"], error)
+
+    def _fence(self, stream: object) -> None:
+        """Record a fence on a stream now, behind what was freed there so far. For `asyncmem.pipeline`.
+
+        Raises:
+            DeviceError: The device refuses.
+        """
+        core = self._opened.core
+        core.retire.fence(core.stream_number(stream))
+
     def stats(self) -> PoolStats:
-        """Answer the figures of this moment."""
+        """Return the figures of this moment."""
         return share_stats(self)
 
     def waiters(self) -> tuple[WaiterInfo, ...]:
-        """Answer who waits here for how much, for how long, and holds what; in the order of arrival."""
+        """Return the waiting requests in the order of arrival: owner, bytes, age, and what the owner holds."""
         return waiter_infos(self)
 
 
 class Budget(Share):
     """A named share of a pool with its own limit and statistics. Made by `pool.budget(...)`.
 
-    Its requests stand in order with all others; one for which the budget has no room holds up nobody outside of it.
+    Its requests queue with all others; a request for which the budget has no room does not hold up those outside it.
     """
 
     def __init__(self, parent: Share, name: str, limit: int, *, waits: bool | None = None) -> None:
         super().__init__(name, parent)
         self._limit = limit
-        self._closed = False
-        self.may_wait = parent.may_wait if waits is None else waits
+        self._may_wait = parent._may_wait if waits is None else waits
         opened = self._served_by = parent._opened  # kept, because a budget may outlive its lease
-        opened.close_accounts()
-        core = opened.core
-        account = core.add_account(parent._account, self._limit)
-        core.scheduler.open_share(
-            account, up=parent._account, part_of=parent._account, arena=parent._arena, waits=self.may_wait,
-            bypass=opened.options.bypass,
-        )  # fmt: skip
-        self._attach(core, account, parent._arena)
-        opened.begin_share(self, account)
-        with opened.lock:
-            for share in parent.lineage():
-                share.inside[self] = None
+        opened.need_open()
+        self._begin_budget(parent, self._limit, self._may_wait, opened.options.bypass)
+        opened.shares[self._account] = self
+        for share in parent._lineage():
+            share._inside[self] = None
 
     def __repr__(self) -> str:
-        return f"<asyncmem.Budget {self.name!r} of {self._limit} bytes{', closed' if self._closed else ''}>"
+        return f"<asyncmem.Budget {quoted(self.name)} of {self._limit} bytes{', closed' if self._ended else ''}>"
 
     @property
-    def level(self) -> str:
+    def _level(self) -> str:
         """What errors call it."""
-        return f"budget {self.name!r}"
+        return f"budget {quoted(self.name)}"
 
     @property
     def _opened(self) -> Opened:
-        if self._closed:
+        if self._ended:
             raise PoolClosed(self.name, "the budget has been closed")
         return super()._opened
 
-    def own_limit(self) -> int:
+    def _own_limit(self) -> int:
         """Return the budget's limit in bytes."""
         return self._limit
+
+    def __enter__(self) -> Self:
+        """Return the budget, which is closed at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the budget, which is closed at the end of the block."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
 
     def resize(self, *, limit: Size) -> None:
         """Change the limit; below what is live, nothing is granted until enough is freed.
@@ -247,20 +385,8 @@ class Budget(Share):
         opened.core.carry_out()
 
     def close(self) -> None:
-        """End the budget: requests that wait in it get `PoolClosed`. Buffers still held stay valid, and are the pool's.
+        """End the budget: requests that wait in it get `PoolClosed`. Live buffers stay valid, and belong to the pool.
 
         Budgets inside it are closed too. Closing twice is fine.
         """
-        opened = self._served_by
-        for inner in list(self.inside):
-            assert isinstance(inner, Budget)
-            inner.close()
-        with opened.lock:
-            if self._closed:
-                return
-            self._closed = True
-            account = self._account
-            self._attach(None)
-            for share in self.lineage():
-                share.inside.pop(self, None)
-        opened.end_share(account)
+        self._end()

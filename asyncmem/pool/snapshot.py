@@ -1,18 +1,23 @@
-"""What a pool, budget or lease looks like now: statistics, who waits, and a summary."""
+"""The state of a pool, budget or lease: statistics, waiting requests, and a summary."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.pool.owners import held_by, label
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
+from asyncmem.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncmem.pool.ports import AnyShare, Opened
 
 _ARENAS = ("small", "large")
+_LOOKS: Final = 100
+"""The most that are taken for one answer."""
 
 
 def segment_infos(opened: Opened) -> tuple[SegmentInfo, ...]:
@@ -39,9 +44,32 @@ def largest_hole(opened: Opened) -> int:
     return min(max(core.largest(), *whole, 0), core.reserved() - core.live())
 
 
+def _at_one_moment(share: AnyShare, look: Callable[[AnyShare, Opened], PoolStats]) -> PoolStats:
+    """Take a look at a pool that no other thread's use of it has come into the middle of.
+
+    The figures are read by several calls, and threads take turns between any two of them. A thread's turn is a hundred
+    times as long as a look, so the second one is undisturbed; only turns shorter than a look could disturb them all.
+    """
+    for _ in range(_LOOKS):
+        opened = share._opened  # raises where it has been closed
+        before = _moment(share, opened)
+        stats = look(share, opened)
+        if _moment(share, opened) == before:
+            return stats
+    return look(share, share._opened)
+
+
+def _moment(share: AnyShare, opened: Opened) -> tuple[object, ...]:
+    scheduler = opened.core.scheduler
+    return share._account, opened.limit, opened.core.counts(), scheduler.gauges(), scheduler.tally()
+
+
 def pool_stats(pool: AnyShare) -> PoolStats:
     """Return the figures of a pool, which is opened for that."""
-    opened = pool._opened
+    return _at_one_moment(pool, _pool_stats)
+
+
+def _pool_stats(pool: AnyShare, opened: Opened) -> PoolStats:
     core = opened.core
     gauges, tally = core.scheduler.gauges(), core.scheduler.tally()
     counts, retired, whole = core.counts(), opened.retire.counts(), core.account(0)
@@ -58,7 +86,8 @@ def pool_stats(pool: AnyShare) -> PoolStats:
         largest_hole=largest_hole(opened),
         peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
         total_memory=memory.total, free_memory=memory.free, active_buffers=counts.live_blocks,
-        segments=counts.segments, num_allocations=counts.allocations, num_frees=counts.frees,
+        segments=counts.segments, num_allocations=counts.allocations,
+        num_frees=counts.allocations - counts.live_blocks,  # with the ranges of leases that have ended
         hits_stream=counts.stream_hits, hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - misses),
         num_cache_misses=misses, driver_calls=opened.device.driver_calls,
         grows=gauges["grows"], trims=gauges["trims"],
@@ -66,7 +95,7 @@ def pool_stats(pool: AnyShare) -> PoolStats:
         growing_bytes=gauges["growing_bytes"], bypassed_bytes=gauges["overtaken"],
         late_fences=retired.late_fences, loop_blocking_calls=opened.loop_blocking_calls,
         cpu_fallbacks=opened.cpu_fallbacks, spills=opened.spilling.spills, returns=opened.spilling.returns,
-        rungs=gauges["means"] | opened.executor.asked,
+        remedies=gauges["means"] | opened.executor.asked,
         **_waits(tally | {"timeouts": tally["timeouts"] + opened.spilling.timeouts}),
     )  # fmt: skip
 
@@ -95,32 +124,35 @@ def since(stats: PoolStats, counted: dict[str, float]) -> PoolStats:
 
 def share_stats(share: AnyShare) -> PoolStats:
     """Return what a budget or a lease has of its own."""
-    opened = share._opened
+    return _at_one_moment(share, _share_stats)
+
+
+def _share_stats(share: AnyShare, opened: Opened) -> PoolStats:
     core = opened.core
-    counts, tally, limit = core.account(share._account), core.scheduler.tally(share._account), share.own_limit()
-    requests = [one for one in core.requests() if share in opened.shares[one["account"]].lineage()]
+    counts, tally, limit = core.account(share._account), core.scheduler.tally(share._account), share._own_limit()
+    requests = opened.requests_in(share)
     waiting = [one["nbytes"] for one in requests if not one["growing"]]
     growing = [one["nbytes"] for one in requests if one["growing"]]
     return PoolStats(
-        name=share.name, device=opened.device.name, limit=limit, pressure=Pressure.of(counts.live / limit),
+        name=share.name, device=opened.device.name, limit=limit, pressure=Pressure.of(counts.live / max(limit, 1)),
         allocated_bytes=counts.live, active_bytes=counts.requested, peak_allocated=counts.peak,
-        num_allocations=counts.allocations, num_frees=counts.frees,
-        active_buffers=counts.allocations - counts.frees, hits_stream=counts.stream_hits,
+        num_allocations=counts.allocations, num_frees=counts.allocations - counts.blocks,
+        active_buffers=counts.blocks, hits_stream=counts.stream_hits,
         hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - int(tally["misses"])),
         num_cache_misses=tally["misses"], waiting=len(waiting), waiting_bytes=sum(waiting), growing=len(growing),
-        growing_bytes=sum(growing), reserved_bytes=limit if share.is_lease else 0,
-        largest_hole=core.largest(share._arena) if share.is_lease else 0, **_waits(tally),
+        growing_bytes=sum(growing), reserved_bytes=limit if share._is_lease else 0,
+        largest_hole=core.largest(share._arena) if share._is_lease else 0, **_waits(tally),
     )  # fmt: skip
 
 
 def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
-    """Return who waits in a share and in its parts, in the order of arrival."""
+    """Return the waiting requests of a share and its parts, in the order of arrival."""
     opened = share._opened
     core = opened.core
     held = held_by(core)
     return tuple(
         WaiterInfo(
-            owner=label(core.named(one["owner"])) if one["owner"] else "nobody yet",
+            owner=label(core.named(one["owner"])) if one["owner"] else "no owner yet",
             nbytes=one["nbytes"],
             age=one["age"],
             held=held.get(one["owner"], 0) if one["owner"] else 0,
@@ -129,8 +161,7 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
             remaining=one["remaining"],
             growing=one["growing"],
         )
-        for one in core.requests()
-        if share in opened.shares.get(one["account"], opened.pool).lineage()
+        for one in opened.requests_in(share)
     )
 
 
@@ -141,7 +172,7 @@ def summary(stats: PoolStats) -> str:
     waits = f"{format_count(stats.waits, 'wait')} so far, the longest {format_duration(stats.longest_wait)}"
     growths = f"{format_count(stats.growth_waits, 'request')} so far"
     rows = [
-        ("pool", f"{stats.name} on {stats.device}"),
+        ("pool", f"{printable(stats.name)} on {printable(stats.device)}"),
         ("live", f"{live} (peak {format_size(stats.peak_allocated)})"),
         ("reserved", f"{reserved} (peak {format_size(stats.peak_reserved)}, limit {format_size(stats.limit or 0)})"),
         ("pressure", stats.pressure.name),

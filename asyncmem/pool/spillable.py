@@ -3,51 +3,51 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, final
 
 from asyncmem.core import parse_priority
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.graph import need_uncaptured
-from asyncmem.pool.latch import Latch
+from asyncmem.pool.handle import Handle
 from asyncmem.pool.loops import need_running_loop, running_loop
+from asyncmem.pool.movable import Movable, Using
 from asyncmem.pool.share import RequestTerms
 from asyncmem.units import format_size, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from asyncmem.core import Buffer
-    from asyncmem.devices import Fence
     from asyncmem.pool.spilling import Spilling
 
 
 @final
-class Spillable:
-    """Memory that moves to page-locked host memory while others need the device's. Made by `pool.spillable(buffer)`.
+class Spillable(Handle):
+    """Memory that may move to the host while other requests need the device's. Made by `pool.spillable(buffer)`.
 
-    ``async with held as buffer`` brings it home where it is away, and keeps it there until the block ends; ``with``
-    does so for threads that cannot await. The buffer is good for the block alone: afterwards it is dead, whether the
-    memory has moved or not, and each block may find it elsewhere. Blocks may overlap, in one task or several.
+    ``async with held as buffer`` moves it back to the device if it was spilled, and keeps it there until the block
+    ends; ``with`` does so for threads that cannot await. Use the buffer only inside the block: afterwards it is dead,
+    whether the memory has moved or not, and its address may change. Blocks may overlap, in one task or several.
 
-    It moves only while nobody uses it, nothing exports or pins it, and its streams are not captured. `free()` or a drop
-    of the handle frees it wherever it is.
+    It moves only while nothing uses, exports or pins it, and its streams are not captured. `free()` or a drop of the
+    handle frees it wherever it is.
     """
 
     __slots__ = ("__weakref__", "_one", "_spilling")
 
     def __init__(self, spilling: Spilling, buffer: Buffer) -> None:
-        self._one = spilling.mark(buffer)
         self._spilling = spilling
+        self._one: Movable
+        spilling.mark(self, buffer)
 
     def __repr__(self) -> str:
-        state = "freed" if self.is_freed else "on the host" if self.spilled else "on the device"
+        state = "freed" if not self.alive else "on the host" if self.spilled else "on the device"
         return f"<asyncmem.Spillable of {format_size(self.nbytes)}: {state}>"
 
     @property
     def nbytes(self) -> int:
-        """The bytes that were asked for."""
+        """The size in bytes."""
         return self._one.nbytes
 
     @property
@@ -61,24 +61,24 @@ class Spillable:
         return self._one.away is not None
 
     @property
-    def is_freed(self) -> bool:
-        """Whether it has been freed."""
-        return self._one.gone
+    def alive(self) -> bool:
+        """Whether it has not been freed."""
+        return not self._one.gone
 
     def use(self, stream: object = None, *, priority: int = 0, timeout: float | str | None = None) -> Use:
-        """Say more about a use: ``async with held.use(stream) as buffer``.
+        """Use it with more arguments: ``async with held.use(stream) as buffer``.
 
         Args:
-            stream: A stream other than the home that uses the memory, as `Buffer.use_on` names one.
-            priority: That of the request for memory, where it has to come home; larger goes first.
-            timeout: Seconds after which that is given up with `PoolTimeout`; None for the pool's option. A thread that
-                names none gets the memory now or `OutOfMemoryError`, as `allocate` does.
+            stream: A stream other than the home stream that uses the memory, as in `Buffer.use_on`.
+            priority: Of the request for memory, if it has to move back; a larger one is served first.
+            timeout: Seconds until that request raises `PoolTimeout`; None for the pool's option. A thread without a
+                timeout gets the memory now or `OutOfMemoryError`, as with `allocate`.
 
         Raises:
             InvalidRequest: The stream is another device's, the priority is no integer, or the timeout is no time.
         """
         if stream is not None:
-            self._spilling.opened.stream_index(stream)  # what is wrong with it is said here
+            self._spilling.opened.core.stream_number(stream)  # what is wrong with it is said here
         priority = parse_priority(priority)
         return Use(self, stream, priority, None if timeout is None else parse_duration(timeout))
 
@@ -86,13 +86,14 @@ class Spillable:
         """Give the memory back, wherever it is; twice is fine. From any thread.
 
         Args:
-            stream: The stream that used it last, when that is not its home; only matters while it is at home.
+            stream: The stream that used it last, if that is not the home stream; only matters while it is on the
+            device.
 
         Raises:
             InvalidRequest: The stream is another device's; the memory stays as it was.
         """
         if stream is not None:
-            self._spilling.opened.stream_index(stream)
+            self._spilling.opened.core.stream_number(stream)
         self._spilling.end(self._one, stream)
 
     async def __aenter__(self) -> Buffer:
@@ -121,10 +122,10 @@ class Spillable:
 
 
 @final
-class Use:
+class Use(Handle):
     """A use of spillable memory, to be entered once by ``async with`` or ``with``. Made by `Spillable.use`."""
 
-    __slots__ = ("_held", "_owner", "_priority", "_spilling", "_stream", "_timeout")
+    __slots__ = ("_held", "_priority", "_spilling", "_stream", "_timeout", "_using")
 
     def __init__(self, held: Spillable, stream: object, priority: int, timeout: float | None) -> None:
         self._held = held
@@ -132,7 +133,7 @@ class Use:
         self._stream = stream
         self._priority = priority
         self._timeout = timeout
-        self._owner = 0
+        self._using: Using | None = None
 
     async def __aenter__(self) -> Buffer:
         """Wait until the memory is at home, and keep it there until the block ends.
@@ -148,25 +149,25 @@ class Use:
         loop = need_running_loop(self._held, spilling.opened.core.loop)
         timeout = spilling.opened.options.timeout if self._timeout is None else self._timeout
         left = _countdown(loop.now, timeout)
-        self._owner = owner = spilling.opened.core.owner()
-        while isinstance(found := spilling.begin(one, owner, patient=timeout is None), Latch):
-            try:
-                await found.wait(left())
-            finally:
-                spilling.unfollow(one, owner)
-            spilling.need_in_time(one, found, timeout)
-        if found is None:
-            with self._fetching(left()) as terms:
-                found = spilling.bring_home(one, await one.share.allocate_async(one.nbytes, **terms), owner)
-        with self._begun(found) as arriving:
-            if arriving is not None:
-                await arriving
-        return found
+        self._using = using = Using(one, spilling.opened.core.owner())
+        try:
+            while (latch := spilling.begin(using, patient=timeout is None)) is not None:
+                await latch.wait(left())
+                spilling.need_in_time(one, latch, timeout)
+            if using.fetches:
+                spilling.bring_home(using, await one.share.allocate_async(one.nbytes, **self._terms(left())))
+            buffer = self._ordered(using)
+            if one.arriving is not None:
+                await one.arriving
+        except BaseException:
+            spilling.give_up(using)
+            raise
+        return buffer
 
     def __enter__(self) -> Buffer:
         """Bring the memory home from a thread that cannot await, and keep it there until the block ends.
 
-        Where it is moving, or somebody is bringing it home already, the thread waits for that.
+        Where it is moving, or is being brought back already, the thread waits for that.
 
         Raises:
             BufferReleased: It has been freed.
@@ -176,22 +177,21 @@ class Use:
         """
         spilling, one, timeout = self._spilling, self._held._one, self._timeout
         left = _countdown(time.monotonic, timeout)
-        self._owner = owner = spilling.opened.core.owner()
-        while isinstance(found := spilling.begin(one, owner, patient=timeout is None), Latch):
-            try:
-                if running_loop() is not None:
-                    raise InvalidRequest("with", self._held, "memory that is not moving just now", hint="async with it")
-                found.block(left())
-            finally:
-                spilling.unfollow(one, owner)
-            spilling.need_in_time(one, found, timeout)
-        if found is None:
-            with self._fetching(left()) as terms:
-                found = spilling.bring_home(one, one.share.allocate(one.nbytes, **terms), owner)
-        with self._begun(found) as arriving:
-            if arriving is not None:
-                arriving.block()
-        return found
+        self._using = using = Using(one, spilling.opened.core.owner())
+        try:
+            while (latch := spilling.begin(using, patient=timeout is None)) is not None:
+                self._need_no_loop()
+                latch.block(left())
+                spilling.need_in_time(one, latch, timeout)
+            if using.fetches:
+                spilling.bring_home(using, one.share.allocate(one.nbytes, **self._terms(left())))
+            buffer = self._ordered(using)
+            if one.arriving is not None:
+                one.arriving.block()
+        except BaseException:
+            spilling.give_up(using)
+            raise
+        return buffer
 
     async def __aexit__(self, *_: object) -> None:
         """Let it move again, after the last block."""
@@ -203,28 +203,26 @@ class Use:
 
     def end(self) -> None:
         """End the use."""
-        self._spilling.leave(self._held._one, self._owner)
+        if self._using is not None:
+            self._spilling.give_up(self._using)
 
-    @contextmanager
-    def _fetching(self, timeout: float | None) -> Iterator[RequestTerms]:
-        """Bring it home by a request of these terms; let those look again who wait for that."""
+    def _need_no_loop(self) -> None:
+        if running_loop() is not None:
+            raise InvalidRequest("with", self._held, "memory that is not moving just now", hint="async with it")
+
+    def _terms(self, timeout: float | None) -> RequestTerms:
+        """Return the terms of the request for its memory."""
         one = self._held._one
-        try:
-            need_uncaptured(one.stream)
-            yield RequestTerms(stream=one.stream, tag=one.tag, priority=self._priority, timeout=timeout)
-        finally:
-            self._spilling.fetched(one)
+        need_uncaptured(one.stream, hint="bring it home before the capture begins")
+        return RequestTerms(stream=one.stream, tag=one.tag, priority=self._priority, timeout=timeout)
 
-    @contextmanager
-    def _begun(self, buffer: Buffer) -> Iterator[Fence | None]:
-        """Order the named stream behind the buffer's home; give what to wait for; end the use where that fails."""
-        try:
-            if self._stream is not None:
-                buffer.use_on(self._stream)
-            yield self._held._one.arriving
-        except BaseException:
-            self.end()
-            raise
+    def _ordered(self, using: Using) -> Buffer:
+        """Return the buffer of a use that has begun, with the named stream ordered behind its home."""
+        buffer = using.buffer
+        assert buffer is not None
+        if self._stream is not None:
+            buffer.use_on(self._stream)
+        return buffer
 
 
 def _countdown(now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:

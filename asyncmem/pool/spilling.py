@@ -3,8 +3,11 @@
 Under pressure the buffers that were used the longest ago go first, as many as a request needs: any where the pool is
 full, those of a budget or of a lease where only that is. The scheduler decides for which request, from the bytes that
 may move in each share; the worker moves them. Each buffer is copied to page-locked memory on a stream of the pool's
-own, behind all uses that it has had, and freed behind that copy. Nobody waits for the copy but the streams that come
+own, behind all uses that it has had, and freed behind that copy. Only the streams wait for the copy that come
 after it: the memory serves the request at once.
+
+An interrupt could end the notes on all this half-way, and with the lock held: so on the main thread another thread
+makes them (`uninterruptible`), and the main thread waits for that.
 
 Coming back is a request like any other. A use keeps its memory at home, so two that bring each other out take turns.
 """
@@ -13,13 +16,15 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from asyncmem.core import Buffer, Users
+from asyncmem.core import Buffer
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout
-from asyncmem.pool.graph import graph_of, is_captured, notes_of
+from asyncmem.pool.graph import graph_of, is_captured
 from asyncmem.pool.latch import Latch
-from asyncmem.pool.movable import Away, Movable
+from asyncmem.pool.movable import Away, Movable, Using
+from asyncmem.pool.worker import uninterruptible
+from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +35,11 @@ if TYPE_CHECKING:
 
     After = list[Callable[[], object]]
 
+    class Holding(Protocol):
+        """A handle: `Spillable`."""
+
+        _one: Movable
+
 
 class Spilling:
     """What of one pool may move to the host. Attributes change under the pool's lock only.
@@ -39,7 +49,7 @@ class Spilling:
         nbytes: Bytes that are on the host now, as they were asked for.
         spills: How often memory has moved to the host.
         returns: How often it has come back.
-        timeouts: How often it could not be used in time because somebody else did not bring it home.
+        timeouts: How often it could not be used in time because another use did not bring it home.
     """
 
     def __init__(self, opened: Opened) -> None:
@@ -49,7 +59,7 @@ class Spilling:
         self._refused: dict[Movable, None] = {}  # idle too, and could not move when it was tried
         self._claimed: set[Movable] = set()  # at home and about to move
         self._bound: dict[int, list[Movable]] = {}  # of these, for each effect that is under way
-        self._joined: set[Movable] = set()  # those that somebody waits for besides whoever brings them home
+        self._joined: set[Movable] = set()  # those that uses wait for besides the one that brings them home
         self._making = threading.Lock()
         self._stream: Stream | None = None
 
@@ -67,8 +77,9 @@ class Spilling:
 
     # -- marking -----------------------------------------------------------------------------------------------------
 
-    def mark(self, buffer: Buffer) -> Movable:
-        """Take a buffer over.
+    @uninterruptible
+    def mark(self, held: Holding, buffer: Buffer) -> None:
+        """Take a buffer over, for a handle.
 
         Raises:
             InvalidRequest: It is no buffer that could move.
@@ -79,24 +90,25 @@ class Spilling:
         _ = buffer.address  # a freed one says so
         opened = self.opened
         if buffer._core is not opened.core or (buffer.nbytes and not buffer._block):
-            raise InvalidRequest("buffer", buffer, f"a buffer of pool {opened.name!r}")
+            raise InvalidRequest("buffer", buffer, f"a buffer of pool {quoted(opened.name)}")
         share = opened.share_of(buffer)
-        if getattr(share, "laid_out", False) or graph_of(buffer) is not None:
+        if share._laid_out or graph_of(buffer) is not None:
             expected = "memory that may lie anywhere, not where a plan or a captured graph has it"
             raise InvalidRequest("buffer", buffer, expected)
         if not buffer.stream.lasting:
             expected = "a buffer whose home stream is kept alive"
             raise InvalidRequest("buffer", buffer, expected, hint="name streams by their objects, not by numbers")
         one = Movable(buffer, share)
+        held._one = one  # which ends it as it is dropped, also where an interrupt has ended the wait for this
         one.take_over()
         if buffer.alive:
             raise InvalidRequest("buffer", buffer, "a buffer that is neither pinned nor exported")
         assert one.buffer is not None
-        one.buffer._let_go()  # whoever held it: it may be had without that owner now
+        one.buffer._let_go()  # by its owner: it may be had without that owner now
         with self._locked():
             self._rest(one)
-        return one
 
+    @uninterruptible
     def end(self, one: Movable, stream: object = None) -> None:
         """Free both sides."""
         with self._locked() as after:
@@ -104,8 +116,9 @@ class Spilling:
         if buffer is not None:
             buffer.free(stream)
 
+    @uninterruptible
     def drop(self, one: Movable) -> bool:
-        """Let go of a handle that was dropped; False where somebody else is at work here, for finalizers."""
+        """Let go of a handle that was dropped; False where another thread is at work here, for finalizers."""
         if not self.opened.lock.acquire(blocking=False):
             return False
         after: After = []
@@ -138,59 +151,71 @@ class Spilling:
 
     # -- using -------------------------------------------------------------------------------------------------------
 
-    def begin(self, one: Movable, owner: int, *, patient: bool) -> Buffer | Latch[None] | None:
-        """Begin a use, if it is at home.
+    @uninterruptible
+    def begin(self, use: Using, *, patient: bool) -> Latch[None] | None:
+        """Begin a use, if it is at home. Whatever comes of it, `give_up` ends it.
 
         Returns:
-            The buffer; or what to wait for before asking again, and then to `unfollow`; or None: the caller has to
-            bring it home, and to call `fetched` whatever comes of it.
+            What to wait for before asking again; or None: it has begun, or the caller `fetches` it.
         """
+        one = use.one
         with self._locked() as after:
+            self._unfollow(use)
             one.need()
+            if use.over:  # an interrupt has ended the wait for this
+                return None
             if one.moving is not None:
                 return one.moving
             if one.buffer is not None:
                 self._stir(one)
-                return one.begin(owner)
+                use.buffer = one.begin(use.owner)
+                return None
             one.share = self._open_share(one.share)
             if one.fetching is None:
-                one.fetching, one.patient = Latch(_nothing), patient
+                one.fetching, one.patient = Latch(), patient
+                use.fetches = True
                 return None
             if patient and one.patient:
-                one.followers.append(owner)
+                one.followers.append(use)
                 self._joined.add(one)
                 core = self.opened.core
                 after.append(lambda: core.scheduler.note_claim(core.time))
             return one.fetching
 
-    def unfollow(self, one: Movable, owner: int) -> None:
-        """Count somebody no more who waited for another one to bring it home."""
-        with self._locked():
-            if owner in one.followers:
-                one.followers.remove(owner)
-            if not one.followers:
-                self._joined.discard(one)
+    def _unfollow(self, use: Using) -> None:
+        one = use.one
+        if use in one.followers:
+            one.followers.remove(use)
+        if not one.followers:
+            self._joined.discard(one)
 
     def claims(self) -> list[tuple[int, int, int]]:
         """Return who waits for others to bring something home: owner, bytes and account."""
         with self.opened.lock:
-            return [(owner, one.size, one.share._account) for one in self._joined for owner in one.followers]
+            return [(use.owner, one.size, one.share._account) for one in self._joined for use in one.followers]
 
-    def bring_home(self, one: Movable, buffer: Buffer, owner: int) -> Buffer:
-        """Copy the bytes to a buffer that was granted for them, and begin a use.
+    def bring_home(self, use: Using, buffer: Buffer) -> None:
+        """Copy the bytes to a buffer that was granted for them, and begin the use.
 
         Raises:
             BufferReleased: It has been freed meanwhile.
             DeviceError: The device refuses. The bytes are where they were, as far as the device still has them.
         """
-        device = self.opened.device
+        bring = self._bring_home if buffer.stream.of_one_thread else uninterruptible(self._bring_home)
+        bring(use, buffer)
+
+    def _bring_home(self, use: Using, buffer: Buffer) -> None:
+        device, one = self.opened.device, use.one
         with self._locked() as after:
+            if use.over:
+                after.append(buffer.free)
+                return
             try:
                 one.need()
                 away, home = one.away, buffer.stream
                 assert away is not None
                 home.wait(away.fence)
-                self._note_reader(away.host, home)
+                away.host._noted().add_user(away.host._core.stream_number(home))
                 device.copy_in(buffer.address, memoryview(away.host), home)
                 arriving = home.record() if device.host_readable else None
             except BaseException:
@@ -201,35 +226,54 @@ class Spilling:
             self.nbytes -= one.nbytes
             self.returns += 1
             self._try_again()
-            return one.begin(owner)
+            use.buffer = one.begin(use.owner)
+            self._fetched(use, after)
 
-    def fetched(self, one: Movable) -> None:
-        """Let those look again who waited for the caller to bring it home."""
-        with self._locked() as after:
-            if one.fetching is not None:
-                after.append(one.fetching)
+    def _fetched(self, use: Using, after: After) -> None:
+        """Let those look again who waited for a use to bring it home."""
+        one = use.one
+        if use.fetches and one.fetching is not None:
+            after.append(one.fetching)
             one.fetching = None
+        use.fetches = False
 
+    @uninterruptible
+    def give_up(self, use: Using) -> None:
+        """End a use, however far it has come; twice is fine."""
+        with self._locked() as after:
+            if not use.over:
+                use.over = True
+                self._unfollow(use)
+                self._fetched(use, after)
+                if use.buffer is not None:
+                    use.buffer = None
+                    self._leave_use(use.one, use.owner)
+
+    @uninterruptible
     def leave(self, one: Movable, owner: int) -> None:
-        """End a use; after the last one it may move again."""
+        """End a use of an owner."""
         with self._locked():
-            if one.end(owner):
-                self._rest(one)
+            self._leave_use(one, owner)
+
+    def _leave_use(self, one: Movable, owner: int) -> None:
+        if one.end(owner):  # the last one: it may move again
+            self._rest(one)
 
     def need_in_time(self, one: Movable, fetched: Latch[None], timeout: float | None) -> None:
-        """Raise `PoolTimeout`, and count it, where nobody brought it home in time."""
+        """Raise `PoolTimeout`, and count it, where it was not brought home in time."""
         opened = self.opened
         if timeout is not None and not fetched.done:
-            with self._locked():
+            with opened.lock:
                 self.timeouts += 1
-            raise PoolTimeout(pool=opened.name, asked=one.nbytes, timeout=timeout, free=opened.core.free_bytes())
+            raise PoolTimeout(pool=opened.name, asked=one.nbytes, timeout=timeout, free=opened.core.counts().free)
 
     # -- moving out --------------------------------------------------------------------------------------------------
 
+    @uninterruptible
     def bind(self, effect: Effect) -> None:
         """Bind what is to move, so that who comes to use it from now on stands behind the request that it moves for.
 
-        Does not block, for finalizers: where the lock is held, it is done by whoever moves.
+        Does not block, for finalizers: where the lock is held, `move_out` does it.
         """
         if self.opened.lock.acquire(blocking=False):
             try:
@@ -274,12 +318,13 @@ class Spilling:
             return []
         for one in found:
             self._stir(one)
-            one.moving = Latch(_nothing)
+            one.moving = Latch()
             self._claimed.add(one)
         return found
 
+    @uninterruptible
     def let_stay(self) -> None:
-        """Let all stay that were to move, because nobody may be left to move them."""
+        """Let all stay that were to move, because no worker may be left to move them."""
         with self._locked() as after:
             for one in list(self._claimed):
                 self._unclaim(one, after)
@@ -339,11 +384,11 @@ class Spilling:
     def _copy_out(self, one: Movable, host: Buffer, stream: Stream) -> Away:
         opened, buffer = self.opened, one.buffer
         assert buffer is not None
-        index = opened.stream_index(stream)
+        index = opened.core.stream_number(stream)
         try:
             for user in self._users(buffer):
                 opened.retire.use_on(user, index)
-            notes_of(buffer).add_user(index)
+            buffer._noted().add_user(index)
             opened.device.copy_out(memoryview(host), buffer.address, stream)
             return Away(host, stream.record())
         except BaseException:
@@ -352,7 +397,7 @@ class Spilling:
 
     def _leave(self, one: Movable, away: Away, after: After) -> None:
         assert one.buffer is not None
-        after.insert(0, one.buffer.free)  # before anybody who waits for it looks again
+        after.insert(0, one.buffer.free)  # before a use that waits for it looks again
         one.leave(away)
         self.nbytes += one.nbytes
         self.spills += 1
@@ -366,11 +411,12 @@ class Spilling:
 
     @staticmethod
     def _users(buffer: Buffer) -> set[int]:
-        noted = buffer.notes
-        return {buffer.home, *(noted.users if isinstance(noted, Users) else ())}
+        notes = buffer._notes
+        return {buffer._home, *(() if notes is None else notes.users)}
 
     # -- who may be next ---------------------------------------------------------------------------------------------
 
+    @uninterruptible
     def pass_on(self, share: AnyShare) -> None:
         """Hear that a lease has ended: its memory makes room where its range was from."""
         with self._locked():
@@ -381,6 +427,7 @@ class Spilling:
                 if one in self._idle:
                     self._count(one)
 
+    @uninterruptible
     def look_again(self) -> bool:
         """Try what could not move before: the host may have more memory by now. Return whether there is any."""
         if not self._refused:
@@ -391,9 +438,9 @@ class Spilling:
 
     def _open_share(self, share: AnyShare) -> AnyShare:
         found: AnyShare | None = share
-        for one in share.lineage():
+        for one in share._lineage():
             if self.opened.shares.get(one._account) is not one:
-                found = one.parent
+                found = one._parent
         return found or self.opened.pool
 
     def _rest(self, one: Movable) -> None:
@@ -422,7 +469,7 @@ class Spilling:
             self._refused[one] = None
             return
         shares = []
-        for share in one.share.lineage():
+        for share in one.share._lineage():
             if share._arena != one.share._arena:
                 break
             shares.append(share)
@@ -441,16 +488,6 @@ class Spilling:
                 core.scheduler.add_spillable(share._account, nbytes, core.time)
 
     @staticmethod
-    def _note_reader(host: Buffer, stream: Stream) -> None:
-        retire = host._core.retire
-        assert retire is not None
-        notes_of(host).add_user(retire.register(stream))
-
-    @staticmethod
     def _let_go(host: Buffer) -> None:
         with suppress(DeviceError):
             host.free()  # what cannot be freed in order now is freed behind all streams as it is dropped
-
-
-def _nothing() -> None:
-    """Stand for a call of which only the end matters."""

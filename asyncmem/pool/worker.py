@@ -1,18 +1,28 @@
-"""The pool's background thread: it makes the calls that block, so that no event loop does.
+"""The pool's background thread, which makes the calls that block, and the threads that make those of the main thread.
 
-A thread and not a task: driver calls block, and a task held open across a block would tie opening and closing a pool
-to one task. It keeps the pool alive only while it works; a pool that is dropped without being closed ends it.
+The worker is a thread and not a task: driver calls block, and a task held open across a block would tie opening and
+closing a pool to one task. It keeps the pool alive only while it works; a pool that is dropped without being closed
+ends it.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar, cast
+
+from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TICK = 0.25  # seconds between looks at an idle pool
 _SOON = 0.01  # and until the next one after a job, which may be worth looking after
@@ -24,13 +34,18 @@ class Worker:
 
     Args:
         name: The thread's name.
-        tick: Called a while after a job and when there are none, between jobs if need be; answers the seconds until the
+        tick: Called a while after a job and when there are none, between jobs if need be; returns the seconds until the
             next time, None when the thread is no longer needed.
-        died: Called with the error that a job raised; the thread ends with it, because jobs handle what they expect.
+        died: Called with the error that a job raised, because jobs handle what they expect. Other jobs are done all the
+            same: a thread may wait for them.
+
+    Attributes:
+        submit: Has a job run soon. From any thread; not in Python, so that an interrupt comes before it or after it.
     """
 
     def __init__(self, name: str, tick: Callable[[], float | None], died: Callable[[BaseException], None]) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.submit: Callable[[Callable[[], None]], None] = self._jobs.put
         self._tick = tick
         self._died = died
         self._dead = False
@@ -45,10 +60,6 @@ class Worker:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Have a job run soon. From any thread."""
-        self._jobs.put(job)
 
     def close(self, timeout: float | None = None) -> bool:
         """End the thread after the jobs that were submitted; says whether it has ended.
@@ -66,12 +77,13 @@ class Worker:
         # 0.1 to 0.2 ms each time, with the interpreter's lock held: so the first jobs find it grown.
         bytearray(_ROOM)
         self._due = time.monotonic() + TICK
-        try:
-            while self._step():
-                pass
-        except BaseException as error:  # noqa: BLE001 -- the pool must hear of anything that ends its worker
-            self._dead = True
-            self._died(error)
+        goes_on = True
+        while goes_on:
+            try:
+                goes_on = self._step()
+            except BaseException as error:  # noqa: BLE001 -- the pool must hear of anything that ends its worker
+                self._dead = True
+                self._died(error)
 
     def _step(self) -> bool:
         try:
@@ -90,5 +102,61 @@ class Worker:
     def _look(self) -> None:
         pause = self._tick()
         if pause is None:
-            self.close(0)  # after what was submitted before: somebody may wait for it
+            self.close(0)  # after what was submitted before: a thread may wait for it
         self._due = time.monotonic() + (TICK if pause is None else pause)
+
+
+# A signal's handler may raise on the main thread, between any two instructions. So what may not stop half-way, such as
+# calls of the device and the notes on them, is done there by another thread, which the main thread waits for.
+
+Call: TypeAlias = "Callable[[], None]"
+
+idle_helpers: Final[deque[queue.SimpleQueue[Call]]] = deque()
+"""The queue of each thread that waits to stand in for the main thread."""
+
+
+def on_main_thread() -> bool:
+    """Return whether an interrupt may come here."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def ready_helper() -> None:
+    """Start a thread that can stand in, unless one is idle."""
+    if not idle_helpers:
+        calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        threading.Thread(target=_help, args=(calls,), name="asyncmem calls", daemon=True).start()
+        idle_helpers.append(calls)
+
+
+def uninterrupted(call: Callable[[], T]) -> T:
+    """Make a call that goes on to its end (blocks), also where an interrupt ends the wait for it."""
+    if not on_main_thread() or sys.is_finalizing():  # then no thread runs any more
+        return call()
+    latch = Latch(call)
+    ready_helper()
+    idle_helpers.pop().put(latch)
+    try:
+        return cast("T", latch.block())
+    finally:
+        latch.forget()
+
+
+def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
+    """Make a function `uninterrupted`: on the main thread another thread runs it."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return uninterrupted(partial(method, *args, **kwargs))
+
+    return call
+
+
+def _help(calls: queue.SimpleQueue[Call]) -> None:
+    while True:
+        call = calls.get()
+        call()
+        del call  # it may hold the last reference to a pool
+        idle_helpers.append(calls)
+
+
+os.register_at_fork(after_in_child=idle_helpers.clear)  # the child has none of the threads

@@ -4,15 +4,12 @@ from asyncmem.readers import Patience
 from asyncmem.replay.advise import Advice, Suggestion, advise
 from asyncmem.replay.columns import Op
 from asyncmem.replay.journal import Difference, Journal
-from asyncmem.replay.live import replay_on
-from asyncmem.replay.measuring import measure_costs
-from asyncmem.replay.model import Costs, Model, read_costs
+from asyncmem.replay.live import LiveReplay, replay_on
+from asyncmem.replay.model import Costs, Model, measure_costs, read_costs
 from asyncmem.replay.policy import Policy, pool_options
-from asyncmem.replay.reading import read
+from asyncmem.replay.reading import from_snapshot, read
 from asyncmem.replay.recording import Recorder, record
-from asyncmem.replay.result import LiveReplay, Replay
-from asyncmem.replay.run import fit, replay
-from asyncmem.replay.snapshot import from_snapshot
+from asyncmem.replay.run import Replay, fit, replay
 from asyncmem.replay.trace import Steps, Trace
 
 __all__ = [

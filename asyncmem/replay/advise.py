@@ -14,12 +14,11 @@ from asyncmem.readers import Patience
 from asyncmem.replay.columns import Op
 from asyncmem.replay.model import Model
 from asyncmem.replay.policy import IMPATIENT, Policy
-from asyncmem.replay.result import Replay
-from asyncmem.replay.run import PAGE, fit, replay
+from asyncmem.replay.run import PAGE, Replay, fit, replay
 from asyncmem.replay.trace import Trace
 
-POOLED: Final = {"virtual": "paged", "stream_ordered": "stream_ordered"}
-"""The policies to try, and what a pool calls them. The third, "direct", is for suspicion."""
+POOLED: Final = ("paged", "stream_ordered")
+"""The kinds of segments to try. The third, "direct", is for suspicion."""
 
 WORTH: Final = 0.005
 """What an option must save of what is reserved."""
@@ -79,12 +78,12 @@ class Advice:
     assumed: Mapping[str, object]
 
     def arguments(self) -> dict[str, object]:
-        """Answer the arguments of a pool that has all that helps, and what was taken for granted."""
+        """Return the arguments of a pool that has all that helps, and what was taken for granted."""
         helping = (one.arguments for one in self.suggestions if one.helps)
         return {name: value for some in (*helping, self.assumed) for name, value in some.items()}
 
     def code(self, device: str = "cuda:0") -> str:
-        """Answer lines of Python that make such a pool."""
+        """Return lines of Python that make such a pool."""
         given = [_literal(device), *(f"{name}={_literal(value)}" for name, value in self.arguments().items())]
         lines = "".join(f"    {one},\n" for one in given)
         return f"from asyncmem import AsyncMemoryPool\n\npool = AsyncMemoryPool(\n{lines})\n"
@@ -138,12 +137,12 @@ def _try_segments(trial: _Trial) -> None:
     for kind in [one for one in POOLED if one != trial.policy.segments]:
         policy = replace(trial.policy, segments=kind, text="")
         after = replay(trial.trace, policy, trial.model)
-        if trial.note({"segments": POOLED[kind]}, after, _against(trial.now, after)):
+        if trial.note({"segments": kind}, after, _against(trial.now, after)):
             trial.policy = policy
 
 
 def _try_patience(trial: _Trial) -> None:
-    if trial.policy.segments != "virtual" or not trial.model.lag or trial.policy.patience != IMPATIENT:
+    if trial.policy.segments != "paged" or not trial.model.lag or trial.policy.patience != IMPATIENT:
         return
     policy = replace(trial.policy, patience=Patience(share=WAITING), text="")
     after = replay(trial.trace, policy, trial.model)
@@ -215,7 +214,7 @@ def _warmed(trial: _Trial, limit: int | None) -> Replay:
 
 
 def _warm_traces(trace: Trace, model: Model) -> tuple[Trace, Trace]:
-    """Answer the warm-up by itself, and with the program behind it once the device is done with it."""
+    """Return the warm-up by itself, and with the program behind it once the device is done with it."""
     sizes = np.array([size for size, count in trace.warmup() for _ in range(count)], np.int64)
     gap_us = math.ceil((model.lag * 1e6 + 2000) / model.pace) if model.pace else 0
     twice, kept = 2 * sizes.size, trace.op <= Op.FREE

@@ -1,19 +1,34 @@
-"""What a recording consists of: one row an event, one column a property, and the rules that the rows keep.
+"""What a recording consists of: one row an event, one column a property, the rules that the rows keep, and its file.
 
 A fault is told by the row and the file that it is in, and what should have been there.
+
+A file has one compressed numpy array a column, in an archive that numpy and any zip tool open: `op` (u8), `stream` (u8
+or u16), `id` (i32), `size` (i64, bytes) and `dt_us` (i32 or i64, microseconds since the row before), each with one
+element an event. Ours has `meta` too, a text of JSON. Whatever else it has is left alone. Nothing is unpickled, and the
+headers are believed only as far as they fit the bytes that are there: a file that says to have more rows than so many
+bytes can hold is refused before anything is unpacked.
 """
 
+import ast
+import os
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from os import PathLike, fspath
-from typing import Any, Final, NamedTuple, TypeVar
+from os import PathLike
+from pathlib import Path
+from struct import error as StructError  # noqa: N812  # an exception, whatever its module calls it
+from typing import IO, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.errors import BadTrace
 from asyncmem.figures import format_size
+from asyncmem.files import open_file, parse_json
+from asyncmem.text import to_json
 from asyncmem.units import MAX_SIZE
 
 _Number = TypeVar("_Number", bound=np.integer)
@@ -40,7 +55,7 @@ class Op(IntEnum):
 
 
 class Columns(NamedTuple):
-    """The events in their order. `settled` makes the arrays what is said here."""
+    """The events in their order. `checked` makes the arrays what is said here."""
 
     op: NDArray[np.uint8]
     stream: NDArray[np.uint16]
@@ -56,8 +71,8 @@ class Columns(NamedTuple):
 _ENDS: Final = {"op": len(Op), "stream": MOST_STREAMS, "id": 1 << 31, "nbytes": MAX_SIZE, "time_us": LATEST_US}
 
 
-def settled(columns: Columns) -> Columns:
-    """Answer columns that keep all rules, of the right types, contiguous, and that nobody can write to.
+def checked(columns: Columns) -> Columns:
+    """Return columns that keep all rules, of the right types, contiguous, and read-only.
 
     Raises:
         BadTrace: A rule is broken; it names the first row that does.
@@ -77,12 +92,12 @@ def settled(columns: Columns) -> Columns:
 
 
 def live_bytes(columns: Columns) -> NDArray[np.int64]:
-    """Answer the bytes that were allocated and not freed after each event."""
+    """Return the bytes that were allocated and not freed after each event."""
     return _level(columns, Op.ALLOCATE, Op.FREE)
 
 
 def reserved_bytes(columns: Columns) -> NDArray[np.int64]:
-    """Answer the bytes that the recorded allocator had from the driver after each event."""
+    """Return the bytes that the recorded allocator had from the driver after each event."""
     return _level(columns, Op.GROW, Op.SHRINK)
 
 
@@ -138,7 +153,7 @@ def _check_level(level: NDArray[np.int64], what: str) -> None:
 
 
 def _ends(columns: Columns, op: Op, begins: NDArray[np.intp], what: str) -> NDArray[np.intp]:
-    """Check that what `op` ends had begun, once, and answer the row of each end; the number of rows where none is."""
+    """Check that what `op` ends had begun, once, and return the row of each end; the number of rows where none is."""
     never = columns.op.size
     rows = np.flatnonzero(columns.op == op)
     ids = columns.id[rows]
@@ -172,12 +187,125 @@ def refuse(
         raise BadTrace(got(at), expected, row=at if rows is None else int(rows[at]))
 
 
+_VERSION: Final = 1
+_MAGIC: Final = b"\x93NUMPY"
+_MOST_HEADER: Final = 10_000
+_ROWS_A_BYTE: Final = 2
+"""The numbers of allocations alone take 0.7 bytes a row where nothing else ever changes."""
+_MOST_TEXT: Final = 1 << 20  # bytes
+_MOST_DEVICES: Final = 1 << 16
+_KINDS: Final = re.compile(r"[<>|=]?([iu][1248]|U\d{1,7})")
+_TROUBLE: Final = (
+    BadZipFile,
+    EOFError,
+    OSError,
+    RuntimeError,
+    StructError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
+
+
+class About(TypedDict, total=False):
+    """What a file says of its recording beside the events."""
+
+    name: str
+    device: int
+    note: str
+
+
+def write_npz(path: str | PathLike[str], columns: Columns, **about: Unpack[About]) -> None:
+    """Write columns that keep the rules of `Trace`."""
+    meta = to_json({"version": _VERSION, **about})
+    gaps = np.diff(columns.time_us, prepend=0)
+    with Path(path).open("wb") as file:
+        np.savez_compressed(
+            file,
+            op=columns.op,
+            stream=columns.stream.astype(np.uint8) if columns.stream.max(initial=0) < 1 << 8 else columns.stream,
+            id=columns.id,
+            size=columns.nbytes,
+            dt_us=gaps.astype(np.int32) if gaps.max(initial=0) < 1 << 31 else gaps,
+            meta=np.array(meta),
+        )
+
+
+def read_npz(path: str | PathLike[str]) -> tuple[Columns, About]:
+    """Read columns, whose rules are not yet checked; a file without `meta` is called by its own name.
+
+    Raises:
+        BadTrace: It is no such archive, it is cut off or damaged, a column is missing or no plain array of numbers.
+        OSError: The file cannot be opened.
+    """
+    with open_file(path) as file, _clearly(), ZipFile(file) as archive:
+        most = _ROWS_A_BYTE * os.fstat(file.fileno()).st_size
+        op, stream, number, size, gaps = (_array(archive, one, most) for one in ("op", "stream", "id", "size", "dt_us"))
+        columns = Columns(op, stream, number, size, _times(gaps))
+        if "meta.npy" in archive.namelist():
+            return columns, _about(_array(archive, "meta", 1))
+        return columns, About(name=Path(path).stem)
+
+
 @contextmanager
-def naming(file: str | PathLike[str]) -> Iterator[None]:
-    """Say in which file the fault is that is found inside the block, and call what is too large for memory a fault."""
+def _clearly() -> Iterator[None]:
+    # What zipfile, zlib and numpy raise over a damaged file is many things, none of them meant for the reader.
     try:
         yield
-    except BadTrace as fault:
-        raise BadTrace(fault.got, fault.expected, file=fspath(file), row=fault.row, hint=fault.hint) from None
-    except MemoryError:
-        raise BadTrace("more than memory holds", "what fits into memory", file=fspath(file)) from None
+    except BadTrace:
+        raise
+    except _TROUBLE as error:
+        raise BadTrace(f"a damaged file ({error})", "an archive of numpy arrays") from error
+
+
+def _array(archive: ZipFile, name: str, most: int) -> NDArray[Any]:
+    if f"{name}.npy" not in archive.namelist():
+        raise BadTrace(f"no {name}.npy", "an archive with op, stream, id, size and dt_us")
+    member = archive.getinfo(f"{name}.npy")
+    if member.flag_bits & 1 or member.compress_type not in {ZIP_STORED, ZIP_DEFLATED}:
+        raise BadTrace(f"{name}.npy encrypted or packed in another way", "an archive as numpy writes it")
+    with archive.open(member) as file:
+        kind, shape = _header(file, name)
+        rows = shape[0] if shape else 1
+        if not 0 <= rows <= most or kind.itemsize > _MOST_TEXT:
+            raise BadTrace(f"{rows} rows of {kind} in {name}.npy", f"at most {most}, which a file of its size may have")
+        data = file.read(rows * kind.itemsize + 1)
+    if len(data) != rows * kind.itemsize:
+        raise BadTrace(f"{len(data)} bytes or more in {name}.npy", f"{rows * kind.itemsize}, as its head says")
+    return np.frombuffer(data, kind).reshape(shape)
+
+
+def _header(file: IO[bytes], name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    # numpy's own reader would build whatever kind of array the file asks for, of any size.
+    magic, version = file.read(len(_MAGIC)), file.read(2)
+    length = int.from_bytes(file.read(2 if version == b"\x01\x00" else 4), "little")
+    if magic != _MAGIC or length > _MOST_HEADER:
+        raise BadTrace(f"{name}.npy with another head", "a numpy array")
+    head = ast.literal_eval(file.read(length).decode("latin-1"))
+    match head:
+        case {"descr": str(kind), "fortran_order": bool(), "shape": () | (int(),) as shape} if _KINDS.fullmatch(kind):
+            return np.dtype(kind), shape
+    raise BadTrace(f"{name}.npy of another kind", "one whole number a row (and a text for meta)")
+
+
+def _times(gaps: NDArray[Any]) -> NDArray[np.int64]:
+    need_numbers("dt_us", gaps)
+    refuse(gaps < 0, "0 or more in dt_us", lambda at: str(gaps[at]))
+    # In floating point a sum that is too large stays too large.
+    if gaps.sum(dtype=np.float64) >= LATEST_US:
+        raise BadTrace("a sum of centuries", "microseconds in dt_us")
+    return np.cumsum(gaps, dtype=np.int64)
+
+
+def _about(meta: NDArray[Any]) -> About:
+    # numpy would make text of characters that there are not, which breaks whatever looks at it.
+    coding = "utf-32-be" if meta.dtype.str.startswith(">") else "utf-32-le"
+    match parse_json(meta.tobytes().decode(coding).rstrip("\0")):
+        case {"version": int(version)} if version > _VERSION:
+            raise BadTrace(f"version {version} of the format", f"version {_VERSION}", hint="a newer asyncmem reads it")
+        case {"version": int(), "name": str(name), "device": int(device), "note": str(note)} if (
+            0 <= device < _MOST_DEVICES
+        ):
+            return About(name=name, device=device, note=note)
+    raise BadTrace("another shape", "meta with version, name, device and note")

@@ -1,36 +1,26 @@
 """The device that a program is replayed on: how late it is, how fast the program goes, and what its driver charges."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from os import PathLike
-from pathlib import Path
+from statistics import median
 from typing import Final, TypeAlias
 
-from asyncmem.errors import InvalidRequest
+from asyncmem.core import DRIVER_CALLS
+from asyncmem.devices import Device
+from asyncmem.devices.base import Span
+from asyncmem.errors import Described, InvalidRequest, OutOfMemoryError
+from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.files import read_json
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Points of rising size: bytes, and nanoseconds for one call. Between them the cost is a straight line."""
 
 Costs: TypeAlias = Mapping[str, Curve]
 """A curve for each of the calls; a call that has none is free."""
-
-CALLS: Final = (
-    "cuMemCreate",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuMemUnmap",
-    "cuMemRelease",
-    "cuMemAllocAsync",
-    "cuMemFreeAsync",
-    "cuMemAlloc",
-    "cuMemFree",
-    "cuEventRecord",
-    "cuStreamWaitEvent",
-)
-"""The calls that a pool makes, in the order of `Call` in core/costs.hpp."""
 
 _MIB: Final = 1 << 20
 
@@ -76,8 +66,8 @@ class Model:
                 raise InvalidRequest(name, value, "a number from 0")
 
     def curves(self) -> list[list[tuple[int, float]]]:
-        """Answer the costs as the core takes them: in microseconds, in the order of `CALLS`."""
-        return [[(nbytes, ns / 1000) for nbytes, ns in self.costs.get(call, ())] for call in CALLS]
+        """Return the costs as the core takes them: in microseconds, in the order of `DRIVER_CALLS`."""
+        return [[(nbytes, ns / 1000) for nbytes, ns in self.costs.get(call, ())] for call in DRIVER_CALLS]
 
 
 _EXPECTED: Final = 'an object such as {"cuMemMap": [[2097152, 600]]}: points of rising bytes and nanoseconds by call'
@@ -91,17 +81,17 @@ def read_costs(path: str | PathLike[str]) -> Costs:
         OSError: The file cannot be read.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("costs", str(path), _EXPECTED) from error
+        found = read_json(path)
+    except ValueError as error:
+        raise InvalidRequest("costs", Described(f"{path}: {error}"), _EXPECTED) from error
     if not isinstance(found, dict):
-        raise InvalidRequest("costs", str(path), _EXPECTED)
+        raise InvalidRequest("costs", Described(f"{path} with a {type(found).__name__}"), _EXPECTED)
     return {**H200, **{call: _curve(call, points) for call, points in found.items()}}
 
 
 def _curve(call: str, points: object) -> Curve:
-    if call not in CALLS:
-        raise InvalidRequest("costs", call, f"one of {', '.join(CALLS)}")
+    if call not in DRIVER_CALLS:
+        raise InvalidRequest("costs", call, f"one of {', '.join(DRIVER_CALLS)}")
     if not isinstance(points, Sequence) or not points or not all(map(_is_point, points)):
         raise InvalidRequest(f"costs of {call}", points, "points such as [[2097152, 600]]")
     curve = tuple((nbytes, float(ns)) for nbytes, ns in points)
@@ -113,5 +103,137 @@ def _curve(call: str, points: object) -> Curve:
 def _is_point(point: object) -> bool:
     match point:
         case [int(nbytes), int(ns) | float(ns)]:
-            return 0 <= nbytes < 1 << 62 and 0 <= ns < math.inf and not isinstance(ns, bool)
+            return 0 <= nbytes < 1 << 62 and 0 <= ns < 1 << 62 and not isinstance(ns, bool)
     return False
+
+
+_Remap: TypeAlias = Callable[[Sequence[Span], Sequence[Span]], None]
+
+_SIZES: Final = (2 * _MIB, 20 * _MIB, 64 * _MIB, 256 * _MIB, 1024 * _MIB)
+
+_PIECES: Final = 4
+"""So many are mapped at once, each apart from the others, so that each has calls of its own."""
+
+_ASKED: Final = 2
+"""One part in so many of what is free is asked for at most."""
+
+_REPEATS: Final = 7
+
+_UNMAPS: Final = 0.5
+"""Of what it takes to unmap a small piece and to release it, the part of the former."""
+
+_MAPS: Final = H200["cuMemMap"][0][1]
+
+_SEGMENTS: Final = {"stream_ordered": ("cuMemAllocAsync", "cuMemFreeAsync"), "direct": ("cuMemAlloc", "cuMemFree")}
+
+
+def measure_costs(device: Device) -> Costs:
+    """Measure what the calls cost by which memory comes from a device and goes back (blocks, for about a second).
+
+    All is done through the device, as a pool does it, so what a call takes on its way there is a part of its cost.
+    Calls that have no like on this device are left out, and so are those for fences. A piece of memory comes, moves and
+    goes by several calls that are timed together. So how they share it is an assumption: that mapping takes what it
+    does on an H200, and unmapping the same at every size. A replay reckons with the sums.
+
+    Args:
+        device: Nothing else should use it meanwhile: up to half of what is free there is taken, and given back.
+
+    Raises:
+        OutOfMemoryError: Too little is free, or others took it meanwhile.
+        DeviceError: A call failed.
+    """
+    found: dict[str, list[tuple[int, float]]] = {}
+    most = device.memory().free // _ASKED
+    if device.page:
+        for nbytes, calls in _of_pieces(device, _sizes(device, device.page, most // _PIECES)):
+            for call, ns in calls.items():
+                found.setdefault(call, []).append((nbytes, ns))
+    for kind in filter(device.segment_kinds.__contains__, _SEGMENTS):
+        for nbytes in _sizes(device, device.granularity, most):
+            for call, ns in zip(_SEGMENTS[kind], _of_segment(device, kind, nbytes), strict=True):
+                found.setdefault(call, []).append((nbytes, ns))
+    return {call: tuple(points) for call, points in found.items()}
+
+
+def _sizes(device: Device, unit: int, most: int) -> list[int]:
+    whole = dict.fromkeys(-(-nbytes // unit) * unit for nbytes in _SIZES)
+    fit = [nbytes for nbytes in whole if nbytes <= most]
+    if not fit:
+        raise OutOfMemoryError(OutOfMemoryFacts(asked=min(whole), device=device.name, device_free=most * _ASKED))
+    return fit
+
+
+def _of_pieces(device: Device, sizes: Sequence[int]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Time pieces that come, move and go; share the nanoseconds of one among its calls."""
+    unmaps = math.inf
+    for nbytes in sizes:
+        come, move, go = _of_piece(device, nbytes)
+        unmaps = min(unmaps, go * _UNMAPS, move)
+        show = min(move - unmaps, come)  # to map, and to set access
+        maps = min(_MAPS, show)
+        yield (
+            nbytes,
+            {
+                "cuMemCreate": come - show,
+                "cuMemMap": maps,
+                "cuMemSetAccess": show - maps,
+                "cuMemUnmap": unmaps,
+                "cuMemRelease": go - unmaps,
+            },
+        )
+
+
+def _of_piece(device: Device, nbytes: int) -> tuple[float, float, float]:
+    come, move, go = [], [], []
+    with _reserved(device, 2 * _PIECES * nbytes) as (start, remap):
+        places = [(start + at * nbytes, nbytes) for at in range(2 * _PIECES)]
+        here, there = places[::2], places[1::2]
+        for _ in range(1 + _REPEATS):
+            come.append(_took(device, lambda: remap((), here)))
+            move.append(_took(device, lambda: remap(here, there)))
+            go.append(_took(device, lambda: remap(there, ())))
+    return _usual(come) / _PIECES, _usual(move) / _PIECES, _usual(go) / _PIECES
+
+
+def _of_segment(device: Device, kind: str, nbytes: int) -> tuple[float, float]:
+    """Time getting a segment, and giving it back: nanoseconds."""
+    took, went = [], []
+    for _ in range(1 + _REPEATS):
+        started = device.now
+        segment = device.allocate_segment(nbytes, kind)
+        took.append((device.now - started) * 1e9)
+        try:
+            device.default_stream.synchronize_blocking()
+        finally:
+            went.append(_took(device, lambda: device.free_segment(segment)))  # noqa: B023 - called at once
+    return _usual(took), _usual(went)
+
+
+def _took(device: Device, call: Callable[[], object]) -> float:
+    started = device.now
+    call()
+    return (device.now - started) * 1e9
+
+
+def _usual(times: Sequence[float]) -> float:
+    return median(times[1:])  # for the first there was much to set up
+
+
+@contextmanager
+def _reserved(device: Device, nbytes: int) -> Iterator[tuple[int, _Remap]]:
+    """Reserve addresses; give the first, and what maps there, which goes back with them."""
+    mapped: set[Span] = set()
+    start = device.reserve(nbytes)
+
+    def remap(out: Sequence[Span], into: Sequence[Span]) -> None:
+        done = device.remap(out, into)
+        mapped.difference_update(out[: done.unmapped])
+        mapped.update(into[: done.mapped])
+        if done.error is not None:
+            raise done.error
+
+    try:
+        yield start, remap
+    finally:
+        device.remap(sorted(mapped), ())  # and what the driver did not take back before
+        device.unreserve(start, nbytes)

@@ -8,7 +8,7 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.options import OPTIONS, PoolOptions
 from asyncmem.readers import Patience
 
-KINDS: Final = ("virtual", "stream_ordered", "direct")
+KINDS: Final = ("paged", "stream_ordered", "direct")
 """The kinds of segments that can be replayed."""
 
 MATTERS: Final = (
@@ -26,6 +26,9 @@ IMPATIENT: Final = Patience(seconds=0.0)
 """Growth does not wait."""
 
 _OWN: Final = ("take_back", "patience")
+_REPLAYED: Final = ("patience", *MATTERS)
+_CLOSEST: Final = {"paged": "paged", "direct": "direct"}
+"""The policy for a pool's kind of segments; for all others segments of a pool of the driver's."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Policy:
     """How memory is got; without arguments by pages below reserved addresses.
 
     Attributes:
-        segments: "virtual" (pages below reserved addresses), "stream_ordered" or "direct".
+        segments: "paged" (pages below reserved addresses), "stream_ordered" or "direct".
         take_back: Whether memory in no use is had elsewhere before more than ever is taken: pages are moved, segments
             go back; for all but "direct".
         patience: How long growth may wait before more than ever is taken; for all but "direct".
@@ -44,7 +47,7 @@ class Policy:
         InvalidRequest: There is no such kind of segments.
     """
 
-    segments: str = "virtual"
+    segments: str = "paged"
     take_back: bool = True
     patience: Patience = IMPATIENT
     options: PoolOptions = field(default_factory=PoolOptions)
@@ -56,12 +59,12 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a kind of segments and settings, such as "virtual,small_limit=512KiB,patience=2%,take_back=off".
+        """Read a kind of segments and settings, such as "paged,small_limit=512KiB,patience=2%,take_back=off".
 
         Raises:
             InvalidRequest: A setting is unknown, has no effect here, or cannot be right.
         """
-        segments, settings = _read(text, "virtual")
+        segments, settings = _read(text, "paged")
         own = {name: value for name, value in settings.items() if name in _OWN}
         options = {_known(name): value for name, value in settings.items() if name not in _OWN}
         return cls(
@@ -77,13 +80,24 @@ class Policy:
 
 
 def pool_options(text: str) -> PoolOptions:
-    """Read a kind of segments and options of a pool, such as "virtual,segment_size=2MiB", for a replay by a real one.
+    """Read a kind of segments and options of a pool, such as "paged,segment_size=2MiB", for a replay by a real one.
 
     Raises:
         InvalidRequest: There is no such option, or its value cannot be right.
     """
     segments, settings = _read(text, "auto")
     return PoolOptions(segments=segments).replace(**settings)  # type: ignore[arg-type]  # read as text
+
+
+def policy_like(text: str) -> str:
+    """Return the policy of the model that comes closest to a pool's options, both as text.
+
+    Raises:
+        InvalidRequest: There is no such option, or its value cannot be right.
+    """
+    segments = _CLOSEST.get(pool_options(text).segments, "stream_ordered")
+    _, settings = _read(text, "auto")
+    return ",".join([segments, *(f"{name}={value}" for name, value in settings.items() if name in _REPLAYED)])
 
 
 def _read(text: str, otherwise: str) -> tuple[str, dict[str, str]]:

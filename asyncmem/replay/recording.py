@@ -10,9 +10,12 @@ from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.errors import InvalidRequest
 from asyncmem.replay.columns import Op
 from asyncmem.replay.trace import Trace
+from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from numpy.typing import NDArray
 
     from asyncmem.core import Core, LogPart
     from asyncmem.pool import AsyncMemoryPool
@@ -23,7 +26,7 @@ _CUT: Final = "The recording ends early: there was no memory for more of it."
 def record(pool: AsyncMemoryPool) -> Recorder:
     """Make a recorder of a pool, which records what that is asked for while entered by ``with`` or ``async with``.
 
-    Every buffer counts once, whoever asks for it: threads, tasks, budgets, batches and finalizers. A lease is one
+    Every buffer counts once, from any caller: threads, tasks, budgets, batches and finalizers. A lease is one
     allocation of its whole range until it ends; what is held then counts by itself. Buffers without bytes, and those
     that a fallback placed on the host, are left out. What is live when recording begins is allocated at time 0. Times
     are the machine's, whatever clock the device has.
@@ -51,7 +54,7 @@ class Recorder:
 
     def __repr__(self) -> str:
         state = "over" if self._log is not None else "going on" if self._core is not None else "not begun"
-        return f"<asyncmem.replay.Recorder of pool {self._pool.name!r}: {state}>"
+        return f"<asyncmem.replay.Recorder of pool {quoted(self._pool.name)}: {state}>"
 
     def __enter__(self) -> Self:
         """Begin.
@@ -84,7 +87,7 @@ class Recorder:
         self.__exit__()
 
     def trace(self) -> Trace:
-        """Answer what was recorded: all of it, or, while recording goes on, what there is so far.
+        """Return what was recorded: all of it, or, while recording goes on, what there is so far.
 
         Raises:
             InvalidRequest: It has not begun.
@@ -92,8 +95,12 @@ class Recorder:
         if self._core is None:
             raise InvalidRequest("trace()", self, 'a recorder that has begun: "with record(pool) as recorder"')
         log = self._core.read_log(self._reader) if self._log is None else self._log
-        number = self._pool.device.name.partition(":")[2]
-        return _trace_of(self._held, log, self._began, name=self._pool.name, device=int(number or 0))
+        before, rows = np.frombuffer(self._held, LOG_ROW).copy(), np.frombuffer(log.rows, LOG_ROW)
+        before["time_ns"] = self._began
+        rows = np.concatenate((before, rows[rows["kind"] <= Kind.UNDONE]))
+        rows = rows[~np.isin(rows["number"], rows["number"][rows["kind"] == Kind.UNDONE])]
+        note = _CUT if log.cut else ""
+        return trace_of(rows, self._began, name=self._pool.name, device=self._pool.device.name, note=note)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write `trace` to a file, which `asyncmem replay` reads; what was there is replaced.
@@ -105,20 +112,24 @@ class Recorder:
         self.trace().save(path)
 
 
-def _trace_of(held: bytes, log: LogPart, began: int, *, name: str, device: int) -> Trace:
-    before, rows = np.frombuffer(held, LOG_ROW).copy(), np.frombuffer(log.rows, LOG_ROW)
-    before["time_ns"] = began
-    rows = np.concatenate((before, rows[rows["kind"] <= Kind.UNDONE]))
-    undone = rows["number"][rows["kind"] == Kind.UNDONE]
-    rows = rows[~np.isin(rows["number"], undone)]
-    _, numbers = np.unique(rows["number"], return_inverse=True)
+def trace_of(rows: NDArray[np.void], began: int, *, name: str, device: str, note: str) -> Trace:
+    """Make a trace of one pool's allocations and frees, in their order.
+
+    Args:
+        rows: Of the core's log: what was allocated, was there before, or was freed, and each once.
+        began: When recording began, by the same clock.
+        name: What tables call it.
+        device: The name of the pool's device.
+        note: What is missing.
+    """
+    _, first, place = np.unique(rows["number"], return_index=True, return_inverse=True)
     return Trace(
         np.where(rows["kind"] == Kind.FREED, Op.FREE, Op.ALLOCATE),
         rows["stream"],
-        numbers.astype(np.int32),
+        np.argsort(np.argsort(first))[place].astype(np.int32),
         rows["nbytes"].astype(np.int64),
         (rows["time_ns"] - began) // 1000,
         name=name,
-        device=device,
-        note=_CUT if log.cut else "",
+        device=int(device.partition(":")[2] or 0),
+        note=note,
     )

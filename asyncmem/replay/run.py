@@ -1,20 +1,124 @@
 """Runs a trace through a heap of its own, over a model of the device; finds the smallest memory that it fits into."""
 
 import math
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, final
 
 import numpy as np
 
-from asyncmem.core import ReplayTally, replay_steps
+from asyncmem.core import DRIVER_CALLS, ReplaySample, ReplayTally, replay_steps
+from asyncmem.errors import BadTrace, InvalidRequest
+from asyncmem.figures import format_size
 from asyncmem.pool.policy import heap_settings
 from asyncmem.replay.columns import Op
-from asyncmem.replay.model import CALLS, Model
+from asyncmem.replay.model import Model
 from asyncmem.replay.policy import Policy
-from asyncmem.replay.result import Replay
 from asyncmem.replay.trace import Trace
+from asyncmem.text import quoted
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Outcome(ABC):
+    """What every replay returns. Sizes are bytes, times seconds.
+
+    Attributes:
+        name: The trace's.
+        limit: The most that might be reserved, or None.
+        completed: Whether every request was served. The first that was not ends the replay.
+        failed_row: The trace's row of that request, or None,
+        failed_bytes: and how much was asked for.
+        duration: The time that was recorded, at the pace of the replay.
+        peak_requested: The most that was live at once, as it was asked for: no allocator can reserve less.
+        peak_active: The most that was live at once, as it was rounded.
+        peak_reserved: The most that was had from the driver at once.
+        takes: Allocations that were served.
+        frees: How many of them were freed.
+        waits: How often the program waited for memory, mostly because it was still in use,
+        wait_seconds: and how long in all.
+        ns_per_op: What an allocation or a free took here, in nanoseconds, without what a loop takes that does neither.
+    """
+
+    name: str
+    limit: int | None
+    completed: bool
+    failed_row: int | None
+    failed_bytes: int
+    duration: float
+    peak_requested: int
+    peak_active: int
+    peak_reserved: int
+    takes: int
+    frees: int
+    waits: int
+    wait_seconds: float
+    ns_per_op: float
+
+    @property
+    def reserved_over_requested(self) -> float:
+        """What was reserved for a byte that was needed, at the peaks of both; 1 where nothing was needed."""
+        return self.peak_reserved / self.peak_requested if self.peak_requested else 1.0
+
+    def __repr__(self) -> str:
+        end = "" if self.completed else f", out of memory in row {self.failed_row}"
+        return (
+            f"<asyncmem.replay.{type(self).__name__} {quoted(self.name)} {self._by}: {format_size(self.peak_reserved)} "
+            f"reserved for {format_size(self.peak_requested)}{end}>"
+        )
+
+    @property
+    @abstractmethod
+    def _by(self) -> str:
+        """What it was replayed with or on, for the repr."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Replay(Outcome):
+    """What became of a program that was replayed on a model: `Outcome`, and what only a model shows.
+
+    Allocations of no bytes are not counted.
+
+    Attributes:
+        policy: How memory was had.
+        model: What it was had from.
+        misses: How many allocations found nothing ready.
+        foreign: How many made a stream wait for another.
+        driver_calls: How often each call of the driver was made that was made at all.
+        driver_seconds: What they cost, by the model.
+        largest_hole: When the most was reserved, the largest stretch of it that was in no use,
+        idle: all that was in no use,
+        stranded: by stream, what only that stream could have taken then without waiting,
+        fragmentation: and the sum of the squares of all stretches over the square of what was reserved, as PyTorch's
+            viewer defines it.
+        samples: What it looked like over time; empty unless they were asked for.
+    """
+
+    policy: Policy
+    model: Model
+    misses: int
+    foreign: int
+    driver_calls: Mapping[str, int]
+    driver_seconds: float
+    largest_hole: int
+    idle: int
+    stranded: tuple[int, ...]
+    fragmentation: float
+    samples: tuple[ReplaySample, ...]
+
+    @property
+    def _by(self) -> str:
+        return f"with {self.policy}"
+
 
 PAGE: Final = 2 << 20
 """What memory of a GPU comes in."""
+
+_MOST_STREAMS: Final = 1 << 12
+"""Each may hold memory that all others are searched for."""
+_MOST_PAGES: Final = 1 << 21
+"""Of a program that needs more of them than any device has, pages are larger: they are gone through one by one."""
 
 PRECISION: Final = 1000
 """A limit is found to this part of what was needed."""
@@ -29,13 +133,23 @@ class Runner:
         trace: What the program did.
         policy: How its memory is had.
         model: What it is had from.
+
+    Raises:
+        BadTrace: The program has more streams than can be replayed.
     """
 
     def __init__(self, trace: Trace, policy: Policy, model: Model) -> None:
         self.trace = trace
         self.policy = policy
         self.model = model
+        if not isinstance(trace, Trace):
+            raise InvalidRequest("trace", trace, "a Trace, as `asyncmem.replay.read(path)` returns")
         self._steps = trace.steps()
+        if trace.streams > _MOST_STREAMS:
+            raise BadTrace(f"{trace.streams:,} streams", f"at most {_MOST_STREAMS:,} to replay")
+        self._page = PAGE
+        while self._page * _MOST_PAGES < trace.peak_requested:
+            self._page *= 2
 
     def run(self, *, limit: int | None = None, sample_us: float = 0, survey_at: int = 0) -> ReplayTally:
         """Run it once.
@@ -45,7 +159,7 @@ class Runner:
             sample_us: Program time from one sample to the next; 0 for none.
             survey_at: Look at what is in no use when so much is reserved for the first time.
         """
-        limit = None if limit is None else limit - limit % PAGE
+        limit = None if limit is None else limit - limit % self._page
         return replay_steps(
             self._steps,
             slots=self.trace.allocations,
@@ -63,14 +177,14 @@ class Runner:
         options = policy.options.replace(segments="direct") if policy.segments == "direct" else policy.options
         return {
             **heap_settings(options),
-            "limit": limit, "limited": limit is not None, "paged": policy.segments == "virtual",
-            "direct": policy.segments == "direct", "granularity": PAGE, "page": PAGE,
+            "limit": limit, "limited": limit is not None, "paged": policy.segments == "paged",
+            "direct": policy.segments == "direct", "granularity": self._page, "page": self._page,
             "segment_size": policy.options.segment_size, "take_back": policy.take_back,
             "patience": policy.patience.seconds, "patience_share": policy.patience.share, "adaptive": False,
         }  # fmt: skip
 
     def row(self, step: int) -> int:
-        """Answer the trace's row of a step."""
+        """Return the trace's row of a step."""
         return int(np.flatnonzero(self.trace.op <= Op.FREE)[step])
 
 
@@ -82,9 +196,9 @@ def replay(
     limit: int | None = None,
     samples: int = 0,
 ) -> Replay:
-    """Replay a program: answer what a pool would have reserved for it, and what that would have cost.
+    """Replay a program: return what a pool would have reserved for it, and what that would have cost.
 
-    The same arguments answer the same figures, but for `ns_per_op`. It takes well under a second for a hundred
+    The same arguments return the same figures, but for `ns_per_op`. It takes well under a second for a hundred
     thousand allocations, whatever time they took.
 
     Args:
@@ -94,6 +208,9 @@ def replay(
         limit: The most that may be reserved, in bytes. Memory that is still in use is waited for; where that would not
             do, the replay ends.
         samples: How many moments to look at, about, for a plot.
+
+    Raises:
+        BadTrace: The program has more than 4,096 streams.
     """
     runner = Runner(trace, policy or Policy(), model or Model())
     timed = [runner.run(limit=limit) for _ in range(_TIMED)]
@@ -121,7 +238,7 @@ def _result(runner: Runner, limit: int | None, tally: ReplayTally, spent_ns: flo
         frees=tally.frees,
         misses=tally.misses,
         foreign=tally.foreign,
-        driver_calls={call: number for call, number in zip(CALLS, tally.calls, strict=True) if number},
+        driver_calls={call: number for call, number in zip(DRIVER_CALLS, tally.calls, strict=True) if number},
         driver_seconds=tally.driver_us / 1e6,
         waits=tally.waits,
         wait_seconds=tally.wait_us / 1e6,
@@ -135,7 +252,7 @@ def _result(runner: Runner, limit: int | None, tally: ReplayTally, spent_ns: flo
 
 
 def fit(trace: Trace, policy: Policy | None = None, model: Model | None = None, *, waiting: float = math.inf) -> int:
-    """Answer the smallest limit, in bytes, under which the replay of a program completes.
+    """Return the smallest limit, in bytes, under which the replay of a program completes.
 
     It is found by halving, to a thousandth of the most that was requested. A slightly larger limit may fail all the
     same: where things lie changes with it. The one that is answered has been tried.

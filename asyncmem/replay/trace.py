@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.figures import format_count, format_duration, format_size
-from asyncmem.replay.columns import Columns, Op, live_bytes, naming, reserved_bytes, settled
-from asyncmem.replay.npz import read_npz, write_npz
+from asyncmem.files import naming
+from asyncmem.replay.columns import Columns, Op, checked, live_bytes, read_npz, reserved_bytes, write_npz
+from asyncmem.text import quoted
 
 
 class Steps(NamedTuple):
@@ -20,7 +21,7 @@ class Steps(NamedTuple):
     nbytes: NDArray[np.int64]
     """What to allocate, -1 to free."""
     stream: NDArray[np.int32]
-    """The stream that asks; below `Trace.streams`."""
+    """The stream that asks, numbered without gaps: below `Trace.streams`."""
     time_us: NDArray[np.int64]
     """When the program did it, in microseconds since it began."""
 
@@ -58,7 +59,7 @@ class Trace:
     note: str = ""
 
     def __post_init__(self) -> None:
-        for name, column in settled(self.columns)._asdict().items():
+        for name, column in checked(self.columns)._asdict().items():
             object.__setattr__(self, name, column)
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class Trace:
         return self.op.size
 
     def __repr__(self) -> str:
-        name = f" {self.name!r}" if self.name else ""
+        name = f" {quoted(self.name)}" if self.name else ""
         return (
             f"<asyncmem.replay.Trace{name}: {format_count(self.allocations, 'allocation')} on "
             f"{format_count(self.streams, 'stream')}, at most {format_size(self.peak_requested)} live, "
@@ -85,8 +86,8 @@ class Trace:
 
     @property
     def streams(self) -> int:
-        """How many there are: one more than the largest number."""
-        return int(self.stream.max()) + 1 if len(self) else 0
+        """How many there are, the default stream among them; their numbers may have gaps."""
+        return int(self._places()[-1]) + 1 if len(self) else 0
 
     @property
     def duration(self) -> float:
@@ -104,16 +105,22 @@ class Trace:
         return int(reserved_bytes(self.columns).max(initial=0))
 
     def steps(self) -> Steps:
-        """Answer the allocations and frees alone, made for a compiled loop."""
+        """Return the allocations and frees alone, made for a compiled loop."""
         kept = self.op <= Op.FREE
         nbytes = np.where(self.op == Op.FREE, -1, self.nbytes)
-        return Steps(self.id[kept], nbytes[kept], self.stream[kept].astype(np.int32), self.time_us[kept])
+        return Steps(self.id[kept], nbytes[kept], self._places()[self.stream[kept]], self.time_us[kept])
+
+    def _places(self) -> NDArray[np.int32]:
+        """Return for each number of a stream which it would be if there were no gaps."""
+        there = np.bincount(self.stream, minlength=1) > 0
+        there[0] = True
+        return np.cumsum(there, dtype=np.int32) - np.int32(1)
 
     def warmup(self, most: int = 32) -> tuple[tuple[int, int], ...]:
-        """Answer what was live when the most was: pairs of size and count, for the `warmup` of a pool.
+        """Return what was live when the most was: pairs of size and count, for the `warmup` of a pool.
 
         Args:
-            most: How many pairs to answer; those that come to the most bytes are, the largest first.
+            most: How many pairs to return; those that come to the most bytes are, the largest first.
         """
         if not self.allocations:
             return ()

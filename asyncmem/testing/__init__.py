@@ -1,26 +1,10 @@
-"""Helpers to test code that waits for memory: one step at a time, in every order, with a cancellation at any step.
+"""Helpers to test code that waits for memory: one step at a time, in any order, under virtual time.
 
-`run_steps` and `StepLoop` drive asyncio code deterministically, `sweep` strikes a scenario at every step, and
-`conservation` says what has to hold afterwards. The same scenarios play on trio by `asyncmem.testing.tsweep`, which
-is imported only by those who have trio.
+`run_steps` and `StepLoop` drive asyncio code deterministically, a `SteppedPool` works in steps of that loop, and
+`conservation` checks what has to hold afterwards. `device_contract` tests devices; it needs pytest.
 """
 
-from asyncmem.testing.stage import Astray, Failure, Kind, Scenario, Stage, Strike, Stuck, SweepFailed
-from asyncmem.testing.steploop import StepLoop, run_steps
-from asyncmem.testing.sweep import SweepReport, replay, sweep
+from asyncmem.testing.steploop import StepLoop, Stuck, run_steps
+from asyncmem.testing.stepworker import SteppedPool
 
-__all__ = [
-    "Astray",
-    "Failure",
-    "Kind",
-    "Scenario",
-    "Stage",
-    "StepLoop",
-    "Strike",
-    "Stuck",
-    "SweepFailed",
-    "SweepReport",
-    "replay",
-    "run_steps",
-    "sweep",
-]
+__all__ = ["StepLoop", "SteppedPool", "Stuck", "run_steps"]

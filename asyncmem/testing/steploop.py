@@ -14,9 +14,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from asyncmem.testing.stage import Stuck
-
 T = TypeVar("T")
+
+
+class Stuck(RuntimeError):
+    """Nothing is ready and nothing will become ready: a task was never woken."""
+
 
 PATIENCE: Final = 10.0
 """Seconds of wall time that a loop waits for work outside of it before it calls itself stuck."""
@@ -31,7 +34,7 @@ class StepLoop(asyncio.SelectorEventLoop):
     Args:
         seed: Picks among the ready handles; None runs them first come, first served.
         hook: Called with the number of the step before its handle is picked; what it schedules can be picked at once.
-        on_idle: Called when nothing is ready, before time jumps: answers whether it made progress, for example by
+        on_idle: Called when nothing is ready, before time jumps: returns whether it made progress, for example by
             advancing a simulated device to the next completion.
         max_steps: More handles than this are a livelock.
         horizon: Seconds of virtual time after which timers alone no longer count as progress.
@@ -75,7 +78,7 @@ class StepLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def external_work(self) -> Iterator[None]:
-        """Say that another thread is at work for this loop: while inside, the loop waits for it instead of jumping.
+        """Note that another thread works for this loop: while inside, the loop waits for it instead of jumping.
 
         Any thread may enter and leave. The other thread reports through `call_soon_threadsafe` or a watched file.
         """
@@ -98,9 +101,9 @@ class StepLoop(asyncio.SelectorEventLoop):
             self._step()
 
     def _poll(self, timeout: float) -> bool:
-        """Queue the handles of ready files and due timers; answer whether any file was ready."""
+        """Queue the handles of ready files and due timers; return whether any file was ready."""
         found = self._selector.select(timeout)
-        # The loop's own wake-up pipe is no step of anybody, and how many bytes wait in it depends on threads.
+        # The loop's own wake-up pipe is no task's step, and how many bytes wait in it depends on threads.
         if any(key.fileobj is self._ssock for key, _ in found):
             self._read_from_self()
         self._process_events([one for one in found if one[0].fileobj is not self._ssock])
@@ -166,8 +169,8 @@ def run_steps(main: Coroutine[object, object, T], loop: StepLoop | None = None) 
         loop: A fresh loop to run it on; None makes one that runs handles in order of arrival.
 
     Raises:
-        Stuck: `main` waits for something that nobody will do.
-        BaseExceptionGroup: A callback failed, or a task failed and nobody looked at it.
+        Stuck: `main` waits for something that will not happen.
+        BaseExceptionGroup: A callback failed, or a task failed and its error was not retrieved.
     """
     loop = loop or StepLoop()
     unseen: list[BaseException] = []
@@ -177,7 +180,7 @@ def run_steps(main: Coroutine[object, object, T], loop: StepLoop | None = None) 
     finally:
         _dismantle(loop)
     if unseen:
-        raise BaseExceptionGroup("errors that nobody handled", unseen)
+        raise BaseExceptionGroup("unhandled errors", unseen)
     return result
 
 

@@ -1,8 +1,12 @@
-"""A worker without a thread: its jobs run as ordinary steps of the loop, so a seed can put them anywhere."""
+"""A pool without a thread: its worker's jobs run as ordinary steps of the loop, so a seed can put them anywhere."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+
+from asyncmem.pool import AsyncMemoryPool
 
 Job = Callable[[], None]
 
@@ -11,7 +15,7 @@ class StepWorker:
     """Stand in for the pool's background thread in a deterministic test.
 
     Jobs run in the order of their submission, one a step, on the thread of the running loop (asyncio or trio). It never
-    ticks: nothing that somebody waits for may depend on a timer alone. What it cannot show is a job at work while the
+    ticks: nothing that a task waits for may depend on a timer alone. What it cannot show is a job at work while the
     loop runs; that is for tests with real threads.
 
     Args:
@@ -25,6 +29,7 @@ class StepWorker:
         self.alive = False
         self._died = died
         self._jobs: deque[Job] = deque()
+        self._busy = threading.Lock()
 
     def start(self) -> None:
         """Begin to take jobs."""
@@ -33,14 +38,24 @@ class StepWorker:
     def submit(self, job: Job) -> None:
         """Let `job` run in a step of its own after those submitted before it; at once where no loop is running."""
         self._jobs.append(job)
-        _soon(self._run_next)
+        if not _soon(partial(self._run, 1)):
+            self._run()
 
     def close(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - nothing here takes time
-        """Run what was submitted, as a joined thread would have, and take no more jobs; answer that it has ended."""
+        """Run what was submitted, as a joined thread would have, and take no more jobs; return that it has ended."""
         while self._jobs:
             self._run_next()
         self.alive = False
         return True
+
+    def _run(self, most: int | None = None) -> None:
+        """Run jobs, and those that they submit, one after the other; leave them to another thread that does."""
+        while self._jobs and most != 0 and self._busy.acquire(blocking=False):
+            try:
+                self._run_next()
+            finally:
+                self._busy.release()
+            most = None if most is None else most - 1
 
     def _run_next(self) -> None:
         if not self._jobs:
@@ -55,27 +70,32 @@ class StepWorker:
             self._died(error)
 
 
-def _soon(call: Job) -> None:
-    """Schedule `call` as one step of the loop that runs in this thread."""
+class SteppedPool(AsyncMemoryPool):
+    """A pool whose worker is steps of the running loop, so that every run with the same seed is the same."""
+
+    _worker_factory = StepWorker  # type: ignore[assignment]  # it has all that a pool asks of its worker
+
+
+def _soon(call: Job) -> bool:
+    """Schedule `call` as one step of the loop that runs in this thread; return whether one does."""
     loop = asyncio._get_running_loop()
     if loop is not None:
         loop.call_soon(call)
-    else:
-        _soon_on_trio(call)
+        return True
+    return _soon_on_trio(call)
 
 
-def _soon_on_trio(call: Job) -> None:
-    """Schedule `call` as a system task of trio; without trio and without a loop there is nobody to wait, so run it."""
+def _soon_on_trio(call: Job) -> bool:
+    """Schedule `call` as a system task of trio."""
     try:
         import trio
     except ImportError:
-        call()
-        return
+        return False
     if not trio.lowlevel.in_trio_run():
-        call()
-        return
+        return False
 
     async def step() -> None:
         call()
 
     trio.lowlevel.spawn_system_task(step)
+    return True

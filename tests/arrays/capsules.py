@@ -53,7 +53,7 @@ class Versioned(ctypes.Structure):
 
 
 def consume(capsule: CapsuleType, name: bytes) -> tuple[Legacy | Versioned, Callable[[], None]]:
-    """Take what a capsule holds, as a consumer does; answer it and how to say that it is not needed any more."""
+    """Take what a capsule holds, as a consumer does; return it and how to say that it is not needed any more."""
     address = _pointer(capsule, name)
     kind = Versioned if name == b"dltensor_versioned" else Legacy
     managed = kind.from_address(address)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from asyncmem.arrays import dtype_size
 from asyncmem.arrays._dlpack import COPIED
 from asyncmem.errors import BufferReleased, InvalidRequest
-from tests.core.support import FakePool, assert_all_free
+from tests.core.support import FakePool, FakeStream, assert_all_free
 
 from .capsules import Versioned, consume
 
@@ -103,9 +104,11 @@ def test_memory_the_host_cannot_read_is_not_read() -> None:
 def test_cuda_memory_offers_its_interface_and_notes_unknown_users() -> None:
     """Reading the CUDA array interface notes users that name no stream; its default stream is the protocol's 1."""
     pool = FakePool(host_readable=False, kind="cuda")
-    interface = pool.allocate(64).view("float32").__cuda_array_interface__
+    buffer = pool.allocate(64)
+    interface = buffer.view("float32").__cuda_array_interface__
     assert (interface["version"], interface["shape"], interface["typestr"]) == (3, (16,), "<f4")
-    assert (interface["stream"], pool.called("lend")) == (1, [None])
+    assert interface["stream"] == 1
+    assert buffer._noted().users == {pool.core.retire.everywhere()}
 
 
 def test_dlpack_orders_the_consumers_stream_on_cuda() -> None:
@@ -113,7 +116,8 @@ def test_dlpack_orders_the_consumers_stream_on_cuda() -> None:
     pool = FakePool(host_readable=False, kind="cuda")
     for stream in (None, -1, 7):
         pool.allocate(64).__dlpack__(stream=stream)
-    assert pool.called("lend") == [1, None, 7]
+    assert pool.device.named == [1, 7]
+    assert pool.device.records_of_all == 1
 
 
 def test_exports_that_cannot_be_are_buffer_errors(pool: FakePool) -> None:
@@ -130,7 +134,9 @@ def test_exports_that_cannot_be_are_buffer_errors(pool: FakePool) -> None:
 
 def test_an_empty_buffer_is_a_valid_view_of_nothing(pool: FakePool) -> None:
     """Zero bytes can be viewed and exported, and freeing them gives nothing back."""
-    buffer = pool.core.adopt(0, 0)
+    stream = pool.core.stream_objects[0]
+    assert stream is not None
+    buffer = pool.core.borrow(0, 0, stream, SimpleNamespace(readonly=False))
     assert (buffer.address, len(memoryview(buffer)), buffer.view("float32").shape) == (0, 0, (0,))
     assert np.from_dlpack(buffer).size == 0
     buffer.free()
@@ -178,7 +184,7 @@ def test_streams_that_the_protocol_has_not_are_refused(stream: object) -> None:
     buffer = pool.allocate(64)
     with pytest.raises(InvalidRequest, match="stream"):
         buffer.__dlpack__(stream=stream)  # type: ignore[arg-type]  # what is tested
-    assert pool.called("lend") == []
+    assert buffer._notes is None
     buffer.free()
     assert pool.core.exported_bytes == 0
 
@@ -215,6 +221,7 @@ def test_a_copy_is_on_its_own(pool: FakePool, dtype: str) -> None:
 def test_who_reads_a_cuda_interface_keeps_what_offered_it() -> None:
     """Such a consumer holds the object that it asked, so the block waits for that object to be gone."""
     pool = FakePool(host_readable=False, kind="cuda")
+    last = FakeStream()
     for typed in (False, True):
         buffer = pool.allocate(4096)
         asked = buffer.view("float32") if typed else buffer
@@ -222,12 +229,12 @@ def test_who_reads_a_cuda_interface_keeps_what_offered_it() -> None:
         assert interface["data"] == (buffer.address, False)
         assert interface["strides"] is None
         assert asked.__cuda_array_interface__ == interface
-        buffer.free("last stream")
+        buffer.free(last)
         del buffer
         assert pool.core.exported_bytes == 4096
         del asked
         assert pool.core.exported_bytes == 0
-    assert pool.called("free_noted") == ["last stream", "last stream"]
+    assert (last.records, pool.device.records_of_all) == (2, 2)
     assert_all_free(pool)
 
 
@@ -237,7 +244,7 @@ def test_dropping_a_buffer_whose_interface_was_read_frees_it_once() -> None:
     buffer = pool.allocate(4096)
     assert buffer.__cuda_array_interface__["shape"] == (4096,)
     del buffer
-    assert pool.called("free_noted") == [None]
+    assert pool.device.records_of_all == 1
     assert pool.core.exported_bytes == 0
     assert_all_free(pool)
 
@@ -248,4 +255,4 @@ def test_an_interface_that_cannot_be_offered_notes_nobody() -> None:
     array = pool.allocate(64).view("bfloat16")
     with pytest.raises(AttributeError, match="DLPack"):
         _ = array.__cuda_array_interface__
-    assert pool.called("lend") == []
+    assert array.buffer._notes is None

@@ -10,7 +10,7 @@ import trio.testing
 import uvloop
 
 from asyncmem.testing import StepLoop, run_steps
-from asyncmem.testing.tsweep import ordered_by
+from tests.sweeps.tsweep import ordered_by
 
 T = TypeVar("T")
 Main = Callable[[], Coroutine[object, object, T]]

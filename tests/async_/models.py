@@ -8,10 +8,11 @@ from typing import Any, cast
 
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.devices.simulated_stream import SimulatedStream
+from asyncmem.devices.simulated.stream import SimulatedStream
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
+from asyncmem.testing import SteppedPool
 
-from .support import MIB, SteppedPool
+from .support import MIB
 
 FORWARD, BACKWARD = 1.0, 2.0
 SAVED, OUTPUT = 4 * MIB, MIB

@@ -18,8 +18,8 @@ from asyncmem import (
     RequestCancelled,
     Spillable,
 )
-from asyncmem.testing import Scenario, Stage
 from asyncmem.testing.conservation import idle, whole
+from tests.sweeps import Scenario, Stage
 
 from .support import LIMIT, MIB, quick_device, staged, stepped_pool, turns
 

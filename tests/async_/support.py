@@ -12,23 +12,17 @@ import anyio.lowlevel
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Segment, Simulated, Stream
 from asyncmem.devices.base import Remapped, Span
-from asyncmem.testing import Stage
+from asyncmem.testing import SteppedPool
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.stepworker import StepWorker
+from tests.sweeps import Stage
 
 MIB = 1 << 20
 LIMIT = 8 * MIB
 
 
-class SteppedPool(AsyncMemoryPool):
-    """A pool whose worker is steps of the loop, so that one seed repeats everything it does."""
-
-    _worker_factory = StepWorker
-
-
 def quick_device(capacity: int | None = None) -> Simulated:
     """A simulated device whose calls take no time, with small pages."""
-    return Simulated(capacity, latencies=Latencies.zero(), page=4096)
+    return Simulated(capacity, latencies=Latencies.zero(), page=64 << 10)
 
 
 def make_pool(

@@ -275,7 +275,7 @@ def test_a_deadlock_names_level_lines_and_holders_and_advises_who_holds_somethin
     async def main() -> DeadlockError:
         async with host_pool() as pool:
             share: Any = pool.budget("b", limit=8 * MIB) if within == "budget" else pool
-            half = share.own_limit() // 2
+            half = share._own_limit() // 2
             kept = pool.allocate(MIB) if within == "budget" else None
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(take_two(share, half, half), name=f"two {i}") for i in range(2)]
@@ -351,7 +351,7 @@ def test_out_of_memory_has_the_figures_of_the_level_that_refused() -> None:
         facts = of_lease.value.facts
         assert (facts.level, facts.limit, facts.live, facts.cause) == ("a lease of 8 MiB", 8 * MIB, 5 * MIB, "limit")
         assert facts.holders == (("own", 3 * MIB), ("lease's", 2 * MIB))
-        assert (facts.pending_fence_bytes, facts.device_free, facts.rungs, facts.sites) == (0, None, {}, ())
+        assert (facts.pending_fence_bytes, facts.device_free, facts.remedies, facts.sites) == (0, None, {}, ())
 
     asyncio.run(main())
 
@@ -361,11 +361,16 @@ def test_growth_that_an_event_loop_cannot_wait_for_is_named() -> None:
 
     async def main() -> None:
         async with host_pool() as pool:
+            opened = threading.Event()
+            device = pool._opened.device
+            allocate_segment = device.allocate_segment
+            device.allocate_segment = lambda *asked: opened.wait(10) and allocate_segment(*asked)  # type: ignore[method-assign]
             growing = pool.allocate_async(MIB)
             with pytest.raises(OutOfMemoryError, match="being made for other requests") as caught:
                 pool.allocate(MIB)
             assert caught.value.cause == "growth"
             assert caught.value.advice[0] == "await allocate_async, which waits for it"
+            opened.set()
             await growing
 
     asyncio.run(main())

@@ -13,11 +13,11 @@ from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, WouldBl
 
 from asyncmem import Array, AsyncMemoryPool, Buffer, InvalidRequest
 from asyncmem.devices import Simulated
-from asyncmem.devices.order import StreamOrderError
-from asyncmem.devices.simulated_stream import SimulatedStream
+from asyncmem.devices.simulated.order import StreamOrderError
+from asyncmem.devices.simulated.stream import SimulatedStream
 from asyncmem.pipeline import Channel, ChannelStats
-from asyncmem.testing import Scenario, Stage, run_steps, sweep
-from asyncmem.testing.tsweep import sweep_on_trio
+from asyncmem.testing import run_steps
+from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio
 
 from .loops import Run
 from .support import MIB, make_pool, staged, stepped_pool, turns

@@ -2,8 +2,7 @@
 
 import pytest
 
-from asyncmem.testing import Kind, sweep
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Kind, sweep, sweep_on_trio
 
 from .scenarios import SCENARIOS
 

@@ -162,7 +162,8 @@ def test_out_of_memory_tells_all_it_knows(virtually: Run) -> None:
     """OutOfMemoryError carries what was asked, what is held and by whom, and what was tried; the ladder is counted."""
 
     async def main() -> None:
-        device = quick_device(4 * MIB)
+        device = quick_device(8 * MIB)
+        device.take_elsewhere(4 * MIB)
         async with stepped_pool(8 * MIB, device=device, segment_size=2 * MIB) as pool:
             with pytest.raises(OutOfMemoryError) as caught:
                 await pool.allocate_async(7 * MIB, tag="greedy")
@@ -170,8 +171,20 @@ def test_out_of_memory_tells_all_it_knows(virtually: Run) -> None:
             assert isinstance(error, MemoryError)
             assert isinstance(error, RuntimeError)
             assert (error.asked, error.limit) == (7 * MIB, 8 * MIB)
-            assert pool.stats().rungs
+            assert pool.stats().remedies
             await refillable(pool, 4 * MIB)
+
+    virtually(main)
+
+
+def test_more_than_the_device_has_fails_at_once(virtually: Run) -> None:
+    """Whatever limit was asked for: the device is its highest, and nothing is waited for that can never come."""
+
+    async def main() -> None:
+        async with stepped_pool(64 * MIB, device=quick_device(8 * MIB), segment_size=MIB) as pool:
+            assert pool.stats().limit == 8 * MIB
+            with await pool.allocate_async(MIB), pytest.raises(OutOfMemoryError, match="more than there may ever be"):
+                await pool.allocate_async(32 * MIB)
 
     virtually(main)
 

@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout
+from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout, Pressure
 from asyncmem.testing.conservation import refillable, whole
 
 from .loops import Run
@@ -109,6 +109,23 @@ def test_larger_limit_serves_who_waits(virtually: Run) -> None:
             pool.resize(limit=2 * LIMIT)
             (await request).free()
             assert pool.stats().limit == 2 * LIMIT
+
+    virtually(main)
+
+
+def test_a_budget_may_have_a_limit_of_nothing(virtually: Run) -> None:
+    """resize() to zero refuses every request; the figures can still be read."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            budget = pool.budget("part", limit=MIB)
+            held = await budget.allocate_async(MIB)
+            budget.resize(limit=0)
+            assert budget.stats().pressure is Pressure.CRITICAL
+            held.free()
+            assert budget.stats().limit == 0
+            with pytest.raises(OutOfMemoryError):
+                await budget.allocate_async(1)
 
     virtually(main)
 

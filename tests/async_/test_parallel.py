@@ -14,17 +14,18 @@ import anyio
 import numpy as np
 import pytest
 
-from asyncmem import Array, AsyncMemoryPool, Buffer, Host, InvalidRequest, StepError
-from asyncmem.devices import HostStream
-from asyncmem.devices.clock import VirtualClock
+from asyncmem import Array, AsyncMemoryPool, Buffer, InvalidRequest
+from asyncmem.devices import Host, HostStream
+from asyncmem.devices.simulated.timeline import VirtualClock
+from asyncmem.errors import StepError
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext, Use
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
-from asyncmem.testing import StepLoop, run_steps
+from asyncmem.testing import StepLoop, SteppedPool, run_steps
 from asyncmem.testing.conservation import refillable
 
 from .loops import Run
 from .models import BACKWARD, FORWARD, OUTPUT, SAVED, Layer, layers, machine, parallel, stages, stream_of
-from .support import MIB, SteppedPool, stepped_pool
+from .support import MIB, stepped_pool
 
 Kind = Literal["1f1b", "gpipe"]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -123,8 +124,8 @@ def test_a_pool_that_is_too_small_is_refused_with_the_sum() -> None:
                 await PipelineParallel(stages(layers(2)), pool).run(range(3))
             assert str(refused.value) == (
                 "limit: expected at least 20 MiB: "
-                "stage 0: 2 x 4 MiB saved + 2 x 1 MiB answers + 2 x 1 MiB gradients = 12 MiB; "
-                "stage 1: 1 x 4 MiB saved + 2 x 1 MiB answers + 2 x 1 MiB inputs = 8 MiB, got 16 MiB"
+                "stage 0: 2 x 4 MiB saved + 2 x 1 MiB outputs + 2 x 1 MiB gradients = 12 MiB; "
+                "stage 1: 1 x 4 MiB saved + 2 x 1 MiB outputs + 2 x 1 MiB inputs = 8 MiB, got 16 MiB"
             )
 
     run_steps(main())
@@ -348,10 +349,10 @@ async def run_two(forward: Callable[..., Any]) -> None:
     [
         (partial(both, saved="working", answered="output"), "save.*expected memory allocated as saved"),
         (partial(both, saved="output", answered="working"), "save.*expected memory allocated as saved"),
-        (partial(both, saved="saved", answered="working"), "answer.*expected memory allocated as output"),
+        (partial(both, saved="saved", answered="working"), "output.*expected memory allocated as output"),
         (partial(both, saved="result", answered="output"), "use: expected"),
         (in_pieces, "the 2 MiB of working that '0' has left are in pieces, got 2 MiB"),
-        (handing_on, "'1' failed.*answer.*memory allocated as output, as it is a result"),
+        (handing_on, "'1' failed.*output.*memory allocated as output, as it is a result"),
     ],
 )
 def test_memory_is_used_as_it_was_asked_for(virtually: Run, forward: Callable[..., Any], told: str) -> None:
@@ -376,7 +377,7 @@ def test_a_step_may_have_tasks_that_allocate(virtually: Run) -> None:
 
 
 class InPlace(Layer):
-    """A stage that works in the memory of what it is given, and answers that."""
+    """A stage that works in the memory of what it is given, and returns that."""
 
     async def forward(self, item: Any, context: StepContext) -> Any:
         if self.at in (0, self.last):

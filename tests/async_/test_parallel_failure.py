@@ -8,12 +8,12 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from asyncmem import AsyncMemoryPool, DeviceError, StepError
-from asyncmem.devices.clock import VirtualClock
+from asyncmem import AsyncMemoryPool, DeviceError
+from asyncmem.devices.simulated.timeline import VirtualClock
+from asyncmem.errors import StepError
 from asyncmem.pipeline.parallel import PipelineParallel, StepContext
-from asyncmem.testing import Kind, Scenario, Stage, sweep
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Kind, Scenario, Stage, sweep, sweep_on_trio
 
 from .loops import Run
 from .models import Hook, layers, machine, parallel, stages, stream_of

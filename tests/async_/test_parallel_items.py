@@ -7,14 +7,14 @@ import pytest
 
 from asyncmem import Array, AsyncMemoryPool, Batch, Buffer
 from asyncmem.devices import Simulated
-from asyncmem.pipeline.parallel.items import copied, free
+from asyncmem.pipeline.trees import copy_buffers, free_buffers
 
 MIB = 1 << 20
 
 
 @dataclass
 class Item:
-    """A nest as users make them."""
+    """A tree as users make them."""
 
     whole: Buffer
     arrays: dict[str, Array]
@@ -41,8 +41,8 @@ async def test_an_item_of_any_kind_arrives_on_the_other_device_with_its_bytes() 
         await item.arrays["grid"].copy_from(np.arange(6, dtype="float32"))
         for number, piece in enumerate(item.pieces):
             await piece.copy_from(bytes([number]) * piece.nbytes)
-        made = await copied(item, second.allocate_async, here.default_stream)
-        free(item)
+        made = await copy_buffers(item, second.allocate_async, here.default_stream)
+        free_buffers(item)
         assert isinstance(made, Item)
         assert made.name == "plain"
         back = bytearray(1000)
@@ -56,5 +56,5 @@ async def test_an_item_of_any_kind_arrives_on_the_other_device_with_its_bytes() 
             back = bytearray(piece.nbytes)
             await piece.copy_to(back)
             assert back == bytes([number]) * piece.nbytes
-        free([made.whole, made.arrays, list(made.pieces)])
+        free_buffers([made.whole, made.arrays, list(made.pieces)])
         assert (first.stats().allocated_bytes, second.stats().allocated_bytes) == (0, 0)

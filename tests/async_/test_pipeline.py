@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 import asyncmem
-from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest, StageError
+from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest
 from asyncmem.devices import Simulated
-from asyncmem.devices.simulated_stream import SimulatedStream
-from asyncmem.errors import OutOfMemoryError
+from asyncmem.devices.simulated.stream import SimulatedStream
+from asyncmem.errors import OutOfMemoryError, StageError
 from asyncmem.pipeline import Pipeline, Stage, StageShare, stage
 from asyncmem.testing import StepLoop, run_steps
 
@@ -127,7 +127,7 @@ def test_an_item_that_waits_for_memory_is_not_overtaken_for_ever(virtually: Run,
 
 
 def greedy(share: Callable[[StageShare], AsyncMemoryPool | StageShare]) -> list[Callable[[int, StageShare], object]]:
-    """Three stages that each answer a buffer of a MiB."""
+    """Three stages that each return a buffer of a MiB."""
 
     async def first(number: int, pool: StageShare) -> Item:
         return number, await share(pool).allocate_async(MIB)
@@ -136,7 +136,7 @@ def greedy(share: Callable[[StageShare], AsyncMemoryPool | StageShare]) -> list[
         await anyio.sleep(1)
         return item[0], await share(pool).allocate_async(MIB)
 
-    return [first, second, second]  # type: ignore[list-item]  # each takes what the one before answers
+    return [first, second, second]  # type: ignore[list-item]  # each takes what the one before returns
 
 
 async def finished(limit: int, *, shared: bool) -> int:

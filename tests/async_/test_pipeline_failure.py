@@ -10,12 +10,13 @@ from typing import cast
 import anyio
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, DeadlockError, DeviceError, StageError
-from asyncmem.devices.simulated_stream import SimulatedStream
+from asyncmem import AsyncMemoryPool, Buffer, DeadlockError, DeviceError
+from asyncmem.devices.simulated.stream import SimulatedStream
+from asyncmem.errors import StageError
 from asyncmem.pipeline import Pipeline, StageShare, stage
-from asyncmem.testing import Kind, Scenario, Stage, run_steps, sweep
+from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Kind, Scenario, Stage, sweep, sweep_on_trio
 
 from .loops import Run
 from .support import MIB, make_pool, quick_device, staged, stepped_pool, turns

@@ -1,4 +1,4 @@
-"""Stages that say nothing of their needs: what their code shows makes them faster, and never locks them up."""
+"""Stages that say nothing of their needs, or that they have none: faster with `credit=0`, and never locked up by it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import anyio
 import pytest
 from rich.console import Console
 
-from asyncmem import Buffer, InvalidRequest, StageError
+from asyncmem import Buffer, InvalidRequest
+from asyncmem.errors import StageError
 from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
 from asyncmem.pipeline.plan import divide
 from asyncmem.pipeline.progress import show
@@ -82,13 +83,13 @@ async def count(item: Item, pool: StageShare) -> int:  # noqa: ARG001 - likewise
     return item[0]
 
 
-def unread(source: AnyStage) -> AnyStage:
-    """The same stage with code that shows nothing, so that memory is kept free for it as for any other."""
+def credit_of(maker: Callable[..., Any]) -> int | None:
+    return 0 if maker is in_place else None
 
-    async def anything(*arguments: Any) -> Any:
-        return await source.function(*arguments)
 
-    return replace(source, function=anything)
+def undeclared(source: AnyStage) -> AnyStage:
+    """Return the same stage without credit, so that memory is kept free for it."""
+    return replace(source, credit=None)
 
 
 @dataclass
@@ -120,10 +121,11 @@ class Plan:
         nbytes = chance.choice([most, most // 2])
         kinds = [Kind(nbytes, [chance.random() / 100 for _ in range(ITEMS)]) for _ in makers]
         stages: list[AnyStage] = [
-            stage(workers=chance.choice([1, 1, 2, 3]))(maker(kind)) for maker, kind in zip(makers, kinds, strict=True)
+            stage(workers=chance.choice([1, 1, 2, 3]), credit=credit_of(maker))(maker(kind))
+            for maker, kind in zip(makers, kinds, strict=True)
         ]
         if count_last:
-            stages.append(stage(count))
+            stages.append(stage(credit=0)(count))
         return cls(stages, kinds, limit, chance.random() < 0.7, chance.choice(["auto", 2, 5]))
 
     def run(self, stages: list[AnyStage], patience: float = PATIENCE) -> Outcome:
@@ -160,25 +162,24 @@ SLOWEST = 0.010
 """Seconds that the bottleneck takes for an item."""
 
 
+@stage(credit=0)
 async def number_of(item: Item, pool: StageShare) -> int:  # noqa: ARG001 - likewise
     await PASS.work(item)
     return item[0]
 
 
-async def asking_others(item: Item, pool: StageShare) -> Item:
-    await SLOW.work(item)
-    return look_at(item, pool)
-
-
-def look_at(item: Item, pool: StageShare) -> Item:  # noqa: ARG001 - code that is called with a share may do anything
-    return item
+def declared(kind: Kind) -> AnyStage:
+    return stage(credit=0)(in_place(kind))
 
 
 def wide(workers: tuple[int, ...], seconds: tuple[float, ...]) -> list[AnyStage]:
     """Three stages of several workers that do their work in place, but the first."""
     kinds = [Kind(MIB, [each]) for each in seconds]
     makers = [instead, in_place, in_place]
-    return [stage(workers=count)(maker(kind)) for count, maker, kind in zip(workers, makers, kinds, strict=True)]
+    return [
+        stage(workers=count, credit=credit_of(maker))(maker(kind))
+        for count, maker, kind in zip(workers, makers, kinds, strict=True)
+    ]
 
 
 async def paced(limit: int, stages: list[Any], items: int = 200) -> PipelineReport:
@@ -197,16 +198,16 @@ async def paced(limit: int, stages: list[Any], items: int = 200) -> PipelineRepo
 @pytest.mark.parametrize(
     ("limit", "stages"),
     [
-        (3, [instead(TAKE), in_place(SLOW), number_of]),
-        (3, [instead(TAKE), in_place(SLOW), in_place(PASS)]),
+        (3, [instead(TAKE), declared(SLOW), number_of]),
+        (3, [instead(TAKE), declared(SLOW), declared(PASS)]),
         (4, wide((1, 2, 1), (0.004, 0.020, 0.004))),
         (5, wide((2, 2, 2), (0.008, 0.020, 0.008))),
         (6, [instead(TAKE), instead(SLOW), number_of]),
         (6, [instead(TAKE), instead(SLOW), instead(PASS)]),
     ],
 )
-def test_plain_functions_keep_the_pace_of_the_slowest(virtually: Run, limit: int, stages: list[Any]) -> None:
-    """95 % of it, in memory for three items where all but the first work in place, and two for each that takes some.
+def test_stages_keep_the_pace_of_the_slowest(virtually: Run, limit: int, stages: list[Any]) -> None:
+    """95 % of it, in memory for three items where all but the first have `credit=0`, and two for each that takes some.
 
     Several workers at once have one each.
     """
@@ -220,15 +221,14 @@ def test_plain_functions_keep_the_pace_of_the_slowest(virtually: Run, limit: int
 
 
 def test_a_report_says_what_is_kept_free_for_nothing(virtually: Run) -> None:
-    """Of a stage whose code does not show that it takes nothing; to do what is said makes it as fast as the others."""
+    """Of a stage that takes nothing and does not declare it; to do what is said makes it as fast as the others."""
 
     async def main() -> None:
-        first, second = instead(TAKE), asking_others
+        first, second = instead(TAKE), in_place(SLOW)
         report = await paced(3 * MIB, [first, second, number_of])
         assert report.items_per_s < 0.6 / SLOWEST
         assert (
-            report.advice
-            == "kept free and never used: 2 MiB for asking_others; @stage(credit=0) leaves it to the others"
+            report.advice == "kept free and never used: 1.50 MiB for in_place; @stage(credit=0) leaves it to the others"
         )
         assert str(report).endswith(report.advice)
         console = Console(file=io.StringIO(), width=80)
@@ -260,7 +260,7 @@ def test_what_a_stage_has_not_asked_for_so_far_it_may_ask_for_yet(virtually: Run
     virtually(main)
 
 
-TAKES, SEEN = stage(instead(TAKE)), stage(in_place(SLOW))
+TAKES, NOTHING = stage(instead(TAKE)), declared(SLOW)
 CREDIT = stage(credit=MIB)(instead(TAKE))
 
 
@@ -268,43 +268,53 @@ CREDIT = stage(credit=MIB)(instead(TAKE))
     ("stages", "kept", "limits"),
     [
         ([TAKES, TAKES, TAKES], [2, 2, 2], [2, 4, 6]),
-        ([TAKES, SEEN, SEEN], [6, 0, 0], [6, 6, 6]),
-        ([SEEN, TAKES, TAKES], [0, 4, 2], [0, 4, 6]),
-        ([TAKES, SEEN, TAKES], [2, 0, 4], [2, 2, 6]),
-        ([TAKES, TAKES, SEEN], [2, 4, 0], [2, 6, 6]),
-        ([CREDIT, SEEN, SEEN], [6, 0, 0], [6, 0, 0]),
-        ([TAKES, SEEN, CREDIT], [2, 0, 4], [2, 2, 4]),
+        ([TAKES, NOTHING, NOTHING], [6, 0, 0], [6, 0, 0]),
+        ([NOTHING, TAKES, TAKES], [0, 3, 3], [0, 3, 6]),
+        ([TAKES, NOTHING, TAKES], [3, 0, 3], [3, 0, 6]),
+        ([CREDIT, NOTHING, NOTHING], [6, 0, 0], [6, 0, 0]),
+        ([TAKES, NOTHING, CREDIT], [1, 0, 4], [1, 0, 4]),
     ],
 )
-def test_the_part_of_a_stage_that_takes_nothing_goes_to_one_that_may(
+def test_nothing_is_kept_for_a_stage_that_declares_that_it_takes_nothing(
     stages: list[AnyStage], kept: list[int], limits: list[int]
 ) -> None:
-    """To the next behind it, as before it was known; and behind the last that may take some, nothing is kept."""
+    """The others have its part."""
     quotas = divide(stages, 6 * MIB)
     assert [quota.kept // MIB for quota in quotas] == kept
     assert [quota.limit // MIB for quota in quotas] == limits
 
 
 def test_stages_that_take_nothing_need_no_room_beside_credits() -> None:
-    """The credits alone may be all there is; a stage that may take some is refused then."""
-    assert [quota.kept for quota in divide([CREDIT, SEEN], MIB)] == [MIB, 0]
+    """The credits alone may be all there is; a stage without credit is refused then."""
+    assert [quota.kept for quota in divide([CREDIT, NOTHING], MIB)] == [MIB, 0]
     with pytest.raises(InvalidRequest, match=r"= 1 MiB, and some for stages without credit"):
         divide([CREDIT, TAKES], MIB)
 
 
+def test_a_stage_that_declares_to_take_nothing_is_refused_memory(virtually: Run) -> None:
+    """As one with any other credit is, at once; a buffer of no bytes is no memory."""
+
+    async def main() -> None:
+        with pytest.raises(StageError, match="stage 'instead' failed at item 0: OutOfMemoryError"):
+            await paced(3 * MIB, [stage(credit=0)(instead(TAKE))], items=1)
+        await paced(3 * MIB, [stage(credit=0)(instead(Kind(0, [0.0])))], items=1)
+
+    virtually(main)
+
+
 @pytest.mark.parametrize("seed", range(100))
-def test_what_the_code_shows_makes_no_pipeline_slower_and_locks_none_up(seed: int) -> None:
-    """Any row of stages, held against the same ones with code that cannot be read.
+def test_declaring_no_need_makes_no_pipeline_slower_and_locks_none_up(seed: int) -> None:
+    """Any row of stages, held against the same ones without the declaration.
 
     Those may lock up: a loop holds one result while it waits for the next, which is more than the stages' own needs.
     """
     plan = Plan.by(random.Random(seed))
-    unseen = plan.run([unread(one) for one in plan.stages])
-    seen = plan.run(plan.stages)
-    if len(unseen.items) == ITEMS:
-        assert sorted(seen.items) == list(range(ITEMS))
-        assert seen.items == sorted(seen.items) or not plan.ordered
-        assert seen.seconds <= 1.001 * unseen.seconds
+    without = plan.run([undeclared(one) for one in plan.stages])
+    declared = plan.run(plan.stages)
+    if len(without.items) == ITEMS:
+        assert sorted(declared.items) == list(range(ITEMS))
+        assert declared.items == sorted(declared.items) or not plan.ordered
+        assert declared.seconds <= 1.001 * without.seconds
 
 
 @pytest.mark.parametrize("seed", range(30))

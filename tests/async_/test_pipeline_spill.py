@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Spillable
 from asyncmem.pipeline import Pipeline, stage
-from asyncmem.pipeline.share import StageShare
+from asyncmem.pipeline.shares import StageShare
 from asyncmem.testing.conservation import whole
 
 PART = 1 << 14  # bytes

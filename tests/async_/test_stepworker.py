@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from functools import partial
 
 import anyio
@@ -79,3 +80,41 @@ def test_job_that_raises_ends_the_worker() -> None:
     worker.submit(lambda: errors.append(AssertionError("ran all the same")))
     assert [type(error) for error in errors] == [ZeroDivisionError]
     assert not worker.alive
+
+
+def test_without_a_loop_jobs_run_one_after_the_other() -> None:
+    """However many each leads to: a chain of jobs is no recursion."""
+    left = 10_000
+
+    def job() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            worker.submit(job)
+
+    worker = StepWorker("worker", lambda: None, lambda error: pytest.fail(repr(error)))
+    worker.start()
+    worker.submit(job)
+    assert left == 0
+    worker.close()
+
+
+def test_threads_without_a_loop_run_no_two_jobs_at_once() -> None:
+    """As there is only one worker; and none is left behind."""
+    running = done = 0
+
+    def job() -> None:
+        nonlocal running, done
+        running += 1
+        assert running == 1
+        time.sleep(0)
+        done += 1
+        running -= 1
+
+    worker, errors = make_worker()
+    threads = [threading.Thread(target=lambda: [worker.submit(job) for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (done, errors) == (2000, [])

@@ -8,9 +8,10 @@ from functools import partial
 import anyio
 import pytest
 
-from asyncmem.testing import Astray, Kind, Scenario, Stage, Strike, Stuck, SweepFailed, replay, sweep
-from asyncmem.testing.tsweep import KINDS as TRIO_KINDS
-from asyncmem.testing.tsweep import play_on_trio, sweep_on_trio
+from asyncmem.testing import Stuck
+from tests.sweeps import Astray, Kind, Scenario, Stage, Strike, SweepFailed, replay, sweep, sweep_on_trio
+from tests.sweeps.tsweep import KINDS as TRIO_KINDS
+from tests.sweeps.tsweep import play_on_trio
 
 from .subjects import (
     AsyncioSlot,

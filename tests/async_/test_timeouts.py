@@ -127,7 +127,7 @@ def test_default_timeout_of_the_pool_applies(virtually: Run) -> None:
 
 
 def test_zero_timeout_never_waits(virtually: Run) -> None:
-    """timeout=0 answers at once, with a buffer or with the error."""
+    """timeout=0 returns at once, with a buffer or with the error."""
 
     async def main() -> None:
         async with stepped_pool() as pool:

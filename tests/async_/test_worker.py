@@ -262,7 +262,7 @@ def test_pages_are_looked_after_for_as_long_as_memory_is_freed() -> None:
         beats = 0
         while pool._opened.beat() is not None:  # a program that pauses may go on at any moment
             beats += 1
-            assert pool._opened.core.cached_bytes() == 0
+            assert pool._opened.core.counts().cached == 0
         assert 10 < beats < 1000
 
 

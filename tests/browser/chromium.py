@@ -101,7 +101,7 @@ class Chromium:
         self.evaluate(_DRAWN)
 
     def evaluate(self, code: str) -> Any:
-        """Answer what JavaScript comes to; what it promises is waited for."""
+        """Return what JavaScript comes to; what it promises is waited for."""
         asked = {"expression": code, "awaitPromise": True, "returnByValue": True}
         found = self._call("Runtime.evaluate", asked, self._tab)
         if "exceptionDetails" in found:
@@ -109,7 +109,7 @@ class Chromium:
         return found["result"].get("value")
 
     def picture(self) -> Image.Image:
-        """Answer what the window shows."""
+        """Return what the window shows."""
         found = self._call("Page.captureScreenshot", {"format": "png"}, self._tab)
         return Image.open(io.BytesIO(base64.b64decode(found["data"]))).convert("RGB")
 
@@ -118,6 +118,23 @@ class Chromium:
         for step in (3, 0):
             moved = {"type": "mouseMoved", "x": x + step, "y": y}
             self._call("Input.dispatchMouseEvent", moved, self._tab)
+        self.evaluate(_TWO_FRAMES)
+
+    def click(self, x: float, y: float) -> None:
+        """Click there."""
+        self.drag(x, x, y)
+
+    def drag(self, start: float, end: float, y: float) -> None:
+        """Press the left button at one place, and let go of it at another one at the same height."""
+        for kind, x in (("mouseMoved", start), ("mousePressed", start), ("mouseMoved", end), ("mouseReleased", end)):
+            event = {"type": kind, "x": x, "y": y, "button": "left", "buttons": 1, "clickCount": 1}
+            self._call("Input.dispatchMouseEvent", event, self._tab)
+        self.evaluate(_TWO_FRAMES)
+
+    def prefer(self, scheme: str) -> None:
+        """Say that the user prefers "light" or "dark" pages."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", {"features": features}, self._tab)
         self.evaluate(_TWO_FRAMES)
 
     def _watch(self, session: str) -> None:
@@ -179,14 +196,13 @@ def _messages(pipe: Any) -> Iterator[bytes]:
 
 _TWO_FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
-# A page without pictures has no Bokeh; one with them is done when all its documents are.
+# A report says when it is drawn; other pages are done once they are loaded.
 _DRAWN = """
 new Promise(done => {
   const drawn = () => document.readyState === "complete"
-    && (!document.querySelector("[data-root-id]")
-        || window.Bokeh?.documents.length > 0 && Bokeh.documents.every(one => one.is_idle));
+    && (!document.getElementById("data") || "drawn" in document.documentElement.dataset);
   const look = () => drawn()
-    ? requestAnimationFrame(() => requestAnimationFrame(() => drawn() ? done(true) : look()))
+    ? requestAnimationFrame(() => requestAnimationFrame(() => done(true)))
     : setTimeout(look, 20);
   look();
 })

@@ -5,7 +5,7 @@ import numpy as np
 from asyncmem.core import Kind
 from asyncmem.insight import Records
 from asyncmem.insight.names import Names, PoolName, Site
-from asyncmem.insight.order import ROW
+from asyncmem.insight.rows import ROW
 
 MIB = 1 << 20
 FIRST, SECOND = 1 << 32, 2 << 32
@@ -18,7 +18,7 @@ _PLACES = [
     Site("/app/server.py", 3, "serve"),
 ]  # fmt: skip
 
-WEIGHTS, ACTIVATIONS, NOBODY = 1, 2, 0  # tags
+WEIGHTS, ACTIVATIONS, NO_NUMBER = 1, 2, 0  # tags
 
 
 def staged(tag: str = "activations") -> Records:
@@ -55,7 +55,7 @@ def row(
     number: int = 0,
     nbytes: int = 0,
     address: int = 0,
-    tag: int = NOBODY,
+    tag: int = NO_NUMBER,
     site: int = 0,
     span: int = 0,
 ) -> np.ndarray:

@@ -9,11 +9,19 @@ import pytest
 from click.testing import Result
 
 from asyncmem.cli.benchmarks import ROWS
-from asyncmem.cli.benchmarks.churn import random_plan
-from asyncmem.cli.benchmarks.measure import Effort, Loop, interleave, unrolled
-from asyncmem.cli.benchmarks.result import Row, Timing, compare, worst_of
-from asyncmem.cli.benchmarks.scale import nodes_touched
-from asyncmem.cli.benchmarks.stall import percentile
+from asyncmem.cli.benchmarks.allocations import nodes_touched
+from asyncmem.cli.benchmarks.timing import (
+    Effort,
+    Row,
+    Side,
+    Timing,
+    compare,
+    percentile,
+    random_plan,
+    time_sides,
+    unrolled,
+    worst_of,
+)
 
 Invoke = Callable[..., Result]
 
@@ -25,8 +33,8 @@ A_MOMENT = Effort(repeats=2, repeat_ns=1000, share=0.01)
 def test_every_row_measures_both_sides(name: str) -> None:
     """A row has positive times for itself and its floor, in minimum and median, and a bound."""
     row = ROWS[name](A_MOMENT)
-    assert 0 < row.ns <= row.ns_median
-    assert 0 < row.floor_ns <= row.floor_median_ns
+    for side in (row.ours, row.floor):
+        assert 0 < side.ns <= side.median_ns
     assert row.ratio > 0
     assert row.bound > 0
     assert not row.broken
@@ -57,10 +65,13 @@ def test_a_person_gets_a_table(invoke: Invoke) -> None:
 
 def test_a_narrow_terminal_cuts_nothing(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
     """At 80 columns the longest label goes on in the next line, and figures stay whole."""
-    slow = replace(row(1.0, 2.0), ns=123_456.0, ns_median=123_456.0, floor_ns=123_456.0, floor_median_ns=123_456.0)
+    long = Timing(ns=123_456.0, median_ns=123_456.0)
+    slow = replace(row(1.0, 2.0), ours=long, floor=long)
     label = "10,000 that wait in a queue"
     monkeypatch.setitem(ROWS, "handover", lambda _: replace(slow, cases={label: replace(slow, bound=0.5)}))
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal,
+    monkeypatch.setenv("TERM", "dumb")  # of one colour
     shown = invoke("bench", "handover", "--quick").stdout
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -77,7 +88,7 @@ def test_an_unknown_row_is_a_usage_error(invoke: Invoke) -> None:
 
 def row(ratio: float, bound: float, broken: str = "") -> Row:
     """Make a row with this ratio."""
-    made = compare("?", bound, Timing(ns=ratio, median_ns=ratio), Timing(ns=1.0, median_ns=1.0))
+    made = compare(bound, Timing(ns=ratio, median_ns=ratio), Timing(ns=1.0, median_ns=1.0))
     return replace(made, broken=broken)
 
 
@@ -98,7 +109,7 @@ def test_a_broken_promise_is_not_met_whatever_the_ratio() -> None:
 
 def test_a_row_of_parts_is_as_good_as_its_worst() -> None:
     """The part nearest to its bound, or furthest above, speaks for all."""
-    whole = worst_of("?", {"few": row(1.0, 1.3), "many": row(1.4, 1.3)})
+    whole = worst_of({"few": row(1.0, 1.3), "many": row(1.4, 1.3)})
     assert whole.ratio == 1.4
     assert not whole.met
     assert set(whole.cases) == {"few", "many"}
@@ -106,18 +117,19 @@ def test_a_row_of_parts_is_as_good_as_its_worst() -> None:
 
 def test_the_ratio_is_between_the_fastest() -> None:
     """Medians are shown and not compared."""
-    made = compare("?", 2.0, Timing(ns=30, median_ns=90), Timing(ns=20, median_ns=25))
+    made = compare(2.0, Timing(ns=30, median_ns=90), Timing(ns=20, median_ns=25))
     assert made.ratio == 1.5
 
 
 def test_statements_are_unrolled_and_counted() -> None:
     """A turn of the loop runs the statement as often as it is unrolled, and the time is per statement."""
     ran: list[int] = []
-    loop = unrolled("ran.append(1)", {"ran": ran}, times=7)
+    side = unrolled("ran.append(1)", {"ran": ran}, times=7)
 
     async def main() -> int:
-        return await loop(3)
+        return await side.run(3)
 
+    assert side.operations == 7
     assert asyncio.run(main()) > 0
     assert len(ran) == 21
 
@@ -126,15 +138,15 @@ def test_sides_take_turns() -> None:
     """Repeats of the sides alternate, forwards and backwards, after a calibration of all of them."""
     order: list[str] = []
 
-    def side(name: str, nanoseconds: int) -> Loop:
+    def side(name: str, nanoseconds: int) -> Side:
         async def run(turns: int) -> int:
             order.append(name)
             return turns * nanoseconds
 
-        return run
+        return Side(run, 10)
 
     effort = Effort(repeats=2, repeat_ns=1, share=1.0)
-    ours, floor = asyncio.run(interleave([side("ours", 100), side("floor", 50)], effort, per_turn=10))
+    ours, floor = asyncio.run(time_sides([side("ours", 100), side("floor", 50)], effort))
     assert (ours.ns, floor.ns) == (10.0, 5.0)
     assert order == ["ours", "floor", "floor", "ours", "ours", "floor"]
 

@@ -11,11 +11,8 @@ from click.testing import Result
 
 from asyncmem import AsyncMemoryPool, DeadlockError
 from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
-from asyncmem.cli.benchmarks.contention import PROGRAMS, TASKS, measure
-from asyncmem.cli.benchmarks.contention.programs import proof_seconds
-from asyncmem.cli.benchmarks.contention.queueing import used_memory
-from asyncmem.cli.benchmarks.measure import Effort
-from asyncmem.cli.benchmarks.result import Row, Timing, compare, worst_of
+from asyncmem.cli.benchmarks.contention import PROGRAMS, TASKS, contention, proof_seconds, used_memory
+from asyncmem.cli.benchmarks.timing import Effort, Row, Timing, compare, worst_of
 
 Invoke = Callable[..., Result]
 
@@ -26,13 +23,13 @@ BOTH = (3, 40)
 @pytest.mark.may_block  # threads are among the programs
 def test_every_program_runs_beside_a_semaphore() -> None:
     """Each program has a part for each number of tasks, with steps a second of both sides; and the queue has three."""
-    row = measure(A_MOMENT, BOTH)
+    row = contention(A_MOMENT, BOTH)
     for program in PROGRAMS:
         for count in [program.threads] if program.threads else BOTH:
             part = row.cases[f"{program.name}, {count}"]
             assert part.figures["tasks"] == count
-            assert part.figures["steps_per_second"] == pytest.approx(1e9 / part.ns, rel=0.01)
-            assert part.figures["share"] == pytest.approx(part.floor_ns / part.ns, rel=0.01)
+            assert part.figures["steps_per_second"] == pytest.approx(1e9 / part.ours.ns, rel=0.01)
+            assert part.figures["share"] == pytest.approx(part.floor.ns / part.ours.ns, rel=0.01)
             assert part.bound == (pytest.approx(1 / 0.6) if program.bounded else inf)
         assert (f"{program.name}, growth" in row.cases) == program.bounded
     queue, cancel, expire = list(row.cases)[:3]
@@ -44,13 +41,13 @@ def test_every_program_runs_beside_a_semaphore() -> None:
 
 def part(share: float, bound: float, /, **figures: float | str) -> Row:
     """Make one part of a row."""
-    return compare("?", bound, Timing(ns=1e6 / share, median_ns=1e6), Timing(ns=1e6, median_ns=1e6), **figures)
+    return compare(bound, Timing(ns=1e6 / share, median_ns=1e6), Timing(ns=1e6, median_ns=1e6), **figures)
 
 
 def a_row(share: float = 0.8) -> Row:
     """Make a row of a program, one that has no bound, and one of the queue."""
     program = {"steps_per_second": 800, "floor_steps_per_second": 1000, "share": share, "proofs_share": 0.001}
-    return worst_of("?", {
+    return worst_of({
         "queue 9 requests": part(2, 1, bytes_each=900, bytes_allowed=1024, bytes_by="resident set"),
         "leases, 20": part(share, 1 / 0.6, program="leases", tasks=20, least_share=0.6, **program),
         "trio, 20": part(0.1, inf, program="trio", tasks=20, least_share=0, **program),
@@ -61,14 +58,14 @@ def test_it_is_measured_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, 
     """Without rows all others are measured; with its name it is, with the tasks that were asked for."""
     told: list[Sequence[int]] = []
 
-    def contention(effort: Effort, tasks: Sequence[int]) -> Row:
+    def measure(effort: Effort, tasks: Sequence[int]) -> Row:
         del effort
         told.append(tasks)
         return a_row()
 
     for name in ROWS:
         monkeypatch.setitem(ROWS, name, lambda _: part(1, 2))
-    monkeypatch.setitem(LONG_ROWS, "contention", contention)
+    monkeypatch.setitem(LONG_ROWS, "contention", measure)
     assert "contention" not in json.loads(invoke("bench", "--json").stdout)["rows"]
     assert told == []
     assert invoke("bench", "contention", "--tasks", "20,200").exit_code == 0

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
@@ -12,47 +14,33 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from asyncmem.cli.benchmarks.churn import random_plan
-from asyncmem.cli.benchmarks.device import DEVICE_ROWS, growth
-from asyncmem.cli.benchmarks.device.asked import ASKED, Entry, judge
-from asyncmem.cli.benchmarks.device.child import Failed, Task, measure
-from asyncmem.cli.benchmarks.device.loop_stall import ticking
-from asyncmem.cli.benchmarks.device.loops import circular, empty, fill
-from asyncmem.cli.benchmarks.device.measured import Measured
-from asyncmem.cli.benchmarks.device.replay import plan_of
-from asyncmem.cli.benchmarks.device.run import Run, chosen, collect, run
-from asyncmem.cli.benchmarks.device.seeds import LIMIT, PRESSED, PROGRAMS, pressure
-from asyncmem.cli.benchmarks.device.show import show
-from asyncmem.cli.benchmarks.device.where import Where
-from asyncmem.cli.benchmarks.measure import Effort, plainly, time_apart, unrolled
-from asyncmem.cli.benchmarks.peers import FAMILIES, Family, absent, family
-from asyncmem.cli.benchmarks.peers.family import OURS, TOGETHER, TORCH
-from asyncmem.cli.benchmarks.peers.ours import Ours
-from asyncmem.cli.benchmarks.peers.way import FLOOR, Way
+from asyncmem.cli.benchmarks.device import DRIVER, POOL, SUITE
+from asyncmem.cli.benchmarks.device.allocators import FLOOR, OURS, AsyncmemPool
+from asyncmem.cli.benchmarks.device.growth import ticking
+from asyncmem.cli.benchmarks.device.report import show
+from asyncmem.cli.benchmarks.device.rows import circular, plan_of
+from asyncmem.cli.benchmarks.device.suite import Failed, Family, Measured, Run, Task, absent, collect, measure, run
+from asyncmem.cli.benchmarks.timing import Effort, Side, plainly, random_plan, time_sides
 from asyncmem.devices import Simulated
 from asyncmem.replay import Trace
 
 Invoke = Callable[..., Result]
 
 RECORDED = Path(__file__).parents[1] / "traces" / "four_streams.npz"
-ON_ANY_DEVICE = [name for name, row in DEVICE_ROWS.items() if OURS in row.families]
 
 
 def a_moment(*rows: str, device: str = "simulated") -> Task:
     """Ask for as little as can be measured."""
-    return Task(family=OURS, device=device, rows=rows, repeats=2, repeat_ns=1000, share=0.01, traces=(str(RECORDED),))
+    traces = (str(RECORDED),)
+    return Task(suite=SUITE.module, family=OURS, device=device, rows=rows, effort=Effort(2, 1000, 0.01), traces=traces)
 
 
 def found(row: str, peer: str, ns: float, case: str = "", **figures: float) -> Measured:
     return Measured(row=row, case=case, peer=peer, min=ns, median=ns, figures=figures)
 
 
-def entry(entries: list[Entry], row: str, peer: str, case: str = "") -> Entry:
-    return next(one for one in entries if (one.measured.row, one.measured.peer, one.measured.case) == (row, peer, case))
-
-
 @pytest.mark.may_block  # what a synchronous call costs on a loop's thread is what some rows measure
-@pytest.mark.parametrize("name", ON_ANY_DEVICE)
+@pytest.mark.parametrize("name", SUITE.rows)
 def test_every_row_measures_our_pool(name: str) -> None:
     """A row that needs no card has positive times for the pool on a device without one, and never fails."""
     lines = list(measure(a_moment(name)))
@@ -69,78 +57,38 @@ def test_every_row_measures_our_pool(name: str) -> None:
 @pytest.mark.parametrize("row", ["growth", "loop_stall"])
 def test_a_device_that_is_too_small_ends_a_row(monkeypatch: pytest.MonkeyPatch, row: str) -> None:
     """Where the last of the blocks would wait for ever, the row ends with an error, and what it held is given back."""
-    monkeypatch.setattr(growth, "PATIENCE_SECONDS", 0.05)
+    module = import_module("asyncmem.cli.benchmarks.device.growth")  # the package has the row by this name
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
     device = Simulated(1 << 30)
     with pytest.raises(TimeoutError):
-        list(DEVICE_ROWS[row].measure(Ours(device), Effort(2, 1000, share=1.0), Where(device="simulated")))
+        list(SUITE.rows[row].measure(AsyncmemPool(device), replace(a_moment(row), effort=Effort(2, 1000, 1.0))))
     assert device.memory().free == device.memory().total
-
-
-def test_rows_of_a_card_are_left_to_families_that_have_one() -> None:
-    """Where torch has to be in the same process, our family alone measures nothing."""
-    assert list(measure(a_moment("streams", "take_back"))) == []
-    assert {"streams", "take_back"} == set(DEVICE_ROWS) - set(ON_ANY_DEVICE)
 
 
 @pytest.mark.may_block
 def test_a_row_that_fails_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one row of one peer raises is noted by its name, and the next row is measured."""
 
-    def fail(_: Ours) -> None:
+    def fail(_: AsyncmemPool) -> None:
         raise RuntimeError("no streams today")
 
-    monkeypatch.setattr(Ours, "crossing", fail)
+    monkeypatch.setattr(AsyncmemPool, "crossing", fail)
     failed, line = measure(a_moment("cross_stream", "await_hit"))
     assert failed == Failed(family=OURS, peer="asyncmem", row="cross_stream", error="RuntimeError: no streams today")
     assert isinstance(line, Measured)
     assert line.row == "await_hit"
 
 
-@pytest.mark.parametrize("one", [one for one in FAMILIES if one.module], ids=lambda one: one.name)
-def test_an_absent_library_is_named_with_what_to_install(one: Family) -> None:
-    """A family whose module is not there is skipped by name; one whose module is there is not."""
-    missing = Family(name=one.name, make=one.make, module=f"{one.module}_that_nobody_has", install=one.install)
-    gap = absent(missing)
-    assert gap is not None
-    assert gap.family == one.name
-    assert missing.module in gap.reason
-    assert gap.install.startswith("pip install ")
-    assert absent(Family(name="json", make=one.make, module="json")) is None
-
-
 def test_a_module_of_a_package_that_is_absent_is_absent() -> None:
     """Looking for `package.module` does not fail where there is no such package."""
-    assert absent(Family(name="x", make=lambda _: (), module="nobody_has_this.core", install="pip install x"))
-
-
-def test_peers_are_measured_only_when_asked_for() -> None:
-    """Without `--peers` it is asyncmem, alone and with torch around its buffers; with it, everybody who has the row."""
-    assert [one.name for one in chosen("cuda:0", ["hit", "streams"], peers=False)] == [OURS, TOGETHER]
-    assert {one.name for one in chosen("cuda:0", ["same_size"], peers=True)} == {OURS, TORCH}
-    everybody = {one.name for one in chosen("cuda:0", list(DEVICE_ROWS), peers=True)}
-    assert everybody == {one.name for one in FAMILIES}
-
-
-def test_other_devices_have_no_peers() -> None:
-    """Nobody else allocates on the host or the simulated device."""
-    assert [one.name for one in chosen("simulated", list(DEVICE_ROWS), peers=True)] == [OURS]
-
-
-def test_torch_is_configured_in_a_process_of_its_own() -> None:
-    """Each configuration that torch reads once is a family, with the variable that it reads."""
-    configured = {one.name: one.environment for one in FAMILIES if one.environment}
-    assert [value["PYTORCH_ALLOC_CONF"] for value in configured.values()] == [
-        "expandable_segments:True",
-        "backend:cudaMallocAsync",
-    ]
-    assert not family(TORCH).environment
+    assert absent(Family(name="x", peers=(), module="nobody_has_this.core", install="pip install x"))
 
 
 def test_a_run_measures_each_family_in_a_process_and_skips_absent_ones() -> None:
     """The child's figures come back; a family without its library is listed and not started."""
-    gone = Family(name="gone", make=lambda _: (), module="nobody_has_this", install="pip install gone")
+    gone = Family(name="gone", peers=(), module="nobody_has_this", install="pip install gone")
     started: list[str] = []
-    result = run(a_moment("hit"), [family(OURS), gone], started.append)
+    result = run(a_moment("hit"), [POOL, gone], started.append)
     assert started == [OURS]
     assert [(line.row, line.peer) for line in result.measured] == [("hit", "asyncmem")]
     assert [one.family for one in result.absent] == ["gone"]
@@ -149,7 +97,7 @@ def test_a_run_measures_each_family_in_a_process_and_skips_absent_ones() -> None
 
 def test_a_process_that_ends_early_is_a_failure_by_name() -> None:
     """A child that cannot open the device tells so, and the run goes on."""
-    result = run(a_moment("hit", device="simulated:x"), [family(OURS)], lambda _: None)
+    result = run(a_moment("hit", device="simulated:x"), [POOL], lambda _: None)
     (failed,) = result.failed
     assert failed.peer == OURS
     assert "simulated:x" in failed.error
@@ -161,73 +109,6 @@ def test_a_figure_survives_the_way_from_the_child() -> None:
     result = Run()
     collect(json.dumps({"measured": asdict(line)}), result)
     assert result.measured == [line]
-
-
-def test_ratios_are_to_asyncmem_in_the_same_case() -> None:
-    """A peer's minimum over ours of the same row and case; ours over itself is one; without ours there is none."""
-    entries = judge(
-        [
-            found("batch", "asyncmem", 50.0, "equal"),
-            found("batch", "asyncmem", 100.0, "mixed"),
-            found("batch", "torch.empty", 2000.0, "equal"),
-            found("batch", "torch.empty", 1000.0, "mixed"),
-            found("churn", "torch raw", 900.0),
-        ]
-    )
-    assert entry(entries, "batch", "torch.empty", "equal").ratio == 40.0
-    assert entry(entries, "batch", "torch.empty", "equal").ok is True
-    assert entry(entries, "batch", "torch.empty", "mixed").ok is False
-    assert entry(entries, "batch", "asyncmem", "equal").ratio == 1.0
-    assert entry(entries, "churn", "torch raw").ratio is None
-    assert entry(entries, "churn", "torch raw").ok is None
-
-
-def test_a_ratio_is_to_asyncmem_in_the_same_process_where_it_was_measured_there() -> None:
-    """Two processes may differ by more than two allocators, so a pair that took turns is what counts."""
-    other = found("hit", "asyncmem", 50.0)
-    pair = Measured(row="hit", peer="torch raw", min=700.0, median=700.0, beside=100.0)
-    entries = judge([other, pair])
-    assert entry(entries, "hit", "torch raw").ratio == 7.0
-    assert entry(entries, "hit", "torch raw").ok is True
-
-
-@pytest.mark.parametrize(
-    "row", ["hit", "churn", "batch", "large", "cross_stream", "same_size", "variable_sizes", "pressure", "replay"]
-)
-@pytest.mark.may_block
-def test_asyncmem_is_measured_beside_a_peer(row: str) -> None:
-    """A peer's figure carries asyncmem's of the same process, but for the row whose limit is one on the process."""
-    peer = Ours("simulated")
-    peer.beside = Ours("simulated")
-    for line in DEVICE_ROWS[row].measure(peer, a_moment().effort(), Where(device="simulated", traces=(str(RECORDED),))):
-        assert (line.beside is None) == (row == "pressure")
-
-
-def test_bounds_hold_what_they_say() -> None:
-    """Bounds at most are about our own figures: the ratio to a hit, what is reserved, how much longer a wait was."""
-    entries = judge(
-        [
-            found("hit", "asyncmem", 60.0),
-            found("large", "asyncmem", 63.0, "1 GiB", to_other=1.05),
-            found("large", "asyncmem", 130.0, "random, 1 live", to_other=1.08),
-            found("large", "asyncmem", 180.0, "random, 8 live", to_other=1.5),
-            found("streams", "asyncmem", 1.9, "reserved ÷ live"),
-            found("streams", "asyncmem", 4e8, "time", to_torch=1.06),
-            found("loop_stall", "asyncmem", 4e5, more_ns=149_000),
-            found("take_back", "asyncmem", 3e6, "2 GiB a time", to_floor=1.03),
-        ]
-    )
-    verdicts = {(one.measured.row, one.measured.case): one.ok for one in entries}
-    assert verdicts == {
-        ("hit", ""): None,
-        ("large", "1 GiB"): True,
-        ("large", "random, 1 live"): True,
-        ("large", "random, 8 live"): False,
-        ("streams", "reserved ÷ live"): True,
-        ("streams", "time"): False,
-        ("loop_stall", ""): True,
-        ("take_back", "2 GiB a time"): False,
-    }
 
 
 def test_a_recording_is_replayed_to_its_end() -> None:
@@ -248,22 +129,6 @@ def test_programs_are_replayed_only_where_they_are_named(invoke: Invoke) -> None
     assert (plain["case"], paged["case"]) == ("four_streams", "four_streams, paged")
     for line in (plain, paged):
         assert line["figures"]["reserved_over_requested"] >= 1
-
-
-def test_a_broken_promise_is_not_met_without_a_bound() -> None:
-    """A figure that says what did not hold is not met, asked for or not."""
-    line = Measured(row="take_back", peer="asyncmem", min=1.0, median=1.0, broken="nothing was taken back")
-    (one,) = judge([line])
-    assert one.ok is False
-    assert one.as_json()["broken"] == "nothing was taken back"
-
-
-def test_every_bound_is_about_a_row_that_takes_part() -> None:
-    """No bound names a row that does not exist, or a peer that is not measured in it."""
-    for one in ASKED:
-        assert one.row in DEVICE_ROWS
-        members = DEVICE_ROWS[one.row].families
-        assert one.peer == "asyncmem" or any(one.peer.startswith(name) for name in (*members, "cuMemAllocAsync"))
 
 
 @pytest.mark.may_block
@@ -297,14 +162,12 @@ def test_a_person_gets_a_table_with_the_versions(invoke: Invoke) -> None:
 def test_a_narrow_terminal_cuts_nothing() -> None:
     """At 80 columns names go on in the next line, figures stay whole, and what is asked stands below."""
     line = found("large", "torch.cuda.caching_allocator_alloc", 123_456.0, "random, 8 live")
-    entries = [
-        Entry(
-            measured=replace(line, unlike="it keeps no order"), ratio=1234.56, held=1234.56, bound=6, sense="at least"
-        ),
-        Entry(measured=replace(line, peer="asyncmem", broken="3 requests had to wait"), ratio=1.0),
+    lines = [
+        replace(line, unlike="it keeps no order", ratio=1234.56, held=1234.56, bound=6, sense="at least"),
+        replace(line, peer="asyncmem", broken="3 requests had to wait", ratio=1.0),
     ]
     paper = StringIO()
-    show(entries, Run(), ["large"], Console(width=80, file=paper))
+    show(lines, Run(), ["large"], Console(width=80, file=paper, force_terminal=True, color_system=None))
     shown = paper.getvalue()
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -317,13 +180,6 @@ def test_a_narrow_terminal_cuts_nothing() -> None:
         "not met: large random, 8 live asyncmem: 3 requests had to wait",
     ):
         assert part in words
-
-
-def test_peers_without_a_card_are_a_usage_error(invoke: Invoke) -> None:
-    """`--peers` on the host exits with 2 and says which device they have."""
-    result = invoke("bench", "--device", "host", "--peers")
-    assert result.exit_code == 2
-    assert "cuda:0" in result.output
 
 
 @pytest.mark.parametrize(("row", "options"), [("scale", ["--device", "simulated"]), ("streams", [])])
@@ -352,81 +208,19 @@ def test_a_circular_plan_ends_with_what_it_begins_with() -> None:
     assert held == start
 
 
-class Ledger:
-    """An allocator that knows what it has handed out, and at which size it came back."""
-
-    def __init__(self) -> None:
-        self.live: dict[int, int] = {}
-        self.numbers = iter(range(1, 1_000_000))
-
-    def allocate(self, size: int) -> int:
-        number = next(self.numbers)
-        self.live[number] = size
-        return number
-
-    def release(self, number: int, size: int) -> None:
-        assert self.live.pop(number) == size
-
-    def way(self) -> Way:
-        names = {"allocate": self.allocate, "release": self.release}
-        return Way(names=names, allocate="allocate({size})", release="release({block}, {size})")
-
-
-async def ran(statement: str, names: dict[str, object]) -> None:
-    await unrolled(statement, names, times=3)(2)
-
-
-def ways(ledger: Ledger) -> Iterator[tuple[str, dict[str, object]]]:
-    """Write every kind of statement."""
-    way, names = ledger.way(), dict(ledger.way().names)
-    yield way.once("4096"), names
-    yield way.hundred(), {**names, "sizes": [1, 2, 3]}
-    for make in (pressure, *(program for name, program in PROGRAMS.items() if name != "variable_sizes")):
-        yield way.obey(), {**names, "plan": make(), "live": [None] * 1000}
-
-
-def test_statements_give_back_what_they_take_at_its_size() -> None:
-    """Whatever a row runs through an allocator with explicit frees, each block comes back once, with its own size."""
-    ledger = Ledger()
-    for statement, names in ways(ledger):
-        plainly(ran(statement, names))
-        assert not ledger.live
-
-
-def test_a_plan_that_replaces_keeps_its_sizes_over_many_turns() -> None:
-    """Filled once, a circular plan runs any number of times, and everything is given back in the end."""
-    ledger = Ledger()
-    plan = circular(iter(random_plan(50, 7, 512, 4096)))
-    held = fill(ledger.way(), plan)
-    plainly(ran(ledger.way().follow(), {**ledger.way().names, "plan": plan, "live": held}))
-    empty(ledger.way(), plan, held)
-    assert not ledger.live
-
-
-def test_pressure_stays_below_its_share_of_the_limit() -> None:
-    """The program under pressure never has more live than it says, and comes close to it."""
-    live, most = 0, 0
-    for _, size, old in pressure():
-        live += size or -old
-        most = max(most, live)
-    assert 0.95 * PRESSED * LIMIT < most <= PRESSED * LIMIT
-    assert live == 0
-
-
 def test_sides_of_different_speed_make_different_turns() -> None:
     """Each side is repeated for as long as was asked, whatever the others need; a slow one less often."""
     made = {"fast": 0, "slow": 0}
 
-    def side(name: str, nanoseconds: int) -> Callable[[int], object]:
+    def side(name: str, nanoseconds: int) -> Side:
         async def go(turns: int) -> int:
             made[name] += 1
             return turns * nanoseconds
 
-        return go
+        return Side(go, 1)
 
     effort = Effort(repeats=9, repeat_ns=1000, share=1.0)
-    sides = [(side("fast", 10), 1), (side("slow", 1_000_000_000), 1)]
-    fast, slow = plainly(time_apart(sides, effort))  # type: ignore[arg-type] # they answer what a loop does
+    fast, slow = plainly(time_sides([side("fast", 10), side("slow", 1_000_000_000)], effort))
     assert (fast.ns, slow.ns) == (10, 1_000_000_000)
     assert made["slow"] < made["fast"]
 
@@ -453,7 +247,7 @@ async def test_a_ticker_sees_only_what_is_between() -> None:
 def test_our_pools_start_from_nothing_and_leave_nothing() -> None:
     """Every row of ours opens a pool of its own, and the device has none of its memory afterwards."""
     device = Simulated()
-    with Ours(device).opened() as way:
+    with AsyncmemPool(device).opened() as way:
         kept = way.take()(1 << 20)
         assert device.memory().free < device.memory().total
         del kept
@@ -464,3 +258,39 @@ def test_the_floor_is_an_object() -> None:
     """The floor beside a statement is the same statement over `object()`."""
     assert FLOOR.once("4096") == "object()"
     assert FLOOR.drop("live[slot]", "old") == "live[slot] = None"
+
+
+def test_a_broken_promise_is_not_met_without_a_bound() -> None:
+    """A figure that says what did not hold is not met, asked for or not."""
+    line = Measured(row="take_back", peer="asyncmem", min=1.0, median=1.0, broken="nothing was taken back")
+    (one,) = SUITE.judge([line])
+    assert one.ok is False
+    assert one.as_json()["broken"] == "nothing was taken back"
+
+
+def test_peers_without_a_card_are_a_usage_error(invoke: Invoke) -> None:
+    """`--peers` on the host exits with 2 and says which device they have."""
+    result = invoke("bench", "--device", "host", "--peers")
+    assert result.exit_code == 2
+    assert "cuda:0" in result.output
+
+
+def test_peers_outside_of_a_checkout_are_refused_in_one_line(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the comparison cannot be imported, the text says where it is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "benchmarks").is_dir() and path])
+    monkeypatch.delitem(sys.modules, "benchmarks", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.comparison", raising=False)
+    result = invoke("bench", "--peers")
+    assert result.exit_code == 1
+    assert len(result.output.splitlines()) == 1
+    assert "benchmarks/" in result.output
+
+
+def test_a_card_is_measured_beside_its_driver() -> None:
+    """On CUDA the driver's own allocator does the same work; other devices have none."""
+    assert SUITE.chosen("cuda:0", SUITE.rows) == [POOL, DRIVER]
+    assert SUITE.chosen("cuda:0", ["await_hit"]) == [POOL]
+    assert SUITE.chosen("simulated", SUITE.rows) == [POOL]

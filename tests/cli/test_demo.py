@@ -9,10 +9,8 @@ from dataclasses import replace
 import pytest
 from click.testing import Result
 
-from asyncmem.cli.demonstration.pipeline import Outcome, Progress
-from asyncmem.cli.demonstration.plan import OVERSUBSCRIPTION, Plan
-from asyncmem.cli.demonstration.report import as_table, shortcomings
-from asyncmem.cli.demonstration.ticker import Ticker
+from asyncmem.cli.demo import as_table, shortcomings
+from asyncmem.cli.demo_pipeline import OVERSUBSCRIPTION, Plan, Report, Ticker
 from asyncmem.errors import InvalidRequest
 from asyncmem.stats import PoolStats
 
@@ -52,7 +50,7 @@ def test_without_a_terminal_it_prints_lines(invoke: Invoke) -> None:
         (["--limit", "-5"], "--limit"),
         (["--limit", "4 KiB"], "at least"),
         (["--seconds", "0"], "--seconds"),
-        (["--device", "gpu"], "device"),
+        (["--device", "graphics"], "device"),
     ],
     ids=" ".join,
 )
@@ -85,11 +83,12 @@ def test_a_limit_without_room_is_refused() -> None:
         Plan.for_limit(1 << 20, 1.0)
 
 
-def outcome(stats: PoolStats, *, items: int = 10, wrong: int = 0) -> Outcome:
-    """Make what a run of one second with these figures would answer."""
-    progress = Progress(stats, seconds=1.0, items=items, wrong=wrong)
-    plan = Plan.for_limit(8 << 20, 1.0)
-    return Outcome(plan=plan, device="host", checks="", progress=progress, longest_stall=0.001, stall_p99=0.001)
+def report(stats: PoolStats, *, items: int = 10, wrong: int = 0) -> Report:
+    """Make the report of a run of one second with these figures."""
+    return Report(
+        plan=Plan.for_limit(8 << 20, 1.0), device="host", checks="", stats=stats, seconds=1.0, items=items, wrong=wrong,
+        longest_stall=0.001, stall_p99=0.001,
+    )  # fmt: skip
 
 
 GOOD = PoolStats(waits=5, peak_reserved=8 << 20)
@@ -98,18 +97,18 @@ GOOD = PoolStats(waits=5, peak_reserved=8 << 20)
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (outcome(GOOD), []),
-        (outcome(replace(GOOD, waits=0)), ["no request ever waited"]),
-        (outcome(replace(GOOD, peak_reserved=9 << 20)), ["reserved 9 MiB under a limit of 8 MiB"]),
-        (outcome(GOOD, wrong=2), ["2 of 10 results differ"]),
-        (outcome(GOOD, items=0), ["no item was finished"]),
-        (outcome(replace(GOOD, allocated_bytes=512)), ["512 B were still held"]),
+        (report(GOOD), []),
+        (report(replace(GOOD, waits=0)), ["no request ever waited"]),
+        (report(replace(GOOD, peak_reserved=9 << 20)), ["reserved 9 MiB under a limit of 8 MiB"]),
+        (report(GOOD, wrong=2), ["2 of 10 results differ"]),
+        (report(GOOD, items=0), ["no item was finished"]),
+        (report(replace(GOOD, allocated_bytes=512)), ["512 B were still held"]),
     ],
     ids=["all well", "no waits", "over the limit", "wrong results", "nothing done", "something kept"],
 )
-def test_what_a_run_failed_to_show_is_said_in_words(run: Outcome, words: list[str]) -> None:
+def test_what_a_run_failed_to_show_is_said_in_words(run: Report, words: list[str]) -> None:
     """Each promise of the demonstration that did not hold is one sentence; a good run has none."""
-    found = shortcomings(run)
+    found = list(shortcomings(run))
     assert len(found) == len(words)
     assert all(word in text for word, text in zip(words, found, strict=True))
     assert as_table(run).row_count > 0
@@ -123,7 +122,7 @@ def spin(seconds: float) -> None:
 
 
 async def tick_through(work: Callable[[Ticker], None]) -> float:
-    """Answer the longest stall that a ticker saw while the loop was held by `work`."""
+    """Return the longest stall that a ticker saw while the loop was held by `work`."""
     async with Ticker() as ticker:
         work(ticker)
     return ticker.longest

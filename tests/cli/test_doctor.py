@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from click.testing import Result
 
-from asyncmem.cli import listing, nvidia
-from asyncmem.cli import opencl as opencl_probe
-from asyncmem.cli.probing import PROBE_SECONDS
+from asyncmem.cli import machine
 from asyncmem.errors import BackendUnavailable
 from asyncmem.options import OPTIONS
 
@@ -60,7 +59,7 @@ def test_an_option_says_which_variable_set_it(invoke: Invoke, monkeypatch: pytes
 
 
 def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that every pool would refuse makes the command exit with 1, and the rest is still shown."""
+    """A variable that means no option makes the command exit with 1, and the rest is still shown."""
     monkeypatch.setenv("ASYNCMEM_LIMITT", "1 GiB")
     result = invoke("doctor")
     assert result.exit_code == 1
@@ -72,7 +71,7 @@ def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch:
 def test_without_cuda_python_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing package is a reason, and no error."""
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    findings = nvidia.probe()
+    findings = machine.probe_nvidia()
     assert not findings["found"]
     assert "cuda-python" in str(findings["reason"])
 
@@ -81,17 +80,17 @@ def test_a_driver_that_kills_its_caller_is_survived(monkeypatch: pytest.MonkeyPa
     """The driver is asked in a child process: when that dies, its last words are the reason."""
     dead = subprocess.CompletedProcess([], -11, stdout="", stderr="Fatal Python error: Segmentation fault\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
-    assert "Segmentation fault" in str(nvidia.look_for_driver()["reason"])
+    assert "Segmentation fault" in str(machine.find_nvidia()["reason"])
 
 
 def test_a_driver_that_hangs_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that does not answer costs a bounded time."""
 
     def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("python", PROBE_SECONDS)
+        raise subprocess.TimeoutExpired("python", machine.PROBE_SECONDS)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    assert "did not answer" in str(nvidia.look_for_driver()["reason"])
+    assert "did not answer" in str(machine.find_nvidia()["reason"])
 
 
 @pytest.mark.usefixtures("opencl")
@@ -109,12 +108,12 @@ def test_a_device_of_opencl_that_cannot_be_used_says_why(monkeypatch: pytest.Mon
     def refuse(index: int) -> None:
         raise BackendUnavailable(f"opencl:{index}", tried=("no shared memory",), install="Use another")
 
-    monkeypatch.setattr(opencl_probe, "OpenCL", refuse)
-    (one, *_) = opencl_probe.probe()["devices"]
+    monkeypatch.setitem(machine.KINDS, "opencl", replace(machine.KINDS["opencl"], make=refuse))
+    (one, *_) = machine.probe("opencl")["devices"]
     assert (one["name"], one["free_bytes"], one["reason"]) == ("opencl:0", None, "no shared memory. Use another")
 
 
 def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started then."""
-    monkeypatch.setattr(listing, "find_spec", lambda _: None)
-    assert "asyncmem[opencl]" in str(opencl_probe.look_for_devices()["reason"])
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert "asyncmem[opencl]" in str(machine.find_devices("opencl")["reason"])

@@ -26,7 +26,7 @@ def test_a_journal_is_printed_in_words(file: str) -> None:
     """Each call with its effects below it."""
     done = CliRunner().invoke(commands, ["journal", file])
     assert done.exit_code == 0
-    assert "a request comes: request 1, 3 MiB" in done.output
+    assert "submit: request 1, 3 MiB" in done.output
     assert "→ grow: request 1, job 1, by caller, 4 MiB" in done.output
 
 

@@ -70,7 +70,7 @@ def test_it_says_what_takes_so_long(invoke: Invoke, recorded: Path, monkeypatch:
     """And what to do about it, where there are very many buffers."""
     ask = ("plan", str(recorded), "--pool", "mine")
     assert not invoke(*ask).stderr
-    monkeypatch.setattr(sys.modules["asyncmem.cli.reports.plan"], "_MANY", 6)  # the package's `plan` is the command
+    monkeypatch.setattr(sys.modules["asyncmem.cli.plan"], "_MANY", 6)
     assert "7 buffers take a while" in invoke(*ask).stderr
 
 
@@ -109,7 +109,12 @@ def test_nothing_is_written_over(invoke: Invoke, recorded: Path, tmp_path: Path)
 
 
 def test_times_in_which_nothing_happened_have_nothing_to_place(invoke: Invoke, recorded: Path) -> None:
-    """And that is no failure."""
-    result = invoke("plan", str(recorded), "--pool", "mine", "--since", "1h")
+    """And that is no failure; times that are not in the recording are refused."""
+    end = f"{read(recorded).duration:.9f}s"
+    result = invoke("plan", str(recorded), "--pool", "mine", "--since", end)
     assert result.exit_code == 0
     assert result.stdout.startswith("nothing to place\n")
+    for times in (["--since", "1h"], ["--until", "1h"], ["--since", end, "--until", "1us"]):
+        refused = invoke("plan", str(recorded), "--pool", "mine", *times)
+        assert refused.exit_code == 2
+        assert times[-2] in refused.output

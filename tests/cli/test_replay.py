@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from asyncmem import AsyncMemoryPool
+from asyncmem.insight import Recording
 from asyncmem.replay import Op, Trace, fit, read
 
 Invoke = Callable[..., Result]
@@ -51,7 +53,7 @@ def test_the_table_has_a_line_a_program(invoke: Invoke) -> None:
 def test_help_keeps_the_lines_of_policies(invoke: Invoke) -> None:
     """Each kind of segments has its own, and no marks of the help's own language are left."""
     lines = [line.split() for line in invoke("replay", "--help").output.splitlines()]
-    assert {"virtual", "stream_ordered", "direct"} <= {line[0] for line in lines if line}
+    assert {"paged", "stream_ordered", "direct"} <= {line[0] for line in lines if line}
     assert not any("\\b" in word for line in lines for word in line)
 
 
@@ -78,8 +80,8 @@ def test_json_is_one_array_of_flat_figures(invoke: Invoke) -> None:
 
 def test_policies_are_compared(invoke: Invoke) -> None:
     """Each has its figures, under the text that was given."""
-    found = figures(invoke, GNN, "--policy", "virtual", "--policy", "stream_ordered,segment_size=256MiB")
-    assert [one["policy"] for one in found] == ["virtual", "stream_ordered,segment_size=256MiB"]
+    found = figures(invoke, GNN, "--policy", "paged", "--policy", "stream_ordered,segment_size=256MiB")
+    assert [one["policy"] for one in found] == ["paged", "stream_ordered,segment_size=256MiB"]
     assert found[0]["peak_reserved"] < found[1]["peak_reserved"]
 
 
@@ -148,11 +150,16 @@ def test_costs_and_pace_are_passed_on(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_a_plot_is_written(invoke: Invoke, tmp_path: Path) -> None:
-    """One page for all that was replayed."""
+    """One page for all that was replayed; a file that exists is kept unless that is said."""
     path = tmp_path / "out.html"
     result = invoke("replay", GNN, STREAMS, "--plot", str(path))
     assert result.exit_code == 0
     assert path.read_text(encoding="utf-8").count("<svg") == 2
+    path.write_text("precious")
+    assert invoke("replay", STREAMS, "--plot", str(path)).exit_code == 2
+    assert path.read_text() == "precious"
+    assert invoke("replay", STREAMS, "--plot", str(path), "--force").exit_code == 0
+    assert path.read_text(encoding="utf-8").count("<svg") == 1
 
 
 @pytest.mark.parametrize("mode", [(), ("--advise",), ("--device", "simulated")])
@@ -192,13 +199,18 @@ def test_a_device_of_several_is_chosen(invoke: Invoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--policy", "paged"],
-        ["--policy", "virtual,timeout=3"],
+        ["--policy", "virtual"],
+        ["--policy", "paged,timeout=3"],
         ["--limit", "much"],
         ["--limit", "x"],
         ["--limit", "0x"],
         ["--limit", "nanx"],
         ["--lag", "soon"],
+        ["--lag", "20"],
+        ["--limit", "64"],
+        ["--patience", "20"],
+        ["--pool", "mine"],
+        ["--device", "recorded"],
         ["--patience", "much"],
         ["--pace", "-1"],
         ["--costs", GNN],
@@ -249,6 +261,75 @@ def test_huge_requests_do_not_hurt(invoke: Invoke, tmp_path: Path) -> None:
     (one,) = figures(invoke, str(path))
     ahead = one["peak_reserved"] - (100 << 40)
     assert 0 <= ahead <= 64 << 20
+
+
+def test_words_of_a_recording_do_not_steer_the_terminal(invoke: Invoke, tmp_path: Path) -> None:
+    """Its name and note are whatever a file says, and may be no Unicode."""
+    path = tmp_path / "evil.npz"
+    Trace(*np.zeros((5, 1), np.int64), name="\x1b[2J\ud800", note="\x1b]0;\ud800").save(path)
+    for more in ([], ["--advise"], ["--plot", str(tmp_path / "out.html")]):
+        result = invoke("replay", str(path), *more)
+        assert result.exit_code == 0
+        assert "\x1b" not in result.output
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> str:
+    """What `asyncmem run` would write of a program with two pools."""
+    path = tmp_path / "run.amem"
+    with (
+        AsyncMemoryPool("simulated", name="mine", limit="64 MiB", segments="paged", small_limit="512 KiB") as pool,
+        AsyncMemoryPool("simulated", name="other") as other,
+    ):
+        before = pool.allocate("1 MiB")
+        with Recording(pool, other, file=path):
+            held = [pool.allocate("3 MiB") for _ in range(4)]
+            before.free()
+            other.allocate("1 MiB").free()
+            held.clear()
+            pool.allocate("5 MiB").free()
+    return str(path)
+
+
+class TestOfRun:
+    """`replay` reads what `run` writes."""
+
+    def test_a_recording_is_replayed_as_it_was(self, invoke: Invoke, recorded: str) -> None:
+        """With the limit and the options of its pool, unless others are given."""
+        (one,) = figures(invoke, recorded, "--pool", "mine")
+        assert (one["peak_requested"], one["limit"], one["note"]) == (13 * MIB, 64 * MIB, "")
+        assert one["policy"] == "paged,small_limit=524288"
+        assert one["recorded"] == {
+            "name": "mine", "device": "simulated:0", "limit": 64 * MIB, "options": "paged,small_limit=524288",
+        }  # fmt: skip
+        (other,) = figures(invoke, recorded, "--pool", "mine", "--policy", "stream_ordered", "--limit", "1 GiB")
+        assert (other["policy"], other["limit"]) == ("stream_ordered", 1 << 30)
+
+    def test_it_is_replayed_on_its_device(self, invoke: Invoke, recorded: str) -> None:
+        """By its name, or on another one."""
+        (one,) = figures(invoke, recorded, "--pool", "mine", "--device", "recorded")
+        assert (one["device"], one["limit"]) == ("simulated:0", 64 * MIB)
+        assert one["policy"] == "paged,small_limit=524288"
+        (one,) = figures(invoke, recorded, "--pool", "mine", "--device", "host", "--policy", "auto")
+        assert (one["device"], one["peak_requested"]) == ("host", 13 * MIB)
+
+    def test_of_several_pools_one_is_chosen(self, invoke: Invoke, recorded: str) -> None:
+        """They are named; snapshots have devices instead."""
+        for arguments in ((), ("--pool", "nobody")):
+            result = invoke("replay", recorded, *arguments)
+            assert result.exit_code == 2
+            assert "mine, other" in result.output
+        assert invoke("replay", recorded, "--pool", "other").exit_code == 0
+        assert invoke("replay", recorded, "--pool", "mine", "--of", "0").exit_code == 2
+
+    def test_advice_begins_with_the_options_it_had(self, invoke: Invoke, recorded: str) -> None:
+        """And a damaged file is replayed as far as it is whole."""
+        (one,) = figures(invoke, recorded, "--pool", "mine", "--advise")
+        assert one["before"]["policy"] == "paged,small_limit=524288"
+        Path(recorded).write_bytes(Path(recorded).read_bytes()[:-10])
+        result = invoke("replay", recorded, "--pool", "mine", "--json")
+        assert "ends in the middle" in result.stderr
+        assert "ends in the middle" in json.loads(result.stdout)[0]["note"]
 
 
 class TestOnADevice:
@@ -330,9 +411,9 @@ class TestAdvice:
 
     def test_json_has_all_figures(self, invoke: Invoke) -> None:
         """Before and after each option, and what is advised in all."""
-        (one,) = figures(invoke, GNN, "--advise", "--policy", "virtual")
+        (one,) = figures(invoke, GNN, "--advise", "--policy", "paged")
         assert set(one) == {"file", "note", "before", "suggestions", "after", "arguments", "code"}
-        assert one["before"]["policy"] == "virtual"
+        assert one["before"]["policy"] == "paged"
         for tried in one["suggestions"]:
             assert set(tried) == {"arguments", "advised", "against", "before", "after"}
             assert tried["advised"] == (not tried["against"])
@@ -342,7 +423,7 @@ class TestAdvice:
 
     @pytest.mark.parametrize(
         "arguments",
-        [("--limit", "2x"), ("--fit",), ("--patience", "2%"), ("--policy", "direct", "--policy", "virtual")],
+        [("--limit", "2x"), ("--fit",), ("--patience", "2%"), ("--policy", "direct", "--policy", "paged")],
     )
     def test_what_it_tries_itself_is_refused(self, invoke: Invoke, arguments: tuple[str, ...]) -> None:
         """It is asked about one program as it is."""

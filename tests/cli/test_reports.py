@@ -18,7 +18,7 @@ from asyncmem.core import LOG_ROW
 from asyncmem.insight import Kind, Recording, read, reports
 from asyncmem.insight.amem import MAGIC, VERSION, Block, End, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.exports import FORMATS
-from asyncmem.insight.summary import summarize
+from asyncmem.insight.reports.summary import summarize
 
 Invoke = Callable[..., Result]
 
@@ -141,12 +141,17 @@ def test_stats_show_sizes_lifetimes_and_lines(invoke: Invoke, leaky: str) -> Non
 
 
 def test_the_tree_folds_what_is_small(invoke: Invoke, leaky: str) -> None:
-    """Unless all of it is asked for; at another time it is another."""
+    """Unless all of it is asked for; at another time it is another, and after the end there is none."""
     lines = shown(invoke, "tree", leaky)
     assert lines[0].startswith("5.06 MiB live after ")
     assert any("5 MiB (98.8%, 5 buffers)" in line and line.endswith("(keep)") for line in lines)
     assert "1 smaller line" not in "".join(shown(invoke, "tree", leaky, "--all"))
-    assert shown(invoke, "tree", leaky, "--at", "1 h")[0] == "64 KiB live after 1 h"
+    end = read(leaky).duration
+    assert shown(invoke, "tree", leaky, "--at", f"{end:.9f}s")[0].startswith("64 KiB live after ")
+    for report in ("tree", "segments"):
+        late = invoke(report, leaky, "--at", "1 h")
+        assert late.exit_code == 2
+        assert "--at: 1 h is after its end" in late.output
 
 
 def test_the_timeline_is_drawn(invoke: Invoke, leaky: str, crowded: str) -> None:
@@ -177,7 +182,7 @@ def test_waits_name_the_line(invoke: Invoke, crowded: str, leaky: str) -> None:
     lines = shown(invoke, "waits", crowded)
     assert lines[0].endswith("in 1 wait")
     assert lines[2].endswith("(queue_up)")
-    assert shown(invoke, "waits", leaky) == ["Nobody waited."]
+    assert shown(invoke, "waits", leaky) == ["No request waited."]
 
 
 def test_leaks_fail_where_there_is_one(invoke: Invoke, leaky: str, tidy: str) -> None:
@@ -218,7 +223,7 @@ def test_what_is_missing_is_said_beside_the_report(invoke: Invoke, leaky: str, t
 
 def test_a_person_is_told_what_to_install(invoke: Invoke, leaky: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra for files is missing."""
-    monkeypatch.setattr("asyncmem.insight.needs.find_spec", lambda _: None)
+    monkeypatch.setattr("asyncmem.insight.reading.find_spec", lambda _: None)
     result = invoke("summary", leaky)
     assert result.exit_code == 1
     assert "pip install 'asyncmem[insight]'" in result.output
@@ -238,7 +243,10 @@ def test_what_was_lost_is_said(invoke: Invoke, tmp_path: Path) -> None:
     ]
     path.write_bytes(MAGIC + b"".join(pack(block) for block in blocks))
     result = invoke("leaks", str(path))
-    assert "4,000 records came too fast to be written: what they freed looks as if it were live." in result.stderr
+    assert (
+        "4,000 records came too fast to be written: buffers that were freed in them look as if they were live."
+        in result.stderr
+    )
     assert figures(invoke, "leaks", str(path))["lost"] == 4000
 
 

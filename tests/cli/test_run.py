@@ -142,6 +142,37 @@ def test_a_file_is_not_written_over(script: Callable[[str], Path]) -> None:
     assert not read(file).note
 
 
+RECORDS_ITSELF = """
+import sys
+from asyncmem.insight import Recording
+try:
+    with Recording(file=sys.argv[1], force=True):
+        pass
+except FileExistsError as error:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks of files")
+def test_a_recording_is_not_overwritten_by_its_program(script: Callable[[str], Path]) -> None:
+    """Neither by a recording of its own nor by another process; and a program is not overwritten by its recording."""
+    path = script(RECORDS_ITSELF)
+    file = path.with_suffix(".amem")
+    assert recorded("-o", file, path, file).stdout == "refused\n"
+    assert not read(file).note
+    command = [sys.executable, "-m", "asyncmem", "run", "--force", "-o", str(file), "-m", "this"]
+    again = script(f"import subprocess\nsubprocess.run({command})")
+    done = recorded("--force", "-o", file, again)
+    assert "It is being written" in done.stderr
+    assert not read(file).note
+    text = again.read_text()
+    refused = recorded("--force", "-o", again, again)
+    assert refused.returncode == 2
+    assert "choose another name" in refused.stderr
+    assert again.read_text() == text
+    assert recorded("-o", "-", again).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

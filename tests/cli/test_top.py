@@ -21,9 +21,9 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from asyncmem import AsyncMemoryPool, MemoryTracker, tag
-from asyncmem.cli.live.picture import picture
-from asyncmem.insight import LiveServer, serve_live
+from asyncmem import AsyncMemoryPool, tag
+from asyncmem.cli.top import picture
+from asyncmem.insight import LiveServer, MemoryTracker, serve_live
 from asyncmem.insight.live import server
 from asyncmem.insight.live.look import ProcessLook, look
 
@@ -141,7 +141,7 @@ def test_run_live_shows_the_pools_of_its_program(folder: str, tmp_path: Path) ->
     assert lines[0].endswith(f"  {program}")
     assert line_of(lines, "theirs")[1:3] == ["1", "MiB"]
     assert any(line.endswith(f"1 MiB  {program}:2") for line in lines)
-    assert "to look on: asyncmem top " in done.stderr
+    assert "live view: asyncmem top " in done.stderr
     assert not list(Path(folder).rglob("*.sock"))
 
 
@@ -179,7 +179,7 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
     assert lines[at + 1].split() == ["300", "ms", "3", "B", "task", "3", "first"]
     assert "task 2 (the pool grows)" in lines[at + 2]
     at = next(number for number, line in enumerate(lines) if "held by tag" in line)
-    assert lines[at + 1 : at + 3] == ["33 MiB  weights?[2J", " 8 MiB  cache"]
+    assert lines[at + 1 : at + 3] == [r"33 MiB  weights\x1b[2J", " 8 MiB  cache"]
     assert not [line for line in lines if "\x1b" in line]
     assert line_of(shown(now), "first")[-1] == "-"
 
@@ -235,7 +235,7 @@ class Terminal:
         self.text = self.text.partition(text)[2]
 
     def end(self) -> int:
-        """Read to the end, and answer the exit code; the terminal must be as it was."""
+        """Read to the end, and return the exit code; the terminal must be as it was."""
         end = time.monotonic() + 100
         while self.process.poll() is None or self._read(0):
             self._read(0.05)

@@ -6,7 +6,7 @@ from typing import Unpack
 from typing_extensions import override
 
 from asyncmem.core import HeapOptions
-from asyncmem.core.report import HandleInfo, Plan
+from asyncmem.core.report import Piece, Plan
 from tests.reference import ReferenceHeap
 
 from .history import Pair, random_step
@@ -91,7 +91,7 @@ class PagedPair(Pair):
     def let_go(self, segment: int, address: int, nbytes: int) -> None:
         self.both(lambda heap: heap.let_go(segment, address, nbytes))
 
-    def handles(self) -> list[HandleInfo]:
+    def handles(self) -> list[Piece]:
         return self.fast.handles()
 
 

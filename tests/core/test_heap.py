@@ -113,7 +113,7 @@ def test_a_size_is_cached_once_it_was_asked_for_often_enough(heap: Heap, size: i
     cached = []
     for _ in range(often):
         heap.free(heap.take(size, 0))
-        cached.append(heap.cached_bytes())
+        cached.append(heap.counts().cached)
     assert cached == [0] * (often - 1) + [size]
 
 
@@ -125,7 +125,7 @@ def test_a_large_size_is_cached_only_where_it_is_asked_for_often(heap: Heap, oth
     elsewhere = [granules for granules in range(1000, 2000) if table.hash(granules) // WAYS != row]
     for nbytes in (size, size, *(512 * granules for granules in elsewhere[:others]), size):
         heap.free(heap.take(nbytes, 0))
-    assert heap.cached_bytes() == size * kept
+    assert heap.counts().cached == size * kept
 
 
 def test_another_stream_gets_a_block_only_when_its_streams_are_done() -> None:

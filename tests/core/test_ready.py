@@ -140,7 +140,7 @@ async def test_it_is_an_async_context_manager(door: Door, pool: FakePool) -> Non
     async with door(4096) as buffer:
         assert buffer.alive
         assert pool.held() == [4096]
-    assert buffer.is_freed
+    assert not buffer.alive
     assert pool.held() == []
 
 

@@ -319,16 +319,16 @@ def test_blocks_of_a_page_or_more_are_not_cached() -> None:
     heap.add_segment(1 << 30, 4 * PAGE, 1, 0)
     for _ in range(3):
         heap.free(heap.take(PAGE, 0))
-    assert heap.cached_bytes() == PAGE
+    assert heap.counts().cached == PAGE
     heap.add_space(BASE, PAGES * PAGE, 1, PAGE)
-    assert heap.cached_bytes() == 0
+    assert heap.counts().cached == 0
     for _ in range(3):
         heap.free(heap.take(PAGE, 0))
-        assert heap.cached_bytes() == 0
+        assert heap.counts().cached == 0
     heap.remove_space(1)
     for _ in range(3):
         heap.free(heap.take(PAGE, 0))
-    assert heap.cached_bytes() == PAGE
+    assert heap.counts().cached == PAGE
     heap.check()
 
 
@@ -462,7 +462,7 @@ def test_steps_that_were_done_before_a_failure_count(heap: Heap) -> None:
     heap.set_mapped(plan.segment, *plan.fresh[0])
     give_up(heap, plan)
     heap.check()
-    assert heap.reserved() == heap.free_bytes() == PAGE
+    assert heap.reserved() == heap.counts().free == PAGE
     assert heap.take(3 * PAGE, 0) == 0
     assert heap.address(heap.take(PAGE, 0)) == plan.address
 

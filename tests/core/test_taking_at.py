@@ -24,7 +24,7 @@ def leased(pair: Pair) -> None:
 
 
 def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> int:
-    """Take by address, take by size, free and finish at random inside of a lease; answer how many takes were joined."""
+    """Take by address, take by size, free and finish at random inside of a lease; return how many takes were joined."""
     draw, pair = random.Random(seed), Pair(twin)
     leased(pair)
     (arena,) = pair.leases

@@ -27,7 +27,7 @@ class Program:
         self.inside: list[tuple[int, int]] = []
 
     def take(self, nbytes: int, stream: int, room: int) -> int:
-        """Take a block, behind which memory is put where there is none, and answer its address."""
+        """Take a block, behind which memory is put where there is none, and return its address."""
         block = self.heap.take(nbytes, stream)
         if not block:
             plan = self.heap.plan(nbytes, stream, room=room)
@@ -63,7 +63,7 @@ class Program:
         self.heap.set_home(self.live[which % len(self.live)], stream)
 
     def lease(self, which: int, sizes: list[int], stream: int) -> list[int]:
-        """Open a lease on a live block, take and free inside, close it, and answer where the inner blocks were."""
+        """Open a lease on a live block, take and free inside, close it, and return where the inner blocks were."""
         arena = self.heap.open_lease(self.live.pop(which % len(self.live)))
         account = self.heap.add_account(-1)
         taken = [self.heap.take_foreign(nbytes, stream, account, arena, late=True) for nbytes in sizes]

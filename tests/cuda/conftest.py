@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from asyncmem.devices import Cuda, Rocm
-from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu.device import Gpu
 
 from .fake import FakeDriver
 from .leftovers import check_nothing_left
@@ -20,7 +20,7 @@ def kind_of_gpu(vendor: str) -> Kinds:
 
 
 @pytest.fixture
-def gpu(driver: FakeDriver | None, kind_of_gpu: Kinds) -> Iterator[AnyGpu]:
+def gpu(driver: FakeDriver | None, kind_of_gpu: Kinds) -> Iterator[Gpu]:
     """Open the first card; afterwards nothing of it is left, and no work was without order."""
     before = {} if driver is None else driver.live()
     device = kind_of_gpu(0)
@@ -30,14 +30,14 @@ def gpu(driver: FakeDriver | None, kind_of_gpu: Kinds) -> Iterator[AnyGpu]:
 
 
 @pytest.fixture
-def cuda(gpu: AnyGpu) -> Cuda:
+def cuda(gpu: Gpu) -> Cuda:
     """The same, for tests that are about CUDA alone."""
     assert isinstance(gpu, Cuda)
     return gpu
 
 
 @pytest.fixture
-def pair(fake: FakeDriver, kind_of_gpu: Kinds) -> Iterator[AnyGpu]:
+def pair(fake: FakeDriver, kind_of_gpu: Kinds) -> Iterator[Gpu]:
     """Open the first of two cards of a fresh fake; afterwards nothing is left of it, and no work was without order."""
     fake.reset()
     fake.devices(2)
@@ -50,7 +50,7 @@ def pair(fake: FakeDriver, kind_of_gpu: Kinds) -> Iterator[AnyGpu]:
 class Usage:
     """What the driver has given out since this was made. A real card rounds, and has other uses of its own."""
 
-    def __init__(self, gpu: AnyGpu, *, slack: int) -> None:
+    def __init__(self, gpu: Gpu, *, slack: int) -> None:
         self._gpu, self._slack = gpu, slack
         self._before = gpu.memory().free
 
@@ -65,13 +65,13 @@ class Usage:
 
 
 @pytest.fixture
-def usage(driver: FakeDriver | None, gpu: AnyGpu) -> Usage:
+def usage(driver: FakeDriver | None, gpu: Gpu) -> Usage:
     """The card's memory in use: to the byte on the fake, within half of 64 MiB on a real card."""
     return Usage(gpu, slack=0 if driver else 32 << 20)
 
 
 @pytest.fixture
-def cards(driver: FakeDriver | None, kind_of_gpu: Kinds) -> Iterator[tuple[AnyGpu, AnyGpu]]:
+def cards(driver: FakeDriver | None, kind_of_gpu: Kinds) -> Iterator[tuple[Gpu, Gpu]]:
     """Open two cards; a real machine with one skips the test."""
     before = {} if driver is None else driver.live()
     if driver is not None:

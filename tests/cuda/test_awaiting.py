@@ -11,8 +11,8 @@ import trio
 import trio.testing
 
 from asyncmem.devices import Fence, Stream
-from asyncmem.devices.gpu import waits
-from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu import fence as gpu_fence
+from asyncmem.devices.gpu.device import Gpu
 from asyncmem.errors import DeviceError, InvalidRequest
 
 from .fake import FakeDriver
@@ -23,7 +23,7 @@ Busy = Callable[[], Stream]
 
 
 @pytest.fixture
-def busy(fake: FakeDriver, gpu: AnyGpu) -> Iterator[Busy]:
+def busy(fake: FakeDriver, gpu: Gpu) -> Iterator[Busy]:
     """Make streams with work that does not end before `fake.release`."""
 
     def make() -> Stream:
@@ -160,10 +160,10 @@ def test_a_loop_that_is_closed_is_no_trouble(fake: FakeDriver, busy: Busy) -> No
     task = loop.create_task(wait_for(fence))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    assert loop in waits._asyncio_readers
+    assert loop in gpu_fence._asyncio_readers
     fake.release()
     asyncio.run(wait_until_released(fake, busy()))
-    assert loop not in waits._asyncio_readers
+    assert loop not in gpu_fence._asyncio_readers
     del task
     gc.collect()
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.device import DEVICE_ROWS
-from asyncmem.cli.benchmarks.device.child import Task, measure
-from asyncmem.cli.benchmarks.device.measured import Measured
-from asyncmem.cli.benchmarks.device.takers import Take, Taker, by_driver, by_pool
-from asyncmem.cli.benchmarks.peers.family import OURS
+from asyncmem.cli.benchmarks.device import SUITE
+from asyncmem.cli.benchmarks.device.allocators import OURS
+from asyncmem.cli.benchmarks.device.suite import Measured, Task, measure
+from asyncmem.cli.benchmarks.timing import Effort
 from asyncmem.devices import Cuda
+from benchmarks import comparison
+from benchmarks.take_back import Repeater, Take, by_driver, by_pool
 
 from .fake import FakeDriver
 from .leftovers import check_nothing_left
@@ -20,15 +21,15 @@ from .leftovers import check_nothing_left
 GIB = 1 << 30
 RECORDED = Path(__file__).parents[1] / "traces" / "four_streams.npz"
 
-ROWS = [name for name, row in DEVICE_ROWS.items() if OURS in row.families]
+ROWS = [name for name in comparison.SUITE.rows if comparison.SUITE.takes_part(comparison.SUITE.family(OURS), name)]
 DRIVERS = ["hit", "churn", "batch", "large", "cross_stream", "growth", "loop_stall", "replay"]
 
 
 def a_moment(family: str, row: str) -> list[object]:
     """Measure as little as can be measured."""
-    task = Task(
-        family=family, device="cuda:0", rows=(row,), repeats=2, repeat_ns=1000, share=0.01, traces=(str(RECORDED),)
-    )
+    suite = SUITE.module if row in SUITE.rows else comparison.SUITE.module
+    traces = (str(RECORDED),)
+    task = Task(suite=suite, family=family, device="cuda:0", rows=(row,), effort=Effort(2, 1000, 0.01), traces=traces)
     return list(measure(task))
 
 
@@ -67,7 +68,7 @@ def test_takers_take_while_their_gate_is_open(driver: FakeDriver | None, cuda: C
     with AsyncMemoryPool(cuda, limit="64 MiB", min_free=0) as pool:
         free = cuda.memory().free
         made: AbstractContextManager[Take] = by_pool(pool, 8 << 20) if way == "pool" else by_driver(0, 8 << 20)
-        with Taker(made) as taker:
+        with Repeater(made) as taker:
             for _ in range(2):
                 before = taker.taken
                 with taker.open():
@@ -86,6 +87,6 @@ def test_takers_take_while_their_gate_is_open(driver: FakeDriver | None, cuda: C
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_taker_that_fails_holds_nobody_up(driver: FakeDriver | None) -> None:
     """More addresses than there are: the error is shown, and whoever opens the gate hears of it."""
-    with Taker(by_driver(0, 1 << 60)) as taker, pytest.raises(RuntimeError, match="ended early"), taker.open():
+    with Repeater(by_driver(0, 1 << 60)) as taker, pytest.raises(RuntimeError, match="ended early"), taker.open():
         pass
     check_nothing_left(driver, {})

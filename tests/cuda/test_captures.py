@@ -141,7 +141,7 @@ async def test_who_waits_for_such_memory_gets_it_when_the_block_ends(cuda: Cuda,
             request = pool.allocate_async(LIMIT, stream=cuda.create_stream(), timeout=10)
             await asyncio.sleep(0.05)
             assert not request.done()
-            assert sum(pool.stats().rungs.values()) < 20
+            assert sum(pool.stats().remedies.values()) < 20
         (await request).free()
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from asyncmem.devices import Cuda, Device, Host, Simulated, Stream, device
 from asyncmem.devices.gpu import virtual
-from asyncmem.devices.gpu.device import AnyGpu
-from asyncmem.devices.gpu.space import Space
-from asyncmem.devices.gpu.virtual import MIB, VirtualSegments, handle_sizes
-from asyncmem.devices.pages import bytes_at
+from asyncmem.devices.gpu.device import Gpu
+from asyncmem.devices.gpu.virtual import MIB, Space, VirtualSegments, handles
+from asyncmem.devices.host_memory import bytes_at
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
@@ -26,7 +25,7 @@ KINDS = ["virtual", "stream_ordered", "direct"]
 VIRTUAL_SUPPORTED, POOLS_SUPPORTED = 102, 115
 
 
-def write_and_read(gpu: AnyGpu, address: int, nbytes: int) -> None:
+def write_and_read(gpu: Gpu, address: int, nbytes: int) -> None:
     """See that both ends of a range hold what is written there."""
     stream = gpu.create_stream()
     stream.wait(gpu.default_stream.record())
@@ -138,7 +137,7 @@ class TestOpening:
 
     @pytest.mark.fake_only
     @pytest.mark.parametrize("kind", KINDS)
-    def test_neither_waits_for_anothers_work_nor_gets_before_it(self, fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
+    def test_neither_waits_for_anothers_work_nor_gets_before_it(self, fake: FakeDriver, gpu: Gpu, kind: str) -> None:
         """Other libraries are at work on the default stream: the segment that is made for a try is beside them."""
         with gpu.context.entered():
             fake.hold(gpu.default_stream.handle)
@@ -151,7 +150,7 @@ class TestOpening:
 class TestSegments:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("nbytes", [1, 2 * MIB, 70 * MIB, 300 * MIB])
-    def test_hold_bytes_from_end_to_end(self, gpu: AnyGpu, kind: str, nbytes: int) -> None:
+    def test_hold_bytes_from_end_to_end(self, gpu: Gpu, kind: str, nbytes: int) -> None:
         """Every kind gives whole granules of real memory."""
         segment = gpu.allocate_segment(nbytes, kind)
         assert segment.nbytes == -(-nbytes // gpu.granularity) * gpu.granularity
@@ -159,7 +158,7 @@ class TestSegments:
         gpu.free_segment(segment)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_go_back_to_the_driver(self, gpu: AnyGpu, kind: str) -> None:
+    def test_go_back_to_the_driver(self, gpu: Gpu, kind: str) -> None:
         """What was given back others can have: the driver's own pool keeps nothing either."""
         first = gpu.allocate_segment(2 * MIB, kind)  # with it comes what the driver needs for itself, once
         gpu.default_stream.synchronize_blocking()
@@ -173,7 +172,7 @@ class TestSegments:
 
     @pytest.mark.fake_only
     @pytest.mark.parametrize("kind", KINDS)
-    def test_too_much_says_what_is_free(self, fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
+    def test_too_much_says_what_is_free(self, fake: FakeDriver, gpu: Gpu, kind: str) -> None:
         """A refusal has the facts, starts as code for other allocators expects, and takes nothing."""
         fake.others(700 * MIB)
         with pytest.raises(OutOfMemoryError, match=r"^(CUDA OOM: CUDA )?out of memory on") as caught:
@@ -187,7 +186,7 @@ class TestSegments:
         gpu.default_stream.synchronize_blocking()
         gpu.free_segment(segment)
 
-    def test_memory_of_others_is_seen(self, gpu: AnyGpu) -> None:
+    def test_memory_of_others_is_seen(self, gpu: Gpu) -> None:
         """What the driver has given to anybody is not free."""
         before = gpu.memory()
         other = type(gpu)()
@@ -198,7 +197,7 @@ class TestSegments:
         other.free_segment(segment)
         other.close()
 
-    def test_segments_in_stream_order_are_there_for_their_stream(self, gpu: AnyGpu) -> None:
+    def test_segments_in_stream_order_are_there_for_their_stream(self, gpu: Gpu) -> None:
         """No wait is needed on the stream that they were taken for."""
         stream = gpu.create_stream()
         segment = gpu.allocate_segment(MIB, "stream_ordered", stream)
@@ -206,7 +205,7 @@ class TestSegments:
         stream.synchronize_blocking()
         gpu.free_segment(segment)
 
-    def test_two_devices_of_one_card_share_its_context(self, gpu: AnyGpu) -> None:
+    def test_two_devices_of_one_card_share_its_context(self, gpu: Gpu) -> None:
         """Each has its own segments, and takes the other's streams."""
         other = type(gpu)()
         assert other.context.handle == gpu.context.handle
@@ -225,11 +224,13 @@ class TestSegments:
 class TestVirtual:
     @pytest.mark.parametrize(("nbytes", "sizes"), [(2, [2]), (70, [70]), (5000, [2048, 2048, 904])])
     def test_segments_are_cut_into_handles(self, nbytes: int, sizes: list[int]) -> None:
-        """As few as can be, of which the largest is 2 GiB; their sum is the segment."""
-        assert [size // MIB for size in handle_sizes(nbytes * MIB)] == sizes
+        """As few as can be, side by side, of which the largest is 2 GiB; their sum is the segment."""
+        spans = list(handles(512 * MIB, nbytes * MIB))
+        assert [size // MIB for _, size in spans] == sizes
+        assert [address // MIB for address, _ in spans] == [512 + sum(sizes[:at]) for at in range(len(sizes))]
 
     @pytest.mark.every_vendor
-    def test_address_space_is_used_again_and_reserved_once(self, gpu: AnyGpu) -> None:
+    def test_address_space_is_used_again_and_reserved_once(self, gpu: Gpu) -> None:
         """A thousand segments come and go within one range."""
         addresses = set()
         for _ in range(50):
@@ -243,15 +244,15 @@ class TestVirtual:
         assert len(source._ranges) == 1
 
     @pytest.mark.fake_only
-    def test_a_segment_is_few_calls(self, fake: FakeDriver, gpu: AnyGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-        """They cost by the handle, and all of them are allowed at once."""
+    def test_a_segment_is_few_calls(self, fake: FakeDriver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They cost by the handle."""
         monkeypatch.setattr(virtual, "LARGEST", 512 * MIB)
         calls = {name: fake.calls(name) for name in ("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap")}
         gpu.free_segment(gpu.allocate_segment(640 * MIB, "virtual"))
         assert {name: fake.calls(name) - before for name, before in calls.items()} == {
             "cuMemCreate": 2,
             "cuMemMap": 2,
-            "cuMemSetAccess": 1,
+            "cuMemSetAccess": 2,
             "cuMemUnmap": 2,
         }
 
@@ -259,7 +260,7 @@ class TestVirtual:
     @pytest.mark.fake_only
     @pytest.mark.parametrize(("slow", "last"), [("cuMemCreate", "cuMemSetAccess"), ("cuMemUnmap", "cuMemRelease")])
     def test_a_segment_is_mapped_and_unmapped_in_one_go(
-        self, fake: FakeDriver, gpu: AnyGpu, monkeypatch: pytest.MonkeyPatch, slow: str, last: str
+        self, fake: FakeDriver, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, slow: str, last: str
     ) -> None:
         """Once begun, all its calls are made while another thread keeps the interpreter's lock to itself."""
         monkeypatch.setattr(virtual, "LARGEST", 512 * MIB)
@@ -267,8 +268,7 @@ class TestVirtual:
         fake.latency(slow, 1_000_000)
         fake.latency(last, 0)
         begun = fake.calls(slow)
-        at_once = last == "cuMemSetAccess" and gpu.driver.joins_mappings
-        wanted = fake.calls(last) + (1 if at_once else 2)
+        wanted = fake.calls(last) + 2
         thread = threading.Thread(target=lambda: gpu.free_segment(gpu.allocate_segment(640 * MIB, "virtual")))
         interval = sys.getswitchinterval()
         sys.setswitchinterval(100)
@@ -300,7 +300,7 @@ class TestVirtual:
 
 class TestStreams:
     @pytest.mark.every_vendor
-    def test_default_streams_have_their_names(self, gpu: AnyGpu) -> None:
+    def test_default_streams_have_their_names(self, gpu: Gpu) -> None:
         """None, 0 and 1 are the legacy one; 2 is the calling thread's."""
         for source in (None, 0, 1, gpu.default_stream):
             assert gpu.stream_of(source) is gpu.default_stream
@@ -315,7 +315,7 @@ class TestStreams:
         assert (gpu.default_stream.native, mine.native, mine.lasting) == (True, False, True)
 
     @pytest.mark.every_vendor
-    def test_come_from_objects_of_other_libraries(self, gpu: AnyGpu) -> None:
+    def test_come_from_objects_of_other_libraries(self, gpu: Gpu) -> None:
         """By the protocol, or by the attribute that torch, CuPy and numba have; the object is kept, and only then."""
         handle = gpu.context.create_stream()
 
@@ -344,7 +344,7 @@ class TestStreams:
         gpu.context.destroy_stream(handle)
 
     @pytest.mark.every_vendor
-    def test_default_streams_of_other_libraries_are_ours(self, gpu: AnyGpu) -> None:
+    def test_default_streams_of_other_libraries_are_ours(self, gpu: Gpu) -> None:
         """torch says 0 for its default stream, numba a null pointer."""
 
         class Torch:
@@ -356,7 +356,7 @@ class TestStreams:
         assert gpu.stream_of(Torch()) is gpu.stream_of(Numba()) is gpu.default_stream
 
     @pytest.mark.every_vendor
-    def test_a_bare_handle_is_not_lasting_until_an_owner_is_seen(self, gpu: AnyGpu) -> None:
+    def test_a_bare_handle_is_not_lasting_until_an_owner_is_seen(self, gpu: Gpu) -> None:
         """Nobody keeps it alive, so compiled code may not use it either."""
         handle = gpu.context.create_stream()
         stream = gpu.stream_of(handle)
@@ -370,7 +370,7 @@ class TestStreams:
         del stream
         gpu.context.destroy_stream(handle)
 
-    def test_a_handle_that_is_used_again_is_another_stream(self, gpu: AnyGpu) -> None:
+    def test_a_handle_that_is_used_again_is_another_stream(self, gpu: Gpu) -> None:
         """Streams are told apart by the driver's number for them, which no two ever have."""
         handle = gpu.context.create_stream()
         first = gpu.stream_of(handle)
@@ -388,13 +388,13 @@ class TestStreams:
 
     @pytest.mark.every_vendor
     @pytest.mark.parametrize("source", [-1, 3, 4095, 1 << 64, 999_999, 1.0, True, "2", object(), Stream])
-    def test_what_cannot_be_a_stream_never_gets_to_the_driver(self, gpu: AnyGpu, source: object) -> None:
+    def test_what_cannot_be_a_stream_never_gets_to_the_driver(self, gpu: Gpu, source: object) -> None:
         """It would follow the handle into nowhere."""
         with pytest.raises(InvalidRequest, match="stream"):
             gpu.stream_of(source)
 
     @pytest.mark.every_vendor
-    def test_another_devices_stream_is_refused(self, cards: tuple[AnyGpu, AnyGpu]) -> None:
+    def test_another_devices_stream_is_refused(self, cards: tuple[Gpu, Gpu]) -> None:
         """It orders nothing here; neither does one of the host or a simulation."""
         first, second = cards
 
@@ -410,7 +410,7 @@ class TestStreams:
         strangers.clear()
 
     @pytest.mark.fake_only
-    def test_a_forgotten_stream_is_destroyed_after_its_work(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_a_forgotten_stream_is_destroyed_after_its_work(self, fake: FakeDriver, gpu: Gpu) -> None:
         """The driver lets the work end; the fence tells of it."""
         stream = gpu.create_stream()
         fake.hold(stream.handle)
@@ -426,7 +426,7 @@ class TestStreams:
 
     @pytest.mark.every_vendor
     @pytest.mark.fake_only
-    def test_a_threads_stream_is_named_by_itself_only_there(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_a_threads_stream_is_named_by_itself_only_there(self, fake: FakeDriver, gpu: Gpu) -> None:
         """On another thread its fence is one of everything, and its wait one of all that follow the default stream."""
         mine, other = gpu.stream_of(2), gpu.create_stream()
         fake.hold(other.handle)
@@ -453,7 +453,7 @@ class TestStreams:
         assert fences[1].block(10)
         assert behind.block(10)
 
-    def test_captures_are_seen(self, gpu: AnyGpu) -> None:
+    def test_captures_are_seen(self, gpu: Gpu) -> None:
         """A stream says whether its work is run or only noted, and a fence of everything leaves a capture alone."""
         stream = gpu.create_stream()
         graph = Capture(gpu, stream)
@@ -466,7 +466,7 @@ class TestStreams:
         assert not stream.capturing()
         assert gpu.record_all().block(10)
 
-    def test_captures_of_others_are_not_ended(self, gpu: AnyGpu) -> None:
+    def test_captures_of_others_are_not_ended(self, gpu: Gpu) -> None:
         """Growing, asking for fences and waiting go on while another thread captures in the strictest mode."""
         stream = gpu.create_stream()
         graph = Capture(gpu, stream)
@@ -486,7 +486,7 @@ class TestStreams:
 class Capture:
     """A graph captured on a stream in the global mode, on a thread of its own, until `end`; not for long without."""
 
-    def __init__(self, gpu: AnyGpu, stream: Stream) -> None:
+    def __init__(self, gpu: Gpu, stream: Stream) -> None:
         self._cuda, self._stream = gpu, stream
         self._ends, self._begun = threading.Event(), threading.Event()
         self.failure: BaseException | None = None
@@ -522,7 +522,7 @@ class Capture:
 @pytest.mark.every_vendor
 class TestFences:
     @pytest.mark.fake_only
-    def test_events_serve_again(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_events_serve_again(self, fake: FakeDriver, gpu: Gpu) -> None:
         """A thousand fences in turn take one event."""
         gpu.default_stream.record()
         before = fake.calls("cuEventCreate")
@@ -531,7 +531,7 @@ class TestFences:
         assert fake.calls("cuEventCreate") == before
 
     @pytest.mark.fake_only
-    def test_a_fence_that_is_reached_is_not_asked_for_again(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_a_fence_that_is_reached_is_not_asked_for_again(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Reached is for ever, so the driver has nothing to add."""
         fence = gpu.default_stream.record()
         assert fence.done()
@@ -543,7 +543,7 @@ class TestFences:
         assert fake.calls() > before
 
     @pytest.mark.fake_only
-    def test_a_fence_of_everything_covers_each_stream(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_a_fence_of_everything_covers_each_stream(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Default streams, a stream of ours, and a forgotten one."""
         streams: list[Callable[[], Stream]] = [
             lambda: gpu.default_stream,
@@ -580,7 +580,7 @@ class TestFences:
         gpu.close()
         fake.reset()
 
-    def test_fences_of_cards_can_wait_for_each_other(self, cards: tuple[AnyGpu, AnyGpu]) -> None:
+    def test_fences_of_cards_can_wait_for_each_other(self, cards: tuple[Gpu, Gpu]) -> None:
         """A stream of one card goes on behind work of another."""
         first, second = cards
         second.default_stream.wait(first.default_stream.record())
@@ -591,7 +591,7 @@ class TestFences:
 
 @pytest.mark.every_vendor
 class TestCopies:
-    def test_page_locked_memory_holds_nobody_up(self, gpu: AnyGpu) -> None:
+    def test_page_locked_memory_holds_nobody_up(self, gpu: Gpu) -> None:
         """The device knows which host memory its copies can use as it is."""
         pinned = gpu.pinned()
         segment = pinned.allocate_segment(MIB)
@@ -610,7 +610,7 @@ class TestCopies:
         gpu.free_segment(there)
         pinned.free_segment(segment)
 
-    def test_empty_copies_ask_the_driver_nothing(self, gpu: AnyGpu) -> None:
+    def test_empty_copies_ask_the_driver_nothing(self, gpu: Gpu) -> None:
         """Zero bytes are copied already."""
         before = gpu.driver_calls
         gpu.fill(0, 0, 0, gpu.default_stream)
@@ -621,7 +621,7 @@ class TestCopies:
         assert gpu.driver_calls == before
 
     @pytest.mark.parametrize("runner", [0, 1])
-    def test_cards_copy_from_each_other(self, cards: tuple[AnyGpu, AnyGpu], runner: int) -> None:
+    def test_cards_copy_from_each_other(self, cards: tuple[Gpu, Gpu], runner: int) -> None:
         """On a stream of either."""
         first, second = cards
         source, target = first.allocate_segment(MIB), second.allocate_segment(MIB)
@@ -639,7 +639,7 @@ class TestCopies:
         first.free_segment(source)
         second.free_segment(target)
 
-    def test_access_is_granted_to_cards_that_have_a_link(self, cards: tuple[AnyGpu, AnyGpu]) -> None:
+    def test_access_is_granted_to_cards_that_have_a_link(self, cards: tuple[Gpu, Gpu]) -> None:
         """Twice is fine; a host has none, and no card needs one to itself."""
         first, second = cards
         segment = first.allocate_segment(MIB)
@@ -667,7 +667,7 @@ class TestCopies:
 
 class TestNotifications:
     @pytest.mark.fake_only
-    def test_being_over_budget_is_counted(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_being_over_budget_is_counted(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Each notice counts, from this device's opening on, and nobody listens to a closed one."""
         assert fake.over_budget(MIB) == 1
         later = Cuda()

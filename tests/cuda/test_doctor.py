@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from asyncmem.cli.app import commands
-from asyncmem.cli.findings import diagnose
-from asyncmem.cli.nvidia import Findings
+from asyncmem.cli.doctor import diagnose
+from asyncmem.cli.machine import NvidiaFindings as Findings
 
 from .fake import FakeDriver
 
@@ -22,8 +22,8 @@ sys.path.insert(0, {folder!r})
 import fake as package
 fake = package.FakeDriver({library!r})
 {steer}
-from asyncmem.cli import nvidia
-print(json.dumps(nvidia.probe()))
+from asyncmem.cli import machine
+print(json.dumps(machine.probe_nvidia()))
 """
 
 
@@ -35,7 +35,7 @@ def run(*arguments: str) -> str:
 
 
 def findings_of(fake: FakeDriver, steer: str) -> Findings:
-    """Answer what the probe finds over the fake, in a process of its own, after `steer` has been run there."""
+    """Return what the probe finds over the fake, in a process of its own, after `steer` has been run there."""
     program = PROGRAM.format(folder=str(Path(__file__).parent), library=str(fake.path), steer=steer)
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
     assert child.returncode == 0, child.stderr
@@ -57,6 +57,8 @@ def test_a_card_is_told_with_all_that_matters(fake: FakeDriver, monkeypatch: pyt
     assert found["nvidia"]["cuda"] == "13.0"
     assert any('AsyncMemoryPool("cuda:0")' in line for line in found["advice"])
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal,
+    monkeypatch.setenv("TERM", "dumb")  # of one colour
     shown = run()
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -84,7 +86,7 @@ def test_the_choice_of_auto_has_its_reason(
 ) -> None:
     """A card without mapping has the driver's pools, and without those plain calls."""
     findings = findings_of(fake, steer)
-    monkeypatch.setattr("asyncmem.cli.findings.look_for_driver", lambda: findings)
+    monkeypatch.setattr("asyncmem.cli.doctor.find_nvidia", lambda: findings)
     card = diagnose({}).devices[2]
     assert list(card.segments) == kinds
     assert reason in str(card.segments_reason)
@@ -93,7 +95,7 @@ def test_the_choice_of_auto_has_its_reason(
 def test_several_cards_are_each_told(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them fails, the others can be used; who reaches whom is said."""
     findings = findings_of(fake, "fake.devices(3); fake.unlink(2, 0); fake.fail('cuDevicePrimaryCtxRetain', 2, 101)")
-    monkeypatch.setattr("asyncmem.cli.findings.look_for_driver", lambda: findings)
+    monkeypatch.setattr("asyncmem.cli.doctor.find_nvidia", lambda: findings)
     diagnosis = diagnose({})
     first, second, third = (one for one in diagnosis.devices if one.name.startswith("cuda"))
     assert (first.available, second.available, third.available) == (True, False, True)
@@ -108,7 +110,7 @@ def test_a_driver_that_is_too_old_is_no_reason_to_hide_the_card(
 ) -> None:
     """The card is named, with the driver's version and what to install."""
     findings = findings_of(fake, "fake.version(12020)")
-    monkeypatch.setattr("asyncmem.cli.findings.look_for_driver", lambda: findings)
+    monkeypatch.setattr("asyncmem.cli.doctor.find_nvidia", lambda: findings)
     diagnosis = diagnose({})
     card = diagnosis.devices[2]
     assert not card.available

@@ -10,8 +10,8 @@ import pytest
 
 from asyncmem.devices import Cuda, Segment
 from asyncmem.devices.gpu import virtual
-from asyncmem.devices.gpu.device import AnyGpu
-from asyncmem.devices.gpu.ordered import OrderedSegments
+from asyncmem.devices.gpu.device import Gpu
+from asyncmem.devices.gpu.segments import OrderedSegments
 from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 OUT_OF_MEMORY, ALREADY_ENABLED, UNKNOWN = 2, 704, 999
 
-Operation = Callable[[AnyGpu, ExitStack], object]
+Operation = Callable[[Gpu, ExitStack], object]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def small_handles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take(kind: str) -> Operation:
-    def operation(device: AnyGpu, stack: ExitStack) -> None:
+    def operation(device: Gpu, stack: ExitStack) -> None:
         segment = device.allocate_segment(70 * MIB, kind)
         stack.callback(device.free_segment, segment)
         stack.callback(device.default_stream.synchronize_blocking)
@@ -40,22 +40,22 @@ def take(kind: str) -> Operation:
     return operation
 
 
-def take_pinned(device: AnyGpu, stack: ExitStack) -> None:
+def take_pinned(device: Gpu, stack: ExitStack) -> None:
     pinned = device.pinned()
     stack.callback(pinned.free_segment, pinned.allocate_segment(MIB))
 
 
-def create_stream(device: AnyGpu, stack: ExitStack) -> None:
+def create_stream(device: Gpu, stack: ExitStack) -> None:
     stack.callback(weakref.ref, device.create_stream())
 
 
-def foreign_stream(device: AnyGpu, stack: ExitStack) -> None:
+def foreign_stream(device: Gpu, stack: ExitStack) -> None:
     handle = device.context.create_stream()
     stack.callback(device.context.destroy_stream, handle)
     assert not device.stream_of(handle).lasting
 
 
-def fences(device: AnyGpu, stack: ExitStack) -> None:
+def fences(device: Gpu, stack: ExitStack) -> None:
     stream = device.default_stream
     fence = stream.record()
     assert fence.block(1)
@@ -64,20 +64,20 @@ def fences(device: AnyGpu, stack: ExitStack) -> None:
     assert not stream.capturing()
 
 
-def fence_of_everything(device: AnyGpu, stack: ExitStack) -> None:
+def fence_of_everything(device: Gpu, stack: ExitStack) -> None:
     fence = device.record_all()
     assert fence.block(1)
     stack.callback(weakref.ref, fence)
 
 
-def notice(device: AnyGpu, stack: ExitStack) -> None:
+def notice(device: Gpu, stack: ExitStack) -> None:
     called: list[None] = []
     fence = device.default_stream.record()
     fence.notify(lambda: called.append(None))
     stack.callback(weakref.ref, fence)
 
 
-def copies(device: AnyGpu, stack: ExitStack) -> None:
+def copies(device: Gpu, stack: ExitStack) -> None:
     stream = device.default_stream
     segment = device.allocate_segment(MIB, "direct")
     stack.callback(device.free_segment, segment)
@@ -117,7 +117,7 @@ def live(fake: FakeDriver) -> dict[str, int]:
     return {kind: count for kind, count in fake.live().items() if kind != "contexts"}
 
 
-def run(device: AnyGpu, operation: Operation) -> None:
+def run(device: Gpu, operation: Operation) -> None:
     with ExitStack() as stack:
         operation(device, stack)
 
@@ -125,7 +125,7 @@ def run(device: AnyGpu, operation: Operation) -> None:
 @pytest.mark.every_vendor
 @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: AnyGpu, name: str, code: int) -> None:
+def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: Gpu, name: str, code: int) -> None:
     """Whichever call fails, the error says so, no memory stays with the driver, and the next try succeeds."""
     operation = OPERATIONS[name]
     run(pair, operation)
@@ -150,7 +150,7 @@ def test_nothing_is_left_of_an_operation_that_fails(fake: FakeDriver, pair: AnyG
 
 @pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct", "pinned"])
-def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriver, pair: AnyGpu, kind: str) -> None:
+def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriver, pair: Gpu, kind: str) -> None:
     """Half of the way back is not walked twice: the second try does what is left, and nothing is left then."""
     device = pair.pinned() if kind == "pinned" else pair
 
@@ -179,7 +179,7 @@ def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriv
     assert failed
 
 
-def may_use(peer: AnyGpu, device: AnyGpu, segment: Segment) -> bool:
+def may_use(peer: Gpu, device: Gpu, segment: Segment) -> bool:
     """Ask the driver whether another device has access to a segment of this one."""
     location = device.driver.location(peer.index)
     with peer.context.entered():
@@ -204,7 +204,7 @@ def ends(segment: Segment) -> tuple[int, int]:
 
 @pytest.mark.every_vendor
 @pytest.mark.parametrize("kind", ["virtual", "stream_ordered", "direct"])
-def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: AnyGpu, kind: str) -> None:
+def test_access_is_granted_to_all_segments_or_to_none(fake: FakeDriver, pair: Gpu, kind: str) -> None:
     """After a grant that failed no peer has access anywhere; after the next one it has, to later segments too."""
     device = pair
     peer = type(device)(1)

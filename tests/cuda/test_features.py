@@ -9,7 +9,7 @@ import pytest
 from cuda.bindings import driver as api  # type: ignore[import-untyped]
 
 from asyncmem import AsyncMemoryPool, InvalidRequest
-from asyncmem.devices import Cuda, CudaStream
+from asyncmem.devices import Cuda, GpuStream
 from asyncmem.testing.conservation import whole
 
 OpenPool = Callable[[], AsyncMemoryPool]
@@ -133,7 +133,7 @@ def test_peers_copy_and_reach_each_other(cards: tuple[Cuda, Cuda], segments: str
 class Capture:
     """A graph of one stream, captured on this thread in the mode that forbids most."""
 
-    def __init__(self, device: Cuda, stream: CudaStream) -> None:
+    def __init__(self, device: Cuda, stream: GpuStream) -> None:
         self._device, self._handle = device, stream.handle
         with device.context.entered():
             self._need(api.cuStreamBeginCapture(self._handle, GLOBAL))
@@ -145,7 +145,7 @@ class Capture:
             self._program = self._need(api.cuGraphInstantiate(graph, 0))
             self._need(api.cuGraphDestroy(graph))
 
-    def launch(self, stream: CudaStream) -> None:
+    def launch(self, stream: GpuStream) -> None:
         """Submit it."""
         with self._device.context.entered():
             self._need(api.cuGraphLaunch(self._program, stream.handle))

@@ -9,7 +9,7 @@ import pytest
 
 from asyncmem import Array, AsyncMemoryPool
 from asyncmem.devices import Stream
-from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu.device import Gpu
 from asyncmem.pipeline import DoubleBuffer, Prefetcher
 
 from .fake import FakeDriver
@@ -21,7 +21,7 @@ WORDS = MIB // 4  # more than the driver copies at once from memory that is not 
 
 
 @pytest.fixture
-def pool(request: pytest.FixtureRequest, gpu: AnyGpu) -> Iterator[AsyncMemoryPool]:
+def pool(request: pytest.FixtureRequest, gpu: Gpu) -> Iterator[AsyncMemoryPool]:
     """A pool that is whole at the end."""
     with AsyncMemoryPool(gpu, limit=32 * MIB, segment_size=8 * MIB, min_free=0) as pool:
         yield pool
@@ -42,7 +42,7 @@ def values(array: Array, stream: Stream) -> set[float]:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_batches_come_out_behind_their_copies(gpu: AnyGpu, pool: AsyncMemoryPool, pinned: bool) -> None:
+def test_batches_come_out_behind_their_copies(gpu: Gpu, pool: AsyncMemoryPool, pinned: bool) -> None:
     """Through page-locked memory, and by the driver's own detour."""
     stream = gpu.create_stream("work")
     with Prefetcher(pool, ahead=3, stream=stream, pinned=pinned).wrap(batches(12)) as found:
@@ -52,7 +52,7 @@ def test_batches_come_out_behind_their_copies(gpu: AnyGpu, pool: AsyncMemoryPool
 
 
 @pytest.mark.fake_only
-def test_batches_are_copied_while_the_stream_works(gpu: AnyGpu, pool: AsyncMemoryPool, fake: FakeDriver) -> None:
+def test_batches_are_copied_while_the_stream_works(gpu: Gpu, pool: AsyncMemoryPool, fake: FakeDriver) -> None:
     """Later batches are on the device though the stream has not done its work on the first; their memory is not its."""
     stream = gpu.create_stream("work")
     found = iter(Prefetcher(pool, ahead=3, stream=stream).wrap(batches(4)))
@@ -68,7 +68,7 @@ def test_batches_are_copied_while_the_stream_works(gpu: AnyGpu, pool: AsyncMemor
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_turns_come_behind_their_copies(gpu: AnyGpu, pool: AsyncMemoryPool, pinned: bool) -> None:
+def test_turns_come_behind_their_copies(gpu: Gpu, pool: AsyncMemoryPool, pinned: bool) -> None:
     """And are filled again behind the work on them."""
     stream = gpu.create_stream("work")
     with DoubleBuffer(pool, WORDS, buffers=3, stream=stream, pinned=pinned) as feed:
@@ -80,7 +80,7 @@ def test_turns_come_behind_their_copies(gpu: AnyGpu, pool: AsyncMemoryPool, pinn
 
 @pytest.mark.fake_only
 def test_turn_is_filled_behind_the_work_that_was_given_before_it(
-    gpu: AnyGpu, pool: AsyncMemoryPool, fake: FakeDriver
+    gpu: Gpu, pool: AsyncMemoryPool, fake: FakeDriver
 ) -> None:
     """The host waits for neither; the fake would see a copy into memory that is being read."""
     stream = gpu.create_stream("work")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncmem.devices import Cuda
-from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu.device import Gpu
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
@@ -38,7 +38,7 @@ def spans(start: int, *sizes: int) -> list[tuple[int, int]]:
 
 
 class TestCalls:
-    def test_neighbours_share_calls(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_neighbours_share_calls(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Pieces that lie one behind the other share a call, of which none is for more than 256 MiB."""
         start = gpu.reserve(RANGE)
         here, there = spans(start, 4, 2, 64), spans(start + 128 * MIB, *[32] * 9)
@@ -48,7 +48,7 @@ class TestCalls:
         assert gone == {"cuMemUnmap": 3, "cuMemRelease": 12}
         gpu.unreserve(start, RANGE)
 
-    def test_moving_neither_makes_nor_releases_memory(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_moving_neither_makes_nor_releases_memory(self, fake: FakeDriver, gpu: Gpu) -> None:
         """A move is a mapping, and its part of the calls that unmap and set access for neighbours."""
         start = gpu.reserve(RANGE)
         here, there = spans(start, 4, 2), spans(start + 128 * MIB, 2, 4)
@@ -61,7 +61,7 @@ class TestCalls:
         assert calls_of(fake, lambda: gpu.remap(there, [])) == {"cuMemUnmap": 1, "cuMemRelease": 2}
         gpu.unreserve(start, RANGE)
 
-    def test_all_is_done_in_one_go(self, fake: FakeDriver, gpu: AnyGpu) -> None:
+    def test_all_is_done_in_one_go(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Once begun, all its calls are made while another thread keeps the interpreter's lock to itself."""
         start = gpu.reserve(RANGE)
         here, there = spans(start, *[2] * 8), spans(start + 128 * MIB, *[2] * 8)
@@ -100,7 +100,7 @@ class TestCalls:
 class TestFaults:
     @pytest.mark.parametrize("times", [1, 2, 5])
     @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
-    def test_what_is_told_is_so(self, fake: FakeDriver, pair: AnyGpu, code: int, times: int) -> None:
+    def test_what_is_told_is_so(self, fake: FakeDriver, pair: Gpu, code: int, times: int) -> None:
         """Whichever call fails, and some after it: each span is as it was told, and the next try does the rest."""
         start = pair.reserve(RANGE)
         here = [*spans(start, 4, 4), *spans(start + 16 * MIB, 2), *spans(start + 32 * MIB, 64)]
@@ -130,7 +130,7 @@ class TestFaults:
         assert failed >= 14  # 3 stretches unmapped, 2 created, 5 mapped, 3 times access, 1 released
         pair.unreserve(start, RANGE)
 
-    def test_a_range_that_could_not_go_back_goes_back_the_next_time(self, fake: FakeDriver, pair: AnyGpu) -> None:
+    def test_a_range_that_could_not_go_back_goes_back_the_next_time(self, fake: FakeDriver, pair: Gpu) -> None:
         """It stays reserved, and is a use of the device until it has gone."""
         start = pair.reserve(RANGE)
         fake.fail("cuMemAddressFree", 1, UNKNOWN)
@@ -144,12 +144,12 @@ class TestFaults:
 
 @pytest.mark.every_vendor
 class TestPeers:
-    def may_use(self, device: AnyGpu, peer: AnyGpu, *addresses: int) -> list[bool]:
+    def may_use(self, device: Gpu, peer: Gpu, *addresses: int) -> list[bool]:
         location = device.driver.location(peer.index)
         with device.context.entered():
             return [int(device.driver.call("cuMemGetAccess", location, at)) == 3 for at in addresses]
 
-    def test_access_is_granted_to_all_memory_or_to_none(self, fake: FakeDriver, pair: AnyGpu) -> None:
+    def test_access_is_granted_to_all_memory_or_to_none(self, fake: FakeDriver, pair: Gpu) -> None:
         """After a grant that failed no peer has access anywhere; after the next one it has, to later memory too."""
         peer = type(pair)(1)
         start = pair.reserve(RANGE)

@@ -11,7 +11,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, DeviceError, LeakWarning, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.devices import Stream
-from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu.device import Gpu
 from asyncmem.testing.conservation import refillable, whole
 from tests.conftest import close_pools
 
@@ -33,7 +33,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make_pool(request: pytest.FixtureRequest, gpu: AnyGpu, kind: str) -> Iterator[OpenPool]:
+def make_pool(request: pytest.FixtureRequest, gpu: Gpu, kind: str) -> Iterator[OpenPool]:
     made: list[AsyncMemoryPool] = []
 
     def make(limit: int = 32 * MIB, **options: Any) -> AsyncMemoryPool:
@@ -46,7 +46,7 @@ def make_pool(request: pytest.FixtureRequest, gpu: AnyGpu, kind: str) -> Iterato
 
 
 def fill(buffer: Buffer, value: int, stream: Stream) -> None:
-    stream.device.fill(buffer.address, buffer.size, value, stream)
+    stream.device.fill(buffer.address, buffer.nbytes, value, stream)
 
 
 def first_byte(buffer: Buffer, stream: Stream) -> int:
@@ -64,14 +64,14 @@ class TestGrowth:
         assert usage.reaches(0)
         held = [pool.allocate(10 * MIB + 1) for _ in range(6)]
         reserved = pool.stats().reserved_bytes
-        assert reserved >= sum(buffer.size for buffer in held)
+        assert reserved >= sum(buffer.nbytes for buffer in held)
         assert usage.reaches(reserved)
         for buffer in held:
             buffer.free()
         pool.close()
         assert usage.reaches(0)
 
-    def test_direct_gives_each_buffer_back_at_once(self, usage: Usage, gpu: AnyGpu) -> None:
+    def test_direct_gives_each_buffer_back_at_once(self, usage: Usage, gpu: Gpu) -> None:
         """There is no pooling in the mode for suspicion."""
         with AsyncMemoryPool(gpu, limit=LARGE, segments="direct") as pool:
             buffer = pool.allocate(64 * MIB)
@@ -81,7 +81,7 @@ class TestGrowth:
             assert usage.reaches(0)
 
     @pytest.mark.parametrize("kind", POOLED, indirect=True)
-    def test_a_hit_is_no_call_of_the_driver(self, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    def test_a_hit_is_no_call_of_the_driver(self, gpu: Gpu, make_pool: OpenPool) -> None:
         """Its own stream takes what it gave back."""
         pool = make_pool()
         pool.allocate(MIB).free()
@@ -97,29 +97,29 @@ class TestGrowth:
             pool.allocate(9 * MIB)
 
     @pytest.mark.fake_only
-    def test_what_others_hold_is_no_room(self, fake: FakeDriver, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    def test_what_others_hold_is_no_room(self, fake: FakeDriver, gpu: Gpu, make_pool: OpenPool) -> None:
         """Within the limit and still too much for the card: an error then, and memory once others gave it back."""
         pool = make_pool(512 * MIB)
         fake.others(gpu.capacity - 16 * MIB)
         with pytest.raises(OutOfMemoryError) as caught:
             pool.allocate(64 * MIB)
         assert caught.value.facts.device_free == 16 * MIB
-        assert pool.allocate(8 * MIB).size == 8 * MIB
+        assert pool.allocate(8 * MIB)._block_bytes == 8 * MIB
         fake.others(0)
-        assert pool.allocate(64 * MIB).size == 64 * MIB
+        assert pool.allocate(64 * MIB)._block_bytes == 64 * MIB
         pool.check()
 
     @pytest.mark.fake_only
     def test_less_than_a_usual_segment_is_taken_where_no_more_is_left(
-        self, fake: FakeDriver, gpu: AnyGpu, make_pool: OpenPool
+        self, fake: FakeDriver, gpu: Gpu, make_pool: OpenPool
     ) -> None:
         """The last megabytes of a card are of use too."""
         pool = make_pool(512 * MIB, segment_size=64 * MIB)
         fake.others(gpu.capacity - 10 * MIB)
-        assert pool.allocate(9 * MIB).size == 9 * MIB
+        assert pool.allocate(9 * MIB)._block_bytes == 9 * MIB
 
     @pytest.mark.parametrize("kind", POOLED, indirect=True)
-    def test_trimming_gives_free_segments_back(self, usage: Usage, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    def test_trimming_gives_free_segments_back(self, usage: Usage, gpu: Gpu, make_pool: OpenPool) -> None:
         """Behind the work that used them; what is live stays. The limit leaves no room for growth ahead of need."""
         pool = make_pool(3 * 64 * MIB, segment_size=64 * MIB)
         stream = gpu.create_stream()
@@ -139,7 +139,7 @@ class TestStreams:
     @pytest.mark.fake_only
     @pytest.mark.parametrize("kind", POOLED, indirect=True)
     def test_anothers_memory_is_taken_only_behind_its_work(
-        self, fake: FakeDriver, gpu: AnyGpu, make_pool: OpenPool
+        self, fake: FakeDriver, gpu: Gpu, make_pool: OpenPool
     ) -> None:
         """The taker's stream waits for the work of the one that freed, and the host does not."""
         a, b = gpu.create_stream("a"), gpu.create_stream("b")
@@ -154,9 +154,7 @@ class TestStreams:
         fake.release()
         assert first_byte(again, b) == 2
 
-    def test_a_buffer_is_used_on_another_stream(
-        self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool
-    ) -> None:
+    def test_a_buffer_is_used_on_another_stream(self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool) -> None:
         """`use_on` puts that stream behind what was done at home, and later takers behind that stream."""
         if driver is not None:
             driver.pace(300_000)
@@ -175,7 +173,7 @@ class TestStreams:
         a.synchronize_blocking()
         assert back == b"\x03"
 
-    def test_a_buffer_gets_another_home(self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    def test_a_buffer_gets_another_home(self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool) -> None:
         """`hand_over` puts the new home behind the old one."""
         if driver is not None:
             driver.pace(300_000)
@@ -188,9 +186,7 @@ class TestStreams:
         buffer.free()
         assert a.record().block()
 
-    def test_memory_is_freed_on_another_stream(
-        self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool
-    ) -> None:
+    def test_memory_is_freed_on_another_stream(self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool) -> None:
         """Who takes it then is behind that stream too."""
         if driver is not None:
             driver.pace(300_000)
@@ -203,7 +199,7 @@ class TestStreams:
             gpu.copy(buffer.address, buffer.address + MIB, MIB, b)
             buffer.free(stream=b)
 
-    def test_the_default_streams_serve_too(self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    def test_the_default_streams_serve_too(self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool) -> None:
         """The legacy one, this thread's own, and a raw handle of a stream that others made."""
         if driver is not None:
             driver.pace(100_000)
@@ -219,7 +215,7 @@ class TestStreams:
     @pytest.mark.parametrize("seed", range(4))
     @pytest.mark.parametrize("pace", [0, 50_000])
     def test_random_programs_read_what_was_written(
-        self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool, pace: int, seed: int
+        self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool, pace: int, seed: int
     ) -> None:
         """Buffers that are shared, handed over, dropped and freed on any stream are never reused too early."""
         if driver is not None:
@@ -235,7 +231,7 @@ class TestStreams:
 
 class TestWaiting:
     @pytest.mark.asyncio
-    async def test_a_request_waits_for_a_free(self, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    async def test_a_request_waits_for_a_free(self, gpu: Gpu, make_pool: OpenPool) -> None:
         """It is served by the free of another task, whose work on the card is behind it then."""
         a, b = gpu.create_stream("a"), gpu.create_stream("b")
         async with make_pool(8 * MIB) as pool:
@@ -265,7 +261,7 @@ class TestWaiting:
     @pytest.mark.asyncio
     @pytest.mark.parametrize("seed", range(2))
     async def test_chaos_conserves_every_byte(
-        self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool, seed: int
+        self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool, seed: int
     ) -> None:
         """Tasks that take, use, cancel and time out at random on three streams leave the pool as they found it."""
         if driver is not None:
@@ -304,7 +300,7 @@ class TestWaiting:
 
 @pytest.mark.every_vendor
 class TestClosing:
-    def test_with_live_buffers_leaves_them_valid(self, usage: Usage, gpu: AnyGpu, make_pool: OpenPool) -> None:
+    def test_with_live_buffers_leaves_them_valid(self, usage: Usage, gpu: Gpu, make_pool: OpenPool) -> None:
         """They are named in a warning, and their memory goes back with them."""
         pool = make_pool(LARGE, segment_size=64 * MIB)
         buffer = pool.allocate(64 * MIB)
@@ -317,7 +313,7 @@ class TestClosing:
         assert usage.reaches(0)
 
     def test_waits_for_the_work_on_what_it_gives_back(
-        self, driver: FakeDriver | None, gpu: AnyGpu, make_pool: OpenPool
+        self, driver: FakeDriver | None, gpu: Gpu, make_pool: OpenPool
     ) -> None:
         """Free memory goes back to the driver only once the card is done with it."""
         if driver is not None:

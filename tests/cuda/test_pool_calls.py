@@ -3,7 +3,7 @@
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.devices import Cuda, CudaStream
+from asyncmem.devices import Cuda, GpuStream
 
 from .fake import FakeDriver
 
@@ -37,9 +37,9 @@ def test_memory_that_goes_between_streams_makes_no_call_that_blocks(fake: FakeDr
 
         def send() -> None:
             buffer = pool.allocate(MIB, stream=a)
-            fake.launch(a.handle, 50_000, writes=[(buffer.address, buffer.size)])
+            fake.launch(a.handle, 50_000, writes=[(buffer.address, buffer.nbytes)])
             buffer.use_on(b)
-            fake.launch(b.handle, 50_000, reads=[(buffer.address, buffer.size)])
+            fake.launch(b.handle, 50_000, reads=[(buffer.address, buffer.nbytes)])
             buffer.free()
 
         for _ in range(ROUNDS):
@@ -63,7 +63,7 @@ def test_a_stream_that_takes_what_it_freed_is_only_asked_whether_it_is_captured(
         # Of its own, for in one where streams have waited for each other large frees have fences of their own.
         with AsyncMemoryPool(cuda, limit=64 * MIB, segment_size=32 * MIB, segments=kind, min_free=0) as pool:
 
-            def play(stream: CudaStream | None = stream, pool: AsyncMemoryPool = pool) -> None:
+            def play(stream: GpuStream | None = stream, pool: AsyncMemoryPool = pool) -> None:
                 for nbytes in SIZES:
                     with pool.allocate(nbytes, stream=stream) as buffer:
                         fake.launch(cuda.stream_of(stream).handle, writes=[(buffer.address, nbytes)])

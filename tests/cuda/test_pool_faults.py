@@ -10,7 +10,7 @@ import pytest
 from asyncmem import AsyncmemError, AsyncMemoryPool, DeviceError, PoolClosed
 from asyncmem.devices import Stream
 from asyncmem.devices.gpu import virtual
-from asyncmem.devices.gpu.device import AnyGpu
+from asyncmem.devices.gpu.device import Gpu
 from asyncmem.testing.conservation import whole
 
 from .fake import FakeDriver
@@ -35,7 +35,7 @@ def small_handles(monkeypatch: pytest.MonkeyPatch) -> None:
 class Workload:
     """Requests on two streams, one after the other, with work, frees elsewhere and trims; its errors are counted."""
 
-    def __init__(self, device: AnyGpu, kind: str) -> None:
+    def __init__(self, device: Gpu, kind: str) -> None:
         self.device = device
         self.streams = [device.create_stream(name) for name in ("left", "right")]
         self.pool = AsyncMemoryPool(
@@ -60,10 +60,10 @@ class Workload:
         stream, other = self.streams[number % 2], self.streams[(number + 1) % 2]
         nbytes = random_.randrange(1, 4) * MIB
         with self.pool.allocate(nbytes, stream=stream, timeout=2) as buffer:
-            self.fill(buffer.address, buffer.size, stream)
+            self.fill(buffer.address, buffer.nbytes, stream)
             if random_.random() < 0.5:
                 buffer.use_on(other)
-                self.fill(buffer.address, buffer.size, other)
+                self.fill(buffer.address, buffer.nbytes, other)
                 stream.wait(other.record())
             if random_.random() < 0.3:
                 other.wait(stream.record())
@@ -89,7 +89,7 @@ def survive(workload: Workload, fake: FakeDriver) -> None:
         workload.pool.close()
 
 
-def calls_of(fake: FakeDriver, gpu: AnyGpu, kind: str) -> Counter[str]:
+def calls_of(fake: FakeDriver, gpu: Gpu, kind: str) -> Counter[str]:
     before = fake.counts()
     survive(Workload(gpu, kind), fake)
     return Counter(fake.counts()) - Counter(before)
@@ -97,7 +97,7 @@ def calls_of(fake: FakeDriver, gpu: AnyGpu, kind: str) -> Counter[str]:
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_call_fails_once(fake: FakeDriver, gpu: AnyGpu, kind: str, code: str) -> None:
+def test_every_call_fails_once(fake: FakeDriver, gpu: Gpu, kind: str, code: str) -> None:
     """Calls of each name, the first, the last and some between."""
     for name, count in sorted(calls_of(fake, gpu, kind).items()):
         if name in FINAL:
@@ -111,7 +111,7 @@ def test_every_call_fails_once(fake: FakeDriver, gpu: AnyGpu, kind: str, code: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_fail_at_random(fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
+def test_calls_fail_at_random(fake: FakeDriver, gpu: Gpu, kind: str) -> None:
     """One in thirty, of any name, for longer than any retry lasts."""
     for seed in range(6):
         random_ = random.Random(seed)
@@ -122,7 +122,7 @@ def test_calls_fail_at_random(fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lost_device_fails_every_request_and_holds_up_nobody(fake: FakeDriver, gpu: AnyGpu, kind: str) -> None:
+def test_a_lost_device_fails_every_request_and_holds_up_nobody(fake: FakeDriver, gpu: Gpu, kind: str) -> None:
     """Requests fail with the loss by name, and closing ends, with an error where memory could not go back."""
     workload = Workload(gpu, kind)
     workload.run()

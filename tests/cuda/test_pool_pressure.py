@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError, PoolTimeout
-from asyncmem.devices import Cuda, CudaStream
+from asyncmem.devices import Cuda, GpuStream
 from asyncmem.testing.conservation import whole
 
 from .fake import FakeDriver
@@ -21,7 +21,7 @@ STEPS = 60
 class Player:
     """A thread with a stream of its own, which writes buffers, hands some to its neighbour and reads them back."""
 
-    def __init__(self, pool: AsyncMemoryPool, streams: list[CudaStream], number: int) -> None:
+    def __init__(self, pool: AsyncMemoryPool, streams: list[GpuStream], number: int) -> None:
         self.pool = pool
         self.number = number
         self.stream, self.next = streams[number], streams[(number + 1) % THREADS]
@@ -44,18 +44,18 @@ class Player:
         except (OutOfMemoryError, PoolTimeout):
             self.refused += 1
             return
-        device.fill(buffer.address, buffer.size, value, self.stream)
+        device.fill(buffer.address, buffer.nbytes, value, self.stream)
         reader = self.stream
         if random_.random() < 0.5:
             reader = self.next
             buffer.use_on(reader)
         back = bytearray(1)
         if random_.random() < 0.3:
-            device.copy_out(memoryview(back), buffer.address + buffer.size - 1, reader)
+            device.copy_out(memoryview(back), buffer.address + buffer.nbytes - 1, reader)
             reader.synchronize_blocking()
             assert back[0] == value
         else:
-            device.copy(buffer.address, buffer.address + buffer.size // 2, buffer.size // 4, reader)
+            device.copy(buffer.address, buffer.address + buffer.nbytes // 2, buffer.nbytes // 4, reader)
         if random_.random() < 0.2:
             self.pool.empty_cache()
         buffer.free()
@@ -116,7 +116,7 @@ def test_a_driver_that_complains_gets_what_is_free(fake: FakeDriver, cuda: Cuda,
 
 
 def play(cuda: Cuda, kind: str, limit: int, done: Callable[[], object] = int) -> int:
-    """Let the threads play, see that the pool is whole and all of its limit can be had, and answer the refusals."""
+    """Let the threads play, see that the pool is whole and all of its limit can be had, and return the refusals."""
     streams = [cuda.create_stream() for _ in range(THREADS)]
     with AsyncMemoryPool(cuda, limit=limit, segment_size=4 * MIB, segments=kind, min_free=0, stall_after=None) as pool:
         players = [Player(pool, streams, number) for number in range(THREADS)]

@@ -5,10 +5,10 @@ import gc
 import pytest
 
 from asyncmem import AsyncMemoryPool
+from asyncmem.core import DRIVER_CALLS
 from asyncmem.devices import Cuda
 from asyncmem.replay import measure_costs, replay_on
-from asyncmem.replay.busy import CudaBusy
-from asyncmem.replay.model import CALLS
+from asyncmem.replay.live import CudaBusy
 from tests.replay.programs import MIB, Program, random_program
 
 from .fake import FakeDriver
@@ -64,7 +64,7 @@ def test_what_calls_take_is_measured(driver: FakeDriver | None, cuda: Cuda) -> N
     """All but those for fences; the first points are of small things, and nothing stays taken."""
     free = cuda.memory().free
     costs = measure_costs(cuda)
-    assert set(costs) == set(CALLS[:-2])
+    assert set(costs) == set(DRIVER_CALLS[:-2])
     assert all(ns >= 0 for curve in costs.values() for _, ns in curve)
     assert {curve[0][0] for curve in costs.values()} == {2 * MIB}
     if driver is not None:

@@ -115,7 +115,7 @@ class Workload:
             self.marked.append(self.pool.spillable(buffer))
 
     def run(self) -> int:
-        """Use each twice; what can be read is what was written there. Answers how many uses failed."""
+        """Use each twice; what can be read is what was written there. Returns how many uses failed."""
         errors = 0
         for number, one in list(enumerate(self.marked)) * 2:
             try:
@@ -172,7 +172,7 @@ def test_a_lost_device_is_named_and_holds_up_nobody(fake: FakeDriver, cuda: Cuda
             pass
         for one in workload.marked:
             one.free()
-            assert one.is_freed
+            assert not one.alive
         stats = workload.pool.stats()
         assert (stats.spilled_bytes, stats.allocated_bytes) == (0, 0)
         with pytest.raises(DeviceError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.devices import Cuda, CudaStream
+from asyncmem.devices import Cuda, GpuStream
 
 KIB = 1 << 10
 SIZES = (512, 4 * KIB, 4 * KIB, 40 * KIB, 300 * KIB, 1500 * KIB, 3000 * KIB)
@@ -22,7 +22,7 @@ class Held:
 
     buffer: Buffer
     value: int = 0
-    users: list[CudaStream] = field(default_factory=list)
+    users: list[GpuStream] = field(default_factory=list)
 
 
 class User:
@@ -70,50 +70,50 @@ class User:
         self.held.append(one)
         self.write(one, stream)
 
-    def work(self, one: Held, _stream: CudaStream) -> None:
+    def work(self, one: Held, _stream: GpuStream) -> None:
         home = self.device.stream_of(one.buffer.stream)
         if one.users:
             self.read(one, self.choice.choice([home, *one.users]))
         else:
             self.choice.choice([self.read, self.write])(one, home)
 
-    def use_on(self, one: Held, stream: CudaStream) -> None:
+    def use_on(self, one: Held, stream: GpuStream) -> None:
         one.buffer.use_on(stream)
         if stream is not one.buffer.stream:
             one.users.append(stream)
             self.read(one, stream)
 
-    def hand_over(self, one: Held, stream: CudaStream) -> None:
+    def hand_over(self, one: Held, stream: GpuStream) -> None:
         one.buffer.hand_over(stream)
         self.read(one, stream)
 
-    def free(self, one: Held, _stream: CudaStream) -> None:
+    def free(self, one: Held, _stream: GpuStream) -> None:
         self.held.remove(one)
         one.buffer.free()
 
-    def drop(self, one: Held, _stream: CudaStream) -> None:
+    def drop(self, one: Held, _stream: GpuStream) -> None:
         self.held.remove(one)
 
-    def free_on(self, one: Held, stream: CudaStream) -> None:
+    def free_on(self, one: Held, stream: GpuStream) -> None:
         if not one.users:
             stream.wait(one.buffer.stream.record())
             self.read(one, stream)
             self.held.remove(one)
             one.buffer.free(stream=stream)
 
-    def write(self, one: Held, stream: CudaStream) -> None:
+    def write(self, one: Held, stream: GpuStream) -> None:
         one.value = self.choice.randrange(256)
-        self.device.fill(one.buffer.address, one.buffer.size, one.value, stream)
+        self.device.fill(one.buffer.address, one.buffer.nbytes, one.value, stream)
 
-    def read(self, one: Held, stream: CudaStream) -> None:
+    def read(self, one: Held, stream: GpuStream) -> None:
         if len(self.expected) < MOST_READS:
-            offset = SAMPLE * self.choice.randrange(one.buffer.size // SAMPLE)
+            offset = SAMPLE * self.choice.randrange(one.buffer.nbytes // SAMPLE)
             place = self.log.address + SAMPLE * len(self.expected)
             self.device.copy(place, one.buffer.address + offset, SAMPLE, stream)
             self.expected.append(one.value)
 
 
-ACTIONS: dict[str, tuple[int, Callable[[User, Held, CudaStream], None]]] = {
+ACTIONS: dict[str, tuple[int, Callable[[User, Held, GpuStream], None]]] = {
     "work": (8, User.work),
     "use_on": (4, User.use_on),
     "hand_over": (4, User.hand_over),

@@ -9,20 +9,19 @@ import pytest
 
 from asyncmem.devices import (
     Cuda,
-    CudaStream,
     Device,
+    GpuStream,
     Host,
     HostStream,
     MetalStream,
     OpenCLStream,
     Rocm,
-    RocmStream,
     Simulated,
     SimulatedStream,
     Stream,
 )
 from asyncmem.devices.gpu.device import Gpu
-from asyncmem.devices.rocm.library import loaded_copies
+from asyncmem.devices.rocm import loaded_copies
 from tests.cuda.fake import FakeDriver
 from tests.metal.session import open_metal
 from tests.processor import open_processor
@@ -63,7 +62,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     yield made
     made.release()
     if card:
-        card.settle()
+        card.clean_up()
     if isinstance(made.device, Gpu):
         for segment in list(made.device._segments._out.values()):  # some tests leave theirs to the process's end
             made.device.free_segment(segment)
@@ -144,7 +143,7 @@ def _metal(request: pytest.FixtureRequest) -> Rig:
 
 def _fake_card(driver: FakeDriver) -> Rig:
     def occupy(stream: Stream) -> None:
-        assert isinstance(stream, CudaStream)
+        assert isinstance(stream, GpuStream)
         driver.hold(stream.handle)
         driver.launch(stream.handle)
 
@@ -160,7 +159,7 @@ def _rocm() -> Rig:
     launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
     def occupy(stream: Stream) -> None:
-        assert isinstance(stream, RocmStream)
+        assert isinstance(stream, GpuStream)
         with device.context.entered():
             assert launch(stream.handle, wait, None) == 0
 
@@ -172,7 +171,7 @@ def _real_card(card: "Card") -> Rig:
     gate = card.gate()
 
     def occupy(stream: Stream) -> None:
-        assert isinstance(stream, CudaStream)
+        assert isinstance(stream, GpuStream)
         with device.context.entered():
             card.hold(stream.handle, gate)
 

@@ -1,8 +1,11 @@
 """Devices are found by name, and a wrong name says what there is."""
 
+from contextlib import closing
+from functools import partial
+
 import pytest
 
-from asyncmem.devices import Host, Simulated, auto, device
+from asyncmem.devices import Host, Simulated, device, discovery
 from asyncmem.errors import BackendUnavailable, InvalidRequest
 from tests.cuda.fake import FakeDriver
 
@@ -29,7 +32,7 @@ def test_auto_is_the_host_where_there_is_no_gpu(fake: FakeDriver) -> None:
 def test_auto_is_a_gpu_by_opencl_where_cuda_has_none(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is no processor; this machine's is taken for one."""
     fake.devices(0)
-    monkeypatch.setattr(auto, "is_processor", lambda _: False)
+    monkeypatch.setattr(discovery, "is_processor", lambda _: False)
     made = device("auto")
     assert made.name == "opencl:0"
     made.close()
@@ -69,7 +72,26 @@ def test_cuda_says_what_was_tried_and_what_to_use() -> None:
     assert "'host'" in caught.value.install
 
 
-@pytest.mark.parametrize("source", ["", "gpu", ":1", "cuda:x", "opencl:-1", "simulated:-1", "host:1", 7, None])
+def test_a_gpu_or_the_processor() -> None:
+    """By the words that other libraries have."""
+    with closing(device("cpu")) as host:
+        assert isinstance(host, Host)
+    with pytest.MonkeyPatch.context() as patch:
+        for one in ("Cuda", "Rocm", "Metal", "_opencl_gpu"):
+            patch.setattr(f"asyncmem.devices.discovery.{one}", partial(_absent, one))
+        with pytest.raises(BackendUnavailable, match="gpu") as caught:
+            device("gpu")
+        assert caught.value.tried == ("Cuda", "Rocm", "Metal", "_opencl_gpu")
+        patch.setattr("asyncmem.devices.discovery.Metal", Simulated)
+        with closing(device("gpu")) as found:
+            assert isinstance(found, Simulated)
+
+
+def _absent(name: str) -> None:
+    raise BackendUnavailable(name, tried=(name,))
+
+
+@pytest.mark.parametrize("source", ["", "cpu:1", ":1", "cuda:x", "opencl:-1", "simulated:-1", "host:1", 7, None])
 def test_other_names_are_refused(source: object) -> None:
     """The error lists the names there are."""
     with pytest.raises(InvalidRequest, match="host"):

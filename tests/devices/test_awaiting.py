@@ -7,13 +7,12 @@ import pytest
 import trio
 import trio.testing
 
-from asyncmem.devices import Stream
-from asyncmem.devices.awaiting import wait_until_done
+from asyncmem.devices import Fence, Stream
 from asyncmem.errors import InvalidRequest
 from asyncmem.testing.device_contract import Rig
 
 
-class ManualFence:
+class ManualFence(Fence):
     """Reached when the test says so; shows what is registered with it."""
 
     def __init__(self) -> None:
@@ -30,8 +29,8 @@ class ManualFence:
         if callback in self.callbacks:
             self.callbacks.remove(callback)
 
-    def __await__(self) -> Generator[object, object, None]:
-        return wait_until_done(self)
+    def block(self, timeout: float | None = None) -> bool:
+        raise NotImplementedError
 
     def fire(self) -> None:
         self.reached = True
@@ -141,8 +140,8 @@ def test_a_closed_asyncio_loop_does_not_trouble_the_notifying_thread() -> None:
     """The loop is gone with its waiters: the callback finds nobody and returns."""
     fence = ManualFence()
 
-    async def begin() -> Generator[object, object, None]:
-        generator = wait_until_done(fence)
+    async def begin() -> Generator[object, object, object]:
+        generator = fence.__await__()
         generator.send(None)
         return generator
 

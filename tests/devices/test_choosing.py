@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, InvalidRequest, NoDeviceHasRoom, PoolOptions
-from asyncmem.devices import DeviceInfo, Host, OpenCL, Simulated, choosing, devices, select_device_for
+from asyncmem.devices import DeviceInfo, Host, OpenCL, Simulated, devices, discovery, select_device_for
 from asyncmem.planning import estimate_inference_memory
 from tests.cuda.fake import MIB, FakeDriver
 from tests.cuda.leftovers import check_nothing_left
@@ -17,7 +17,7 @@ SMALL = estimate_inference_memory(64, 256, 2, 1000, 4, 2, 32)
 @pytest.fixture(autouse=True)
 def no_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let hip-python be missing: with it there is a line about ROCm, which `tests/rocm` is about."""
-    monkeypatch.setattr(choosing, "find_spec", lambda name: None if name == "hip" else find_spec(name))
+    monkeypatch.setattr(discovery, "find_spec", lambda name: None if name == "hip" else find_spec(name))
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_gpu_by_opencl_comes_after_one_by_cuda(monkeypatch: pytest.MonkeyPatch
     other = DeviceInfo(name="opencl:0", free=16 << 30, **room)
     host = DeviceInfo(name="host", free=32 << 30, is_processor=True, **room)
     processor = DeviceInfo(name="opencl:1", free=64 << 30, is_processor=True, **room)
-    monkeypatch.setattr(choosing, "devices", lambda: (cuda, other, host, processor))
+    monkeypatch.setattr(discovery, "devices", lambda: (cuda, other, host, processor))
     found = [select_device_for(f"{size} GiB") for size in (4, 12, 24, 48)]
     assert found == ["cuda:0", "opencl:0", "host", "opencl:1"]
 
@@ -146,7 +146,7 @@ def test_a_card_that_cuda_lists_is_not_listed_twice(
         vendor_id = 0x10DE
         type = opencl.driver.cl.device_type.GPU
 
-    monkeypatch.setattr(choosing, "find_devices", lambda _: [Card()])
+    monkeypatch.setattr(discovery, "find_devices", lambda _: [Card()])
     assert [one.name for one in devices()] == ["cuda:0", "cuda:1", "host"]
     two.devices(0)
     assert [one.name for one in devices()] == ["cuda", "opencl:0", "host"]
@@ -159,10 +159,10 @@ def test_opencl_without_a_driver_is_a_line_with_a_reason(monkeypatch: pytest.Mon
     def none(device: str) -> None:
         raise BackendUnavailable(device, tried=("the loader",))
 
-    monkeypatch.setattr(choosing, "find_devices", none)
+    monkeypatch.setattr(discovery, "find_devices", none)
     line = next(one for one in devices() if one.kind == "opencl")
     assert (line.name, line.usable, line.reason) == ("opencl", False, "the loader")
-    monkeypatch.setattr(choosing, "find_spec", lambda _: None)
+    monkeypatch.setattr(discovery, "find_spec", lambda _: None)
     assert all(one.kind != "opencl" for one in devices())
 
 

@@ -153,7 +153,7 @@ class TestFailure:
             stream.run(int).result(10)  # the thread has let go of the failed work by then
             gc.collect()
         assert [str(one.message) for one in caught if one.category is AsyncmemWarning] == [
-            "work on a stream failed and nobody asked: Broken()"
+            "work on a stream failed and was not awaited: Broken()"
         ]
 
     def test_of_an_exit_stays_with_the_work(self, host: Host) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from asyncmem.devices import Latencies, Simulated, StreamOrderError
-from asyncmem.devices.pages import bytes_at
+from asyncmem.devices.host_memory import bytes_at
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 MIB = 1 << 20
@@ -22,7 +22,7 @@ def test_devices_of_one_machine_have_no_address_and_no_stream_in_common() -> Non
     second = make(beside=first, index=1)
     assert first.allocate_segment(MIB).address != second.allocate_segment(MIB).address
     assert first.create_stream().handle != second.create_stream().handle
-    assert first.default_stream.lane != second.default_stream.lane
+    assert first.default_stream.timeline_key != second.default_stream.timeline_key
 
 
 def test_fence_of_the_other_device_orders_a_copy_between_both() -> None:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
-from asyncmem.cli import listing
-from asyncmem.cli import metal as probing
+from asyncmem.cli import machine as probing
 from asyncmem.devices import Metal, Segment, device, devices, select_device_for
+from asyncmem.devices.host_memory import PAGE
 from asyncmem.devices.metal import api
 from asyncmem.devices.metal.stream import DEPTH
-from asyncmem.devices.pages import PAGE
 from tests.cuda.fake import FakeDriver
 from tests.metal.fake import TIMED_OUT, FakeMetal, bridge, memory, queue, work
 from tests.metal.session import in_place
@@ -245,7 +244,7 @@ class TestMemory:
         other.close()
 
     def test_that_metal_refuses_is_out_of_memory(self, machine: FakeMetal) -> None:
-        """It answers nothing then; a later try may succeed."""
+        """It returns nothing then; a later try may succeed."""
         metal = Metal()
         machine.spare = MIB
         with pytest.raises(OutOfMemoryError):
@@ -393,12 +392,12 @@ class TestFinding:
 
     def test_is_reported_as_never_tried(self, machine: FakeMetal, monkeypatch: pytest.MonkeyPatch) -> None:
         """Somebody has to do it: the doctor asks for that, with or without a device."""
-        monkeypatch.setattr(listing, "ask", lambda _: (probing.probe(), None))
-        (found,) = probing.look_for_devices()["devices"]
+        monkeypatch.setattr(probing, "ask", lambda *_: (probing.probe("metal"), None))
+        (found,) = probing.find_devices("metal")["devices"]
         assert (found["name"], found["total_bytes"]) == ("metal:0", machine.total)
         assert "never run on hardware" in found["what"]
-        monkeypatch.setattr(listing, "find_spec", lambda _: None)
-        assert "never run on hardware" in str(probing.look_for_devices()["reason"])
+        monkeypatch.setattr(probing, "find_spec", lambda _: None)
+        assert "never run on hardware" in str(probing.find_devices("metal")["reason"])
 
 
 def test_the_stand_in_has_what_is_used_of_metal() -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
-from asyncmem.devices.opencl.driver import find_devices
-from asyncmem.devices.opencl.ledger import Ledger
-from asyncmem.devices.watcher import Watcher
+from asyncmem.devices.fences import FencePoller
+from asyncmem.devices.opencl.driver import Ledger, find_devices
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -131,7 +130,7 @@ class TestQueues:
         """Addresses mean nothing there."""
         cl = opencl.driver.cl
         with pytest.raises(InvalidRequest, match="context"):
-            opencl.stream_of(cl.CommandQueue(cl.Context([opencl.place.device])))
+            opencl.stream_of(cl.CommandQueue(cl.Context([opencl.physical.device])))
 
 
 class TestMemory:
@@ -154,9 +153,9 @@ class TestMemory:
     ) -> None:
         """PoCL would give it out twice."""
         for one in (opencl, other):
-            assert one.place is opencl.place
-            monkeypatch.setattr(one._segments, "_ledger", opencl.place.ledger)
-        monkeypatch.setattr(opencl.place.ledger, "total", opencl.place.ledger._taken + 64 * MIB)
+            assert one.physical is opencl.physical
+            monkeypatch.setattr(one._segments, "_ledger", opencl.physical.ledger)
+        monkeypatch.setattr(opencl.physical.ledger, "total", opencl.physical.ledger._taken + 64 * MIB)
         segment = opencl.allocate_segment(40 * MIB)
         with pytest.raises(OutOfMemoryError):
             other.allocate_segment(40 * MIB)
@@ -166,7 +165,7 @@ class TestMemory:
 
     def test_in_one_piece_is_what_the_driver_gives_out(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
         """The error says how much that is."""
-        monkeypatch.setattr(opencl.place, "most", 8 * MIB)
+        monkeypatch.setattr(opencl.physical, "most", 8 * MIB)
         with pytest.raises(OutOfMemoryError, match="at most 8 MiB in one piece"):
             opencl.allocate_segment(8 * MIB)
         opencl.free_segment(opencl.allocate_segment(7 * MIB))
@@ -175,7 +174,7 @@ class TestMemory:
         """Where it does, after all; and nothing is counted then."""
         ledger = Ledger(1 << 60, on_host=False)
         monkeypatch.setattr(opencl._segments, "_ledger", ledger)
-        monkeypatch.setattr(opencl.place, "most", 1 << 60)
+        monkeypatch.setattr(opencl.physical, "most", 1 << 60)
         with pytest.raises(OutOfMemoryError):
             opencl.allocate_segment(1 << 46)
         assert ledger.free() == 1 << 60
@@ -186,7 +185,7 @@ class TestMemory:
         """A GPU may have to fetch other memory by itself, while its caller waits."""
         pinned = opencl.pinned()
         segment = pinned.allocate_segment(MIB)
-        from asyncmem.devices.pages import bytes_at
+        from asyncmem.devices.host_memory import bytes_at
 
         locked, loose = bytes_at(segment.address, MIB).data, memoryview(bytearray(8))
         assert not opencl.copy_holds_up(loose)
@@ -239,7 +238,7 @@ class TestErrors:
         class Failed:
             command_execution_status = -14  # what others get that waited for it
 
-        fence = OpenCLFence(opencl.driver, opencl.place, Watcher("nobody"), Failed())  # type: ignore[arg-type]
+        fence = OpenCLFence(opencl.driver, opencl.physical, FencePoller("nobody"), Failed())  # type: ignore[arg-type]
         told = threading.Event()
         fence.notify(told.set)
         assert told.is_set()
@@ -283,7 +282,7 @@ class TestErrors:
             def __init__(self, *found: object) -> None:
                 self.get_devices = lambda: list(found)
 
-        processor, graphics = opencl.place.device, Graphics()
+        processor, graphics = opencl.physical.device, Graphics()
         monkeypatch.setattr(opencl.driver.cl, "get_platforms", lambda: [Platform(processor), Platform(graphics)])
         assert find_devices("opencl") == [graphics, processor]
 

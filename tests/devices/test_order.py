@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncmem.devices import StreamOrderError
-from asyncmem.devices.order import OrderChecker
-from asyncmem.devices.ranges import Cell, RangeMap
+from asyncmem.devices.simulated.order import Cell, OrderChecker, RangeMap
 
 A, B, C = range(3)
 BASE, SIZE = 1000, 100

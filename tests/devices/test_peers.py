@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from asyncmem.devices import Device, Host, Latencies, Simulated, StreamOrderError
-from asyncmem.devices.pages import bytes_at
+from asyncmem.devices.host_memory import bytes_at
 from asyncmem.errors import InvalidRequest
 from asyncmem.testing.device_contract import PinnedContract
 

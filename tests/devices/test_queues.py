@@ -14,7 +14,7 @@ import pytest
 
 from asyncmem import DeviceError, InvalidRequest
 from asyncmem.devices import Device, Host, Metal, OpenCL, Stream
-from asyncmem.devices.polled import PolledFence
+from asyncmem.devices.fences import PolledFence
 from tests.metal.session import REAL
 from tests.processor import open_processor
 
@@ -236,7 +236,7 @@ class Failing(PolledFence):
     """A fence that fails once it is let go."""
 
     def __init__(self, stream: Stream) -> None:
-        super().__init__(stream.device._watcher)  # type: ignore[attr-defined]  # both devices have one
+        super().__init__(stream.device._poller)  # type: ignore[attr-defined]  # both devices have one
         self.failed = False
 
     def done(self) -> bool:

@@ -19,14 +19,16 @@ HERE = {
     *(
         name
         for kind in (
-            asyncmem.AllocationTracker,
+            asyncmem.insight.AllocationTracker,
             asyncmem.AsyncMemoryPool,
+            asyncmem.PoolStats,
             asyncmem.BucketPool,
             asyncmem.Buffer,
+            asyncmem.devices.Stream,
             insight.ReuseSuggestions,
             PoolOptions,
             pipeline.Prefetcher,
-            asyncmem.RuntimeDevice,
+            asyncmem.runtime.RuntimeDevice,
         )
         for name in dir(kind)
     ),
@@ -37,6 +39,8 @@ HERE = {
 PROSE = {
     *("RuntimeError", "True", "OPTION", "buffer", "with", "as", "recorder", "size", "count", "plan", "suggestions"),
     *("estimate", "auto", "need", "host", "best_fit", "cuda", "advise"),
+    *("n", "s", "t", "b", "array", "tensor", "other", "shape", "dtype", "stats", "async", "export", "to", "torch"),
+    *("stream_ordered", "paged", "keep"),
 }
 
 

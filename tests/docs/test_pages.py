@@ -1,46 +1,22 @@
 """What the pages tell a reader to run, run."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
+from tests.docs.programs import PAGES, ROOT, Block, blocks
 from tests.metal.session import REAL
 from tests.processor import open_processor
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python(?P<needs> opencl| metal|)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"`(test_\w+)`")
 TEST = re.compile(r"^ *(?:async )?def (?P<name>test_\w+)", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#]+)(#[^)]*)?\)")
 
 
-class Block(NamedTuple):
-    """One program on a page."""
-
-    page: Path
-    line: int
-    code: str
-    needs: str
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def blocks() -> Iterator[Block]:
-    """Find the programs of all pages."""
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for found in BLOCK.finditer(text):
-            yield Block(page, text.count("\n", 0, found.start("code")) + 1, found["code"], found["needs"].strip())
-
-
 # A program may block its loop only where it makes the pool's worker a part of that loop.
 PROGRAMS = [
-    pytest.param(block, id=str(block), marks=[pytest.mark.may_block] if "StepWorker" in block.code else [])
+    pytest.param(block, id=str(block), marks=[pytest.mark.may_block] if "SteppedPool" in block.code else [])
     for block in blocks()
 ]
 
@@ -80,5 +56,5 @@ def test_tests_that_pages_name_are_there() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """README stays within 140 lines: the rest has pages of its own."""
-    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 140
+    """README stays within 120 lines: the rest has pages of its own."""
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 120

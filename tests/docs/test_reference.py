@@ -1,5 +1,8 @@
 """The reference page names what there is, as it is."""
 
+import ast
+import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -9,17 +12,17 @@ import pytest
 
 import asyncmem
 import asyncmem.pipeline
-from asyncmem import insight, planning
+from asyncmem import errors, insight, planning
 from asyncmem.arrays.elements import SHORT_FLOATS, element_type
 from asyncmem.cli.app import commands
 from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
-from asyncmem.cli.benchmarks.device import DEVICE_ROWS
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import pictures, reports
 from asyncmem.insight.prometheus import PoolCollector
-from asyncmem.options import OPTIONS, RUNTIME_OPTIONS, PoolOptions
+from asyncmem.options import COMMON_OPTIONS, OPTIONS, RUNTIME_OPTIONS, PoolOptions
 from asyncmem.pipeline import parallel
 from asyncmem.stats import DERIVED, PoolStats
+from benchmarks import comparison
 
 # Short floats, and the names that the page's ranges of numpy's own end with.
 ELEMENTS = [*SHORT_FLOATS, "bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "complex128"]
@@ -36,10 +39,32 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> Iterator[list[str]]:
-    """Read the cells of the section's table, without its head."""
+    """Read the cells of the section's tables, without the head of the first."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     for line in lines[2:]:
         yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def option_tables() -> list[list[list[str]]]:
+    """Read the cells of both tables of options, without their heads."""
+    tables: list[list[list[str]]] = []
+    for cells in rows("Options of a pool"):
+        if not tables or cells[0] == "option":
+            tables.append([])
+        if cells[0].startswith("`"):
+            tables[-1].append(cells)
+    return tables
+
+
+def field_docs() -> dict[str, str]:
+    """Read the first paragraph of what is said of each option where it is declared."""
+    source = inspect.getsource(PoolOptions)
+    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]  # a class has one
+    return {
+        before.target.id: " ".join(after.value.value.partition("\n\n")[0].split())
+        for before, after in itertools.pairwise(body)
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr)
+    }
 
 
 def names(cell: str) -> list[str]:
@@ -70,10 +95,24 @@ def written_float(name: str, value: float) -> str:
 
 
 def test_every_option_is_listed_with_its_default() -> None:
-    """The table of options has all of them, in their order, with the default that holds."""
-    defaults = PoolOptions()
-    listed = [(names(cells[0])[0], cells[1]) for cells in rows("Options of a pool")]
-    assert listed == [(name, written(name, getattr(defaults, name))) for name in OPTIONS]
+    """One table has what programs set, another the rest, in their order, with default and meaning as declared."""
+    defaults, docs = PoolOptions(), field_docs()
+    common, expert = ([(names(cells[0])[0], cells[1], cells[2]) for cells in table] for table in option_tables())
+    assert [name for name, _, _ in common] == list(COMMON_OPTIONS)
+    assert common + expert == [(name, written(name, getattr(defaults, name)), docs[name]) for name in OPTIONS]
+
+
+def test_the_docstring_of_options_has_the_same_two_tables() -> None:
+    """Every option is in the table of the docstring that it is in on the page."""
+    tables = re.findall(r"=\n *option.*?=\n(.*?)\n *=", PoolOptions.__doc__ or "", re.DOTALL)
+    common, expert = ({name for name in re.findall(r"\w+", table) if name in OPTIONS} for table in tables)
+    assert common == set(COMMON_OPTIONS)
+    assert expert == set(OPTIONS) - common
+
+
+def test_programs_set_a_dozen_options() -> None:
+    """The first table stays short."""
+    assert len(COMMON_OPTIONS) == 12
 
 
 def test_what_cannot_be_changed_at_run_time_is_named() -> None:
@@ -102,7 +141,7 @@ def all_errors() -> set[type[asyncmem.AsyncmemError]]:
 def test_every_error_is_listed() -> None:
     """The table of errors has the tree's leaves."""
     listed = {names(cells[0])[0] for cells in rows("Errors")}
-    assert listed >= {kind.__name__ for kind in all_errors() if kind.__name__ in asyncmem.__all__}
+    assert listed >= {kind.__name__ for kind in all_errors() if hasattr(errors, kind.__name__)}
     assert listed <= {kind.__name__ for kind in all_errors()}
 
 
@@ -166,7 +205,7 @@ def test_everything_of_pipeline_parallelism_is_listed() -> None:
 def test_everything_of_buckets_is_listed() -> None:
     """The table has what a bucket pool is called by, and every figure that it tells."""
     listed = {name for cells in rows("Buckets") for name in (*names(cells[0]), *names(cells[1]))}
-    figures = {one.name for one in fields(asyncmem.BucketStats)}
+    figures = {one.name for one in fields(asyncmem.buckets.BucketStats)}
     assert listed >= figures | {"hit_rate", "pressure", "limit"}
     assert {name for name in listed - figures if name in dir(asyncmem.BucketPool)} >= {
         "try_get",
@@ -199,8 +238,8 @@ def test_everything_of_insight_is_listed() -> None:
 
 
 def test_every_metric_is_listed() -> None:
-    """The table of metrics has what the collector answers, by the names that Prometheus sees."""
-    listed = [name for cells in rows("Prometheus") for name in names(cells[1]) if name not in {"level", "rung"}]
+    """The table of metrics has what the collector returns, by the names that Prometheus sees."""
+    listed = [name for cells in rows("Prometheus") for name in names(cells[1]) if name not in {"level", "remedy"}]
     answered = list(PoolCollector().collect())
     assert sorted(listed) == sorted(
         one.name.removeprefix("asyncmem_pool_") + "_total" * (one.type == "counter") for one in answered
@@ -208,7 +247,7 @@ def test_every_metric_is_listed() -> None:
 
 
 def test_every_report_is_listed() -> None:
-    """Each function of the reports has a row, with the figures that it answers."""
+    """Each function of the reports has a row, with the figures that it returns."""
     listed = [(names(cells[0])[0], names(cells[1])) for cells in rows("Reports")]
     functions = {name for name in reports.__all__ if name.islower()}
     assert {name for name, _ in listed} == functions
@@ -216,7 +255,7 @@ def test_every_report_is_listed() -> None:
 
 
 def test_every_picture_is_listed() -> None:
-    """Each function of the pictures has a row, with the columns that it answers."""
+    """Each function of the pictures has a row, with the columns that it returns."""
     listed = [(names(cells[0])[0], names(cells[1])) for cells in rows("Pictures")]
     functions = {name for name in pictures.__all__ if name.islower()}
     assert {name for name, _ in listed} == functions
@@ -233,4 +272,4 @@ def test_every_command_is_listed_with_its_options() -> None:
 def test_every_benchmark_has_a_row_on_its_page() -> None:
     """The page of benchmarks lists the rows that there are, those against floors and those of a device."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*ROWS, *LONG_ROWS, *DEVICE_ROWS]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*ROWS, *LONG_ROWS, *comparison.SUITE.rows]

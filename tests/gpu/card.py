@@ -24,7 +24,7 @@ PoolMaker = Callable[..., AsyncMemoryPool]
 
 
 def call(answer: tuple[Any, ...]) -> Any:
-    """Answer a driver call's results; anything but success is an error."""
+    """Return a driver call's results; anything but success is an error."""
     code, *rest = answer
     if code != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"the driver answered {code!r}")
@@ -133,7 +133,7 @@ class Card:
         """Wait until the card has nothing to do."""
         call(driver.cuCtxSynchronize())
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         """Open all gates, wait for the card, and give back what a test took."""
         for gate in self._gates:
             gate.set(2**32 - 1)
@@ -145,6 +145,6 @@ class Card:
 
     def close(self) -> None:
         """Be done with the card."""
-        self.settle()
+        self.clean_up()
         self.device.close()
         call(driver.cuDevicePrimaryCtxRelease(self._ordinal))

@@ -45,7 +45,7 @@ def card(request: pytest.FixtureRequest, driver: Any) -> Iterator["Card"]:
     card: Card = Card() if driver else request.getfixturevalue("the_card")
     card.enter()
     yield card
-    card.settle()
+    card.clean_up()
     if driver is None:
         return
     card.close()
@@ -69,7 +69,7 @@ def make_pool(request: pytest.FixtureRequest, card: "Card", kind: str) -> Iterat
         return pool
 
     yield make
-    card.settle()
+    card.clean_up()
     live = [pool.stats().allocated_bytes for pool in pools]
     for pool in pools:
         pool.check()

@@ -64,7 +64,7 @@ class Program(ABC):
         self.streams = [self.make_stream() for _ in range(STREAMS)]
 
     def run(self, steps: int) -> list[Outcome]:
-        """Run so many steps, and answer what came out: first of each step, then of what is live at the end."""
+        """Run so many steps, and return what came out: first of each step, then of what is live at the end."""
         for self.step in range(steps):
             step = self.choice.choices(
                 (self.make, self.product, self.elementwise, self.reduce, self.free, self.linger), (2, 3, 3, 2, 3, 1)
@@ -157,7 +157,7 @@ class Program(ABC):
             matrix.buffer.use_on(self.streams[stream])
 
     def pick(self) -> Matrix:
-        """Answer some matrix."""
+        """Return some matrix."""
         return self.choice.choice(self.live) if self.live else self.make()
 
     def drop(self, matrix: Matrix) -> None:
@@ -175,7 +175,7 @@ class Program(ABC):
         self.looks.append((f"step {self.step}: {name}", what, *self.summed_up(matrix.tensor)))
 
     def outcome(self, matrix: Matrix) -> Outcome:
-        """Answer a matrix as something to compare and to read."""
+        """Return a matrix as something to compare and to read."""
         data, finite = self.bits(matrix.tensor)
         return Outcome(
             "end", f"{matrix.dtype} {matrix.shape}", hashlib.blake2b(data, digest_size=8).hexdigest(), finite

@@ -178,16 +178,16 @@ class Soak:
             self.card.hold(stream.handle, self.never, limit=self.choice.randrange(20_000, 800_000))
 
     def size(self) -> int:
-        """Answer how much to ask for: whole words."""
+        """Return how much to ask for: whole words."""
         return max(4, int(self.choice.choice(SIZES) * self.choice.uniform(0.5, 1.0)) & ~3)
 
     def stream(self) -> Stream:
-        """Answer a stream."""
+        """Return a stream."""
         return self.choice.choice(self.streams)
 
 
 async def soak(card: Card, kind: str, seconds: float, seed: int, limit: int) -> dict[str, object]:
-    """Run on one pool; answer what happened. Raises where a promise is broken."""
+    """Run on one pool; return what happened. Raises where a promise is broken."""
     options = {"segments": kind, "limit": limit, "segment_size": 16 * MIB, "stall_after": None}
     async with AsyncMemoryPool(card.device, **options) as pool:
         run = Soak(card, pool, seed)
@@ -215,7 +215,7 @@ def main() -> None:
     card = Card()
     for kind in kinds:
         result = asyncmem.run(lambda kind=kind: soak(card, kind, options.seconds / len(kinds), options.seed, limit))
-        card.settle()
+        card.clean_up()
         print(json.dumps(result))  # noqa: T201  # what the script is for
     card.close()
 

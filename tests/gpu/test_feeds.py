@@ -46,7 +46,7 @@ class Work:
         self.total += (batch @ self.weights).sum() / ROWS**2
 
     def through(self, batches: Iterable[Any]) -> float:
-        """Answer the seconds that it takes to go through all batches."""
+        """Return the seconds that it takes to go through all batches."""
         with self.torch.cuda.stream(self.stream):
             self.total.zero_()
             self.stream.synchronize()
@@ -77,13 +77,13 @@ def best(run: Callable[[], float]) -> float:
 
 
 def ready(work: Work) -> float:
-    """Answer the seconds of the work alone, on batches that are on the card."""
+    """Return the seconds of the work alone, on batches that are on the card."""
     there = work.torch.ones(SHAPE, device="cuda")
     return best(lambda: work.through(there * number for number in range(1, BATCHES + 1)))
 
 
 def copies(work: Work) -> float:
-    """Answer the seconds of the copies alone, from page-locked memory."""
+    """Return the seconds of the copies alone, from page-locked memory."""
     here, there = work.torch.empty(SHAPE).pin_memory(), work.torch.empty(SHAPE, device="cuda")
 
     def run() -> float:

@@ -320,7 +320,7 @@ class BareStreams:
         self._made: list[object] = []
 
     def make(self) -> int:
-        """Make one and answer its handle."""
+        """Make one and return its handle."""
         stream = call(self._driver.cuStreamCreate(self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._made.append(stream)
         return int(stream)

@@ -28,7 +28,7 @@ def program(request: pytest.FixtureRequest) -> tuple[type[Program], Any]:
 
 @pytest.fixture(params=SEEDS)
 def run(request: pytest.FixtureRequest, card: Card, program: tuple[type[Program], Any]) -> Run:
-    """Run the program of one seed over a pool of some kind, and answer what came out."""
+    """Run the program of one seed over a pool of some kind, and return what came out."""
     kind, library = program
 
     def outcomes(segments: str) -> list[Outcome]:

@@ -114,7 +114,7 @@ class Decoder:
         return self.norm(values)
 
     def turns(self, at: Any) -> tuple[Any, Any]:
-        """Answer the cosines and sines that turn queries and keys at these positions."""
+        """Return the cosines and sines that turn queries and keys at these positions."""
         width = self.shape.head_dim
         steps = self.torch.arange(0, width, 2, device="cuda") / width
         angles = at[:, None] * BASE**-steps
@@ -182,7 +182,7 @@ class Cache:
         ]
 
     def of(self, layer: int, begin: int, length: int) -> Callable[[Any, Any], Iterator[Any]]:
-        """Answer what keeps a layer's new keys and values, and answers all there are of them."""
+        """Return what keeps a layer's new keys and values, and returns all there are of them."""
         end = begin + length
 
         def keep(*new: Any) -> Iterator[Any]:
@@ -194,7 +194,7 @@ class Cache:
 
 
 def served(torch: Any, shape: ModelShape, seq_len: int, batch: int) -> int:
-    """Answer the peak, in bytes, of a prompt that fills the cache but for one token, and of that one."""
+    """Return the peak, in bytes, of a prompt that fills the cache but for one token, and of that one."""
     floor = emptied(torch)
     model = Decoder(torch, shape)
     cache = Cache(torch, shape, batch, seq_len)
@@ -210,7 +210,7 @@ def served(torch: Any, shape: ModelShape, seq_len: int, batch: int) -> int:
 
 
 def trained(torch: Any, shape: ModelShape, seq_len: int, batch: int, *, checkpointing: bool) -> int:
-    """Answer the peak, in bytes, of a third step of AdamW."""
+    """Return the peak, in bytes, of a third step of AdamW."""
     floor = emptied(torch)
     model = Decoder(torch, shape)
     optimizer = torch.optim.AdamW(model.parameters)
@@ -227,7 +227,7 @@ def trained(torch: Any, shape: ModelShape, seq_len: int, batch: int, *, checkpoi
 
 
 def emptied(torch: Any) -> int:
-    """Let go of models before, make the libraries take their workspaces, and answer what is allocated then."""
+    """Let go of models before, make the libraries take their workspaces, and return what is allocated then."""
     gc.collect()
     torch.cuda.empty_cache()
     some = torch.ones((64, 64), device="cuda", dtype=torch.bfloat16, requires_grad=True)

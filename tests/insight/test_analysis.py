@@ -4,12 +4,13 @@ import io
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, set_memory_debug
+from asyncmem import AsyncMemoryPool, InvalidRequest
 from asyncmem.insight import (
     Recording,
     analyze_allocation_patterns,
     dump_allocation_trace,
     memory_debug,
+    set_memory_debug,
 )
 
 from .support import KIB, MIB

@@ -125,17 +125,19 @@ def test_long_counters_keep_their_peaks(records: Records, monkeypatch: pytest.Mo
 
 
 def test_csv_has_a_line_for_each_record(records: Records) -> None:
-    """Also where a tag has commas, quotes and line ends."""
-    rows = list(csv.DictReader(io.StringIO(written(records, "csv"), newline="")))
+    """Also where a tag has commas, quotes and line ends; these are escaped, so that a line is a record."""
+    text = written(records, "csv")
+    assert text.count("\n") == 1 + len(records)
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
     assert len(rows) == len(records)
     for row, record in zip(rows, records, strict=True):
         assert (row["kind"], int(row["nbytes"])) == (record.kind.name.lower(), record.nbytes)
         assert float(row["time"]) == record.time
-        assert row["tag"] == (record.tag or "")
+        assert row["tag"] == (record.tag or "").replace("\n", "\\n")
         assert (row["file"], row["line"]) == (
             ("", "") if record.site is None else (record.site.file, str(record.site.line))
         )
-    assert 'a, "b"\nc' in {row["tag"] for row in rows}
+    assert 'a, "b"\\nc' in {row["tag"] for row in rows}
 
 
 def test_json_has_all_of_each_record(records: Records) -> None:

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncmem import AsyncMemoryPool, BadTrace, tag
+from asyncmem import AsyncMemoryPool, tag
 from asyncmem.core import LOG_ROW
+from asyncmem.errors import BadTrace
 from asyncmem.insight import Kind, Recording, Records, read
 from asyncmem.insight.amem import MAGIC, VERSION, Block, Heading, NewNames, Pool, Rows, pack, pack_rows
-from asyncmem.insight.reports import leaks
+from asyncmem.insight.reports import Leaks, leaks
 
 from .support import Program, need_consistent
 
@@ -60,7 +61,7 @@ async def test_a_file_has_what_a_ring_has(file: Path) -> None:
 
 
 def recorded(file: Path) -> list[int]:
-    """Write some files' worth of blocks, and answer the bytes of each buffer."""
+    """Write some files' worth of blocks, and return the bytes of each buffer."""
     with AsyncMemoryPool("simulated") as pool, Recording(pool, file=file) as recording:
         for nbytes in range(1, 40):
             pool.allocate(nbytes).free()
@@ -86,15 +87,81 @@ def test_a_torn_file_is_read_up_to_the_last_whole_block(file: Path, tmp_path: Pa
     assert 0 < lengths[0] < lengths[-1] == 39
 
 
-def test_a_damaged_block_ends_the_reading(file: Path) -> None:
-    """What comes behind a block whose checksum is wrong is not believed."""
-    recorded(file)
-    content = bytearray(file.read_bytes())
-    content[-len(content) // 4] ^= 0x55
-    file.write_bytes(content)
+def busy(file: Path) -> dict[int, tuple[str, str]]:
+    """Record a program that frees all but one buffer; return the tag and the function of each buffer, by its size."""
+    made: dict[int, tuple[str, str]] = {}
+
+    def early(nbytes: int) -> None:
+        made[nbytes] = f"tag {nbytes % 7}", "early"
+        pool.allocate(nbytes, tag=f"tag {nbytes % 7}").free()
+
+    def late(nbytes: int) -> None:
+        made[nbytes] = f"late {nbytes % 7}", "late"
+        pool.allocate(nbytes, tag=f"late {nbytes % 7}").free()
+
+    with AsyncMemoryPool("simulated") as pool:
+        with Recording(pool, file=file) as recording:
+            kept = pool.allocate(1000, tag="kept")
+            for nbytes in range(1, 40):
+                (early if nbytes < 20 else late)(nbytes)
+                recording.records()  # which writes what there is, as a block of its own
+        kept.free()
+    return made
+
+
+@pytest.mark.parametrize("width", [1, 60])
+def test_a_damaged_file_keeps_what_is_whole_and_makes_no_leak(file: Path, width: int) -> None:
+    """Wherever it is damaged: the note says so, names stay with their records, and only what was kept is a leak."""
+    made = busy(file)
+    whole = file.read_bytes()
+    counts = []
+    for at in range(len(MAGIC), len(whole) - width, max(len(whole) // 150, 1)):
+        file.write_bytes(whole[:at] + bytes(one ^ 0x55 for one in whole[at : at + width]) + whole[at + width :])
+        records = read(file)
+        assert "The file is damaged" in records.note
+        need_consistent(records)
+        found = leaks(records)
+        assert found.nbytes in ({1000} if found.known else {0})
+        taken = [one for one in records.of(Kind.ALLOCATED) if one.nbytes < 1000]
+        counts.append(len(taken))
+        for one in taken:
+            tag, function = made[one.nbytes]
+            assert one.tag in {tag, None}
+            assert one.site is None or one.site.function.endswith(function)
+    assert min(counts) >= 30
+    assert max(counts) == 39
+
+
+def test_a_file_whose_end_is_missing_has_no_leaks_that_are_known(file: Path) -> None:
+    """What was freed in the missing part cannot be told from what was never freed."""
+    busy(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) * 2 // 3])
     records = read(file)
-    assert 0 < len(records.of(Kind.ALLOCATED)) < 39
+    assert not records.end_known
     assert "ends in the middle" in records.note
+    assert records.live_at().of(Kind.ALLOCATED)
+    assert leaks(records) == Leaks(known=False, nbytes=0, buffers=0, outlived=0, lines=())
+
+
+def test_names_that_claim_many_before_them_are_refused(file: Path) -> None:
+    """Where the file is damaged, before memory is set aside for them."""
+    recorded(file)
+    with file.open("ab") as more:
+        more.write(b"damage" + pack(NewNames(firsts=(1 << 31, 1, 1, 1))))
+    with pytest.raises(BadTrace, match="names before others"):
+        read(file)
+
+
+def test_looking_for_whole_blocks_in_damage_ends(file: Path) -> None:
+    """Also in a file that is full of what looks like the beginning of a long block."""
+    recorded(file)
+    size = (1 << 20).to_bytes(4, "little")
+    with file.open("ab") as more:
+        more.write(b"x" + (size + b"\0\0\0\0\x82\xa4type" + b" " * 3) * (1 << 17))
+    began = time.monotonic()
+    assert len(read(file).of(Kind.ALLOCATED)) == 39
+    assert time.monotonic() - began < 20
 
 
 KILLED = """
@@ -207,7 +274,7 @@ def test_a_file_that_exists_is_not_written_over_unless_asked(file: Path) -> None
 
 def test_without_msgspec_the_error_names_the_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings need nothing; files say what to install."""
-    monkeypatch.setattr("asyncmem.insight.needs.find_spec", lambda _: None)
+    monkeypatch.setattr("asyncmem.insight.reading.find_spec", lambda _: None)
     with AsyncMemoryPool("simulated") as pool:
         with pytest.raises(ModuleNotFoundError, match=r"asyncmem\[insight\]"), Recording(pool, file=file):
             pass

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import asyncmem
-from asyncmem import AsyncMemoryPool, InvalidRequest, LifetimeAnalyzer, ReusePlan
+from asyncmem import AsyncMemoryPool, InvalidRequest
 from asyncmem.devices import Host
-from asyncmem.insight import Lifetime, Recording, SharedBuffer
+from asyncmem.insight import Lifetime, LifetimeAnalyzer, Recording, SharedBuffer
 from asyncmem.insight.packing import packed
+from asyncmem.pool import ReusePlan
 from asyncmem.pool.placement import most_live
 from asyncmem.replay import Trace
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.may_block  # pools are used from synchronous code
 
 
 def analyzed(*steps: dict[str, int]) -> LifetimeAnalyzer:
-    """Answer what is known of a program whose steps use these sizes by name."""
+    """Return what is known of a program whose steps use these sizes by name."""
     analyzer = LifetimeAnalyzer()
     for step, sizes in enumerate(steps):
         analyzer.record_usage(step, sizes)
@@ -43,7 +44,7 @@ def test_buffer_lives_from_its_first_use_to_its_last() -> None:
     expected = {("x", MIB, 0, 1), ("h", 2 * MIB, 0, 2), ("y", MIB, 1, 3), ("z", 2 * MIB, 2, 3)}
     assert set(forth.lifetimes()) == set(back.lifetimes()) == expected
     assert [one.start for one in forth.lifetimes()] == [0, 0, 1, 2]
-    assert repr(forth) == "<asyncmem.LifetimeAnalyzer: 4 buffers of 6 MiB>"
+    assert repr(forth) == "<asyncmem.insight.LifetimeAnalyzer: 4 buffers of 6 MiB>"
 
 
 def test_objects_are_told_apart_by_what_they_are() -> None:
@@ -133,7 +134,7 @@ def test_empty_program_has_nothing_to_say() -> None:
 
 
 def least_peak(starts: list[int], ends: list[int], sizes: list[int]) -> int:
-    """Answer the best peak there is: each buffer in every order, as low as it fits."""
+    """Return the best peak there is: each buffer in every order, as low as it fits."""
     best = sum(sizes)
     for order in itertools.permutations(range(len(sizes))):
         placed: list[tuple[int, int, int]] = []  # offset, top, index

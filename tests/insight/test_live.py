@@ -19,7 +19,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, tag
 from asyncmem.insight import LiveServer, MemoryTracker, serve_live
-from asyncmem.insight.live import look, place, server
+from asyncmem.insight.live import client, look, server
 from asyncmem.insight.live.client import NotServing, ask, serving
 
 ME = os.getpid()
@@ -158,9 +158,9 @@ def test_another_users_answer_is_not_read(monkeypatch: pytest.MonkeyPatch) -> No
     """Who answers is whoever has bound the socket."""
     one, other = socket.socketpair()
     with one, other:
-        assert place.peer_user(one) == os.geteuid()
-        monkeypatch.setattr(place, "peer_user", lambda _: os.geteuid() + 1)
-        assert not place.is_same_user(one)
+        assert client.peer_user(one) == os.geteuid()
+        monkeypatch.setattr(client, "peer_user", lambda _: os.geteuid() + 1)
+        assert not client.is_same_user(one)
         with pytest.raises(PermissionError, match="another user"):
             ask(ME)
 
@@ -181,7 +181,7 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(
     with serve_live() as found:
         assert found.path.parent == folder.with_name(f"asyncmem-{os.geteuid()}")
         assert ask(ME)["process"] == ME
-        monkeypatch.setattr(place, "folders", lambda: [folder])
+        monkeypatch.setattr(client, "folders", lambda: [folder])
         with pytest.raises(NotServing):
             ask(ME)
     with pytest.raises(OSError, match=str(folder)):
@@ -191,10 +191,10 @@ def test_a_folder_that_is_not_the_users_alone_is_not_used(
 def test_another_users_folder_is_not_entered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it lies where one's own would, and is closed to others."""
     folder.mkdir(mode=0o700)
-    assert place.is_ours(folder)
+    assert client.is_ours(folder)
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
-    assert not place.is_ours(folder)
+    assert not client.is_ours(folder)
 
 
 def test_a_path_that_no_socket_can_have_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,18 +292,18 @@ def test_a_process_that_ends_removes_its_socket(folder: Path) -> None:
 
 def test_clients_that_do_not_read_hold_up_nobody_for_long(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is left after its time, and the next is answered; those that ask and go away cost nothing."""
-    monkeypatch.setattr(server, "_PATIENCE", 0.05)
+    monkeypatch.setattr(server, "_TIMEOUT", 0.05)
     large = look.look() | {"program": ["x" * (4 << 20)]}
     monkeypatch.setattr(server, "look", lambda: large)
-    idle = [place.connect(live.path, 60) for _ in range(5)]
+    idle = [client.connect(live.path, 60) for _ in range(5)]
     for _ in range(5):
-        place.connect(live.path, 60).close()
+        client.connect(live.path, 60).close()
     for one in idle:
         left = select.poll()
         left.register(one, select.POLLHUP)
         assert left.poll(60_000), "the server has hung up"
         one.close()
-    monkeypatch.setattr(server, "_PATIENCE", 60)
+    monkeypatch.setattr(server, "_TIMEOUT", 60)
     assert len(ask(ME, 60)["program"][0]) == 4 << 20
 
 

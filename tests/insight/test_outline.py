@@ -5,12 +5,11 @@ import threading
 import numpy as np
 import pytest
 
-from asyncmem import AsyncMemoryPool, Simulated
-from asyncmem.devices import Segment
+from asyncmem import AsyncMemoryPool
+from asyncmem.devices import Segment, Simulated
 from asyncmem.insight import Kind, Recording, Records, reports
-from asyncmem.insight.order import ROW, in_order
-from asyncmem.insight.reserved import reserved
-from asyncmem.insight.summary import summarize
+from asyncmem.insight.reports.summary import summarize
+from asyncmem.insight.rows import ROW, in_order
 
 from .support import MIB
 
@@ -83,7 +82,7 @@ def begun_late() -> Records:
 def test_reserved_never_goes_below_nothing() -> None:
     """Not where a recording begins while memory goes back, and what is reserved at the end is what there is."""
     records = begun_late()
-    values = reserved(records)[1]
+    values = records.reserved()[1]
     assert values.min() >= 0
     assert values[-1] == 12 * MIB
     assert [one.nbytes for one in reports.segments(records, records.duration).segments] == [4 * MIB, 8 * MIB]
@@ -106,7 +105,7 @@ def test_pages_that_were_there_are_no_segment() -> None:
         with Recording(pool) as recording:
             more = pool.allocate(20 * MIB)
         records = recording.records()
-        assert reserved(records)[1][-1] == pool.stats().reserved_bytes
+        assert records.reserved()[1][-1] == pool.stats().reserved_bytes
         assert reports.segments(records).segments == ()
         held.free()
         more.free()

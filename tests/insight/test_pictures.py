@@ -1,10 +1,10 @@
 """Pictures have the columns that adding records up one by one gives, and lose no extreme of many."""
 
 import asyncio
-import subprocess
-import sys
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,9 @@ from asyncmem import AsyncMemoryPool, OutOfMemoryError, PoolTimeout, tag
 from asyncmem.core import Kind
 from asyncmem.insight import Recording, Records, pictures, reports
 from asyncmem.insight.names import Names, PoolName, Site
-from asyncmem.insight.order import ROW
-from asyncmem.insight.pictures import Cell, Icicle, LiveByTag
-from asyncmem.insight.pictures.memory_map import CELLS, MOST_ROWS
-from asyncmem.insight.pictures.timeline import MOST_TAGS, NO_TAG, OTHERS
+from asyncmem.insight.reports.segments import CELLS, MOST_ROWS, memory_map
+from asyncmem.insight.reports.timeline import MOST_TAGS, NO_TAG, OTHERS, LiveByTag, live_by_tag, marks
+from asyncmem.insight.rows import ROW
 
 from .support import MIB, Program
 
@@ -66,7 +65,7 @@ def value_at(shown: LiveByTag, values: np.ndarray, time: float) -> int:
 
 def test_every_moment_of_a_short_program_is_shown(records: Records) -> None:
     """Live bytes by tag at each allocation and free, exactly, with all others together."""
-    shown = pictures.live_by_tag(records, parts=10_000_000)
+    shown = live_by_tag(records, parts=10_000_000)
     live: Counter[str] = Counter()
     known = {band.tag for band in shown.bands if band.tag}
     untagged = NO_TAG if NO_TAG in {band.name for band in shown.bands} else OTHERS
@@ -87,8 +86,8 @@ def test_every_moment_of_a_short_program_is_shown(records: Records) -> None:
 @pytest.mark.parametrize("parts", [1, 7, 100])
 def test_no_extreme_of_a_part_is_lost(records: Records, parts: int) -> None:
     """Whatever the program did between two columns of a screen, its highest and lowest are among what is drawn."""
-    shown = pictures.live_by_tag(records, parts)
-    whole = pictures.live_by_tag(records, parts=10_000_000)
+    shown = live_by_tag(records, parts)
+    whole = live_by_tag(records, parts=10_000_000)
     names = {band.name: band.nbytes for band in whole.bands}
     assert shown.live.max() == records.peak().nbytes
     assert records.peak().time in shown.times.tolist()
@@ -112,7 +111,7 @@ def test_a_spike_among_many_is_drawn() -> None:
     steady = [(Kind.ALLOCATED if at % 2 == 0 else Kind.FREED, at * 10_000, at // 2, 1000) for at in range(100_000)]
     spike = [(Kind.ALLOCATED, 700_000_001, 60_000, 5 * MIB), (Kind.FREED, 700_000_002, 60_000, 5 * MIB)]
     rows = sorted([*steady, *spike], key=lambda one: one[1])
-    shown = pictures.live_by_tag(made(rows), parts=50)
+    shown = live_by_tag(made(rows), parts=50)
     assert shown.live.max() == 5 * MIB + 1000
     assert shown.times[shown.live.argmax()] == pytest.approx(0.700000001)
     assert len(shown.times) < 500
@@ -122,13 +121,13 @@ def test_what_a_part_ends_with_holds_until_the_next() -> None:
     """Neither its highest nor its lowest is taken for it."""
     sizes = ((1, 10), (2, 50), (3, -30), (90, 5))
     rows = [(Kind.ALLOCATED if nbytes > 0 else Kind.FREED, at, at, abs(nbytes)) for at, nbytes in sizes]
-    shown = pictures.live_by_tag(made(rows), parts=2)
+    shown = live_by_tag(made(rows), parts=2)
     assert [value_at(shown, shown.live, ns / 1e9) for ns in (1, 2, 40, 90)] == [10, 60, 30, 35]
 
 
 def test_the_reserved_line_is_that_of_the_records(records: Records) -> None:
     """With its highest, what was had in the end, and the limit."""
-    shown = pictures.live_by_tag(records)
+    shown = live_by_tag(records)
     assert shown.reserved.max() == reports.summary(records).most_reserved
     assert shown.limit == 256 * MIB
     reserved = 0
@@ -143,30 +142,30 @@ def test_the_reserved_line_is_that_of_the_records(records: Records) -> None:
 
 def test_marks_have_all_that_happened(records: Records) -> None:
     """Growth, refusals: as many as there were, with their bytes; what was there before did not grow then."""
-    shown = pictures.marks(records, parts=3)
+    shown = marks(records.grown(), parts=3)
     begin = records[0].time
     grew = [one for one in records if one.kind is Kind.GREW and one.time > begin]
-    assert shown.grew.counts.sum() == len(grew) < len(records.of(Kind.GREW))
-    assert shown.grew.nbytes.sum() == sum(one.nbytes for one in grew)
-    assert shown.grew.largest.max() == max(one.nbytes for one in grew)
-    assert len(shown.grew.times) <= 3
+    assert shown.counts.sum() == len(grew) < len(records.of(Kind.GREW))
+    assert shown.nbytes.sum() == sum(one.nbytes for one in grew)
+    assert shown.largest.max() == max(one.nbytes for one in grew)
+    assert len(shown.starts) <= 3
     (refused,) = [one for one in records if one.kind is Kind.OUT_OF_MEMORY]
-    assert shown.out_of_memory.times.tolist() == [refused.time]
-    assert shown.out_of_memory.nbytes.tolist() == [1 << 30]
-    assert pictures.marks(records, parts=1_000_000).grew.counts.tolist() == [1] * len(grew)
+    shown = marks(records.of(Kind.OUT_OF_MEMORY))
+    assert shown.starts.tolist() == shown.ends.tolist() == [refused.time]
+    assert shown.nbytes.tolist() == [1 << 30]
 
 
 def test_growth_is_marked_also_where_it_is_the_first_that_happened() -> None:
     """A program's first allocation grows its pool; that took some time, which what was there before did not."""
     row = (Kind.GREW, 50, 0, MIB)
-    assert pictures.marks(made([row], span=5)).grew.nbytes.tolist() == [MIB]
-    assert pictures.marks(made([row])).grew.nbytes.tolist() == []
+    assert marks(made([row], span=5).grown()).nbytes.tolist() == [MIB]
+    assert marks(made([row]).grown()).nbytes.tolist() == []
 
 
 def test_waits_that_touch_are_one_mark() -> None:
     """From the first one's beginning to the last one's end; a gap that can be seen parts them."""
     ends = [100, 120, 130, 500, 900, 1000]
-    shown = pictures.marks(made([(Kind.WAITED, end, 0, 1) for end in ends], span=50), parts=100).waits
+    shown = marks(made([(Kind.WAITED, end, 0, 1) for end in ends], span=50), parts=100)
     assert (shown.starts * 1e9).round().tolist() == [50, 450, 850, 950]
     assert (shown.ends * 1e9).round().tolist() == [130, 500, 900, 1000]
     assert shown.counts.tolist() == [3, 1, 1, 1]
@@ -175,18 +174,19 @@ def test_waits_that_touch_are_one_mark() -> None:
     records = made(within, span=10)
     rows = records.rows.copy()
     rows["span_ns"][2] = 990
-    long = pictures.marks(Records(rows, records.names, began=0, wall=0.0, ended=records.ended), parts=1000).waits
+    long = marks(Records(rows, records.names, began=0, wall=0.0, ended=records.ended), parts=1000)
     assert (long.counts.tolist(), long.ends.tolist(), long.longest.tolist()) == ([3], [1e-6], [0.99e-6])
-    together = pictures.marks(made([(Kind.WAITED, end, 0, 1) for end in ends], span=50), parts=1).waits
+    together = marks(made([(Kind.WAITED, end, 0, 1) for end in ends], span=50), parts=1)
     assert together.counts.tolist() == [6]
 
 
 def test_the_map_has_every_buffer_and_its_holes(records: Records) -> None:
     """At the peak: bytes and buffers of each segment, and blocks that lie where its pieces lie."""
-    shown = pictures.memory_map(records)
+    shown = memory_map(records)
     found = reports.segments(records).segments
     assert shown.time == records.peak().time
-    assert [one[:6] for one in found] == list(shown.rows)
+    wanted = [(*one[:4], one.live, one.largest_hole) for one in found]
+    assert [(*one[:4], one.live, one.largest_hole()) for one in shown.rows] == wanted
     cell = max(one.nbytes for one in found) // CELLS
     for row, segment in enumerate(found):
         blocks = [one for one in shown.blocks if one.row == row]
@@ -203,13 +203,13 @@ def test_a_map_of_very_many_buffers_stays_small() -> None:
     count = 100_000
     rows = [(Kind.GREW, 0, 0, count * MIB)]
     rows += [(Kind.ALLOCATED, 1, at, MIB // 2) for at in range(count) if not 40_000 <= at < 60_000]
-    shown = pictures.memory_map(made(rows, tags=30))
+    shown = memory_map(made(rows, tags=30))
     assert len(shown.blocks) <= CELLS
     assert sum(one.buffers for one in shown.blocks) == 80_000
     assert all(one.nbytes == one.buffers * MIB // 2 for one in shown.blocks)
     assert {one.tags for one in shown.blocks} == {30}
     assert not [one for one in shown.blocks if one.left < 60_000 * MIB and one.right > 40_000 * MIB]
-    assert shown.rows[0].largest_hole == 20_000 * MIB + MIB // 2
+    assert shown.rows[0].largest_hole() == 20_000 * MIB + MIB // 2
 
 
 def test_buffers_that_are_shown_as_one_have_the_colour_of_most() -> None:
@@ -218,7 +218,7 @@ def test_buffers_that_are_shown_as_one_have_the_colour_of_most() -> None:
     rows += [(Kind.ALLOCATED, 1, at, nbytes) for at, nbytes in ((1, MIB), (4, MIB // 2))]
     rows += [(Kind.ALLOCATED, 1, at, 4096) for at in (2, 5, 8)]
     rows += [(Kind.ALLOCATED, 1, 5000, 512)]
-    (first, second) = pictures.memory_map(made(rows, tags=3)).blocks
+    (first, second) = memory_map(made(rows, tags=3)).blocks
     assert first[1:] == (0, 8 * MIB + 4096, "tag 1", 3, 6, MIB + MIB // 2 + 4 * 4096)
     assert second[3:] == ("tag 2", 1, 1, 512)
 
@@ -228,34 +228,32 @@ def test_a_map_of_very_many_segments_has_the_largest() -> None:
     sizes = [MIB + (at * 7919 % 100) * 4096 for at in range(100)]
     found = reports.segments(made([(Kind.GREW, 0, at + 1, size) for at, size in enumerate(sizes)])).segments
     assert len(found) == 100
-    shown = pictures.memory_map(made([(Kind.GREW, 0, at + 1, size) for at, size in enumerate(sizes)]))
+    shown = memory_map(made([(Kind.GREW, 0, at + 1, size) for at, size in enumerate(sizes)]))
     assert sorted((one.nbytes for one in shown.rows), reverse=True) == sorted(sizes, reverse=True)[:MOST_ROWS]
     assert [one.address for one in shown.rows] == sorted(one.address for one in shown.rows)
     assert (shown.left_out, shown.left_out_bytes) == (60, sum(sorted(sizes)[:60]))
 
 
-def need_nested(shown: Icicle) -> None:
-    """Each cell lies below one that holds it, and none over another."""
-    by_depth: dict[int, list[Cell]] = defaultdict(list)
-    for cell in shown.cells:
-        by_depth[cell.depth].append(cell)
-        assert cell.left < cell.right <= shown.total * (1 + 1e-9)
-    for depth, cells in by_depth.items():
-        for one, other in pairwise(sorted(cells, key=lambda cell: cell.left)):
-            assert one.right <= other.left + shown.total * 1e-9
-        if depth:
-            for cell in cells:
-                assert any(
-                    above.left <= cell.left and cell.right <= above.right * (1 + 1e-9) for above in by_depth[depth - 1]
-                )
+def icicle(records: Records, name: str) -> dict[str, Any]:
+    """What a page has of an icicle."""
+    return pictures._data(records, 100)[name]
+
+
+def cells(shown: dict[str, Any], depth: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Go through the lines of an icicle, each with its depth: no line has less than what it called."""
+    assert sum(one["weight"] for one in shown["calls"]) <= shown["weight"] * (1 + 1e-9)
+    assert sum(one["requests"] for one in shown["calls"]) <= shown["requests"]
+    for one in shown["calls"]:
+        yield depth, one
+        yield from cells(one, depth + 1)
 
 
 def test_the_icicle_at_the_peak_is_the_tree(records: Records) -> None:
     """Each line as wide as its bytes; small ones of a caller together, so that none is lost."""
-    shown = pictures.at_the_peak(records)
+    shown = icicle(records, "peak")
     tree = reports.tree(records)
-    assert (shown.total, shown.requests) == (tree.nbytes, tree.buffers)
-    assert sum(cell.right - cell.left for cell in shown.cells if cell.depth == 0) == tree.nbytes
+    assert (shown["weight"], shown["requests"]) == (tree.nbytes, tree.buffers)
+    assert sum(one["weight"] for one in shown["calls"]) == tree.nbytes
     want: Counter[tuple[int, str, int, int]] = Counter()
     waiting = [(0, node) for node in tree.calls]
     while waiting:
@@ -263,9 +261,8 @@ def test_the_icicle_at_the_peak_is_the_tree(records: Records) -> None:
         if node.nbytes >= tree.nbytes / 1000:
             want[depth, node.name, node.nbytes, node.buffers] += 1
             waiting += [(depth + 1, one) for one in node.calls]
-    lines = [cell for cell in shown.cells if "smaller line" not in cell.name]
-    assert Counter((one.depth, one.name, round(one.right - one.left), one.requests) for one in lines) == want
-    need_nested(shown)
+    lines = [(depth, one) for depth, one in cells(shown) if "smaller line" not in one["name"]]
+    assert Counter((depth, one["name"], one["weight"], one["requests"]) for depth, one in lines) == want
 
 
 def test_small_lines_are_shown_together() -> None:
@@ -280,11 +277,20 @@ def test_small_lines_are_shown_together() -> None:
         sites=[(0, 0), *((at, 0) for at in range(1, count + 2))],
         tasks=[""], tags=[""], threads=[None], pools=[PoolName("made", "none", 1)],
     )  # fmt: skip
-    shown = pictures.leaked(Records(table, names, began=0, wall=0.0, ended=0))
-    assert [cell[1:] for cell in shown.cells] == [
-        ("one.py:1 (g)", 0, 0, 30_000, 1),
-        ("3,000 smaller lines", 0, 30_000, 60_000, 3000),
+    shown = icicle(Records(table, names, began=0, wall=0.0, ended=0), "leaked")
+    assert [(one["name"], one["weight"], one["requests"]) for one in shown["calls"]] == [
+        ("one.py:1 (g)", 30_000, 1),
+        ("3,000 smaller lines", 30_000, 3000),
     ]
+
+
+def test_a_line_has_the_colour_of_the_tag_that_has_most_of_it() -> None:
+    """Of bytes, not of buffers: the same as the tag's band."""
+    rows = [(Kind.ALLOCATED, 1, 0, 4096), (Kind.ALLOCATED, 2, 1, MIB), (Kind.ALLOCATED, 3, 2, 4096)]
+    data = pictures._data(made(rows, tags=2), 100)
+    (line,) = data["peak"]["calls"]
+    (band,) = [one for one in data["timeline"]["bands"] if one["name"] == "tag 1"]
+    assert line["colour"] == band["colour"]
 
 
 def test_leaks_and_waits_are_those_of_the_reports() -> None:
@@ -302,29 +308,21 @@ def test_leaks_and_waits_are_those_of_the_reports() -> None:
             return recording.records()
 
     records = asyncio.run(work())
-    leaks, waits = pictures.leaked(records), pictures.waited(records)
-    assert (leaks.total, leaks.requests) == (9 * MIB, 1)
-    assert waits.total == pytest.approx(reports.waits(records).seconds)
-    assert waits.requests == reports.waits(records).waits
-    assert waits.total > 0.005
+    leaks, waits = icicle(records, "leaked"), icicle(records, "waited")
+    assert (leaks["weight"], leaks["requests"]) == (9 * MIB, 1)
+    assert waits["weight"] == pytest.approx(reports.waits(records).seconds)
+    assert waits["requests"] == reports.waits(records).waits
+    assert waits["weight"] > 0.005
     for shown in (leaks, waits):
-        need_nested(shown)
-        assert any(cell.site is not None and cell.site.function.endswith("work") for cell in shown.cells)
+        assert any("work" in one["short"] for _, one in cells(shown))
 
 
 def test_nothing_recorded_is_nothing_to_show() -> None:
     """No records, no segments, no marks: empty columns, and no error."""
     nothing = made([])
-    shown = pictures.live_by_tag(nothing)
+    shown = live_by_tag(nothing)
     assert (shown.live.tolist(), shown.reserved.tolist(), shown.bands) == ([0, 0], [0, 0], ())
-    assert pictures.memory_map(nothing).rows == ()
-    assert pictures.marks(nothing).waits.counts.tolist() == pictures.marks(nothing).grew.counts.tolist() == []
-    for icicle in (pictures.at_the_peak, pictures.leaked, pictures.waited):
-        assert icicle(nothing) == Icicle(total=0, requests=0, cells=())
-
-
-def test_bokeh_is_imported_for_drawing_alone() -> None:
-    """It takes half a second, which nobody pays who does not draw."""
-    code = "import sys, asyncmem.insight.pictures, asyncmem.cli.app; print('bokeh' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    assert memory_map(nothing).rows == ()
+    assert marks(nothing).counts.tolist() == []
+    for name in ("peak", "leaked", "waited"):
+        assert icicle(nothing, name) == {"weight": 0, "requests": 0, "calls": []}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from asyncmem import InvalidRequest, LifetimeAnalyzer, ReusePlan
-from asyncmem.insight import PlannedPlace, read_plan, write_plan
+from asyncmem import InvalidRequest
+from asyncmem.insight import LifetimeAnalyzer, PlannedPlace, read_plan, write_plan
+from asyncmem.pool import ReusePlan
 
 PLAN = ReusePlan((PlannedPlace('ä "b"\n', 1000, 0, 3, 0), PlannedPlace(None, 512, 1, 2, 1024)), 512)
 

@@ -72,13 +72,13 @@ def test_figures_are_those_of_the_pool(registry: CollectorRegistry, pool: AsyncM
     hits = {("stream",): stats.hits_stream, ("shared",): stats.hits_shared, ("mapped",): stats.hits_mapped}
     assert found["asyncmem_pool_hits_total"] == hits
     assert sum(hits.values()) + found["asyncmem_pool_misses_total"][()] == 4
-    assert found["asyncmem_pool_rungs_total"] == {(name,): count for name, count in stats.rungs.items()}
-    assert any(stats.rungs.values())
+    assert found["asyncmem_pool_remedies_total"] == {(name,): count for name, count in stats.remedies.items()}
+    assert any(stats.remedies.values())
 
 
 def test_every_figure_is_there_once(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all that a pool counts; what follows from others is left out."""
-    names = [one.name for one in fields(PoolStats) if one.name not in {"name", "device", "pressure", "rungs"}]
+    names = [one.name for one in fields(PoolStats) if one.name not in {"name", "device", "pressure", "remedies"}]
     stats = PoolStats(name="all", device="one", **{name: 1000 + at for at, name in enumerate(names)})
     pool = SimpleNamespace(stats=lambda: stats)
     monkeypatch.setattr(prometheus, "open_pools", lambda: [SimpleNamespace(pool=pool)])

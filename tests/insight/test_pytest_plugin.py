@@ -1,6 +1,7 @@
 """The marks for pytest: a test with too much at once, or that leaves buffers behind, fails and names the lines."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def the_end():
 @pytest.fixture
 def tests(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Somebody's tests, in a folder of their own."""
+    # A build leaves metadata beside the sources, which pytest would take for those of an installed plugin.
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not Path(one, "asyncmem.egg-info").exists()])
     monkeypatch.setenv("PYTHONPATH", str(Path(asyncmem.__file__).parents[1]), prepend=os.pathsep)
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     return pytester

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import trio
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout, Simulated, tag
+from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout, tag
+from asyncmem.devices import Simulated
 from asyncmem.insight import Kind, Level, Recording, Records, Site
 
 from .support import KIB, MIB, Program, need_consistent
@@ -60,9 +61,10 @@ async def test_growth_is_recorded_as_growth_and_not_as_a_wait() -> None:
         assert pool.stats().growth_waits == 20
         rest = await pool.allocate_batch([MIB] * 44)
         async with asyncio.TaskGroup() as group:
-            group.create_task(pool.allocate_async(MIB))
+            waiting = group.create_task(pool.allocate_async(MIB))
             await asyncio.sleep(0)
             held.pop().free()
+        waiting.result().free()
         assert [one.nbytes for one in recording.records().of(Kind.WAITED)] == [MIB]
         rest.free()
         del held
@@ -351,7 +353,7 @@ def test_a_gpu_is_recorded_like_any_device() -> None:
 def test_a_look_costs_no_more_the_more_looks_there_were() -> None:
     """What each look took out lies apart until it is asked for; how many such parts there are is not counted anew."""
     with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
-        (tap,) = recording._taps
+        (tap,) = recording._recorded
 
         def fastest_hundred() -> float:
             def hundred() -> float:
@@ -369,3 +371,21 @@ def test_a_look_costs_no_more_the_more_looks_there_were() -> None:
             tap.collect()
         late = fastest_hundred()
         assert late < 5 * early, (late, early)
+
+
+def test_records_are_taken_by_place_and_by_slices_that_go_forwards() -> None:
+    """A slice is records again, with the same names and times; what cannot be meant is refused."""
+    with AsyncMemoryPool("simulated") as pool, Recording(pool) as recording:
+        for _ in range(4):
+            pool.allocate(MIB, tag="mine").free()
+    records = recording.records()
+    part = records[1:5:2]
+    assert isinstance(part, Records)
+    assert list(part) == list(records)[1:5:2]
+    assert (part.began, part.names, records[-1]) == (records.began, records.names, list(records)[-1])
+    assert len(records[100:]) == 0
+    with pytest.raises(InvalidRequest, match="forwards"):
+        records[::-1]
+    for wrong, error in ((2**70, IndexError), ("kind", TypeError), (1.5, TypeError), (len(records), IndexError)):
+        with pytest.raises(error):
+            records[wrong]  # type: ignore[call-overload]  # that is the point

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError
 from asyncmem.insight import Kind, PoolName, Recording, Records
-from asyncmem.insight.exports.ground import Block, Ground, Place, tiles
-from asyncmem.insight.exports.torch import snapshot, write_torch
+from asyncmem.insight.exports.torch import AddressSpace, Block, Extent, snapshot, tiles, write_torch
 from asyncmem.insight.names import Names
 from asyncmem.insight.reports.segments import segments
-from asyncmem.insight.reserved import most_reserved
 from asyncmem.replay import Op, Trace, from_snapshot, record
 
 from .support import MIB, Program
@@ -91,7 +89,7 @@ def test_a_replay_reads_back_what_happened(way: str, seed: int) -> None:
     assert before[0] == before[1]
     assert found.peak_requested == want.peak_requested == records.peak().nbytes
     if way != "pages":
-        assert found.peak_recorded >= most_reserved(records)  # what is told of late is put where it must have been
+        assert found.peak_recorded >= records.most_reserved()  # what is told of late is put where it must have been
         there = {(one.address, one.nbytes) for one in segments(records, records.duration).segments}
         assert {(one["address"], one["total_size"]) for one in snapshot(records)["segments"]} == there
     assert found.note.startswith(f"{held} allocation")
@@ -234,30 +232,30 @@ def test_a_recording_whose_beginning_is_lost_lies_on_ranges() -> None:
     assert device.blocks.items() <= held.items()
 
 
-# -- a ground by itself --------------------------------------------------------------------------------------------
+# -- an address space by itself -------------------------------------------------------------------------------------
 
-SEGMENT = Place(2 * MIB, 2 * MIB, 0)
+SEGMENT = Extent(2 * MIB, 2 * MIB, 0)
 SAID: dict[str, Any] = {"stream": 0, "frames": [], "compile_context": "N/A", "user_metadata": ""}
 
 
-def ground(*known: Place) -> Ground:
-    found = Ground(0)
+def space(*known: Extent) -> AddressSpace:
+    found = AddressSpace(0)
     found.known[0] = list(known)
     return found
 
 
-def block(offset: int, nbytes: int = 1024) -> Place:
-    return Place(SEGMENT.address + offset, nbytes, 0)
+def block(offset: int, nbytes: int = 1024) -> Extent:
+    return Extent(SEGMENT.address + offset, nbytes, 0)
 
 
-def actions(one: Ground) -> list[str]:
+def actions(one: AddressSpace) -> list[str]:
     rewind({"segments": list(one.segments()), "device_traces": [one.entries]})
     return [entry["action"] for entry in one.entries]
 
 
 def test_an_end_that_is_told_behind_the_next_beginning_ends_nothing() -> None:
     """The segment has blocks by then, so it has come again."""
-    one = ground(SEGMENT, SEGMENT)
+    one = space(SEGMENT, SEGMENT)
     one.grow(SEGMENT)
     one.grow(SEGMENT)
     one.take(block(0), SAID)
@@ -267,9 +265,9 @@ def test_an_end_that_is_told_behind_the_next_beginning_ends_nothing() -> None:
 
 def test_a_block_where_no_segment_is_has_the_next_one_or_the_last() -> None:
     """Of those that lie there."""
-    later = Place(SEGMENT.address, 4 * MIB, 0)
-    one = ground(Place(8 * MIB, MIB, 0), SEGMENT, later)
-    one.grow(Place(8 * MIB, MIB, 0))
+    later = Extent(SEGMENT.address, 4 * MIB, 0)
+    one = space(Extent(8 * MIB, MIB, 0), SEGMENT, later)
+    one.grow(Extent(8 * MIB, MIB, 0))
     one.take(block(0), SAID)
     one.free(block(0))
     one.grow(SEGMENT)
@@ -286,8 +284,8 @@ def test_a_block_where_no_segment_is_has_the_next_one_or_the_last() -> None:
 
 def test_a_segment_takes_the_place_of_what_lay_there() -> None:
     """With its blocks, whose ends nobody told."""
-    other = Place(SEGMENT.address + MIB, 2 * MIB, 0)
-    one = ground(SEGMENT, other)
+    other = Extent(SEGMENT.address + MIB, 2 * MIB, 0)
+    one = space(SEGMENT, other)
     one.grow(SEGMENT)
     one.take(block(0), SAID)
     one.grow(other)
@@ -297,12 +295,12 @@ def test_a_segment_takes_the_place_of_what_lay_there() -> None:
 
 def test_a_block_takes_the_place_of_what_lay_there() -> None:
     """Wherever that began; of what was there before, only one can have been."""
-    one = ground(SEGMENT)
+    one = space(SEGMENT)
     one.grow(SEGMENT)
     one.take(block(0), SAID)
     one.take(block(512), SAID)
     assert actions(one) == ["segment_alloc", "alloc", "free_requested", "free_completed", "alloc"]
-    other = ground(SEGMENT)
+    other = space(SEGMENT)
     other.begin_with(SEGMENT)
     other.take(block(0), SAID, before=True)
     other.take(block(512), SAID, before=True)
@@ -311,8 +309,8 @@ def test_a_block_takes_the_place_of_what_lay_there() -> None:
 
 def test_tiles_do_not_overlap() -> None:
     """A block has its granules, as far as there is room for them."""
-    held = [Block(Place(0, 300, 0), 0, SAID), Block(Place(400, 600, 0), 0, SAID), Block(Place(2000, 1, 0), 0, SAID)]
-    found = [(one["address"], one["size"], one["requested_size"]) for one in tiles(Place(0, 2100, 0), held)]
+    held = [Block(Extent(0, 300, 0), 0, SAID), Block(Extent(400, 600, 0), 0, SAID), Block(Extent(2000, 1, 0), 0, SAID)]
+    found = [(one["address"], one["size"], one["requested_size"]) for one in tiles(Extent(0, 2100, 0), held)]
     assert found == [(0, 400, 300), (400, 1024, 600), (1424, 576, 0), (2000, 100, 1)]
 
 

@@ -6,16 +6,8 @@ import time
 
 import pytest
 
-from asyncmem import (
-    AllocationTracker,
-    AsyncMemoryPool,
-    InvalidRequest,
-    LeakWarning,
-    MemoryTracker,
-    PoolClosed,
-    profile_memory,
-    tag,
-)
+from asyncmem import AsyncMemoryPool, InvalidRequest, LeakWarning, PoolClosed, profile_memory, tag
+from asyncmem.insight import AllocationTracker, MemoryTracker
 
 from .support import MIB
 

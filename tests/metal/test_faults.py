@@ -50,7 +50,7 @@ async def program(pool: AsyncMemoryPool, device: Metal) -> None:
 
 
 def run(device: Metal) -> tuple[str, AsyncMemoryPool]:
-    """Run the program on a pool, and answer what it was told, if anything."""
+    """Run the program on a pool, and return what it was told, if anything."""
     pool = AsyncMemoryPool(device, limit=8 * MIB, segment_size=2 * MIB, min_free=0)
     try:
         asyncio.run(asyncio.wait_for(program(pool, device), 30))
@@ -76,7 +76,7 @@ def played(machine: FakeMetal) -> str:
 
 
 def undisturbed() -> FakeMetal:
-    """Run it, and answer the machine, which has counted the calls."""
+    """Run it, and return the machine, which has counted the calls."""
     with a_machine() as machine:
         assert not played(machine)
         return machine
@@ -86,7 +86,7 @@ def undisturbed() -> FakeMetal:
 def test_a_call_that_fails_is_told_and_leaves_nothing(name: str) -> None:
     """The error names the call; where there is no memory, the pool tries again before it tells anybody."""
     count = undisturbed().calls[name]
-    words = "it answers nil" if name in ANSWER_NIL else "the exception of Objective-C"
+    words = "it returns nil" if name in ANSWER_NIL else "the exception of Objective-C"
     told = set()
     for nth in range(1, count + 1):
         with a_machine() as machine:

@@ -1,12 +1,12 @@
 """Copies of the code under test with just one rule of stream order broken each.
 
-`Retire` is broken by subclasses. The heap is broken from outside, by what it answers, so that the same breakage applies
+`Retire` is broken by subclasses. The heap is broken from outside, by what it returns, so that the same breakage applies
 to the compiled heap and to its twin; the twin is broken inside as well, where the rules are kept.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Self, cast
 
 from asyncmem.core import Retire
 from asyncmem.devices import Device, Fence, Stream
@@ -46,8 +46,7 @@ class WaitsForAStaleFence(Retire):
 class _RecordsOtherwise(Retire):
     """Has every stream record in another way, by its method or through the device's table."""
 
-    def __init__(self, heap: Heap, device: Device, *, late_fences: bool = True, fence_every: int = 1) -> None:
-        super().__init__(heap, device, late_fences=late_fences, fence_every=fence_every)
+    def __init__(self, heap: Heap, device: Device, **options: Any) -> None:  # noqa: ARG002  # it has them already
         self._real: dict[int, Callable[[], Fence]] = {}
         self._replace(0, device.default_stream, "record")
 
@@ -73,10 +72,14 @@ class _RecordsOtherwise(Retire):
 class RecordsBeforeClosing(_RecordsOtherwise):
     """The fence is recorded while its epoch is still open, so that a free in between counts as covered."""
 
-    def __init__(self, heap: Heap, device: Device, *, late_fences: bool = True, fence_every: int = 1) -> None:
-        self._early: dict[int, Fence] = {}
-        first = cast("Heap", _RecordsFirst(heap, self._record_early))
-        super().__init__(first, device, late_fences=late_fences, fence_every=fence_every)
+    _early: dict[int, Fence]
+
+    def __new__(cls, heap: Heap, device: Device, **options: Any) -> Self:
+        first = _RecordsFirst(heap)
+        made = super().__new__(cls, cast("Heap", first), device, **options)  # type: ignore[call-arg]
+        made._early = {}
+        first.record = made._record_early
+        return made
 
     def _record_early(self, index: int) -> None:
         self._early[index] = self._real[index]()
@@ -86,15 +89,15 @@ class RecordsBeforeClosing(_RecordsOtherwise):
 
 
 class _RecordsFirst:
-    def __init__(self, heap: Heap, record: Callable[[int], None]) -> None:
+    def __init__(self, heap: Heap) -> None:
         self._heap = heap
-        self._record = record
+        self.record: Callable[[int], object] = id
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._heap, name)
 
     def close_epoch(self, stream: int) -> int:
-        self._record(stream)
+        self.record(stream)
         return self._heap.close_epoch(stream)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.core import Retire, Users
+from asyncmem.core import Notes, Retire
 from asyncmem.devices import SimulatedStream
 from asyncmem.errors import DeviceError, InvalidRequest
 
@@ -78,7 +78,7 @@ def python_is_not_asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object, **__: object) -> None:
         pytest.fail("the core asked the pool")
 
-    for name in ("_serve", "stream_index", "_free_noted", "_use_on", "_hand_over"):
+    for name in ("_serve",):
         monkeypatch.setattr(type(bench.pool._opened), name, asked)
 
 
@@ -105,11 +105,11 @@ class TestPlainWays:
         buffer.use_on(bench.b)
         assert bench.calls() == {"record": 3, "wait": 3}
         assert bench.device.called["order"] - bench.before["order"] == 3  # in one go each
-        assert isinstance(buffer.notes, Users)
-        assert buffer.notes.users == {0, bench.retire.register(bench.b)}
+        assert isinstance(buffer._notes, Notes)
+        assert buffer._notes.users == {0, bench.retire.register(bench.b)}
         buffer.free(stream=bench.b)
         assert bench.calls() == {"record": 5, "wait": 3}
-        assert buffer.notes is None  # so that its object can be used again
+        assert buffer._notes is None  # so that its object can be used again
 
     def test_a_dropped_buffer_is_fenced_behind_its_users(self, bench: Bench) -> None:
         """As a freed one."""
@@ -130,6 +130,14 @@ class TestPlainWays:
         assert buffer.stream is bench.b
         buffer.free()
         assert bench.calls() == {"record": 1, "wait": 1}
+
+    def test_hand_over_to_a_stream_that_is_ordered_already_makes_nobody_wait(self, bench: Bench) -> None:
+        """The caller has ordered it; the buffer frees as that stream's."""
+        buffer = bench.take(bench.a)
+        buffer.hand_over(bench.b, ordered=True)
+        assert buffer.stream is bench.b
+        buffer.free()
+        assert bench.calls() == {}
 
     def test_a_miss_asks_the_fences_and_takes_what_is_done(self, bench: Bench) -> None:
         """One question stands for all fences of a stream."""
@@ -257,7 +265,7 @@ class TestSharedFences:
     def test_come_in_sensible_numbers(self, bench: Bench, wrong: float) -> None:
         """Anything else is refused, and changes nothing."""
         with pytest.raises(InvalidRequest, match="fence_every"):
-            bench.retire.fence_every = wrong  # type: ignore[assignment]  # that is the point
+            bench.pool.configure(fence_every=wrong)
         assert bench.retire.fence_every == 16
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from asyncmem.core import Retire
 from asyncmem.devices import Host, HostStream, Work
-from asyncmem.devices.pages import bytes_at
+from asyncmem.devices.host_memory import bytes_at
 
 from .heaps import HEAPS
 from .program import FullHeap

@@ -40,14 +40,14 @@ class TimedDevice(Simulated):
 
 
 def read(array: Array, stream: Stream | None = None) -> np.ndarray[Any, Any]:
-    """Answer the values, by way of a stream; it need not be the home, but must be behind the data."""
+    """Return the values, by way of a stream; it need not be the home, but must be behind the data."""
     target = np.empty(array.shape, array.dtype)  # type: ignore[arg-type]  # no test reads short floats
     array.copy_to(target, stream=stream).block()
     return target
 
 
 def feeding_threads() -> list[str]:
-    """Answer the names of threads that read or stage."""
+    """Return the names of threads that read or stage."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncmem prefetch")]
 
 

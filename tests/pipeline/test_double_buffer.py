@@ -10,16 +10,8 @@ import anyio
 import numpy as np
 import pytest
 
-from asyncmem import (
-    Array,
-    AsyncMemoryPool,
-    BufferReleased,
-    DeviceError,
-    Host,
-    InvalidRequest,
-    OutOfMemoryError,
-)
-from asyncmem.devices import Device, Simulated, SimulatedStream, Stream
+from asyncmem import Array, AsyncMemoryPool, BufferReleased, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.devices import Device, Host, Simulated, SimulatedStream, Stream
 from asyncmem.pipeline import DoubleBuffer
 from tests.metal.session import open_metal
 from tests.processor import open_processor

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import asyncmem
-from asyncmem import Array, AsyncMemoryPool, Host, InvalidRequest
-from asyncmem.devices import Device, SimulatedStream, Stream
+from asyncmem import Array, AsyncMemoryPool, InvalidRequest
+from asyncmem.devices import Device, Host, SimulatedStream, Stream
 from asyncmem.pipeline import Prefetcher
 from tests.async_.loops import LOOPS, Run
 from tests.metal.session import open_metal
@@ -41,7 +41,7 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 
 def batch(number: int) -> dict[str, Any]:
-    """A nest whose arrays grow, so that memory of all sizes is used again."""
+    """A tree whose arrays grow, so that memory of all sizes is used again."""
     image = np.random.default_rng(number).normal(size=(3 + number, 500)).astype(np.float32)
     return {"image": image, "labels": (np.arange(number), [f"name {number}"]), "number": number}
 
@@ -168,13 +168,13 @@ def test_consumer_who_runs_ahead_of_the_device_is_held_up() -> None:
 def test_staged_batches_go_in_one_copy() -> None:
     """However many arrays they are of; page-locked ones go by themselves."""
     device = TimedDevice(locked=True)
-    nest = [np.full(10, number, np.float32) for number in range(7)]
+    tree = [np.full(10, number, np.float32) for number in range(7)]
     with AsyncMemoryPool(device, limit=LIMIT) as pool:
-        with Prefetcher(pool).wrap([nest]) as staged:
+        with Prefetcher(pool).wrap([tree]) as staged:
             (found,) = staged
             assert len(device.copied) == 1
             assert not device.unlocked_in_threads
-            for array, values in zip(found, nest, strict=True):
+            for array, values in zip(found, tree, strict=True):
                 np.testing.assert_array_equal(read(array), values)
         with pool.pinned.allocate(40) as locked:
             views = [locked.view("float32"), locked.view("int8")]

@@ -15,7 +15,7 @@ from asyncmem.planning import (
     transformer_warmup,
     warmup_from,
 )
-from asyncmem.planning.optimizers import OPTIMIZERS
+from asyncmem.planning.training import OPTIMIZERS
 
 from .models import GEMMA_2, LLAMA_3, MISTRAL, MIXTRAL, PUBLIC, Public
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from asyncmem import AsyncMemoryPool, Budget, Request, Spillable
+from asyncmem import AsyncMemoryPool, Budget, Spillable
 from asyncmem.core import Buffer, Ready
 from asyncmem.devices import Stream
+from asyncmem.pool import Request
 from asyncmem.testing.conservation import idle, whole
 
 PATIENCE = 120  # seconds
@@ -88,7 +89,7 @@ class Program:
                 await self.replace(self.random.choice(self.marked))
 
     def size(self, share: int) -> int:
-        """Answer a size, up to so many parts of the limit."""
+        """Return a size, up to so many parts of the limit."""
         return self.random.randrange(1, self.limit // self.random.choice([share, 8]))
 
     def ask(self) -> Ready[Buffer] | Request[Buffer]:
@@ -119,7 +120,7 @@ class Program:
         async with AsyncExitStack() as stack:
             for one in some:
                 await stack.enter_async_context(one.turn)
-                if one.held.is_freed:
+                if not one.held.alive:
                     return
             for one in some:
                 on = self.random.choice([None, *self.streams])
@@ -146,5 +147,5 @@ class Program:
 
 
 def one_of_the_others(copy: bytearray, value: int) -> int:
-    """Answer a byte that should not be there."""
+    """Return a byte that should not be there."""
     return next(byte for byte in copy if byte != value)

@@ -13,9 +13,10 @@ import pytest
 from asyncmem import AsyncMemoryPool, Spillable
 from asyncmem.core import Buffer
 from asyncmem.devices import Simulated
+from asyncmem.testing import SteppedPool
 from asyncmem.testing.conservation import whole
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 HALF = 4 * MIB
 LIMIT = 2 * HALF
@@ -59,7 +60,7 @@ class Marks:
         return self.made[-1]
 
     def __enter__(self) -> Self:
-        """Answer itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -71,7 +72,7 @@ class Marks:
             whole(self.pool.spilled.of(self.pool))
 
     async def __aenter__(self) -> Self:
-        """Answer itself."""
+        """Return itself."""
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -121,7 +122,7 @@ async def use(marked: Spillable) -> None:
 
 
 async def waiting_for(pool: AsyncMemoryPool, marked: Spillable) -> asyncio.Task[None]:
-    """Have a task use it, and answer once that waits for memory."""
+    """Have a task use it, and return once that waits for memory."""
     task = asyncio.create_task(use(marked))
     await until(lambda: pool.stats().waiting == 1)
     return task

@@ -7,8 +7,9 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, DeviceError
 from asyncmem.devices import Simulated
+from asyncmem.testing import SteppedPool
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 LIMIT = 64 * MIB
 SIZE = MIB // 16
@@ -29,7 +30,7 @@ def pool() -> Iterator[SteppedPool]:
 
 
 def cached(pool: AsyncMemoryPool) -> int:
-    """Answer how much stays in caches of many buffers of one size."""
+    """Return how much stays in caches of many buffers of one size."""
     for _ in range(2):  # once for the cache to learn that this size is in use
         for buffer in [pool.allocate(SIZE) for _ in range(MANY)]:
             buffer.free()
@@ -37,7 +38,7 @@ def cached(pool: AsyncMemoryPool) -> int:
 
 
 def in_caches(pool: AsyncMemoryPool) -> int:
-    """Answer the bytes of that size that are in caches."""
+    """Return the bytes of that size that are in caches."""
     return sum(one.nbytes for one in pool._opened.core.blocks() if one.state == "cached" and one.nbytes == SIZE)
 
 

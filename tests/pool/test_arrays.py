@@ -12,11 +12,11 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, BufferReleased, InvalidRequest, OutOfMemoryError, PoolTimeout
 from asyncmem.devices import Device, Host
-from asyncmem.testing import Stage, sweep
+from asyncmem.testing import SteppedPool
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Stage, sweep, sweep_on_trio
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 LIMIT = 8 * MIB
 
@@ -52,7 +52,7 @@ async def test_arrays_lie_one_behind_the_other_each_where_it_may_begin(device: D
     """A spec is a shape, a pair, or something to be like; the arrays do not overlap and keep the order asked."""
     async with AsyncMemoryPool(device, limit=LIMIT) as pool:
         specs = [(3, 4), 7, ((2, 2), "float64"), (np.int64(3), np.int8), np.zeros((4, 1), np.int16), Tensor(), (), (0,)]
-        async with await pool.empty_batch(specs) as arrays:
+        async with pool.empty_batch(specs) as arrays:
             assert [(array.shape, str(array.dtype)) for array in arrays] == [
                 ((3, 4), "float32"), ((7,), "float32"), ((2, 2), "float64"), ((3,), "int8"), ((4, 1), "int16"),
                 ((5, 2), "bfloat16"), ((), "float32"), ((0,), "float32"),
@@ -181,7 +181,7 @@ async def wait_for_arrays(stage: Stage) -> None:
         first = await pool.empty_batch([MIB, MIB // 2])
 
         async def use() -> None:
-            async with await pool.empty_batch([MIB, MIB // 2]) as arrays:
+            async with pool.empty_batch([MIB, MIB // 2]) as arrays:
                 await anyio.lowlevel.checkpoint()
                 assert len(arrays) == 2
 

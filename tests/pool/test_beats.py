@@ -9,8 +9,9 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Simulated
+from asyncmem.testing import SteppedPool
 
-from .support import MIB, SteppedPool
+from .support import MIB
 
 KIB = 1 << 10
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
@@ -35,11 +36,11 @@ def test_what_lay_in_a_cache_has_its_fence_on_the_same_beat() -> None:
         core = pool._opened.core
         for _ in range(3):
             pool.allocate(2 * KIB, stream=stream).free()
-        assert core.cached_bytes() == 2 * KIB
+        assert core.counts().cached == 2 * KIB
         stream.launch(1.0)
         pool.allocate(2 * KIB, stream=stream).free()
         pool._opened.beat()
-        assert core.cached_bytes() == 0
+        assert core.counts().cached == 0
         assert core.unfenced() == []
         assert pool._opened.retire.counts().open_fences == 1
 

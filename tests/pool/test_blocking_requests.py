@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, PoolTimeout, Request, RequestCancelled
+from asyncmem import AsyncMemoryPool, Buffer, PoolTimeout, RequestCancelled
+from asyncmem.pool import Request
 from asyncmem.testing.conservation import whole
 
 from .support import MIB, quick_device

@@ -193,7 +193,7 @@ def test_threads_take_turns() -> None:
 
 
 def test_a_thread_without_a_deadline_has_it_now_or_not_at_all() -> None:
-    """As `allocate` answers; with one it waits."""
+    """As `allocate` returns; with one it waits."""
     with make_pool() as pool, Marks(pool) as marks:
         marked = marks.now(LIMIT)
         held = pool.allocate(LIMIT)

@@ -15,13 +15,13 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, BufferReleased, DeviceError, InvalidRequest, PoolClosed
 from asyncmem.devices import Device, Host, Simulated, SimulatedStream, StreamOrderError
-from asyncmem.testing import Scenario, Stage, run_steps, sweep
+from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.tsweep import sweep_on_trio
 from tests.metal.session import open_metal
 from tests.processor import open_processor
+from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 LIMIT = 8 * MIB
 
@@ -54,7 +54,7 @@ async def test_bytes_go_there_and_back(device: Device) -> None:
             back[:] = 0
             array = await pool.empty(1000)
             copy = array.copy_from(there, stream=stream)
-            assert repr(copy) == "<asyncmem.Copy of 4000 bytes>"
+            assert repr(copy) == "<asyncmem.pool.Copy of 4000 bytes>"
             await copy
             assert copy.done()
             async with pool.allocate_async(5000) as other:

@@ -4,10 +4,10 @@ import pytest
 
 from asyncmem import OutOfMemoryError
 from asyncmem.devices import Simulated
-from asyncmem.testing import run_steps
+from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import whole
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
 

@@ -10,8 +10,9 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, OutOfMemoryError
 from asyncmem.devices import Latencies, Simulated
+from asyncmem.testing import SteppedPool
 
-from .support import MIB, ClockOf, SteppedPool, quick_device
+from .support import MIB, ClockOf, quick_device
 
 SEGMENT = 8 * MIB
 

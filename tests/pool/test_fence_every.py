@@ -8,7 +8,7 @@ FREES = 32
 
 
 def records(device: Simulated, fence_every: int) -> int:
-    """Free on a stream that is not home, and answer how many fences that took."""
+    """Free on a stream that is not home, and return how many fences that took."""
     home, other = device.create_stream(), device.create_stream()
     with AsyncMemoryPool(device, limit="64 MiB", fence_every=fence_every) as pool:
         before = len(device.calls_of("record"))

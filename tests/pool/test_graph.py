@@ -11,11 +11,11 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.devices import Host, Simulated, SimulatedGraph, SimulatedStream
-from asyncmem.testing import Scenario, Stage, run_steps, sweep
+from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 LIMIT = 16 * MIB
 

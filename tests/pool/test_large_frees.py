@@ -4,8 +4,9 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Simulated, SimulatedStream
+from asyncmem.testing import SteppedPool
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 SIZE = 8 * MIB
 
@@ -23,7 +24,7 @@ def use(pool: AsyncMemoryPool, stream: SimulatedStream, nbytes: int = SIZE, seco
 
 
 def fences(pool: AsyncMemoryPool) -> int:
-    """Answer how many have been recorded."""
+    """Return how many have been recorded."""
     return pool._opened.retire.counts().records
 
 
@@ -77,7 +78,7 @@ def test_a_batch_has_one_fence_for_all_that_is_large_in_it() -> None:
 
 
 def test_where_nobody_waits_any_more_there_are_none() -> None:
-    """A program whose streams have settled pays for no fences that nobody waits for."""
+    """A program whose streams no longer wait for each other pays for no fences."""
     device = quick_device()
     pool, one, other = pool_of_two(device)
     with pool:

@@ -29,8 +29,8 @@ def device(request: pytest.FixtureRequest) -> OpenCL | Metal:
 
 
 def taken(device: OpenCL | Metal) -> int:
-    """Answer what this process has of the device's memory."""
-    return device.place.ledger._taken if isinstance(device, OpenCL) else device.mtl_device.currentAllocatedSize()
+    """Return what this process has of the device's memory."""
+    return device.physical.ledger._taken if isinstance(device, OpenCL) else device.mtl_device.currentAllocatedSize()
 
 
 async def test_64_tasks_share_a_limit_and_leave_nothing(device: OpenCL | Metal) -> None:

@@ -16,10 +16,10 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Latencies, Simulated, SimulatedStream
-from asyncmem.testing import run_steps
+from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.units import Size, parse_size
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
 
@@ -202,7 +202,7 @@ def test_caches_are_emptied_before_it_grows(device: Simulated) -> None:
             await busy(pool, second, 8)
             pieces = [await pool.allocate_async(2 * MIB, stream=first) for _ in range(4)]
             pieces.clear()
-            assert pool._core.cached_bytes() == 8 * MIB
+            assert pool._core.counts().cached == 8 * MIB
             await busy(pool, first, 8)
             assert pool.stats().reserved_bytes == 16 * MIB
             assert device.calls_of("wait") == []
@@ -218,7 +218,7 @@ def test_caches_are_left_alone_where_they_cannot_help(device: Simulated) -> None
             pieces = [await pool.allocate_async(2 * MIB) for _ in range(4)]
             del pieces[:2]
             async with pool.allocate_async(8 * MIB):
-                assert pool._core.cached_bytes() == 4 * MIB
+                assert pool._core.counts().cached == 4 * MIB
             pieces.clear()
 
     run_steps(main())

@@ -12,11 +12,11 @@ import pytest
 from asyncmem import AsyncMemoryPool, Buffer, DeviceError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.core import Effect, Heap, Scheduler
 from asyncmem.devices import Device, Host, Latencies, Simulated, SimulatedStream
-from asyncmem.testing import Stage, run_steps, sweep
+from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import refillable, whole
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Stage, sweep, sweep_on_trio
 
-from .support import MIB, SteppedPool
+from .support import MIB
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
 
@@ -142,7 +142,7 @@ class TestLimit:
                 late.free()
                 async with pool.allocate_async(3 * MIB, stream=device.create_stream("three")) as buffer:
                     assert device.now < 9.0
-                    device.fill(buffer.address, buffer.size, 0, buffer.stream)
+                    device.fill(buffer.address, buffer.nbytes, 0, buffer.stream)
                 pool.check()
 
         run(main)
@@ -173,7 +173,7 @@ class TestLimit:
                 second.free()
                 third.free()
                 async with pool.allocate_async(64 * MIB):
-                    assert pool.stats().rungs["trim"] == 1
+                    assert pool.stats().remedies["trim"] == 1
                 pool.check()
 
         run(main)
@@ -192,7 +192,7 @@ class TestLimit:
                     held.append(await asyncio.wait_for(pool.allocate_async(nbytes), 10))
                 for one in held:
                     one.free()
-                assert pool.stats().rungs["grow"] < 600
+                assert pool.stats().remedies["grow"] < 600
 
         run(main)
 
@@ -404,7 +404,7 @@ class TestPatience:
                 first.free()
                 async with pool.allocate_async(512 * KIB, stream=two):
                     assert pool.stats().reserved_bytes == reserved * MIB
-                assert (pool.stats().rungs.get("wait", 0) > 0) == (patience == "20 s")
+                assert (pool.stats().remedies.get("wait", 0) > 0) == (patience == "20 s")
 
         run(main)
 
@@ -446,7 +446,7 @@ class TestOrder:
                 with pytest.raises(DeviceError):
                     await pool.allocate_async(3 * MIB, stream=device.create_stream())
                 async with pool.allocate_async(3 * MIB, stream=device.create_stream()) as buffer:
-                    device.fill(buffer.address, buffer.size, 1, buffer.stream)
+                    device.fill(buffer.address, buffer.nbytes, 1, buffer.stream)
                 pool.check()
 
         run(main)
@@ -628,7 +628,7 @@ def test_a_stream_waits_for_another_before_the_host_does() -> None:
             async with pool.allocate_async(4 * MIB, stream=two) as buffer:
                 assert device.now < 9.0
                 two.launch(writes=[buffer])
-            assert (pool.stats().rungs.get("wait", 0), pool._opened.core.scheduler.gauges()["foreign"]) == (0, 1)
+            assert (pool.stats().remedies.get("wait", 0), pool._opened.core.scheduler.gauges()["foreign"]) == (0, 1)
             held.free()
 
     run(main)

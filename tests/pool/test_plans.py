@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, BufferReleased, InvalidRequest, Lease, ReusePlan
+from asyncmem import AsyncMemoryPool, Buffer, BufferReleased, InvalidRequest, Lease
 from asyncmem.devices import Simulated, SimulatedStream
 from asyncmem.insight import LifetimeAnalyzer, PlannedPlace
-from asyncmem.testing import Scenario, Stage, run_steps, sweep
+from asyncmem.pool import ReusePlan
+from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import whole
-from asyncmem.testing.tsweep import sweep_on_trio
+from tests.sweeps import Scenario, Stage, sweep, sweep_on_trio
 
-from .support import MIB, SteppedPool, quick_device
+from .support import MIB, quick_device
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
 
@@ -54,14 +55,14 @@ class Step(NamedTuple):
 
 
 def program(plan: ReusePlan) -> list[Step]:
-    """Answer what a program does that lives as its plan says."""
+    """Return what a program does that lives as its plan says."""
     turns = [(place.start, True, index) for index, place in enumerate(plan.places)]
     turns += [(place.end, False, index) for index, place in enumerate(plan.places)]
     return [Step(allocates, index) for _, allocates, index in sorted(turns)]
 
 
 def random_plan(seed: int, count: int = 60) -> ReusePlan:
-    """Answer the plan of a program whose buffers come and go at random."""
+    """Return the plan of a program whose buffers come and go at random."""
     draw, analyzer = random.Random(seed), LifetimeAnalyzer()
     for index in range(count):
         first = draw.randrange(count)
@@ -217,7 +218,7 @@ def test_place_that_is_still_in_use_is_passed_over(device: Simulated) -> None:
     async def main() -> None:
         async with SteppedPool(device, limit="32 MiB") as pool, pool.apply_plan(PLAN) as memory:
             late, other = memory.allocate(key="a"), memory.allocate(key="c")
-            assert not late.address <= other.address < late.address + late.size
+            assert not late.address <= other.address < late.address + late._block_bytes
             assert memory.use == (1, 0, 1)
             late.free()
             memory.next_step()
@@ -239,7 +240,7 @@ def test_what_outlives_the_block_is_the_pool_s(device: Simulated) -> None:
                 memory.allocate(key="c")
             with pytest.raises(BufferReleased):
                 memory.next_step()
-            assert pool.stats().allocated_bytes == result.size
+            assert pool.stats().allocated_bytes == result._block_bytes
             assert (await pool.allocate_async("3 MiB")).nbytes == 3 * MIB
             result.free()
             whole(pool)
@@ -457,7 +458,7 @@ def test_plan_says_what_it_comes_to() -> None:
     """Its peak beside what is live at most, as figures and in words."""
     assert (PLAN.peak, PLAN.lower_bound, PLAN.total) == (5 * MIB, 5 * MIB, 7 * MIB + 1024)
     assert str(PLAN) == "4 buffers of 7.00 MiB in 5 MiB, 0% above the 5 MiB that are live at most"
-    assert repr(PLAN) == f"<asyncmem.ReusePlan: {PLAN}>"
+    assert repr(PLAN) == f"<asyncmem.pool.ReusePlan: {PLAN}>"
     assert str(ReusePlan(())) == "nothing to place"
     assert (ReusePlan(()).peak, ReusePlan(()).lower_bound) == (0, 0)
 

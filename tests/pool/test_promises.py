@@ -8,9 +8,7 @@ import pytest
 from asyncmem import AsyncMemoryPool, DeadlockError, InvalidRequest, OutOfMemoryError, Pressure
 from asyncmem.core import Request
 from asyncmem.devices import Latencies, Simulated
-from asyncmem.testing import run_steps
-
-from .support import SteppedPool
+from asyncmem.testing import SteppedPool, run_steps
 
 pytestmark = pytest.mark.anyio
 

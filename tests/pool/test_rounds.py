@@ -1,8 +1,8 @@
 """A program that does the same in each round gets the memory for it, and not caches that are emptied each time."""
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.device.seeds import transformer_step
 from asyncmem.devices import Simulated
+from benchmarks.workloads import transformer_step
 
 PLAN = transformer_step()
 ROUNDS = 10

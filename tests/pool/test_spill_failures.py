@@ -43,7 +43,7 @@ def test_a_full_host_stops_the_moving() -> None:
                 await asyncio.sleep(0)
             assert not request.done()
             assert not second.spilled
-            assert pool.stats().rungs["spill"] == 2
+            assert pool.stats().remedies["spill"] == 2
             first.free()
             (await request).free()
             assert second.spilled
@@ -77,7 +77,7 @@ def test_without_a_limit_for_it_nothing_moves() -> None:
         marked = marks.now(LIMIT)
         with pytest.raises(OutOfMemoryError):
             pool.allocate(MIB)
-        assert "spill" not in pool.stats().rungs
+        assert "spill" not in pool.stats().remedies
         pool.configure(spill_limit=LIMIT)
         pool.allocate(MIB).free()
         assert marked.spilled
@@ -149,7 +149,7 @@ def test_what_is_away_when_its_pool_is_closed_says_so() -> None:
             pass
         assert marked.spilled
         marked.free()
-        assert marked.is_freed
+        assert not marked.alive
         assert pool.stats().spilled_bytes == 0
         assert device.reserved == 0
 
@@ -164,7 +164,7 @@ def test_free_works_wherever_it_is() -> None:
         home, away = away, home
         with used as buffer:
             used.free()
-            assert buffer.is_freed
+            assert not buffer.alive
         with inside as buffer:
             buffer.free()
         with home:
@@ -172,7 +172,7 @@ def test_free_works_wherever_it_is() -> None:
         for one in (home, away, used, inside):
             one.free()
             one.free()
-            assert one.is_freed
+            assert not one.alive
             assert "freed" in repr(one)
             with pytest.raises(BufferReleased), one:
                 pass

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout, ReusePlan, Spillable
+from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout, Spillable
 from asyncmem.insight import PlannedPlace
+from asyncmem.pool import ReusePlan
 from asyncmem.pool.share import Share
 from asyncmem.testing.conservation import idle, whole
 

@@ -29,7 +29,7 @@ def test_the_oldest_move_and_no_more_than_the_request_needs() -> None:
             assert [one.spilled for one in (first, second, third, fourth)] == [False, True, True, True]
             stats = pool.stats()
             assert (stats.spilled_bytes, stats.spills, stats.returns) == (3 * LIMIT // 4, 3, 0)
-            assert stats.rungs["spill"] == 2
+            assert stats.remedies["spill"] == 2
             assert "3 buffers so far, 0 came back" in pool.summary()
             buffer.free()
             other.free()

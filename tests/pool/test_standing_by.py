@@ -33,7 +33,7 @@ async def test_a_thread_behind_a_growing_request_is_served_from_what_is_cached()
     async with AsyncMemoryPool(slow(), limit="8 GiB", segment_size="64 MiB") as pool:
         pieces = [await pool.allocate_async(16 * MIB) for _ in range(4)]
         pieces.clear()
-        assert pool._core.cached_bytes() == 64 * MIB
+        assert pool._core.counts().cached == 64 * MIB
         large = asyncio.ensure_future(pool.allocate_async("2 GiB"))
         await asyncio.sleep(0)
         (await asyncio.to_thread(pool.allocate, 64 * MIB)).free()

@@ -44,7 +44,7 @@ def test_a_lease_that_is_full_leaves_the_caches_of_the_pool_alone() -> None:
         with pool.lease("4 MiB") as lease, lease.allocate(3 * MIB), pytest.raises(OutOfMemoryError):
             lease.allocate(2 * MIB)
         assert pool.stats().cached_bytes >= cached > 0
-        assert pool.stats().rungs.get("flush", 0) == 0
+        assert pool.stats().remedies.get("flush", 0) == 0
 
 
 @pytest.mark.parametrize("within", ["pool", "budget"])
@@ -71,8 +71,8 @@ def test_what_is_freed_while_a_call_comes_to_stand_serves_it(monkeypatch: pytest
         monkeypatch.setattr(pool._opened, "_serve", serve_later)
         with door.allocate(2 * MIB) as buffer:
             assert buffer.nbytes == 2 * MIB
-        rungs = pool.stats().rungs
-        assert rungs.get("trim", 0) == rungs.get("collect", 0) == 0
+        remedies = pool.stats().remedies
+        assert remedies.get("trim", 0) == remedies.get("collect", 0) == 0
         assert asked == []
         blocks.clear()
 
@@ -114,7 +114,7 @@ def test_a_call_that_caches_can_serve_stands_nowhere() -> None:
         after = pool.stats()
         assert (after.waits, after.grows) == (before.waits, before.grows)
         assert after.num_cache_misses == before.num_cache_misses + 1
-        assert after.rungs["flush"] == 1
+        assert after.remedies["flush"] == 1
 
 
 @pytest.mark.asyncio

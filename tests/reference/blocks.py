@@ -54,10 +54,10 @@ class Epochs:
 
 
 def joined(a: Entries, b: Entries) -> Entries:
-    """Answer the union with the later epoch of each stream."""
+    """Return the union with the later epoch of each stream."""
     return {stream: max(a.get(stream, 0), b.get(stream, 0)) for stream in a.keys() | b.keys()}
 
 
 def listed(entries: Entries) -> tuple[tuple[int, int], ...]:
-    """Answer entries as callers see them: sorted by stream."""
+    """Return entries as callers see them: sorted by stream."""
     return tuple(sorted(entries.items()))

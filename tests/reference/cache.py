@@ -90,9 +90,9 @@ class Cache:
         return (granules * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 64 - self.bits
 
     def has_room(self, nbytes: int) -> bool:
-        """Answer whether the caps allow one block more."""
+        """Return whether the caps allow one block more."""
         return self.blocks < self.max_blocks and self.bytes + nbytes <= self.max_bytes
 
     def is_outsize(self, nbytes: int) -> bool:
-        """Answer whether a block of this size may only be the one beside the cap."""
+        """Return whether a block of this size may only be the one beside the cap."""
         return nbytes > self.max_bytes > 0 and self.blocks < self.max_blocks

@@ -26,10 +26,9 @@ class Caching(Placement):
         self.shared = Cache(10)
         self.shared.max_blocks, self.shared.max_bytes = 1024, 256 << 20
         self.cached = 0
-        self.peak_cached = 0
 
     def add_stream(self) -> int:
-        """Add a stream and answer its number."""
+        """Add a stream and return its number."""
         cache = Cache(8)
         cache.max_blocks, cache.max_bytes = self.caps
         self.caches.append(cache)
@@ -37,7 +36,7 @@ class Caching(Placement):
         return len(self.epochs) - 1
 
     def take_cached(self, granules: int, stream: int, *, again: bool) -> tuple[Block | None, int, int]:
-        """Answer a block of exactly this size, its level and the nodes examined; asked `again` it learns nothing."""
+        """Return a block of exactly this size, its level and the nodes examined; asked `again` it learns nothing."""
         local = self.caches[stream]
         large = granules * self.granule >= self.small_limit
         slot = local.bin(granules, large=large)
@@ -98,7 +97,7 @@ class Caching(Placement):
             slot.begin(granules, 1, cache.misses)
 
     def drain(self, cache: Cache, slot: Bin, most: int | None = None) -> int:
-        """Give up to `most` blocks of a slot to the index, in their order, and answer their bytes."""
+        """Give up to `most` blocks of a slot to the index, in their order, and return their bytes."""
         drained = 0
         for block in slot.blocks[::-1][:most]:
             drained += block.granules * self.granule
@@ -135,11 +134,10 @@ class Caching(Placement):
         else:
             cache.bytes += nbytes
         self.cached += nbytes
-        self.peak_cached = max(self.peak_cached, self.cached)
         return True
 
     def cacheable(self, _granules: int) -> bool:
-        """Answer whether blocks of a size are cached at all."""
+        """Return whether blocks of a size are cached at all."""
         return True
 
     def vacate(self, cache: Cache, granules: int) -> bool:

@@ -44,12 +44,12 @@ class ReferenceHeap(Survey):
     # -- streams ---------------------------------------------------------------------------------------------------
 
     def open_epoch(self, stream: int) -> int:
-        """Answer the epoch that frees join now."""
+        """Return the epoch that frees join now."""
         self.need_stream(stream)
         return self.epochs[stream].open
 
     def close_epoch(self, stream: int) -> int:
-        """Close the open epoch and answer its number."""
+        """Close the open epoch and return its number."""
         self.need_stream(stream)
         self.epochs[stream].open += 1
         return self.epochs[stream].open - 1
@@ -70,7 +70,7 @@ class ReferenceHeap(Survey):
             raise ValueError("the epoch is still open: close it before its fence")
 
     def entry_state(self, stream: int, epoch: int) -> int:
-        """Answer 0 unrecorded, 1 recorded, 2 done."""
+        """Return 0 unrecorded, 1 recorded, 2 done."""
         self.need_stream(stream)
         known = self.epochs[stream]
         return 2 if epoch <= known.done else int(epoch <= known.recorded)
@@ -85,7 +85,7 @@ class ReferenceHeap(Survey):
         number = self._add_range(address, nbytes, arena, stream, None)
         self.ledger.wanted = 0  # what has come is for whoever waits
         self.reserved_bytes += nbytes
-        self.peak_reserved = max(self.peak_reserved, self.reserved_bytes)
+        self.note_reserved()
         return number
 
     def _add_range(self, address: int, nbytes: int, arena: int, stream: int, container: Block | None) -> int:
@@ -96,7 +96,7 @@ class ReferenceHeap(Survey):
         return number
 
     def remove_segment(self, segment: int) -> tuple[tuple[int, int], ...]:
-        """Take a wholly free segment out and answer what must be waited for."""
+        """Take a wholly free segment out and return what must be waited for."""
         if segment not in self.segments_by_id or self.segments_by_id[segment].container or segment in self.spaces:
             raise ValueError("unknown segment")
         block = self.segments_by_id[segment].first
@@ -132,6 +132,7 @@ class ReferenceHeap(Survey):
         for block in freed:
             self.index_remove(block)
         self.ledger.credit(leased.account, leased.granules * self.granule, leased.requested)
+        self.ledger.adopt(leased.account, -1)
         self.leases_closed += 1
         self.forget(leased)
         self._adopt(blocks, leased)
@@ -148,6 +149,8 @@ class ReferenceHeap(Survey):
             if block.state != "pending":
                 self.ledger.credit(block.account, block.granules * self.granule, block.requested)
                 self.ledger.charge(leased.account, block.granules * self.granule, block.requested)
+                self.ledger.adopt(block.account, -1)
+                self.ledger.adopt(leased.account, 1)
                 block.account = leased.account
         blocks[0].before, blocks[-1].after = leased.before, leased.after
         if leased.after is not None:
@@ -202,15 +205,15 @@ class ReferenceHeap(Survey):
         live.home, live.owed = stream, 0
 
     def address(self, block: int) -> int:
-        """Answer where a block starts."""
+        """Return where a block starts."""
         return self._held(block).address
 
     def size(self, block: int) -> int:
-        """Answer its rounded size."""
+        """Return its rounded size."""
         return self._held(block).granules * self.granule
 
     def home(self, block: int) -> int:
-        """Answer its home stream."""
+        """Return its home stream."""
         return self._held(block).home
 
     def _held(self, block: int) -> Block:

@@ -9,7 +9,7 @@ FEW: Final = 32
 
 
 def class_of(granules: int) -> int:
-    """Answer the class of a size: exact below 64 granules, then 32 classes for each power of two."""
+    """Return the class of a size: exact below 64 granules, then 32 classes for each power of two."""
     step = max(granules.bit_length() - 6, 0)
     return 32 * step + (granules >> step)
 
@@ -58,5 +58,5 @@ class FreeIndex:
                 block.position = position
 
     def next(self, cls: int) -> int | None:
-        """Answer the first class at or above `cls` that holds a block."""
+        """Return the first class at or above `cls` that holds a block."""
         return min((held for held in self.lists if held >= cls), default=None)

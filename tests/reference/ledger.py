@@ -16,6 +16,7 @@ class Account:
     requested: int = 0
     peak: int = 0
     frees: int = 0
+    adopted: int = 0
     hits: list[int] = field(default_factory=lambda: [0, 0, 0])
     gated: bool = False
 
@@ -42,15 +43,15 @@ class Ledger:
             number = account.parent
 
     def affordable(self, number: int, nbytes: int) -> bool:
-        """Answer whether no limit on the way up forbids so many bytes more."""
+        """Return whether no limit on the way up forbids so many bytes more."""
         return all(a.limit is None or a.live + nbytes <= a.limit for a in self.lineage(number))
 
     def barred(self, number: int) -> bool:
-        """Answer whether a gate on the way up is closed."""
+        """Return whether a gate on the way up is closed."""
         return any(account.gated for account in self.lineage(number))
 
     def told(self, free: int) -> bool:
-        """Answer whether a free that leaves so many bytes free is of interest to those who wait."""
+        """Return whether a free that leaves so many bytes free is of interest to those who wait."""
         closed = sum(account.gated for account in self.accounts.values())
         return closed > 1 or (closed == 1 and free >= self.wanted)
 
@@ -60,6 +61,11 @@ class Ledger:
             account.live += nbytes
             account.requested += requested
             account.peak = max(account.peak, account.live)
+
+    def adopt(self, number: int, by: int) -> None:
+        """Count live blocks that came from another account, or went there."""
+        for account in self.lineage(number):
+            account.adopted += by
 
     def credit(self, number: int, nbytes: int, requested: int) -> None:
         """Take live bytes off."""
@@ -73,7 +79,7 @@ class Ledger:
             account.hits[level - 1] += by
 
     def add(self, parent: int, limit: int | None) -> int:
-        """Add an account and answer its number."""
+        """Add an account and return its number."""
         number = self.reuse.pop() if self.reuse else len(self.accounts)
         self.accounts[number] = Account(parent, limit, inner=parent < 0 or self[parent].inner)
         return number
@@ -89,7 +95,7 @@ class Ledger:
         self.reuse.append(number)
 
     def totals(self) -> Account:
-        """Answer the counters of everything that was ever granted."""
+        """Return the counters of everything that was ever granted."""
         total = Account()
         for account in (self.gone, *(a for a in self.accounts.values() if a.parent < 0)):
             self._add_counters(total, account)

@@ -53,21 +53,21 @@ class Placement:
     # -- what a block waits for ------------------------------------------------------------------------------------
 
     def undone(self, entries: Entries) -> Entries:
-        """Answer the entries that are not known to be done."""
+        """Return the entries that are not known to be done."""
         return {stream: epoch for stream, epoch in entries.items() if epoch > self.epochs[stream].done}
 
     def passes(self, stream: int, epoch: int, bound: str) -> bool:
-        """Answer whether another stream's entry has come far enough."""
+        """Return whether another stream's entry has come far enough."""
         known = self.epochs[stream]
         reached = {"done": known.done, "recorded": max(known.done, known.recorded), "any": epoch}
         return epoch <= reached[bound]
 
     def eligible(self, block: Block, stream: int, bound: str) -> bool:
-        """Answer whether a stream may take the block at all."""
+        """Return whether a stream may take the block at all."""
         return all(own == stream or self.passes(own, epoch, bound) for own, epoch in block.entries.items())
 
     def resolve(self, block: Block, stream: int) -> Entries:
-        """Turn a block's entries into the taker's: note what it owes itself, answer what it must discharge first."""
+        """Turn a block's entries into the taker's: note what it owes itself, return what it must discharge first."""
         owed = {s: epoch for s, epoch in self.undone(block.entries).items() if s != stream}
         block.owed = block.entries.get(stream, 0)
         block.entries = {}
@@ -77,7 +77,7 @@ class Placement:
 
     @staticmethod
     def key_of(block: Block) -> int:
-        """Answer which index of an arena holds the block: 0 clean, 1 several streams, 2 + s only stream s."""
+        """Return which index of an arena holds the block: 0 clean, 1 several streams, 2 + s only stream s."""
         if len(block.entries) > 1:
             return 1
         return 2 + next(iter(block.entries)) if block.entries else 0
@@ -95,11 +95,11 @@ class Placement:
     # -- searching -------------------------------------------------------------------------------------------------
 
     def natural_arena(self, nbytes: int) -> int:
-        """Answer the arena of a rounded size."""
+        """Return the arena of a rounded size."""
         return 0 if nbytes < self.small_limit else 1
 
     def best_of(self, candidates: list[Block], search: Search, *, ordered: bool) -> Block | None:
-        """Answer the smallest, then lowest, of the newest candidates that fit and may be taken."""
+        """Return the smallest, then lowest, of the newest candidates that fit and may be taken."""
         best: Block | None = None
         for block in reversed(candidates[-search.window :]):
             search.touched += 1
@@ -114,7 +114,7 @@ class Placement:
         return best
 
     def best_of_all(self, index: FreeIndex, search: Search) -> Block | None:
-        """Answer the smallest, then lowest, of few blocks that fit and may be taken."""
+        """Return the smallest, then lowest, of few blocks that fit and may be taken."""
         search.touched += len(index)
         fit = [block for block in index.blocks if block.granules >= search.granules]
         able = [block for block in fit if self.eligible(block, search.stream, search.bound)]
@@ -153,7 +153,7 @@ class Placement:
         return None
 
     def oldest_of(self, indexes: list[FreeIndex], search: Search) -> Block | None:
-        """Answer the one whose newest use by another stream has had the most fences since, the smallest of those."""
+        """Return the one whose newest use by another stream has had the most fences since, the smallest of those."""
         found: list[Block] = []
         for index in indexes:
             lists = [index.lists[cls] for cls in sorted(index.lists) if cls >= class_of(search.granules)]
@@ -164,7 +164,7 @@ class Placement:
         return min(able, key=lambda one: (-self.age_of(one, search.stream), one.granules, one.address), default=None)
 
     def age_of(self, block: Block, taker: int) -> int:
-        """Answer how many fences its streams have had since the newest that a taker must wait for."""
+        """Return how many fences its streams have had since the newest that a taker must wait for."""
         return min(self.epochs[stream].open - epoch for stream, epoch in block.entries.items() if stream != taker)
 
     def place(self, search: Search, arena: int, *, anywhere: bool) -> Block | None:
@@ -219,7 +219,7 @@ class Placement:
         return rest
 
     def serves(self, _block: Block, _search: Search) -> bool:
-        """Answer whether a block that was found can be used."""
+        """Return whether a block that was found can be used."""
         return True
 
     # -- cutting and joining ---------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Placement:
         self.splits += 1
 
     def joins(self, a: Block, b: Block) -> bool:
-        """Answer whether free neighbours join at once: same streams still owed, or one of them owes nothing."""
+        """Return whether free neighbours join at once: same streams still owed, or one of them owes nothing."""
         x, y = self.undone(a.entries), self.undone(b.entries)
         return not x or not y or x.keys() == y.keys()
 
@@ -265,7 +265,7 @@ class Placement:
         self.index_add(self.join(block))
 
     def join(self, block: Block) -> Block:
-        """Join a block that is in no list with the free neighbours that it may join, and answer what became of it."""
+        """Join a block that is in no list with the free neighbours that it may join, and return what became of it."""
         for _ in range(CASCADE):
             before, after = block.before, block.after
             if before is not None and before.state == "free" and self.joins(before, block):

@@ -24,7 +24,7 @@ class Picking:
         self.later: list[Handle] = []
 
     def next(self) -> Handle | None:
-        """Answer the ready handle that has been idle the longest, each once; those in use leave the queue."""
+        """Return the ready handle that has been idle the longest, each once; those in use leave the queue."""
         unready = 0
         while self.rest and unready < UNREADY:
             handle = self.rest.pop(0)
@@ -40,12 +40,12 @@ class Picking:
         return None
 
     def is_kept(self, handle: Handle) -> bool:
-        """Answer whether a handle lies in the range that the plan is for."""
+        """Return whether a handle lies in the range that the plan is for."""
         below, above = handle.address + handle.nbytes <= self.kept.start, handle.address >= self.kept.stop
         return handle.segment == self.segment and not (below or above)
 
     def waits(self, nbytes: int) -> Entries:
-        """Answer what to wait for so that handles of so many bytes more are ready, if there are so many."""
+        """Return what to wait for so that handles of so many bytes more are ready, if there are so many."""
         entries: Entries = {}
         for handle in (*self.later, *self.rest):
             if self.heap.idle(handle) is not None and not self.is_kept(handle):
@@ -71,7 +71,7 @@ class Plans(Spaces):
         self, nbytes: int, stream: int, arena: int = -1, room: int = 0, most: int = EVERYTHING,
         foreign: bool = True, late: bool = True, parts: int = 16,
     ) -> Plan | tuple[tuple[int, int], ...]:  # fmt: skip
-        """Answer a Plan for a request, or the entries that make it possible once they are done."""
+        """Return a Plan for a request, or the entries that make it possible once they are done."""
         self.need_stream(stream)
         if not 0 < nbytes <= MAX_SIZE:
             raise ValueError("size must be from 1 to 2**47 bytes")
@@ -106,14 +106,14 @@ class Plans(Spaces):
         return Plan(segment, window.start, len(window), moves, tuple(fresh))
 
     def has_addresses(self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True) -> bool:
-        """Answer whether a plan would find addresses among those that were used before."""
+        """Return whether a plan would find addresses among those that were used before."""
         self.need_stream(stream)
         size = self.rounded(nbytes)
         arena = self.natural_arena(size) if arena < 0 else arena
         return self.find_addresses(size, stream, arena, searches(foreign=foreign, late=late)) is not None
 
     def find_addresses(self, size: int, stream: int, arena: int, reaches: Reaches) -> Block | None:
-        """Answer the block that placement would serve if memory were behind all that is free."""
+        """Return the block that placement would serve if memory were behind all that is free."""
         for bound, window in reaches:
             found = self.search_arena(arena, Search(size // self.granule, stream, bound, window))
             if found is not None:
@@ -121,7 +121,7 @@ class Plans(Spaces):
         return None
 
     def new_addresses(self, segment: int, size: int, stream: int, reaches: Reaches) -> Anew | None:
-        """Answer what a request needs of the addresses at the end, and what is free before them; none is used yet."""
+        """Return what a request needs of the addresses at the end, and what is free before them; none is used yet."""
         *_, end = self.chain(self.segments_by_id[segment].first)
         if end.state != "bare":
             return None
@@ -131,7 +131,7 @@ class Plans(Spaces):
         return Anew(last, end, more) if more <= end.granules else None
 
     def last_used(self, end: Block, stream: int, reaches: Reaches) -> Block | None:
-        """Answer the free block right before the end, joined with what lies free before it, if it may serve."""
+        """Return the free block right before the end, joined with what lies free before it, if it may serve."""
         last = end.before
         if last is None or last.state != "free" or not self.eligible(last, stream, reaches[-1][0]):
             return None
@@ -158,7 +158,7 @@ class Plans(Spaces):
         self.index_add(found)
 
     def window(self, segment: int, address: int, size: int) -> range:
-        """Answer what is lifted for a request: up to the end of its last page, if that has no memory."""
+        """Return what is lifted for a request: up to the end of its last page, if that has no memory."""
         space = self.spaces[segment]
         last = space.pages(address, size)[-1]
         return range(address, address + size if last in space.handles else last + space.page)
@@ -202,7 +202,7 @@ class Plans(Spaces):
             yield start, window.stop - start
 
     def reclaim(self, nbytes: int) -> Plan | None:
-        """Answer a Plan that gives idle memory back, the oldest first."""
+        """Return a Plan that gives idle memory back, the oldest first."""
         picking = Picking(self)
         chosen: list[Handle] = []
         while sum(handle.nbytes for handle in chosen) < nbytes and (handle := picking.next()) is not None:
@@ -220,12 +220,12 @@ class Plans(Spaces):
         self.queue.remove(handle)
 
     def block_at(self, segment: int, address: int) -> Block:
-        """Answer the block that starts at an address."""
+        """Return the block that starts at an address."""
         return next(block for block in self.chain(self.segments_by_id[segment].first) if block.address == address)
 
 
 def searches(*, foreign: bool, late: bool) -> Reaches:
-    """Answer the searches for addresses that may be used: take()'s own, those behind recorded fences, or all."""
+    """Return the searches for addresses that may be used: take()'s own, those behind recorded fences, or all."""
     return REACHES[:1] if not foreign else REACHES if late else REACHES[:-1]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from asyncmem.core.report import HandleInfo
+from asyncmem.core.report import Piece
 from tests.reference.blocks import Block, Entries, Segment, joined, listed
 from tests.reference.place import Search
 from tests.reference.takes import MAX_SIZE, Takes
@@ -29,15 +29,15 @@ class Space:
     """By the address of each page that has memory."""
 
     def up(self, address: int) -> int:
-        """Answer the border of pages at or above an address."""
+        """Return the border of pages at or above an address."""
         return -(-address // self.page) * self.page
 
     def pages(self, address: int, nbytes: int) -> range:
-        """Answer the address of each page that has a byte in a range."""
+        """Return the address of each page that has a byte in a range."""
         return range(address // self.page * self.page, address + nbytes, self.page)
 
     def behind(self, address: int, nbytes: int) -> list[Handle]:
-        """Answer each handle that has a byte in a range, in the order of addresses."""
+        """Return each handle that has a byte in a range, in the order of addresses."""
         return list(dict.fromkeys(self.handles[at] for at in self.pages(address, nbytes) if at in self.handles))
 
 
@@ -54,12 +54,11 @@ class Spaces(Takes):
         """Handles that may be idle, in the order in which blocks on them were freed."""
         self.stamped: dict[int, int] = {}
         """The latest epoch of each stream that was noted as a use of a handle."""
-        self.peak_reserved = 0
 
     # -- spaces ----------------------------------------------------------------------------------------------------
 
     def add_space(self, address: int, nbytes: int, arena: int, page: int) -> int:
-        """Add a range of addresses without memory and answer its segment."""
+        """Add a range of addresses without memory and return its segment."""
         if arena not in {0, 1} or any(self.segments_by_id[number].arena == arena for number in self.spaces):
             raise ValueError("there is one space in each of arenas 0 and 1")
         if page.bit_count() != 1 or page < self.granule or not 0 < nbytes <= MAX_SIZE or (address | nbytes) % page:
@@ -108,7 +107,7 @@ class Spaces(Takes):
     # -- what the rest of the heap has to do with it -----------------------------------------------------------------
 
     def mapped(self, block: Block) -> int:
-        """Answer how many of a block's bytes have memory behind them."""
+        """Return how many of a block's bytes have memory behind them."""
         nbytes = block.granules * self.granule
         if block.segment not in self.spaces:
             return nbytes
@@ -117,11 +116,11 @@ class Spaces(Takes):
         return nbytes - len(bare) * space.page
 
     def cacheable(self, granules: int) -> bool:
-        """Answer whether blocks of a size are cached: from a page on, they would keep its memory from being moved."""
+        """Return whether blocks of a size are cached: from a page on, they would keep its memory from being moved."""
         return all(granules * self.granule < space.page for space in self.spaces.values())
 
     def serves(self, block: Block, search: Search) -> bool:
-        """Answer whether there is memory behind all of what is asked for."""
+        """Return whether there is memory behind all of what is asked for."""
         if block.segment not in self.spaces:
             return True
         space = self.spaces[block.segment]
@@ -151,7 +150,7 @@ class Spaces(Takes):
         self.enqueue(across)
 
     def behind(self, block: Block) -> list[Handle]:
-        """Answer each handle on which a block of a space lies."""
+        """Return each handle on which a block of a space lies."""
         return self.spaces[block.segment].behind(block.address, block.granules * self.granule)
 
     # -- the queue -------------------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ class Spaces(Takes):
         self.queue += [handle for handle in handles if handle not in self.queue]
 
     def idle(self, handle: Handle) -> Block | None:
-        """Answer the one free block in which a handle lies as a whole."""
+        """Return the one free block in which a handle lies as a whole."""
         for block in self.chain(self.segments_by_id[handle.segment].first):
             end = block.address + block.granules * self.granule
             if block.state == "free" and block.address <= handle.address and handle.address + handle.nbytes <= end:
@@ -177,7 +176,7 @@ class Spaces(Takes):
     # -- lifting ---------------------------------------------------------------------------------------------------
 
     def cut(self, block: Block, granules: int) -> Block:
-        """Cut a block that is in no list and answer the upper part, which waits for the same."""
+        """Cut a block that is in no list and return the upper part, which waits for the same."""
         address = block.address + granules * self.granule
         rest = Block(address, block.granules - granules, block.segment, block.arena, dict(block.entries), block.state)
         rest.before, rest.after = block, block.after
@@ -187,7 +186,7 @@ class Spaces(Takes):
         return rest
 
     def split_at(self, block: Block, address: int) -> Block:
-        """Cut a block in front of an address, if that lies within, and answer the part that starts there."""
+        """Cut a block in front of an address, if that lies within, and return the part that starts there."""
         return block if address == block.address else self.cut(block, (address - block.address) // self.granule)
 
     def lift(self, block: Block, address: int, nbytes: int) -> None:
@@ -206,7 +205,7 @@ class Spaces(Takes):
                 part = self.split_at(part, next_page)
 
     def held_part(self, segment: int, address: int, nbytes: int, state: str) -> Block:
-        """Answer the held block that is exactly a range, cut out of a larger one."""
+        """Return the held block that is exactly a range, cut out of a larger one."""
         page = self.space_of(segment).page
         for block in self.chain(self.segments_by_id[segment].first):
             end = block.address + block.granules * self.granule
@@ -226,7 +225,7 @@ class Spaces(Takes):
         space = self.spaces[segment]
         space.handles.update(dict.fromkeys(space.pages(address, nbytes), handle))
         self.reserved_bytes += nbytes
-        self.peak_reserved = max(self.peak_reserved, self.reserved_bytes)
+        self.note_reserved()
 
     def set_bare(self, segment: int, address: int, nbytes: int) -> None:
         """Note that a lifted handle has been unmapped; all uses of it were done."""
@@ -273,13 +272,13 @@ class Spaces(Takes):
 
     @staticmethod
     def belong(a: Block, b: Block) -> bool:
-        """Answer whether neighbours are parts of one block: they wait for the same, not just for nothing any more."""
+        """Return whether neighbours are parts of one block: they wait for the same, not just for nothing any more."""
         if not a.entries or not b.entries or a.entries == b.entries:
             return True
         return len(a.entries) == 1 and a.entries.keys() == b.entries.keys()
 
     def idle_memory(self) -> tuple[int, tuple[tuple[int, int], ...]]:
-        """Answer the bytes of idle handles, and their uses that are not done."""
+        """Return the bytes of idle handles, and their uses that are not done."""
         found = [handle for handle in self.all_handles.values() if self.idle(handle) is not None]
         uses: Entries = {}
         for handle in found:
@@ -287,12 +286,12 @@ class Spaces(Takes):
         return sum(handle.nbytes for handle in found), listed(uses)
 
     def unfenced(self) -> list[int]:
-        """Answer the streams whose uses of handles no recorded fence covers yet."""
+        """Return the streams whose uses of handles no recorded fence covers yet."""
         known = self.epochs
         return [s for s in range(len(known)) if self.stamped.get(s, 0) > max(known[s].done, known[s].recorded)]
 
     def spread(self) -> int:
-        """Answer the bytes of addresses that blocks have ever lain on."""
+        """Return the bytes of addresses that blocks have ever lain on."""
         used = [
             block
             for segment in self.segments_by_id.values()
@@ -301,9 +300,9 @@ class Spaces(Takes):
         ]
         return sum(block.granules * self.granule for block in used if block.state != "bare")
 
-    def handles(self) -> list[HandleInfo]:
-        """Answer every handle that is mapped."""
+    def handles(self) -> list[Piece]:
+        """Return every handle that is mapped."""
         return [
-            HandleInfo(handle.segment, handle.address, handle.nbytes, listed(self.undone(handle.uses)))
+            Piece(handle.segment, handle.address, handle.nbytes, listed(self.undone(handle.uses)))
             for _, handle in sorted(self.all_handles.items())
         ]

@@ -18,15 +18,15 @@ class Survey(Plans):
                 yield number, segment, list(self.chain(segment.first))
 
     def bytes_of(self, blocks: list[Block], *states: str) -> int:
-        """Answer the bytes, with memory behind them, of the blocks in one of these states."""
+        """Return the bytes, with memory behind them, of the blocks in one of these states."""
         return sum(self.mapped(block) for block in blocks if block.state in states)
 
     def mapped_in(self, blocks: list[Block]) -> int:
-        """Answer the bytes of a segment that have memory behind them."""
+        """Return the bytes of a segment that have memory behind them."""
         return sum(self.mapped(block) for block in blocks)
 
     def segments(self) -> list[SegmentCounts]:
-        """Answer every segment's counts."""
+        """Return every segment's counts."""
         return [
             SegmentCounts(
                 number, segment.address, self.mapped_in(blocks), segment.arena,
@@ -38,7 +38,7 @@ class Survey(Plans):
         ]  # fmt: skip
 
     def empty_segments(self) -> list[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
-        """Answer (segment, address, nbytes, entries) of every segment that is one free block."""
+        """Return (segment, address, nbytes, entries) of every segment that is one free block."""
         return [
             (number, segment.address, segment.nbytes, listed(self.undone(blocks[0].entries)))
             for number, segment, blocks in self.walk(leases=False)
@@ -46,7 +46,7 @@ class Survey(Plans):
         ]
 
     def blocks(self) -> list[BlockInfo]:
-        """Answer every block, segment by segment, then the insides of leases."""
+        """Return every block, segment by segment, then the insides of leases."""
         return [
             self._info(block)
             for leases in (False, True)
@@ -61,12 +61,15 @@ class Survey(Plans):
         return BlockInfo(block.address, nbytes, block.state, block.arena, 0, 0, listed(block.entries))
 
     def account(self, account: int) -> AccountCounts:
-        """Answer an account's counts."""
+        """Return an account's counts."""
         a = self.ledger[account]
-        return AccountCounts(a.parent, a.limit, a.live, a.requested, a.peak, sum(a.hits), a.frees, *a.hits)
+        return AccountCounts(
+            a.parent, a.limit, a.live, a.requested, a.peak, sum(a.hits), a.frees,
+            sum(a.hits) - a.frees + a.adopted, *a.hits,
+        )  # fmt: skip
 
     def counts(self) -> HeapCounts:
-        """Answer every gauge and counter."""
+        """Return every gauge and counter."""
         totals, ordinary = self.ledger.totals(), [b for _, _, blocks in self.walk(leases=False) for b in blocks]
         everything = ordinary + [b for _, _, blocks in self.walk(leases=True) for b in blocks]
         return HeapCounts(
@@ -89,10 +92,10 @@ class Survey(Plans):
         """Let every peak start again."""
         for account in self.ledger.accounts.values():
             account.peak = account.live
-        self.peak_cached, self.peak_reserved = self.cached, self.reserved_bytes
+        self.peak_cached, self.peak_reserved = self.reserved_bytes - self.ledger[0].live, self.reserved_bytes
 
     def largest(self, arena: int = -1) -> int:
-        """Answer the largest free block of an arena, or (-1) outside leases."""
+        """Return the largest free block of an arena, or (-1) outside leases."""
         if arena >= 0 and arena not in self.arenas:
             raise ValueError("unknown arena")
         arenas = (0, 1) if arena == -1 else (arena,)
@@ -101,40 +104,32 @@ class Survey(Plans):
         return max((block.granules * self.granule for block in free), default=0)
 
     def pending(self) -> int:
-        """Answer the bytes in the free index that some stream has still to be done with."""
+        """Return the bytes in the free index that some stream has still to be done with."""
         blocks = [b for _, _, blocks in self.walk(leases=False) for b in blocks]
         return self.bytes_of([block for block in blocks if self.undone(block.entries)], "free")
 
     def live(self) -> int:
-        """Answer the bytes granted."""
+        """Return the bytes granted."""
         return self.ledger[0].live
 
     def reserved(self) -> int:
-        """Answer the bytes in segments."""
+        """Return the bytes in segments."""
         return self.reserved_bytes
 
-    def free_bytes(self) -> int:
-        """Answer the bytes in the free index."""
-        return self.counts().free
-
-    def cached_bytes(self) -> int:
-        """Answer the bytes in the caches."""
-        return self.cached
-
     def last_level(self) -> int:
-        """Answer what served the latest take."""
+        """Return what served the latest take."""
         return self.level
 
     def last_reason(self) -> int:
-        """Answer why the latest take failed."""
+        """Return why the latest take failed."""
         return self.reason
 
     def last_flags(self) -> int:
-        """Answer the flags of the latest take."""
+        """Return the flags of the latest take."""
         return self.flags
 
     def touched(self) -> int:
-        """Answer how many nodes the latest take examined."""
+        """Return how many nodes the latest take examined."""
         return self.examined
 
     def check(self) -> None:

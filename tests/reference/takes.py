@@ -27,7 +27,7 @@ class Takes(Caching):
         self.numbers: dict[Block, int] = {}
         self.last_number = 0
         self.level = self.reason = self.flags = self.examined = 0
-        self.reserved_bytes = self.touched_most = 0
+        self.reserved_bytes = self.peak_reserved = self.peak_cached = self.touched_most = 0
         self.foreign = self.misses = self.refusals = self.leases_closed = 0
         self.live_low, self.live_high = 0, 2**63 - 1
 
@@ -36,7 +36,7 @@ class Takes(Caching):
     def take(
         self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False, again: bool = False
     ) -> int:
-        """Answer a block that the stream may use at once, or 0."""
+        """Return a block that the stream may use at once, or 0."""
         if self.refused([nbytes], stream, account, arena):
             return 0
         block = self.find_block(nbytes, stream, arena, anywhere=anywhere, again=again)
@@ -45,7 +45,7 @@ class Takes(Caching):
     def take_foreign(
         self, nbytes: int, stream: int, account: int = 0, arena: int = -1, anywhere: bool = False, late: bool = False
     ) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-        """Answer (block, entries to discharge first) or None."""
+        """Return (block, entries to discharge first) or None."""
         if self.refused([nbytes], stream, account, arena):
             return None
         lacks_pages = False
@@ -68,7 +68,7 @@ class Takes(Caching):
     def take_at(
         self, address: int, nbytes: int, stream: int, account: int, arena: int, late: bool = False
     ) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-        """Answer the same for just these bytes of a lease's inside."""
+        """Return the same for just these bytes of a lease's inside."""
         if self.refused([nbytes], stream, account, arena):
             return None
         search = Search(self.rounded(nbytes) // self.granule, stream, "any" if late else "recorded", 0)
@@ -86,7 +86,7 @@ class Takes(Caching):
     def take_many(
         self, sizes: Iterable[int], stream: int, account: int = 0, arena: int = -1, anywhere: bool = False
     ) -> list[int]:
-        """Answer one block a size in the order asked, or [] when not all fit."""
+        """Return one block a size in the order asked, or [] when not all fit."""
         wanted = list(sizes)
         if self.refused(wanted, stream, account, arena):
             return []
@@ -237,26 +237,33 @@ class Takes(Caching):
         if not self.keep(block):
             self.settle(block)
 
+    def note_reserved(self) -> None:
+        """Raise the peaks of what is reserved."""
+        self.peak_reserved = max(self.peak_reserved, self.reserved_bytes)
+        self.peak_cached = max(self.peak_cached, self.reserved_bytes - self.ledger[0].live)
+
     def released_flags(self) -> int:
-        """Answer the flags of an operation that gave bytes back."""
-        flags = int(self.ledger.told(self.reserved_bytes - self.ledger[0].live))
+        """Return the flags of an operation that gave bytes back."""
+        free = self.reserved_bytes - self.ledger[0].live
+        self.peak_cached = max(self.peak_cached, free)
+        flags = int(self.ledger.told(free))
         if self.ledger[0].live < self.live_low:
             self.live_low = 0
             flags |= 2
         return flags
 
     def flags_inside(self, account: int) -> int:
-        """Answer the same for bytes that went back to a lease: some may wait for memory of just that lease."""
+        """Return the same for bytes that went back to a lease: some may wait for memory of just that lease."""
         return int(self.ledger.barred(account))
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
     def rounded(self, nbytes: int) -> int:
-        """Answer a size in whole granules."""
+        """Return a size in whole granules."""
         return -(-nbytes // self.granule) * self.granule
 
     def gathered(self, entries: Sequence[tuple[int, int]]) -> Entries:
-        """Answer a list of entries as a mapping with the later epoch of each stream."""
+        """Return a list of entries as a mapping with the later epoch of each stream."""
         found: Entries = {}
         for stream, epoch in entries:
             self.need_stream(stream)

@@ -40,7 +40,7 @@ class Program:
         return self
 
     def trace(self) -> Trace:
-        """Answer the whole."""
+        """Return the whole."""
         return trace_of(self._rows, name="program")
 
 

@@ -102,7 +102,7 @@ class Torch:
         self.note("segment_free", addr=addr, size=room, stream=stream, device=device)
 
     def snapshot(self, *, first: int = 0, without: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-        """Answer the snapshot; its history begins with entry `first` of each device, and lacks some actions."""
+        """Return the snapshot; its history begins with entry `first` of each device, and lacks some actions."""
         traces = [[one for one in entries[first:] if one["action"] not in without] for entries in self.entries]
         settings = {"expandable_segments": False, "roundup_power2_divisions": {"1": 0, "2": 0}}
         found = {"segments": [*self.segments.values()], "device_traces": traces, "allocator_settings": settings}
@@ -128,7 +128,7 @@ class Torch:
 
 
 def events(trace: Trace) -> list[tuple[str, int, int, int]]:
-    """Answer the allocations and frees in words: op, number, bytes, stream."""
+    """Return the allocations and frees in words: op, number, bytes, stream."""
     return [
         (Op(op).name, int(number), int(nbytes), int(stream))
         for op, stream, number, nbytes, _ in zip(*trace.columns, strict=True)

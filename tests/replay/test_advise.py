@@ -16,7 +16,7 @@ LATE = Model(lag=0.02)
 
 
 def named(advice: Advice, name: str) -> list[Suggestion]:
-    """Answer what was tried of one option."""
+    """Return what was tried of one option."""
     return [one for one in advice.suggestions if name in one.arguments]
 
 
@@ -43,9 +43,9 @@ def test_what_is_measured_is_what_a_replay_measures(advice: Advice) -> None:
     (segments,), (patience,) = named(advice, "segments"), named(advice, "patience")
     assert advice.before.peak_reserved == replay(trace, Policy("stream_ordered"), LATE).peak_reserved
     assert segments.arguments == {"segments": "paged"}
-    assert segments.after.peak_reserved == replay(trace, Policy("virtual"), LATE).peak_reserved
+    assert segments.after.peak_reserved == replay(trace, Policy("paged"), LATE).peak_reserved
     assert patience.arguments == {"patience": "2%"}
-    policy = Policy.parse("virtual,patience=2%")
+    policy = Policy.parse("paged,patience=2%")
     assert patience.after.peak_reserved == replay(trace, policy, LATE).peak_reserved
 
 
@@ -74,7 +74,7 @@ def test_a_warm_up_is_counted_without_itself() -> None:
     program = Program()
     for step in range(5):
         program.at(step * 100 * MS).take(f"{step}", 8 * MIB)
-    one = named(advise(program.trace(), Policy("virtual")), "warmup")[0]
+    one = named(advise(program.trace(), Policy("paged")), "warmup")[0]
     assert one.arguments == {"warmup": [(8 * MIB, 5)]}
     assert one.helps
     assert (one.before.misses, one.after.misses) == (5, 0)
@@ -103,7 +103,7 @@ def test_what_costs_too_much_is_not_advised() -> None:
 def test_the_policy_of_today_is_what_is_compared_with() -> None:
     """Its own kind is not tried, and its other settings are kept."""
     trace = random_program(1, (40_000, 3 * MIB))
-    advice = advise(trace, Policy.parse("virtual,small_limit=64KiB"))
+    advice = advise(trace, Policy.parse("paged,small_limit=64KiB"))
     assert [one.arguments["segments"] for one in named(advice, "segments")] == ["stream_ordered"]
     assert {one.after.policy.options.small_limit for one in advice.suggestions} == {64 << 10}
 

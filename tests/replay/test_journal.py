@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import asyncmem
-from asyncmem import AsyncMemoryPool, BadTrace, DeviceError, InvalidRequest, PoolTimeout
+from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest, PoolTimeout
 from asyncmem.core import Heap
 from asyncmem.devices import Simulated
+from asyncmem.errors import BadTrace
 from asyncmem.replay import Journal
-from asyncmem.replay.calls import PARAMETERS
+from asyncmem.replay.journal import PARAMETERS
 
 CORE = Path(__file__).parents[2] / "asyncmem" / "core"
 KIB, MIB = 1 << 10, 1 << 20
@@ -162,7 +163,7 @@ def test_looking_at_a_pool_is_told_where_it_changes_anything(tmp_path: Path) -> 
     journal = journal_of(partial(asyncio.to_thread, program), tmp_path, "simulated", limit="128 MiB")
     assert journal.replay() is None
     lines = journal.path.read_text().splitlines(keepends=True)
-    journal.path.write_text("".join(line for line in lines if not line.startswith('["rouse"')))
+    journal.path.write_text("".join(line for line in lines if not line.startswith('["coalesce"')))
     assert journal.replay() is not None
 
 
@@ -196,10 +197,10 @@ def test_another_policy_is_noticed_by_its_first_difference(simple: Journal) -> N
     """The row, the time and the call are named, with what came of it then and now."""
     found = simple.replay(segment_size=8 * MIB)
     assert found is not None
-    assert found.call.startswith("a request comes: request 1")
+    assert found.call.startswith("submit: request 1")
     assert "grow: request 1, job 1, 4 MiB" in found.expected[0]
     assert "grow: request 1, job 1, 8 MiB" in found.got[0]
-    assert str(found).startswith(f"row {found.row} at {found.time} s: a request comes")
+    assert str(found).startswith(f"row {found.row} at {found.time} s: submit")
 
 
 def test_a_setting_that_there_is_not_is_refused_by_name(simple: Journal) -> None:
@@ -210,8 +211,8 @@ def test_a_setting_that_there_is_not_is_refused_by_name(simple: Journal) -> None
 
 def test_every_call_that_is_written_is_known() -> None:
     """The core's sources write no other calls than those that can be made again."""
-    sources = "".join(path.read_text() for path in (*CORE.glob("*.[ch]pp"), *CORE.glob("scheduler/*.cpp")))
-    written = set(re.findall(r"ASYNCMEM_WRITTEN\((\w+)[,)]", sources)) - {"name"}
+    sources = "".join(path.read_text() for path in (*CORE.glob("heap/*.[ch]pp"), *CORE.glob("scheduler/*.cpp")))
+    written = set(re.findall(r"ASYNCMEM_(?:WRITTEN|ENTER)\((\w+)[,)]", sources)) - {"name", "__VA_ARGS__"}
     written |= set(re.findall(r'journal(?:_|\(\))->(?:write|add)\(\s*"(\w+)"', sources))
     assert written == set(PARAMETERS)
 
@@ -222,11 +223,11 @@ def test_every_call_that_is_written_is_known() -> None:
 def test_lines_say_what_was_told_and_decided(simple: Journal) -> None:
     """Requests by number, sizes with units, effects below their call."""
     lines = list(simple.lines())
-    first = next(number for number, line in enumerate(lines) if "a request comes" in line)
-    assert re.fullmatch(r" +0\.\d{6}  a request comes: request 1, 1 MiB, waits", lines[first])
+    first = next(number for number, line in enumerate(lines) if "submit" in line)
+    assert re.fullmatch(r" +0\.\d{6}  submit: request 1, 1 MiB, waits", lines[first])
     assert lines[first + 1].strip() == "→ grow: request 1, job 1, 4 MiB, need 1 MiB, arena 1"
     assert any(re.search(r"until \d+\.\d{6}", line) for line in lines)
-    assert any(re.search(r"take: 1 MiB, door → block \d+ at 0x", line) for line in lines)
+    assert any(re.search(r"take: 1 MiB, fast → block \d+ at 0x", line) for line in lines)
     assert repr(simple) == f"<asyncmem.replay.Journal {str(simple.path)!r} of pool {simple.pool!r}>"
 
 

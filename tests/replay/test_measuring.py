@@ -5,9 +5,9 @@ from contextlib import closing
 import pytest
 
 from asyncmem import DeviceError, OutOfMemoryError
+from asyncmem.core import DRIVER_CALLS
 from asyncmem.devices import Host, Latencies, Simulated
 from asyncmem.replay import Model, Policy, measure_costs, replay
-from asyncmem.replay.model import CALLS
 
 from .programs import MIB, random_program
 
@@ -61,7 +61,7 @@ def test_a_replay_reckons_with_them() -> None:
             }
         )
         costs = measure_costs(Simulated(80 * GIB, latencies=slow))
-        spent.append(replay(program, Policy.parse("virtual,take_back=off"), Model(costs=costs)).driver_seconds)
+        spent.append(replay(program, Policy.parse("paged,take_back=off"), Model(costs=costs)).driver_seconds)
     assert spent[1] == pytest.approx(10 * spent[0], rel=0.02)  # mapping and fences cost what they did
 
 
@@ -69,7 +69,7 @@ def test_only_what_a_device_has_is_measured() -> None:
     """The host maps no pages, and has nothing in the order of a stream."""
     with closing(Host()) as host:
         assert set(measure_costs(host)) == {"cuMemAlloc", "cuMemFree"}
-    assert set(measure_costs(Simulated(80 * GIB))) < set(CALLS)
+    assert set(measure_costs(Simulated(80 * GIB))) < set(DRIVER_CALLS)
 
 
 def test_a_small_device_is_asked_for_small_things() -> None:

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncmem import BadTrace
-from asyncmem.replay.plain_pickle import PlainUnpickler, load_plain
+from asyncmem.errors import BadTrace
+from asyncmem.replay.reading import PlainUnpickler, load_plain
 
 WHOLE = st.integers(-(1 << 71), (1 << 71) - 1)
 FLAT = st.one_of(st.lists(WHOLE, max_size=3).map(tuple), WHOLE, st.floats(allow_nan=False), st.booleans(), st.none())

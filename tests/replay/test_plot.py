@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-from asyncmem.cli.replays.plot import page
+from asyncmem.cli.replays import page
 from asyncmem.replay import Replay, Trace, replay
 
 from .programs import MIB, MS, Program

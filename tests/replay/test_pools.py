@@ -9,20 +9,14 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.devices import Latencies, Simulated, SimulatedStream
-from asyncmem.devices.clock import VirtualClock
+from asyncmem.devices.simulated.timeline import VirtualClock
 from asyncmem.replay import Model, Op, Policy, Trace, replay
-from asyncmem.testing.stepworker import StepWorker
+from asyncmem.testing import SteppedPool
 
 from .programs import random_program
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE = 2 * MIB
-
-
-class SteppedPool(AsyncMemoryPool):
-    """A pool whose worker does what it is given at once, and never ticks."""
-
-    _worker_factory = StepWorker
 
 
 class VirtualLoop:
@@ -62,7 +56,7 @@ class Player:
             yield pool
 
     def play(self, trace: Trace) -> int:
-        """Answer the most that was reserved."""
+        """Return the most that was reserved."""
         clock = self.device.clock
         assert isinstance(clock, VirtualClock)
         streams = [self.device.default_stream, *(self.device.create_stream() for _ in range(trace.streams - 1))]
@@ -146,7 +140,7 @@ def test_patience_keeps_to_its_share(seed: int) -> None:
     player = Player(0.004, patience="10%")
     player.play(program(seed, 600, 1))
     assert 0 < player.waited <= 0.1 * player.device.now
-    assert player.stats.rungs["wait"] > 0
+    assert player.stats.remedies["wait"] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -155,7 +149,7 @@ def test_patience_saves_memory(seed: int) -> None:
     trace = program(seed, 1000, 1)
     patient, hasty = Player(0.004, patience="20 s"), Player(0.004)
     assert patient.play(trace) < hasty.play(trace)
-    assert (hasty.waited, hasty.stats.rungs.get("wait", 0)) == (0, 0)
+    assert (hasty.waited, hasty.stats.remedies.get("wait", 0)) == (0, 0)
 
 
 @pytest.mark.parametrize(("seed", "streams"), [(1, 1), (2, 1), (3, 1), (1, 2)])
@@ -164,4 +158,4 @@ def test_a_limit_is_kept_by_moving_pages_once_their_work_is_done(seed: int, stre
     trace = program(seed, 1000, streams)
     player = Player(0.02, limit=int(1.04 * trace.peak_requested))
     assert player.play(trace) <= 1.04 * trace.peak_requested
-    assert player.stats.rungs["wait"] > 0
+    assert player.stats.remedies["wait"] > 0

@@ -82,7 +82,7 @@ class Program:
 
 
 async def live_through(seed: int, steps: int) -> tuple[Recorder, Program, int]:
-    """Record a program; answer how many buffers it held at the end too."""
+    """Record a program; return how many buffers it held at the end too."""
     async with AsyncMemoryPool("simulated", limit="4 GiB") as pool:
         program = Program(pool, seed)
         async with record(pool) as recorder:

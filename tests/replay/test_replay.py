@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncmem import InvalidRequest, PoolOptions
-from asyncmem.core import replay_steps
+from asyncmem.core import DRIVER_CALLS, replay_steps
 from asyncmem.replay import Model, Op, Patience, Policy, Replay, Trace, fit, read, replay
-from asyncmem.replay.model import CALLS, H200
+from asyncmem.replay.model import H200
 
 from .programs import MIB, MS, Program, random_program
 from .support import TRACES, Row, rows, trace_of
@@ -265,7 +265,7 @@ def test_any_trace_can_be_replayed(table: list[Row], policy: Policy) -> None:
     assert one.peak_reserved >= one.peak_active >= trace.peak_requested
 
 
-@pytest.mark.parametrize("segments", ["virtual", "stream_ordered", "direct"])
+@pytest.mark.parametrize("segments", ["paged", "stream_ordered", "direct"])
 def test_a_long_pause_costs_nothing(segments: str) -> None:
     """A program that rests for eleven days is replayed as fast as it is written down."""
     days = 10**12  # microseconds
@@ -344,13 +344,13 @@ def test_options_of_the_pool_count() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "paged",
-        "virtual,small_limit",
-        "virtual,small_limit=much",
-        "virtual,colour=red",
-        "virtual,timeout=5",
-        "virtual,patience=-1s",
-        "virtual,take_back=perhaps",
+        "virtual",
+        "paged,small_limit",
+        "paged,small_limit=much",
+        "paged,colour=red",
+        "paged,timeout=5",
+        "paged,patience=-1s",
+        "paged,take_back=perhaps",
     ],
 )
 def test_a_policy_that_cannot_be_read_is_refused(text: str) -> None:
@@ -404,7 +404,7 @@ def test_a_policy_is_read() -> None:
     policy = Policy.parse("stream_ordered, segment_size=256MiB, strategy=good_fit")
     assert (policy.segments, policy.options.segment_size) == ("stream_ordered", 256 * MIB)
     policy = Policy.parse("take_back=off,patience=2%")
-    assert (policy.segments, policy.take_back, policy.patience) == ("virtual", False, Patience(share=0.02))
+    assert (policy.segments, policy.take_back, policy.patience) == ("paged", False, Patience(share=0.02))
     assert (str(policy), str(policy.patience), str(Patience(seconds=0.005))) == (
         "take_back=off,patience=2%",
         "2%",
@@ -445,4 +445,4 @@ def test_the_compiled_loop_checks_what_it_gets() -> None:
 
 def test_every_call_has_a_cost() -> None:
     """The built-in table names what a pool calls, and nothing else."""
-    assert tuple(H200) == CALLS
+    assert tuple(H200) == DRIVER_CALLS

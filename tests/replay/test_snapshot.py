@@ -9,10 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from asyncmem import BadTrace, InvalidRequest
+from asyncmem import InvalidRequest
+from asyncmem.errors import BadTrace
+from asyncmem.files import naming
 from asyncmem.replay import from_snapshot, read
-from asyncmem.replay.columns import naming
-from asyncmem.replay.snapshot import load_snapshot
+from asyncmem.replay.reading import load_snapshot
 
 from .support import Torch, events, same
 
@@ -318,7 +319,7 @@ def test_segments_of_early_versions_are_read() -> None:
 
 
 def spoiled(row: int, **changes: Any) -> dict[str, Any]:
-    """Answer a snapshot in which one entry is changed."""
+    """Return a snapshot in which one entry is changed."""
     torch = program()
     torch.entries[0][row] |= changes
     return torch.snapshot()

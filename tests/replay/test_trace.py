@@ -1,4 +1,4 @@
-"""A trace keeps its rules from the moment it is made, and answers what it comes to."""
+"""A trace keeps its rules from the moment it is made, and returns what it comes to."""
 
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncmem import BadTrace
+from asyncmem.errors import BadTrace
 from asyncmem.replay import Op, Trace
 
 from .support import TRACES, Row, rows, same, trace_of
@@ -30,7 +30,7 @@ GOOD: list[Row] = [
 
 
 def changed(row: int, column: int, value: int) -> list[Row]:
-    """Answer the good rows with one value changed."""
+    """Return the good rows with one value changed."""
     table = [list(one) for one in GOOD]
     table[row][column] = value
     return [(op, stream, number, nbytes, time) for op, stream, number, nbytes, time in table]
@@ -136,14 +136,18 @@ def test_columns_that_do_not_fit_are_refused(spoil: Callable[..., np.ndarray], t
 
 @given(rows())
 def test_figures_are_those_of_a_plain_account(found: list[Row]) -> None:
-    """The peak is that of adding and taking off one by one, and steps are the rows of the program."""
+    """The peak is that of adding and taking off one by one; steps are the program's rows, its streams without gaps."""
     trace = trace_of(found)
     live = peak = 0
     for op, _, _, nbytes, _ in found:
         live += {Op.ALLOCATE: nbytes, Op.FREE: -nbytes}.get(Op(op), 0)
         peak = max(peak, live)
     assert trace.peak_requested == peak
-    done = [(slot, -1 if op else nbytes, stream, time) for op, stream, slot, nbytes, time in found if op <= Op.FREE]
+    place = {stream: number for number, stream in enumerate(sorted({0, *(row[1] for row in found)}))}
+    assert trace.streams == (len(place) if found else 0)
+    done = [
+        (slot, -1 if op else nbytes, place[stream], time) for op, stream, slot, nbytes, time in found if op <= Op.FREE
+    ]
     assert list(zip(*(column.tolist() for column in trace.steps()), strict=True)) == done
 
 

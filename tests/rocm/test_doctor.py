@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from asyncmem.cli import listing, rocm
+from asyncmem.cli import machine
 from asyncmem.cli.app import commands
 from tests.cuda.fake import FakeDriver
 
@@ -27,14 +27,14 @@ def test_a_card_is_told_with_what_it_has(fake: FakeDriver, monkeypatch: pytest.M
 def test_a_card_that_cannot_be_used_says_why(fake: FakeDriver) -> None:
     """In the words of the error."""
     fake.fail("cuMemGetInfo", 1, 719)
-    (one,) = rocm.probe()["devices"]
+    (one,) = machine.probe("rocm")["devices"]
     assert (one["name"], one["free_bytes"]) == ("rocm:0", None)
     assert "hipErrorLaunchFail" in (one["reason"] or "")
     fake.devices(0)
-    assert "no GPU" in (rocm.probe()["reason"] or "")
+    assert "no GPU" in (machine.probe("rocm")["reason"] or "")
 
 
 def test_without_hip_python_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """No child is started for that."""
-    monkeypatch.setattr(listing, "find_spec", lambda _: None)
-    assert "asyncmem[rocm]" in str(rocm.look_for_devices()["reason"])
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert "asyncmem[rocm]" in str(machine.find_devices("rocm")["reason"])

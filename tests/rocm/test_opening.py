@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from asyncmem.devices import Cuda, Rocm, choosing, device, devices, select_device_for
-from asyncmem.devices.rocm import driver as rocm_driver
-from asyncmem.devices.rocm import interface
-from asyncmem.devices.rocm.library import places
+from asyncmem.devices import Cuda, Rocm, device, devices, discovery, select_device_for
+from asyncmem.devices import rocm as rocm_driver
+from asyncmem.devices.rocm import runtime_files
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest
 from tests.cuda.fake import FakeDriver
 
@@ -43,8 +42,8 @@ def test_auto_takes_it_where_cuda_has_none(nvidia: FakeDriver, monkeypatch: pyte
     class Card:
         vendor_id = 0x1002
 
-    monkeypatch.setattr(choosing, "find_devices", lambda _: [Card()])
-    monkeypatch.setattr(choosing, "is_processor", lambda _: False)
+    monkeypatch.setattr(discovery, "find_devices", lambda _: [Card()])
+    monkeypatch.setattr(discovery, "is_processor", lambda _: False)
     assert [one.name for one in devices()] == ["cuda", "rocm:0", "host"]
     assert select_device_for(1) == select_device_for(1, prefer="rocm") == "rocm:0"
     nvidia.devices(1)
@@ -59,7 +58,7 @@ def test_it_is_listed_where_somebody_has_asked_for_it(fake: FakeDriver, monkeypa
     line = next(one for one in devices() if one.kind == "rocm")
     assert (line.name, line.usable) == ("rocm", False)
     assert "no GPU" in (line.reason or "")
-    monkeypatch.setattr(choosing, "find_spec", lambda _: None)
+    monkeypatch.setattr(discovery, "find_spec", lambda _: None)
     assert all(one.kind != "rocm" for one in devices())
 
 
@@ -94,8 +93,8 @@ def test_an_old_runtime_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_hip_python_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is loaded, so that a look costs next to nothing where nobody wants ROCm."""
-    monkeypatch.setattr(interface, "find_spec", lambda _: None)
-    monkeypatch.setattr(interface, "places", lambda: pytest.fail("looked for the runtime"))
+    monkeypatch.setattr(rocm_driver, "find_spec", lambda _: None)
+    monkeypatch.setattr(rocm_driver, "runtime_files", lambda: pytest.fail("looked for the runtime"))
     with pytest.raises(BackendUnavailable, match="hip-python") as caught:
         Rocm()
     assert "asyncmem[rocm]" in caught.value.install
@@ -116,21 +115,21 @@ def test_the_runtime_is_looked_for_where_hip_python_does(monkeypatch: pytest.Mon
     folder.mkdir()
     (folder / "libamdhip64.so.7").touch()
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    monkeypatch.setattr("asyncmem.devices.rocm.library.loaded_copies", lambda: ("/loaded",))
-    monkeypatch.setattr("asyncmem.devices.rocm.library.find_spec", lambda _: None)
-    first, second, *others = places()
+    monkeypatch.setattr("asyncmem.devices.rocm.loaded_copies", lambda: ("/loaded",))
+    monkeypatch.setattr("asyncmem.devices.rocm.find_spec", lambda _: None)
+    first, second, *others = runtime_files()
     assert (first, second) == ("/loaded", str(folder / "libamdhip64.so.7"))
     assert others == ["libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"]
-    monkeypatch.setattr("asyncmem.devices.rocm.library.find_spec", lambda _: object())
+    monkeypatch.setattr("asyncmem.devices.rocm.find_spec", lambda _: object())
     monkeypatch.setitem(sys.modules, "rocm_sdk", SimpleNamespace(find_libraries=lambda name: [Path("/sdk", name)]))
-    assert list(places())[:3] == ["/loaded", "/sdk/amdhip64", second]
+    assert list(runtime_files())[:3] == ["/loaded", "/sdk/amdhip64", second]
 
 
 def test_a_machine_without_the_runtime_says_what_to_install(tmp_path: Path) -> None:
     """The library is named as the loader names it."""
     program = """
-import asyncmem.devices.rocm.interface as interface
-interface.find_spec = lambda _: object()
+import asyncmem.devices.rocm as driver
+driver.find_spec = lambda name: object() if name == "hip" else None
 from asyncmem.devices import Rocm
 from asyncmem.errors import BackendUnavailable
 try:

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "heap.hpp"
+#include "heap/heap.hpp"
 
 using namespace asyncmem;
 
@@ -72,7 +72,7 @@ private:
         Log::Part part = heap_.read_log(reader_, below(3000), true);
         for (const LogRow& row : part.rows) {
             demand(row.time_ns >= time_, "rows are in the order of their times");
-            demand(row.number != LogRow::nobody && row.nbytes > 0, "a row is whole");
+            demand(row.number != LogRow::none && row.nbytes > 0, "a row is whole");
             time_ = row.time_ns;
         }
         if (below(16)) return;
@@ -101,7 +101,7 @@ private:
         std::vector<uint64_t> sizes(below(8));
         for (uint64_t& size : sizes) size = ask().nbytes;
         std::vector<Granted> granted(sizes.size());
-        if (!heap_.take_many(ask(), sizes.data(), sizes.size(), granted.data(), outcome)) return;
+        if (!heap_.take_many(ask(), sizes, granted, outcome)) return;
         for (Granted& one : granted) live_.push_back(one.block);
     }
 
@@ -119,7 +119,7 @@ private:
 
     void free_some() {
         size_t count = std::min<size_t>(live_.size(), below(20));
-        heap_.free_many(live_.data() + live_.size() - count, count);
+        heap_.free_many(std::span(live_).last(count));
         live_.resize(live_.size() - count);
     }
 

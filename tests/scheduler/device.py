@@ -196,9 +196,9 @@ class Executor:
     def on_serve_from_host(self, effect: Effect) -> None:
         def end() -> None:
             if self.filling or self.draw.random() < 0.5:
-                self.scheduler.served_elsewhere(effect.job, self.now)
+                self.scheduler.ended(effect.job, self.now, "served")
             else:
-                self.scheduler.refuse(effect.job, self.now)
+                self.scheduler.ended(effect.job, self.now, "refused")
 
         self.perform(end)
 
@@ -212,7 +212,7 @@ class Executor:
         def end() -> None:
             if again:
                 self.refused = False
-                self.scheduler.retry(effect.job, self.now)
+                self.scheduler.ended(effect.job, self.now, "retry")
             else:
                 asked = self.asked.get(effect.request)
                 if asked is not None and asked.waits:
@@ -220,7 +220,7 @@ class Executor:
                     bound = self.spare() + sum(self.device.values()) + self.mapped
                     short = self.kind.capacity - self.others < asked.total + self.kind.segment or self.kind.trouble
                     self.demand(short or asked.share.closed, f"{asked} is refused; the device has {bound}")
-                self.scheduler.refuse(effect.job, self.now)
+                self.scheduler.ended(effect.job, self.now, "refused")
 
         self.perform(end)
 

@@ -63,7 +63,7 @@ public:
         Terms terms;
         terms.deadline = deadline;
         terms.priority = priority;
-        RequestId id = scheduler_.submit(ask, {}, terms, 0, now_);
+        RequestId id = scheduler_.submit(ask, {}, terms, now_);
         scheduler_.leave_to(id);
         carry_out();
         return id;
@@ -95,10 +95,7 @@ public:
         Effect effect;
         while (scheduler_.next(effect)) {
             if (effect.kind == Kind::Granted) {
-                Granted one{};
-                std::vector<Granted> batch;
-                scheduler_.claim(effect.request, one, batch);
-                held_.push_back(one.block);
+                held_.push_back(scheduler_.claim(effect.request)[0].block);
                 ++served;
             } else if (effect.kind == Kind::Failed) {
                 scheduler_.forget(effect.request);

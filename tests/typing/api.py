@@ -8,29 +8,27 @@ from numpy.typing import NDArray
 
 import asyncmem
 from asyncmem import (
-    AllocationTracker,
     Array,
     AsyncMemoryPool,
     Batch,
     BucketPool,
-    BucketStats,
     Buffer,
-    Copy,
-    GraphMemory,
     Lease,
     OutOfMemoryError,
-    OutOfMemoryFacts,
-    Pin,
     PoolOptions,
     PoolStats,
     Pressure,
     Spillable,
-    StepError,
 )
+from asyncmem.buckets import BucketStats
 from asyncmem.devices import (
+    Cuda,
     Device,
     DeviceInfo,
     Fence,
+    GpuStream,
+    Host,
+    HostStream,
     Metal,
     MetalFence,
     MetalStream,
@@ -38,11 +36,22 @@ from asyncmem.devices import (
     OpenCLFence,
     OpenCLStream,
     Simulated,
+    SimulatedStream,
     Stream,
     devices,
     select_device_for,
 )
-from asyncmem.insight import Kind, LiveServer, Recording, Site, analyze_allocation_patterns, serve_live
+from asyncmem.errors import StepError
+from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.insight import (
+    AllocationTracker,
+    Kind,
+    LiveServer,
+    Recording,
+    Site,
+    analyze_allocation_patterns,
+    serve_live,
+)
 from asyncmem.pipeline import (
     AsyncBatches,
     Batches,
@@ -73,6 +82,7 @@ from asyncmem.planning import (
     transformer_warmup,
     warmup_from,
 )
+from asyncmem.pool import Copy, GraphMemory, Pin
 from asyncmem.replay import LiveReplay, Model, Recorder, Replay, Suggestion, Trace, advise, record, replay_on
 
 
@@ -147,7 +157,7 @@ async def arrays(pool: AsyncMemoryPool) -> None:
 
 
 async def many_arrays(pool: AsyncMemoryPool, like: NDArray[np.float32]) -> None:
-    async with await pool.empty_batch([(3, 4), 5, ((2,), "int8"), like], tag="state") as found:
+    async with pool.empty_batch([(3, 4), 5, ((2,), "int8"), like], tag="state") as found:
         assert_type(found, asyncmem.ArrayBatch)
         assert_type(found[0], asyncmem.Array)
         assert_type(found[1:], tuple[asyncmem.Array, ...])
@@ -183,15 +193,15 @@ async def shares(pool: AsyncMemoryPool) -> None:
 
 
 async def reuse(pool: AsyncMemoryPool, weights: Buffer, recording: Recording) -> None:
-    analyzer = asyncmem.LifetimeAnalyzer()
+    analyzer = asyncmem.insight.LifetimeAnalyzer()
     analyzer.record_usage(0, {"hidden": "64 MiB"})
     analyzer.record_usage(1, [weights, weights.view("float32")])
     assert_type(analyzer.get_optimization_suggestions().reusable_bytes, int)
-    assert_type(asyncmem.LifetimeAnalyzer.from_trace(Trace.load("run.npz")), asyncmem.LifetimeAnalyzer)
-    plan = asyncmem.LifetimeAnalyzer.from_records(recording).compute_reuse_plan()
-    assert_type(plan, asyncmem.ReusePlan)
+    assert_type(asyncmem.insight.LifetimeAnalyzer.from_trace(Trace.load("run.npz")), asyncmem.insight.LifetimeAnalyzer)
+    plan = asyncmem.insight.LifetimeAnalyzer.from_records(recording).compute_reuse_plan()
+    assert_type(plan, asyncmem.pool.ReusePlan)
     async with pool.apply_plan(plan, strict=True) as memory:
-        assert_type(memory, asyncmem.PlannedMemory)
+        assert_type(memory, asyncmem.pool.PlannedMemory)
         assert_type(await memory.allocate_async("1 MiB"), Buffer)
         assert_type(memory.allocate(key="hidden"), Buffer)
         assert_type(await memory.empty((2, 3), key="hidden"), Array)
@@ -242,7 +252,7 @@ async def watch(pool: AsyncMemoryPool) -> None:
     assert_type(stats, PoolStats)
     assert_type(stats.allocated_bytes, int)
     assert_type(stats.cache_hit_rate, float)
-    assert_type(stats.rungs, Mapping[str, int])
+    assert_type(stats.remedies, Mapping[str, int])
     assert_type([(one.owner, one.nbytes, one.age) for one in pool.waiters()], list[tuple[str, int, float]])
     assert_type(pool.summary(), str)
     async for level in pool.pressure_changes():
@@ -355,8 +365,23 @@ async def fail(pool: AsyncMemoryPool) -> None:
 
 async def main() -> int:
     async with AsyncMemoryPool("host", limit="2 GiB") as pool:
-        assert_type(pool, AsyncMemoryPool)
+        assert_type(pool, AsyncMemoryPool[Host])
+        assert_type(pool.device.create_stream(), HostStream)
         return len(pool.waiters())
+
+
+def know_the_device(name: str, cuda: Cuda, either: str | Simulated) -> None:
+    assert_type(AsyncMemoryPool("simulated", limit="1 GiB").device.create_stream(), SimulatedStream)
+    assert_type(AsyncMemoryPool("cuda:0").device, Cuda)
+    assert_type(AsyncMemoryPool(cuda, options=PoolOptions()).device.create_stream(), GpuStream)
+    assert_type(AsyncMemoryPool(name).device, Device)
+    assert_type(AsyncMemoryPool(either).device, Device | Simulated)
+    assert_type(AsyncMemoryPool().device.create_stream(), Stream)
+
+
+def know_the_stream(share: StageShare[HostStream], context: StepContext[SimulatedStream]) -> None:
+    assert_type(share.stream, HostStream)
+    assert_type(context.stream, SimulatedStream)
 
 
 def run() -> None:

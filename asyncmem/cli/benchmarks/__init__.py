@@ -1,40 +1,37 @@
-"""The benchmarks behind `asyncmem bench`, one file a question, each against a floor measured in the same process.
+"""The benchmarks of `asyncmem bench`, each against a floor measured in the same process.
 
-Every file has `QUESTION`, `BOUND` (the most its ratio may be) and `measure(effort)`, which answers a `Row`.
+A benchmark is a function that returns a `Row`; its docstring says what is compared with what.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Final, TypeAlias
 
-from asyncmem.cli.benchmarks import (
-    await_hit,
-    batch,
-    buckets,
-    churn,
-    contention,
-    handover,
-    hit,
-    large,
-    pipeline,
-    scale,
-    stall,
-)
-from asyncmem.cli.benchmarks.measure import Effort
-from asyncmem.cli.benchmarks.result import Row
+from asyncmem.cli.benchmarks.allocations import await_hit, batch, buckets, churn, hit, large, scale
+from asyncmem.cli.benchmarks.contention import contention
+from asyncmem.cli.benchmarks.event_loop import handover, stall
+from asyncmem.cli.benchmarks.pipeline import pipeline
+from asyncmem.cli.benchmarks.timing import Effort, Row
 
-ROWS: Final[dict[str, Callable[[Effort], Row]]] = {
-    "hit": hit.measure,
-    "await_hit": await_hit.measure,
-    "churn": churn.measure,
-    "batch": batch.measure,
-    "large": large.measure,
-    "buckets": buckets.measure,
-    "handover": handover.measure,
-    "stall": stall.measure,
-    "pipeline": pipeline.measure,
-    "scale": scale.measure,
+Benchmark: TypeAlias = Callable[[Effort], Row]
+
+
+def _on_loop(measure: Callable[[Effort], Coroutine[object, object, Row]]) -> Benchmark:
+    return lambda effort: effort.run(measure(effort))
+
+
+ROWS: Final[dict[str, Benchmark]] = {
+    "hit": _on_loop(hit),
+    "await_hit": _on_loop(await_hit),
+    "churn": _on_loop(churn),
+    "batch": _on_loop(batch),
+    "large": _on_loop(large),
+    "buckets": _on_loop(buckets),
+    "handover": handover,
+    "stall": stall,
+    "pipeline": _on_loop(pipeline),
+    "scale": _on_loop(scale),
 }
-"""Each row's name and what measures it. `scale` comes last because it leaves the process's own heap large."""
+"""Each row's name and its benchmark. `scale` comes last because it leaves the process's own heap large."""
 
-LONG_ROWS: Final[dict[str, Callable[[Effort, Sequence[int]], Row]]] = {"contention": contention.measure}
-"""Rows that are measured only where they are named, as they take minutes; with how many tasks, they are told."""
+LONG_ROWS: Final[dict[str, Callable[[Effort, Sequence[int]], Row]]] = {"contention": contention}
+"""Rows that are measured only if they are named, because they take minutes. They take the numbers of tasks."""

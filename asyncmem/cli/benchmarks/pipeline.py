@@ -1,7 +1,7 @@
-"""What does a pipeline add to an item, and does it keep its slowest stage busy when memory is for three items only?
+"""What a pipeline adds to an item, and whether it keeps its slowest stage busy with memory for three items only.
 
 The runner is held against the same three stages, which do nothing, joined by unbounded queues of asyncio. The pace is
-that of plain functions that take 4, 10 and 4 ms and pass one buffer on, against the time that the second is at work on
+that of stages that take 4, 10 and 4 ms and pass one buffer on, against the time that the second is at work on
 an item. (The loop's timers, which stand for the work, are late by up to a millisecond, and the later the more of them
 there are.)
 """
@@ -9,17 +9,14 @@ there are.)
 import asyncio
 import itertools
 import time
-from dataclasses import replace
 from typing import Final
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.cli.benchmarks.measure import Effort, Loop, interleave, summary
-from asyncmem.cli.benchmarks.result import Row, compare, worst_of
-from asyncmem.pipeline import Pipeline, StageShare
+from asyncmem.cli.benchmarks.timing import Effort, Loop, Row, Side, compare, summary, time_sides, worst_of
+from asyncmem.pipeline import Pipeline, StageShare, stage
 
 BOUND: Final = 4.0
 PACE_BOUND: Final = 1.0 / 0.95
-QUESTION: Final = "an item through three stages, against asyncio.Queue; stages of 4, 10, 4 ms against the slowest"
 SIZE: Final = 1 << 20
 LIMIT: Final = 3 * SIZE
 FAST: Final = 0.004
@@ -34,12 +31,14 @@ async def load(number: int, pool: StageShare) -> tuple[int, Buffer]:
     return number, buffer
 
 
+@stage(credit=0)
 async def compute(item: tuple[int, Buffer], _: StageShare) -> tuple[int, Buffer]:
     """Take the most time, in place."""
     await asyncio.sleep(SLOW)
     return item
 
 
+@stage(credit=0)
 async def finish(item: tuple[int, Buffer], _: StageShare) -> int:
     """Take some time, and let the memory go."""
     await asyncio.sleep(FAST)
@@ -51,15 +50,14 @@ async def same(item: int, _: StageShare | None = None) -> int:
     return item
 
 
-def measure(effort: Effort) -> Row:
+async def pipeline(effort: Effort) -> Row:
     """Time the runner, and the pace that it keeps."""
-    return worst_of(QUESTION, {"runner": effort.run(_runner(effort)), "pace": effort.run(_pace(effort))})
+    return worst_of({"runner": await _runner(effort), "pace": await _pace(effort)})
 
 
 async def _runner(effort: Effort) -> Row:
     async with AsyncMemoryPool("host", limit=LIMIT) as pool, Pipeline(same, same, same, pool=pool) as pipe:
-        timings = await interleave([by_pipeline(pipe), by_queues], effort, per_turn=ITEMS)
-    return compare(QUESTION, BOUND, *timings)
+        return compare(BOUND, *await time_sides([Side(by_pipeline(pipe), ITEMS), Side(by_queues, ITEMS)], effort))
 
 
 async def _pace(effort: Effort) -> Row:
@@ -74,12 +72,12 @@ async def _pace(effort: Effort) -> Row:
             ours.append((report.seconds - 2 * FAST) * 1e9 / items)
             floor.append(report.stages[1].busy * report.seconds * 1e9 / items)
         peak = pool.stats().peak_allocated
-    row = compare(QUESTION, PACE_BOUND, summary(ours), summary(floor), peak=peak, limit=LIMIT)
-    return replace(row, broken="more than the limit was live") if peak > LIMIT else row
+    broken = "more than the limit was live" if peak > LIMIT else ""
+    return compare(PACE_BOUND, summary(ours), summary(floor), broken=broken, peak=peak, limit=LIMIT)
 
 
 def by_pipeline(pipe: Pipeline[int, int]) -> Loop:
-    """Answer a loop that takes items through a pipeline, `ITEMS` a turn."""
+    """Return a loop that takes items through a pipeline, `ITEMS` a turn."""
 
     async def loop(turns: int) -> int:
         started = time.perf_counter_ns()

@@ -46,11 +46,11 @@ cdef class Batch:
         return buffer in self.buffers
 
     def index(self, *arguments):
-        """Answer the position of a buffer."""
+        """Return the position of a buffer."""
         return self.buffers.index(*arguments)
 
     def count(self, buffer):
-        """Answer how often a buffer occurs: 0 or 1."""
+        """Return how often a buffer occurs: 0 or 1."""
         return self.buffers.count(buffer)
 
     def __repr__(self):
@@ -93,7 +93,7 @@ cdef class BatchIterator:
         return self
 
     def __next__(self):
-        # By bare pointers: counting a reference of the tuple's up and down for every buffer is a stall each (see recycle.h).
+        # By bare pointers: counting a reference of the tuple's up and down for every buffer is a stall each (see types.h).
         cdef PyObject* buffers = <PyObject*>self.batch.buffers
         cdef Py_ssize_t i = self.next
         if i >= PyTuple_GET_SIZE(buffers):
@@ -126,7 +126,7 @@ cdef void _give_together(Core core, tuple buffers, bint unshared_only) noexcept:
                 large = item
     if blocks.empty():
         return
-    flags = core.c.free_many(blocks.data(), blocks.size())
+    flags = core.c.free_many(blocks)
     if large != NULL:
         (<Buffer>large).fence_home()  # for all: a batch has one home, unless some were handed over
     if flags:

@@ -35,7 +35,6 @@ cdef class Buffer:
     Attributes:
         nbytes: The bytes that were asked for.
         alive: Whether it has not been freed yet.
-        notes: What the pool remembers about it: further streams, its owner, where it was made; None for most.
     """
 
     cdef PyObject* owner  # its Core
@@ -46,20 +45,14 @@ cdef class Buffer:
     cdef readonly uint64_t _address
     cdef readonly int64_t nbytes
     cdef readonly uint32_t _block
-    cdef readonly uint32_t home
-    cdef uint32_t held  # the number of its hold by whoever entered it, 0 for none
+    cdef uint32_t home
+    cdef uint32_t held  # the number of its hold by the owner that entered it, 0 for none
     cdef int exports
     cdef readonly bint alive
 
     def __dealloc__(self):
-        if self.alive:
-            self.alive = False
-            if self.noted == NULL:
-                self.give()
-            else:
-                self.bequeath()
-        elif self.exports:
-            self.bequeath()  # freed, and kept from then on for whoever holds this very object
+        if self.alive or self.exports:
+            self.drop()
         Py_XDECREF(self.label)
         Py_XDECREF(self.noted)
         Py_XDECREF(self.late)
@@ -81,7 +74,7 @@ cdef class Buffer:
         try:
             self.core().retire.fence_home(self.home, <uint64_t>self.nbytes)
         except BaseException as error:
-            _report(error, self.core())
+            _report_or_raise_soon(error, self.core())
 
     cdef inline uint32_t leave_block(self) noexcept:
         # Its block, which is not this buffer's any more.
@@ -94,120 +87,101 @@ cdef class Buffer:
         return block
 
     cpdef void _let_go(self) noexcept:
-        """Note that nobody holds it."""
+        """Note that no owner holds it."""
         cdef uint32_t held = self.held
         self.held = 0
         if held and self.core().born == _generation:
             self.core().s.release(held)
 
     cpdef _hold(self, owner=None):
-        """Note that whoever runs here, or that owner, holds it until it is freed, or `_let_go`; nothing where one does."""
-        if self.held or not self._block or self.core().s == NULL:
-            return
-        if owner is None:
-            self.held = self.core().hold(self._block)
-        else:
-            self.held = self.core().s.hold(owner, self._block)
+        """Note that the running owner, or the given one, holds it until it is freed or let go; nothing where one does."""
+        cdef Core core = self.core()
+        if not self.held and self._block and core.s != NULL:
+            self.held = core.s.hold(core.owner() if owner is None else owner, self._block)
 
     cdef inline Core core(self):
         return <Core>self.owner
 
     @property
-    def notes(self):
-        """What the pool has noted about the buffer, None for most. Must not own anything that owns the buffer."""
+    def _notes(self):
+        """What is noted about the buffer, None for most."""
         return _read(self.noted)
 
-    @notes.setter
-    def notes(self, value):
-        _write(&self.noted, value)
+    cpdef Notes _noted(self):
+        """Return its notes, new ones at first."""
+        if self.noted == NULL:
+            notes = Notes.__new__(Notes)
+            _write(&self.noted, notes)
+        return <Notes>self.noted
 
-    cdef void bequeath(self) noexcept:
-        # A noted buffer is dropped, and the pool orders its streams. The pool sees a fresh object with all that this one
-        # had: what is being destroyed must not be shown to code that could keep it, if only in a traceback.
-        cdef Buffer heir = self.heir()
-        if self.late == NULL:
-            heir.forget()
-        else:
-            (<Core>heir.owner).exported_bytes -= heir.nbytes
-            heir.finish_late((<object>self.late)[0])
-
-    cdef Buffer heir(self):
-        # A dead buffer with all that this one had.
-        cdef Buffer heir = Buffer.__new__(Buffer)
-        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
-        heir._address, heir.nbytes, heir._block, heir.home = self._address, self.nbytes, self._block, self.home
-        heir.held, self.held = self.held, 0
-        Py_XINCREF(self.owner)
-        self.label = self.noted = NULL
-        self._block = 0
-        return heir
-
-    cdef void forget(self) noexcept:
-        cdef Core core = self.core()
-        if (not self.is_plain() and core.pool is not None and core.born == _generation
-                and getattr(_read(self.noted), "site", None) is not None):
+    cdef void drop(self) noexcept:
+        # Its last reference is gone. It must not be shown to code that could keep it, if only in a traceback.
+        if not self.alive:  # freed, and kept from then on by an export of this very object
+            self.end_export()
+            return
+        self.alive = False
+        if self.noted != NULL and (<Notes>self.noted).site is not None and self.core().born == _generation:
             try:
-                core.pool._forgotten(self)
+                self.core().pool._forgotten(self.nbytes, self.tag, (<Notes>self.noted).site)
             except BaseException as error:
-                _report(error, core)
+                _report_or_raise_soon(error, self.core())
         self.finish(None)
 
-    cdef void finish(self, object stream) noexcept:
-        # Release where an error cannot be raised: what the pool cannot order is owed to every stream.
-        cdef Core core = self.core()
-        if self._block == 0 or core.born != _generation:
-            self.give()
-            _write(&self.noted, None)
-            return
-        try:
-            if not self.give_behind(core, stream):
-                self.ask_pool(core, stream)
-        except BaseException as error:
-            _report(error, core)
-            self.give_everywhere()
-
-    cdef void finish_late(self, object stream) noexcept:
-        # The same at the end of an export, long after the free.
+    cdef void end_export(self) noexcept:
+        # The block of a freed buffer follows, long after the free.
         cdef Retire retire = self.core().retire
-        if retire is not None:
-            retire.unattended += 1
+        stream = None
+        if self.late != NULL:
+            stream = (<object>self.late)[0]
+            (<Core>self.owner).exported_bytes -= self.nbytes
+            _write(&self.late, None)
+        retire.unattended += 1
         self.finish(stream)
-        if retire is not None:
-            retire.unattended -= 1
+        retire.unattended -= 1
 
-    cdef int ask_pool(self, Core core, object stream) except -1:
-        if core.pool is None:
+    cdef void finish(self, object stream) noexcept:
+        # Release where an error cannot be raised: what cannot be ordered is owed to every stream.
+        try:
+            self.release(stream)
+        except BaseException as error:
+            _report_or_raise_soon(error, self.core())
             self.give_everywhere()
-        else:
-            core.pool._free_noted(self, stream)
-        return 0
 
-    cdef inline bint is_plain(self):
-        # Whether nothing but streams is noted.
-        return self.noted == NULL or type(<object>self.noted) is Users
-
-    cdef bint give_behind(self, Core core, object stream) except -1:
-        # The release behind other streams, where it concerns nobody but them: False, and nothing done, where it does.
+    cdef int release(self, object stream) except -1:
+        # Give the block back behind the streams that use it and, where one is named, the one that used it last.
+        cdef Core core = self.core()
+        cdef Notes notes = None
         cdef int64_t last = -1
         cdef uint32_t flags
-        if not self.is_plain():
-            return False
-        if stream is not None:
-            last = core.index_of(stream)
-            if last < 0:
-                return False
-        if self.noted == NULL and (last < 0 or last == self.home):
+        if stream is not None and self._block and core.born == _generation:
+            last = core.stream_number(stream)
+        if self._block == 0 or core.born != _generation or self.noted == NULL and (last < 0 or last == self.home):
             self.give()
-            return True
-        if core.retire is None:
-            return False
-        flags = core.retire.give(
-            self._block, <uint64_t>self.nbytes, self.home, last, None if self.noted == NULL else <Users>self.noted)
+            _write(&self.noted, None)  # borrowed memory goes back to its owner
+            return 0
+        if self.noted != NULL:
+            notes = <Notes>self.noted
+            if notes.checked:
+                core.device.checker.close_block(self._address)
+            if notes.graph is not None and not notes.graph.released:
+                self.leave_to_graph(notes.graph, notes.has_others(self.home) or last >= 0 and last != self.home)
+                return 0
+            if notes.graph is not None:  # it was launched on streams that are not known
+                notes.add_user(core.retire.everywhere())
+        flags = core.retire.give(self._block, <uint64_t>self.nbytes, self.home, last, notes)
         self.leave_block()
         _write(&self.noted, None)  # so that the dead buffer can be used again
         if flags:
             core.signal(flags)
-        return True
+        return 0
+
+    cdef int leave_to_graph(self, object graph, bint used_elsewhere) except -1:
+        cdef uint32_t block = self._block
+        nbytes = self._block_bytes
+        (<dict?>graph.kept)[block] = nbytes
+        self.leave_block()
+        graph.keep(block, self.home, nbytes, used_elsewhere)
+        return 0
 
     cdef void give_everywhere(self) noexcept:
         cdef uint32_t flags
@@ -216,6 +190,9 @@ cdef class Buffer:
         flags = self.core().c.free_everywhere(self.leave_block())
         if flags:
             self.core().signal(flags)
+
+    def __getattr__(self, name):
+        raise _no_attribute(self, name, _BUFFER)
 
     def free(self, stream=None):
         """Give the memory back now. Does nothing when it was given back already.
@@ -245,45 +222,24 @@ cdef class Buffer:
             _write(&self.late, (stream,))
             core.exported_bytes += self.nbytes
             return 0
-        if self._block == 0:
-            self.give()
-            _write(&self.noted, None)  # borrowed memory goes back to its owner
-            return 0
         try:
-            if not self.give_behind(core, stream):
-                self.ask_pool(core, stream)
+            self.release(stream)
         except BaseException:
             if self._block:
                 self.alive = True  # the error loses nothing: the caller still holds it and may free it again
             raise
         return 0
 
-    def _release(self, entries=()):
-        """Give a dead buffer's block to the heap, owing `entries` besides its home's epoch. For the pool; once."""
-        cdef uint32_t flags
-        cdef uint32_t block = self._block
-        if self.alive:
-            raise RuntimeError("_release() is for a buffer that is being freed")
-        if block == 0 or self.core().born != _generation:
-            return
-        cdef vector[Entry] extra = _entries_in(entries)
-        flags = self.core().c.free_entries(block, EntrySpan(extra))
-        self.leave_block()
-        if self.core().retire is not None:
-            self.fence_home()
-        if flags:
-            self.core().signal(flags)
-
-    def _set_home(self, index):
-        """Make stream number `index` the home. For the pool, which has ordered it behind the former one."""
+    def _set_home(self, uint32_t index):
+        """Make stream number `index` the home, which is ordered behind the former one already."""
         self.need("hand_over()")
         if self._block:
-            self.core().c.set_home(self._block, _index(index, "stream"))
-        self.home = _index(index, "stream")
+            self.core().c.set_home(self._block, index)
+        self.home = index
         self.core().keep_in_order(self)
 
     def _disown(self):
-        """Answer the block and die without freeing it: it is the caller's to free or to lease. Not while exported."""
+        """Return the block and die without freeing it: it is the caller's to free or to lease. Not while exported."""
         self.need("taking its block")
         if self.exports:
             raise BufferError("the buffer is exported")
@@ -297,7 +253,7 @@ cdef class Buffer:
         return bool(self.exports & _LENT)
 
     def _renew(self):
-        """Answer a buffer with all that this one had, and die: who kept this one sees from then on that it is gone.
+        """Return a buffer with all that this one had, and die: who kept this one sees from then on that it is gone.
 
         For the pool. Not while exported; that its address was lent is forgotten.
         """
@@ -305,25 +261,25 @@ cdef class Buffer:
         self.need("taking it over")
         if self.exports & ~_LENT:
             raise BufferError("the buffer is exported")
-        heir = self.heir()
+        heir = Buffer.__new__(Buffer)
+        heir.owner, heir.label, heir.noted = self.owner, self.label, self.noted
+        heir._address, heir.nbytes, heir._block, heir.home = self._address, self.nbytes, self._block, self.home
+        heir.held, self.held = self.held, 0
+        Py_XINCREF(self.owner)
+        self.label = self.noted = NULL
+        self._block = 0
         heir.alive = True
         self.exports = 0
         self.alive = False
         return heir
 
     def _lend(self, stream):
-        """Order an export to a consumer whose stream has this number, None for one that is not known. Does not block."""
+        """Order an export to a consumer's stream (DLPack's number), None for one that is not known. Does not block."""
         self.need("exporting it")
-        self.hooks()._lend(self, stream)
-
-    def _withhold(self):
-        """Answer the block of a buffer that is being freed; it stays taken until the caller frees it. For the pool."""
-        if self.alive:
-            raise RuntimeError("_withhold() is for a buffer that is being freed")
-        return self.leave_block()
+        self.used_by(stream, True)
 
     def _pin(self):
-        """Answer an object that counts as an export for as long as it lives."""
+        """Return an object that counts as an export for as long as it lives."""
         self.need("exporting it")
         return _export(self)
 
@@ -332,16 +288,8 @@ cdef class Buffer:
 
     cdef void unexported(self) noexcept:
         self.exports -= 1
-        if self.exports or self.late == NULL:
-            return
-        stream = (<object>self.late)[0]
-        _write(&self.late, None)
-        core = self.core()
-        core.exported_bytes -= self.nbytes
-        if stream is None and self.noted == NULL:
-            self.give()
-        else:
-            self.finish_late(stream)
+        if not self.exports and self.late != NULL:
+            self.end_export()
 
     cdef int need(self, str action) except -1:
         if not self.alive:
@@ -355,8 +303,8 @@ cdef class Buffer:
         return self._address
 
     @property
-    def size(self):
-        """Bytes of the block behind it, rounded up; 0 for an empty, borrowed or released buffer."""
+    def _block_bytes(self):
+        # Of the block behind it, rounded up; 0 for an empty, borrowed or released buffer.
         return self.core().c.info(self._block).nbytes if self._block else 0
 
     @property
@@ -376,8 +324,11 @@ cdef class Buffer:
 
     @property
     def readonly(self):
-        """Whether nobody may write to it: memory borrowed from somebody who says so."""
-        return self._block == 0 and self.noted != NULL and getattr(<object>self.noted, "readonly", False)
+        """Whether it may not be written to: memory borrowed as read-only."""
+        return self.is_borrowed() and (<Notes>self.noted).loan.readonly
+
+    cdef inline bint is_borrowed(self) noexcept:
+        return self.noted != NULL and (<Notes>self.noted).loan is not None
 
     @property
     def tag(self):
@@ -385,9 +336,8 @@ cdef class Buffer:
         return None if self.label == NULL else (<Tag>self.label).name
 
     @property
-    def is_freed(self):
-        """Whether it has been freed."""
-        return not self.alive
+    def _home(self):
+        return self.home
 
     @property
     def _core(self):
@@ -405,8 +355,9 @@ cdef class Buffer:
 
     def __repr__(self):
         state = f"at {self._address:#x}" if self.alive else "freed"
-        tag = "" if self.label == NULL else f" tag={(<Tag>self.label).name!r}"
-        return f"<Buffer {self.nbytes} B {state} on {getattr(self.core().device, 'name', self.core().device)}{tag}>"
+        tag = "" if self.label == NULL else f" tag={_quoted((<Tag>self.label).name)}"
+        device = self.core().device
+        return f"<Buffer {self.nbytes} B {state} on {_printable(str(getattr(device, 'name', device)))}{tag}>"
 
     def __enter__(self):
         self.need("with")
@@ -426,44 +377,51 @@ cdef class Buffer:
     def use_on(self, stream):
         """Let another stream use it from here on: that stream waits for the home's work so far, and its own later work
         is waited for before the memory is used again. Does not block."""
-        cdef Core core = self.core()
-        cdef int index
         self.need("use_on()")
-        index = -1 if stream is None else self.ordered_by_core(stream)
-        if index < 0 or not core.retire.order(self.home, index):
-            self.hooks()._use_on(self, stream)
-        elif index != <int>self.home:
-            self.note_user(index)
+        self.used_by(stream, False)
 
-    def hand_over(self, stream):
-        """Make another stream the home, ordered behind the former one. Does not block."""
+    cdef int used_by(self, object stream, bint may_end) except -1:
+        # From here on, by another stream, None for all of them; by one that `may_end` before the buffer is freed.
         cdef Core core = self.core()
-        cdef int index
+        cdef uint32_t index
+        if self.is_borrowed():
+            core.pool._use_on(self, stream)
+            return 0
+        if stream is None:
+            index = core.retire.everywhere()
+        else:
+            index = core.stream_number(stream)
+            self.follow(index)
+            if may_end and index != self.home and not core.retire.lane(index).lasting:
+                index = core.retire.everywhere()  # nothing can be asked of a mere number then
+        if index != self.home:
+            self._noted().add_user(index)
+        return 0
+
+    def hand_over(self, stream, *, ordered=False):
+        """Make another stream the home, ordered behind the former one. Does not block.
+
+        Args:
+            stream: The stream; None for the device's default stream.
+            ordered: Whether you have ordered it behind all work on the buffer yourself, so that it waits for nothing.
+        """
         self.need("hand_over()")
-        index = self.ordered_by_core(stream)
-        if index < 0 or self._block == 0 or not core.retire.order(self.home, index):
-            self.hooks()._hand_over(self, stream)
-            if self._block:
-                self.home = core.c.info(self._block).stream
-        elif index != <int>self.home:
-            core.c.set_home(self._block, index)
-            self.home = index
+        if self.is_borrowed():
+            self.core().pool._hand_over(self, stream)
+            return
+        cdef uint32_t index = self.core().stream_number(stream)
+        if index != self.home:
+            if not ordered:
+                self.follow(index)
+            self._set_home(index)
 
-    cdef int ordered_by_core(self, object stream) except -2:
-        # The number of a stream with which all that is to be done about this buffer can be done here; -1 asks the pool.
+    cdef int follow(self, uint32_t index) except -1:
+        # Order a stream behind the home.
         cdef Core core = self.core()
-        if core.retire is None or core.born != _generation:
-            return -1
-        if self.noted != NULL and not isinstance(<object>self.noted, Users):
-            return -1
-        return core.index_of(stream)
-
-    cdef int note_user(self, uint32_t index) except -1:
-        cdef object users
-        if self.noted == NULL:
-            users = Users.__new__(Users)
-            _write(&self.noted, users)
-        (<Users>self.noted).add_user(index)
+        if not core.retire.order(self.home, index):
+            captured = core.stream_objects[index if core.retire.capturing(index) else self.home]
+            raise InvalidRequest("stream", captured, "a stream that is not being captured",
+                                 hint="order it before the capture begins, or inside by events of the library that captures")
         return 0
 
     def to_device(self):
@@ -472,10 +430,10 @@ cdef class Buffer:
         return self.hooks()._to_device(self)
 
     def copy_from(self, source, *, stream=None):
-        """Start copying host memory or another buffer to the first bytes of this one, and answer a Copy to await.
+        """Start copying host memory or another buffer to the first bytes of this one, and return a Copy to await.
 
-        It comes behind what the home and `stream` were given so far, and later work of the home comes behind it. Nobody
-        else may use the bytes until it is done. Freeing either side meanwhile is safe; host memory is kept. Cancelling
+        It comes behind what the home and `stream` were given so far, and later work of the home comes behind it. No
+        other work may use the bytes until it is done. Freeing either side meanwhile is safe; host memory is kept. Cancelling
         the await stops nothing. Where the device says that copying would hold up the caller, as CUDA does for memory
         that is not page-locked, a thread makes the copy: then await it before submitting what needs the bytes.
 
@@ -490,7 +448,7 @@ cdef class Buffer:
         return self._copy(self.nbytes, source, stream, True, 0)
 
     def copy_to(self, target, *, stream=None):
-        """Start copying to host memory, or to another buffer, and answer a Copy to await.
+        """Start copying to host memory, or to another buffer, and return a Copy to await.
 
         As copy_from, the other way round: `target`, if the host's, gets as many of the first bytes as it is long, and has
         them once the await returns. Later work of the home is not held back: let it only read, or await the copy first.
@@ -498,7 +456,7 @@ cdef class Buffer:
         return self._copy(self.nbytes, target, stream, False, 0)
 
     def copy_to_device(self, other, *, stream=None):
-        """Start copying all bytes to another buffer, of this device or of a peer, and answer a Copy to await.
+        """Start copying all bytes to another buffer, of this device or of a peer, and return a Copy to await.
 
         In the order of both homes: behind what they were given so far, and later work of the other's home behind it.
 
@@ -529,7 +487,7 @@ cdef class Buffer:
         return self.core().pool
 
     def view(self, dtype="uint8", shape=None, offset=0):
-        """Answer a typed array over the whole buffer or a part of it; it keeps the buffer alive, not unfreed.
+        """Return a typed array over the whole buffer or a part of it; it keeps the buffer alive, not unfreed.
 
         Args:
             dtype: A numpy dtype or its name, "bfloat16", or a float8 name such as "float8_e4m3fn".
@@ -565,7 +523,7 @@ cdef class Buffer:
         return self.view().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self):
-        """Answer (device type, number) by the DLPack protocol."""
+        """Return (device type, number) by the DLPack protocol."""
         return self.core().device.dlpack_device
 
 

@@ -1,7 +1,7 @@
 # Core: a heap with what its buffers need: the device, the streams by number, tags, and the way up to the pool.
 
 cdef enum:
-    _MANY = 64  # effects that one thread has carried out in a row
+    _MANY = 64  # effects in a row, after which the loop is asked to carry out the rest
 
 cdef unsigned int _generation = 0  # goes up in a forked child, where the driver's memory is not ours to touch
 
@@ -40,20 +40,23 @@ cdef class Core(Heap):
     cdef public object pool
     cdef readonly Scheduler scheduler  # once the pool is open
     cdef CScheduler* s  # the same
-    cdef object perform  # carries out what takes time
+    cdef object executor  # carries out what takes time
+    cdef object to_worker, idle_helpers  # has the worker make a call; queues of threads that stand in for the main one
+    cdef readonly set serving  # threads that wait for a request of theirs, or run a hook
+    cdef vector[uint32_t] ended_accounts  # of closed shares, while something of them is held
     cdef int carriers  # calls of `carry_out` under way
     cdef object posted  # calls that finalizers left, because they could not wait
-    cdef object woken  # requests that have ended and whose tasks are to be woken
     cdef readonly object loop  # the event loop that is served
     cdef object asyncio_loop, clock, future_type, task_of  # of that loop
+    cdef object seen_loop  # of asyncio, where one ran here when last looked
     cdef object timer, quiet_timer
     cdef dict owners  # tasks that hold memory, by number: weak references
     cdef dict labels  # names that were given to owners
     cdef readonly bint noting  # whether the pool notes something about every buffer
-    cdef public bint tracking  # whether each request notes where it was made
+    cdef public object call_site  # tells where a request is made, where that is noted; else None
     cdef public bint can_capture  # whether streams of the device can be captured at all
     cdef public object default_timeout  # seconds, of requests that name none
-    cdef readonly Retire retire  # what keeps the streams in order, where the doors may go to it themselves
+    cdef readonly Retire retire  # keeps the streams in order
     cdef readonly list stream_objects
     cdef readonly dict stream_ids
     cdef dict tags
@@ -63,17 +66,17 @@ cdef class Core(Heap):
     cdef uint32_t last_index, other_index
     cdef unsigned int born
     cdef bint _open
-    cdef readonly bint observed  # whether every request takes the long way, so that the fast doors always miss
+    cdef readonly bint observed  # whether every request takes the long way, so that the fast path always misses
     cdef bint fast  # open, not observed, and without a witness
-    cdef readonly Witness witness  # who notes who asks, while somebody wants to know
+    cdef readonly Witness witness  # notes the caller of each request, while that is recorded
     cdef int witnesses  # how many do
-    cdef public bint watch_captures  # whether the doors ask the driver if a named stream is being captured
+    cdef public bint watch_captures  # whether the fast path asks the driver if a named stream is being captured
     cdef int64_t fence_from  # bytes from which on a free at home may have a fence recorded; see Retire.fence_home
     cdef public int streak
     cdef readonly int64_t exported_bytes  # of buffers that were freed, and whose blocks wait for the last export to die
     cdef object __weakref__
 
-    def __init__(self, device, pool=None, /, **options):
+    def __cinit__(self, device, pool=None, /, **options):
         self.device = device
         self.pool = pool
         self.born = _generation
@@ -82,15 +85,16 @@ cdef class Core(Heap):
         self.stream_ids = {}
         self.tags = {}
         self.owners, self.labels = {}, {}
-        self.posted, self.woken = deque(), deque()
+        self.posted, self.serving = deque(), set()
         default = getattr(device, "default_stream", None)
         self.stream_objects.append(default)
         if default is not None:
             self.stream_ids[default] = 0
+        self.retire = Retire(self, device)
 
     @property
     def open(self):
-        """Whether the fast doors may serve at all; False at birth."""
+        """Whether the fast path may serve at all; False at birth."""
         return self._open
 
     @open.setter
@@ -117,7 +121,7 @@ cdef class Core(Heap):
         self.set_fast()
 
     cdef int cause(self, Ask* ask, object tag) except -1:
-        # Note who asks, where somebody wants to know.
+        # Note the caller, where callers are recorded.
         ask.caused = self.witness is not None
         if ask.caused:
             self.witness.see(&ask.cause, tag)
@@ -153,44 +157,47 @@ cdef class Core(Heap):
                 found[tag.name] = found.get(tag.name, 0) + tag.live
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
-    def register_stream(self, stream):
-        """Answer the stream's number, adding it to the heap at first sight; its object is kept alive."""
-        index = self.stream_ids.get(stream)
-        if index is None:
-            index = self.c.add_stream()
-            self.stream_objects.append(stream)
-            self.stream_ids[stream] = index
-        return index
+    cpdef uint32_t stream_number(self, object stream) except? 0xFFFFFFFF:
+        """Return the number of a stream of the device, a new one at first sight; None is the default stream.
+
+        Raises:
+            InvalidRequest: It is another device's, or no stream.
+        """
+        cdef int index = self.index_of(stream)
+        return <uint32_t>index if index >= 0 else self.retire.register(self.device.stream_of(stream))
 
     def adopt(self, block, nbytes, tag=None):
-        """Wrap a block that was taken from this heap, or (0, 0) as an empty buffer."""
+        """Wrap a block that was taken from this heap."""
         cdef uint32_t index = _index(block, "block")
-        if index == 0:
-            if nbytes != 0:
-                raise ValueError("block 0 is the empty buffer's: nbytes must be 0")
-            return asyncmem_owned(_wrap(self, 0, 0, 0, 0, 0, tag))
         cdef uint64_t size = _size(nbytes)
         cdef CBlockInfo found = self.c.info(index)
         return self.keep_in_order(asyncmem_owned(
             _wrap(self, index, found.address, <int64_t>size, found.stream, found.account, tag)))
 
-    def borrow(self, address, nbytes, stream_index, loan):
+    def borrow(self, address, nbytes, stream, loan):
         """Wrap memory that is none of this heap's; `loan` is let go of once the buffer and its exports are gone.
 
         A true `loan.readonly` keeps everybody from writing. Owners must not hold the buffer.
         """
-        buffer = asyncmem_owned(
-            _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, _index(stream_index, "stream"), 0, None))
-        buffer.notes = loan
+        cdef Buffer buffer = asyncmem_owned(
+            _wrap(self, 0, <uint64_t>address, <int64_t>nbytes, self.stream_number(stream), 0, None))
+        buffer._noted().loan = loan
         return buffer
 
     # -- requests, through the scheduler ------------------------------------------------------------------------------
 
-    def serve(self, perform, **policy):
-        """Begin to serve requests by a policy; `perform` is called with each effect that takes time."""
+    def serve(self, executor, submit, idle_helpers, **policy):
+        """Begin to serve requests by a policy.
+
+        Args:
+            executor: Carries out each effect that takes time.
+            submit: Has the worker make a call.
+            idle_helpers: Queues of the threads that make a call for the main thread.
+            policy: The scheduler's settings.
+        """
         self.scheduler = Scheduler(self, self.now(), **policy)
         self.s = self.scheduler.c
-        self.perform = perform
+        self.executor, self.to_worker, self.idle_helpers = executor, submit, idle_helpers
 
     def set_loop(self, loop):
         """Serve an event loop, or None, from now on. What waits goes on by its clock."""
@@ -226,14 +233,8 @@ cdef class Core(Heap):
     cdef int carry_out_all(self) except -1:
         cdef CEffect effect
         cdef int done = 0
-        cdef bint helped = False
+        cdef bint loop_goes_on = False
         while True:
-            while self.woken:
-                # In the list until all are woken, so that an interrupt in between costs nobody the wake-up.
-                request = self.woken[0]
-                (<Request>request).end()
-                if self.woken and self.woken[0] is request:
-                    self.woken.popleft()
             if not self.s.next(effect):
                 return 0
             try:
@@ -244,8 +245,8 @@ cdef class Core(Heap):
             done += 1
             # A thread beside a busy loop hardly gets the interpreter's lock: where there is much, the loop goes on.
             if done == _MANY and self.loop is not None and not self.loop.is_running_here():
-                helped = self.loop.soon(self.carry_out)
-            elif helped and self.carriers > 1:
+                loop_goes_on = self.loop.soon(self.carry_out)
+            elif loop_goes_on and self.carriers > 1:
                 return 0
 
     cdef int do(self, const CEffect& effect) except -1:
@@ -271,53 +272,81 @@ cdef class Core(Heap):
         elif effect.kind == EffectKind.Quiet:
             self.set_quiet_timer(effect.seconds)
         else:
-            job = _effect_out(effect)
-            if effect.by_caller and request is not None and request._jobs is not None:
-                request._jobs.append(job)
-                request._gate.put(None)
+            self.perform(_effect_out(effect), request if effect.by_caller else None)
+        return 0
+
+    cdef int perform(self, Effect job, Request request) except -1:
+        # Have an effect carried out, by the thread that waits for a request where there is one. Does not block. All but
+        # the rare ones are handed over without a call of Python, which an interrupt could end when half of it is done.
+        if request is not None and request._jobs is not None:
+            request._jobs.append(job)
+            request._gate.put(None)
+        elif request is not None:
+            aside = partial(self.executor.run, job)
+            if self.idle_helpers:
+                self.idle_helpers.pop().put(aside)
             else:
-                self.perform(job)
+                self.to_worker(aside)
+        elif job.kind == "pressure" or job.kind == "beat":
+            self.to_worker(partial(self.pool._pressure if job.kind == "pressure" else self.pool._beat, job))
+        elif job.kind == "emptied":
+            self.pool._emptied()
+        elif not job.request and (own := self.executor.own.get(PyThread_get_thread_ident())) is not None:
+            own.append(job)
+        elif job.kind == "trim" and not job.request:
+            self.executor.returns.append(job)
+            self.to_worker(self.executor.give_back_next)
+        else:
+            if job.kind == "spill":
+                self.pool.spilling.bind(job)
+            self.to_worker(partial(self.executor.run, job))
         return 0
 
     cdef int order(self, uint64_t id) except -1:
         # Order a request's stream behind what its memory was used for.
         cdef vector[Entry] owed
         cdef uint32_t stream
+        cdef const CRequest* found
+        cdef bint ready = False
         if self.s.look_up(id) == NULL:
             return 0
         owed = self.s.owed(id)
         stream = self.s.look_up(id).ask.stream
         try:
-            if not self.retire.may_wait(stream):  # it is captured by now
-                self.s.unordered(id, self.now())
-                return 0
-            self.retire.discharge_all(stream, owed)
+            if self.retire.may_wait(stream):  # else it is captured by now
+                self.retire.discharge_all(stream, owed)
+                ready = True
         except (DeviceError, InvalidRequest):
+            pass
+        if ready:
+            self.s.ordered(id, self.now())
+        else:
             self.s.unordered(id, self.now())
-            return 0
-        self.s.ordered(id, self.now())
+        found = self.s.look_up(id)
+        if found != NULL and not found.caller:  # it was dropped meanwhile
+            self.withdraw(id)
+        elif not ready and found != NULL and (<Request><PyObject*><size_t>found.caller).unwanted:
+            self.s.cancel(id, self.now())
         return 0
 
     cdef int look(self, const CEffect& effect) except -1:
         cdef int64_t found = 0
         cdef size_t i
-        try:
-            if self.retire is not None and effect.level == 1:
-                found = self.retire.look(effect.stream)
-            elif self.retire is not None:
-                if effect.streams.size() and not self.paged:
-                    self.retire.be_eager(_WATCHED)
-                for i in range(effect.streams.size()):
-                    try:
-                        self.retire.fence(effect.streams[i])
-                    except DeviceError:  # whoever waits for it is told
-                        pass
+        if effect.level == 1:
+            found = self.retire.look(effect.stream)
+        else:
+            if effect.streams.size() and not self.paged:
+                self.retire.be_eager(_WATCHED)
+            for i in range(effect.streams.size()):
                 try:
-                    found = self.retire.poll()
-                except DeviceError:  # a device that is lost says so to whoever grows or frees on it
+                    self.retire.fence(effect.streams[i])
+                except DeviceError:  # raised where a caller waits for it
                     pass
-        finally:
-            self.s.looked(found, self.now())
+            try:
+                found = self.retire.poll()
+            except DeviceError:  # a lost device raises where memory grows or is freed
+                pass
+        self.s.looked(found, self.now())
         return 0
 
     cdef int set_timer(self, double when) except -1:
@@ -326,6 +355,20 @@ cdef class Core(Heap):
             timer.cancel()
         if when != never and self.loop is not None:
             self.timer = self.loop.call_at(when, self.expire)
+        return 0
+
+    cdef int close_accounts(self) except -1:
+        # Remove the accounts of closed shares of which nothing is held any more.
+        cdef bint gone = True
+        cdef size_t i
+        while gone:  # the one above goes after the last below it
+            gone, i = False, 0
+            while i < self.ended_accounts.size():
+                if self.c.remove_account(self.ended_accounts[i]):
+                    self.ended_accounts.erase(self.ended_accounts.begin() + i)
+                    gone = True
+                else:
+                    i += 1
         return 0
 
     def expire(self):
@@ -354,7 +397,7 @@ cdef class Core(Heap):
         self.carry_out()
 
     cdef int know_sleeper(self, uint64_t id) except -1:
-        # Who sleeps on a request is looked for only where somebody wants to know its name.
+        # The task that sleeps on a request is looked up only where its name is shown.
         request = self.request(id)
         if request is not None and (<Request>request).await_ != NULL:
             task = (<Await>(<Request>request).await_).task
@@ -371,14 +414,21 @@ cdef class Core(Heap):
         # The event loop that runs here, where one does.
         if self.asyncio_loop is not None and _runs_here(self.asyncio_loop):
             return self.loop
-        if "trio" not in _modules and _running_loop() is None:
+        if "trio" not in _modules and self.asyncio_loop_here() is None:
             return None
         return self.pool._loop_here()
+
+    cdef object asyncio_loop_here(self):
+        # The loop of asyncio that runs here, served or not; mostly the one that was seen last.
+        if self.seen_loop is None or not _runs_here(self.seen_loop):
+            self.seen_loop = _running_loop()
+        return self.seen_loop
 
     cdef int submit(self, Request request, const Ask& ask, const Terms& terms) except -1:
         # Take a request in; it may have ended when this returns.
         cdef vector[uint64_t] pieces
         cdef CState state
+        cdef double now
         if request.sizes is not None:
             for nbytes in request.sizes:
                 if nbytes:
@@ -387,9 +437,14 @@ cdef class Core(Heap):
                 request.found = _batch(self, tuple([asyncmem_owned(_wrap(self, 0, 0, 0, 0, 0, request.tag)) for _ in request.sizes]))
                 request.ended = True
                 return 0
+        now = self.now()
+        # All that was asked so far may have let other threads in, and one of them may have closed the budget or lease.
+        if request._share._core is not self:
+            request._share._open_core()  # raises
         request.keeper = <PyObject*>self
         Py_INCREF(self)
-        request._id = self.s.submit(ask, pieces, terms, <uint64_t><size_t><PyObject*>request, self.now())
+        request._id = self.s.submit(ask, pieces, terms, now)
+        self.s.set_caller(request._id, <uint64_t><size_t><PyObject*>request)
         self.carry_out()
         if request._id and not request.ended:
             state = self.s.leave_to(request._id)
@@ -404,7 +459,7 @@ cdef class Core(Heap):
         jobs, request._jobs = request._jobs, None
         if jobs is not None:
             for job in jobs:
-                self.perform(job)
+                self.perform(job, None)
         return 0
 
     cdef object failure_of(self, Request request):
@@ -423,26 +478,23 @@ cdef class Core(Heap):
 
     cdef object claim(self, Request request, uint64_t id):
         # The buffer, or the batch, of a request that was granted.
-        cdef Granted single
-        cdef vector[Granted] batch
+        cdef vector[Granted] blocks = self.s.claim(id)
         cdef size_t next = 0
         cdef Py_ssize_t i
         cdef object buffers
         cdef uint32_t account = request._share._account
-        self.s.claim(id, single, batch)
+        if blocks.empty() and (request.nbytes or request.sizes is not None):
+            return request._elsewhere
         if request.sizes is None:
-            if not single.block and request.nbytes:
-                return self.pool._elsewhere(request)
+            blocks.resize(1)  # an empty buffer has no block
             found = asyncmem_owned(
-                _wrap(self, single.block, single.address, request.nbytes, request.stream, account, request.tag))
+                _wrap(self, blocks[0].block, blocks[0].address, request.nbytes, request.stream, account, request.tag))
             self.keep_in_order(<Buffer>found)
-        elif not batch.size():
-            return self.pool._elsewhere(request)
         else:
             buffers = PyTuple_New(len(request.sizes))
             for i in range(len(request.sizes)):
                 if request.sizes[i]:
-                    one = _wrap(self, batch[next].block, batch[next].address, request.sizes[i], request.stream, account,
+                    one = _wrap(self, blocks[next].block, blocks[next].address, request.sizes[i], request.stream, account,
                                 request.tag)
                     next += 1
                     self.keep_in_order(<Buffer>one)
@@ -451,8 +503,27 @@ cdef class Core(Heap):
                 PyTuple_SET_ITEM(buffers, i, one)
             found = _batch(self, <tuple>buffers)
         if self.noting or request._capture is not None:
-            self.pool._note(request, found)
+            for buffer in found if request.sizes is not None else (found,):
+                self.note_request(<Buffer>buffer, request)
         return found
+
+    cdef int note_request(self, Buffer buffer, Request request) except -1:
+        capture = request._capture
+        if request._site is not None:
+            buffer._noted().site = request._site
+        if capture is not None and buffer._block:
+            buffer._set_home(capture.home)
+            buffer._noted().graph = capture.graph
+        return self.note_buffer(buffer, request._holder)
+
+    cdef int note_buffer(self, Buffer buffer, object holder) except -1:
+        checker = self.device.checker
+        if holder is not None:
+            buffer._hold(holder)
+        if checker is not None and buffer.nbytes:
+            buffer._noted().checked = True
+            checker.open_block(buffer._address, buffer.nbytes)
+        return 0
 
     def request(self, id):
         """Return the request of that number, None where its caller is gone."""
@@ -511,29 +582,24 @@ cdef class Core(Heap):
             else:
                 self.abandon(id)
         except BaseException as error:
-            _report(error, self)
+            _report_or_raise_soon(error, self)
 
     cdef int abandon(self, uint64_t id) except -1:
-        # Memory that was granted to nobody.
-        cdef Granted single
-        cdef vector[Granted] batch
+        # Free memory that was granted to a request that is gone.
+        cdef vector[Granted] blocks
         cdef size_t i
         cdef uint32_t flags = 0
         if self.s.state(id) == CState.Ordering:
-            self.order(id)
-            if self.s.state(id) != CState.Granted:
-                return 0
-        self.s.claim(id, single, batch)
-        if single.block:
-            flags = self.c.free(single.block)
-        for i in range(batch.size()):
-            flags |= self.c.free(batch[i].block)
+            return 0  # by another thread, or soon: `order` goes on with this, as only one may
+        blocks = self.s.claim(id)
+        for i in range(blocks.size()):
+            flags |= self.c.free(blocks[i].block)
         if flags:
             self.signal(flags)
         return 0
 
     def take_at(self, address, nbytes, stream, account, arena, tag=None):
-        """Return a buffer over just these bytes of a lease, ordered behind whoever has used them, or None."""
+        """Return a buffer over just these bytes of a lease, ordered behind their last uses, or None."""
         cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False)
         cdef uint64_t where = _whole(address, "address")
         cdef vector[Entry] owed
@@ -555,26 +621,12 @@ cdef class Core(Heap):
                 self.s.note_foreign()
             found = self.adopt(block, nbytes, tag)
             if self.noting:
-                self.pool._note_plain(found, self.pool._holder())
+                self.note_buffer(<Buffer>found, self.pool._holder())
             return found
         return None
 
-    def polite(self, Allocator share not None, Buffer found not None):
-        """Return a request that has its buffer, and whose await lets the loop turn once."""
-        cdef Request request = Request.__new__(Request)
-        request._core, request._share, request.nbytes = self, share, found.nbytes
-        request.found, request.ended, request.polite = found, True, True
-        request.until = never
-        return request
-
-    def end_lease(self, arena):
-        """Close a lease: its free parts are had again at once."""
-        cdef uint32_t flags = self.c.close_lease(_index(arena, "arena"))
-        if flags:
-            self.signal(flags)
-
     def post(self, call):
-        """Have a call made soon, by whoever is in the pool next; for finalizers, which must not wait for any lock."""
+        """Have a call made soon, by the next thread inside the pool; for finalizers, which must not wait for any lock."""
         self.posted.append(call)
         self.run_posted()
 
@@ -583,7 +635,13 @@ cdef class Core(Heap):
         while left > 0 and self.posted:
             left -= 1
             call = self.posted.popleft()
-            if not call():  # it could not have its lock: another time
+            try:
+                done = call()
+            except BaseException as error:
+                if not isinstance(error, Exception):  # an interrupt: it is made again, from its beginning
+                    self.posted.append(call)
+                raise
+            if not done:  # it could not have its lock: another time
                 self.posted.append(call)
         return 0
 
@@ -595,8 +653,8 @@ cdef class Core(Heap):
             return <uint64_t>owner << 1 | 1
         return <uint64_t><size_t><PyObject*>owner
 
-    cdef uint64_t number_here(self) except 0:
-        # The same of who runs here: a task that is known from now on, or a thread.
+    cpdef uint64_t owner(self) except 0:
+        """Return the number of who runs here: a task, which is known from now on, or a thread."""
         owner = self.owner_here()
         cdef uint64_t number = self.owner_of(owner)
         if not isinstance(owner, int):
@@ -605,9 +663,7 @@ cdef class Core(Heap):
 
     cdef object owner_here(self):
         # The task that runs here, or the number of the thread.
-        loop = self.asyncio_loop
-        if loop is None or not _runs_here(loop):
-            loop = _running_loop()
+        loop = self.asyncio_loop_here()
         task = None
         if loop is not None:
             task = _current_task(loop)
@@ -617,16 +673,8 @@ cdef class Core(Heap):
                 task = trio.lowlevel.current_task()
         return PyThread_get_thread_ident() if task is None else task
 
-    cpdef uint32_t hold(self, uint32_t block) except 0:
-        """Note that whoever runs here holds a block until `release`; return the number of that."""
-        return self.s.hold(self.number_here(), block)
-
-    def owner(self):
-        """Return the number of who runs here."""
-        return self.number_here()
-
     cdef int know(self, uint64_t number, object owner) except -1:
-        # Once the task is gone its number may be another's, so what it held is nobody's then.
+        # Once the task is gone its number may be another's, so what it held has no owner then.
         known = self.owners.get(number)
         if known is not None:
             if known() is owner:
@@ -647,13 +695,9 @@ cdef class Core(Heap):
             self.s.forget_owner(number)
         return 0
 
-    def release(self, hold):
-        """End what `hold` began."""
-        self.s.release(hold)
-
     def label(self, name):
         """Name who runs here, for tables and errors; None to forget the name."""
-        cdef uint64_t number = self.number_here()
+        cdef uint64_t number = self.owner()
         if name is None:
             self.labels.pop(number, None)
         else:
@@ -678,7 +722,7 @@ cdef class Core(Heap):
         if name is None:
             return None
         if type(name) is not str:
-            raise TypeError(f"tag must be a str or None, got {type(name).__name__}")
+            name = PyUnicode_FromObject(name)  # raises where it is none
         if self.last_tag is not None and self.last_tag.name is name and self.last_tag.account == account:
             return self.last_tag
         cdef object key = (name, account) if account else name
@@ -706,16 +750,16 @@ cdef class Core(Heap):
             self.s.freed(flags, self.now())
             self.carry_out()
         except BaseException as error:
-            _report(error, self)
+            _report_or_raise_soon(error, self)
 
     cdef Buffer keep_in_order(self, Buffer buffer):
-        # Nobody keeps this home alive, so the fence is recorded at the free: what is noted goes the way that does.
-        if self.retire is not None and not self.retire.lane(buffer.home).lasting:
-            buffer.note_user(buffer.home)
+        # No reference keeps this home alive, so the fence is recorded at the free: notes make `free` do that.
+        if not self.retire.lane(buffer.home).lasting:
+            buffer._noted().add_user(buffer.home)
         return buffer
 
     cdef int index_of(self, object stream) except -2:
-        """The number of a stream that is known and may go through the doors, else -1."""
+        """The number of a stream that is known and may take the fast path, else -1."""
         if stream is None:
             return 0
         if <PyObject*>stream == self.last_stream:
@@ -728,7 +772,7 @@ cdef class Core(Heap):
             index = self.stream_ids.get(stream)
         except TypeError:  # unhashable: no stream of ours
             return -1
-        if index is None or self.retire is not None and not self.retire.lane(index).lasting:
+        if index is None or not self.retire.lane(index).lasting:
             return -1
         if self.stream_objects[index] is stream:
             self.other_stream, self.other_index = self.last_stream, self.last_index
@@ -738,6 +782,30 @@ cdef class Core(Heap):
 
 # Of a request that only wanted to know whether there is something.
 cdef object _NOTHING = MemoryError("nothing was free")
+
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*call)(void*) noexcept, void* of)
+
+
+cdef int _raise_soon(void* error) noexcept:
+    PyErr_SetObject(type(<object>error), <object>error)
+    Py_DECREF(<object>error)
+    return -1
+
+
+cdef object _main_thread = threading.main_thread()
+
+
+cdef void _report_or_raise_soon(object error, object where) noexcept:
+    # Report what cannot be raised here. An interrupt comes on the main thread, and is raised there in the next step.
+    if isinstance(error, Exception) or PyThread_get_thread_ident() != <unsigned long>_main_thread.ident:
+        _report(error, where)
+        return
+    Py_INCREF(error)
+    if Py_AddPendingCall(_raise_soon, <void*>error) != 0:
+        Py_DECREF(error)
+        _report(error, where)
 
 
 cdef void _report(object error, object where) noexcept:

@@ -31,6 +31,11 @@ cdef tuple _entries_out(const vector[Entry]& entries):
     return tuple([(entries[i].stream, entries[i].epoch) for i in range(entries.size())])
 
 
+cdef list _pieces_out(const vector[CPiece]& pieces):
+    return [Piece(pieces[i].segment, pieces[i].address, pieces[i].nbytes, _entries_out(pieces[i].uses))
+            for i in range(pieces.size())]
+
+
 cdef vector[Entry] _entries_in(object entries) except *:
     cdef vector[Entry] all
     cdef Entry one
@@ -41,8 +46,8 @@ cdef vector[Entry] _entries_in(object entries) except *:
     return all
 
 
-cdef Foreign _foreign(bint foreign, bint late) noexcept:
-    return Foreign.Never if not foreign else Foreign.Any if late else Foreign.Recorded
+cdef Bound _bound(bint foreign, bint late) noexcept:
+    return Bound.Done if not foreign else Bound.Any if late else Bound.Recorded
 
 
 cdef object _plan_out(const CPlan& plan):
@@ -97,15 +102,15 @@ cdef class Heap:
         self.c.configure(_tuned(self.c.tuning(), options))
 
     def add_stream(self):
-        """Add a stream and answer its number; 0 exists from the start."""
+        """Add a stream and return its number; 0 exists from the start."""
         return self.c.add_stream()
 
     def open_epoch(self, stream):
-        """Answer the epoch that frees on the stream join now."""
+        """Return the epoch that frees on the stream join now."""
         return self.c.epochs(_index(stream, "stream")).open
 
     def close_epoch(self, stream):
-        """Close the stream's epoch and answer its number; later frees join the next one."""
+        """Close the stream's epoch and return its number; later frees join the next one."""
         return self.c.close_epoch(_index(stream, "stream"))
 
     def publish(self, stream, epoch):
@@ -117,33 +122,30 @@ cdef class Heap:
         self.c.mark_done(_index(stream, "stream"), _whole(epoch, "epoch"))
 
     def entry_state(self, stream, epoch):
-        """Answer 0 while no recorded fence covers the epoch, 1 when one does, 2 when it is done."""
+        """Return 0 while no recorded fence covers the epoch, 1 when one does, 2 when it is done."""
         cdef Epochs known = self.c.epochs(_index(stream, "stream"))
         cdef uint64_t one = _whole(epoch, "epoch")
         return 2 if one <= known.done else 1 if one <= known.recorded else 0
 
     def add_segment(self, address, nbytes, arena, stream):
-        """Add a range of device memory, owing `stream` its open epoch, and answer the segment's id."""
+        """Add a range of device memory, owing `stream` its open epoch, and return the segment's id."""
         return self.c.add_segment(
             _whole(address, "address"), _whole(nbytes, "nbytes"), _index(arena, "arena"), _index(stream, "stream"))
 
     def remove_segment(self, segment):
-        """Take a wholly free segment out and answer the entries that the driver call must wait for."""
+        """Take a wholly free segment out and return the entries that the driver call must wait for."""
         return _entries_out(self.c.remove_segment(_index(segment, "segment")))
 
     def segments(self):
-        """Answer every segment's counts, in the order of ids."""
-        cdef vector[SegmentInfo] found = self.c.segments()
-        return [SegmentCounts(**found[i]) for i in range(found.size())]
+        """Return every segment's counts, in the order of ids."""
+        return [SegmentCounts(**one) for one in self.c.segments()]
 
     def empty_segments(self):
-        """Answer (segment, address, nbytes, entries) of every segment that is one free block."""
-        cdef vector[Piece] found = self.c.empty_segments()
-        return [(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
-                for i in range(found.size())]
+        """Return every segment that is one free block."""
+        return _pieces_out(self.c.empty_segments())
 
     def add_space(self, address, nbytes, arena, page):
-        """Add a range of addresses without memory, of which pages of `page` bytes are mapped, and answer the segment's id.
+        """Add a range of addresses without memory, of which pages of `page` bytes are mapped, and return the segment's id.
 
         There is at most one space in each of arenas 0 and 1, where ordinary segments may lie as well. Blocks of a page or
         more are not cached from then on.
@@ -158,7 +160,7 @@ cdef class Heap:
         self.c.remove_space(_index(segment, "segment"))
 
     def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True, parts=16):
-        """Answer a Plan for a request that missed, or the entries that make it possible once they are done.
+        """Return a Plan for a request that missed, or the entries that make it possible once they are done.
 
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
         is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
@@ -173,30 +175,29 @@ cdef class Heap:
         """
         cdef CPlan plan = self.c.plan(
             self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"),
-            _foreign(foreign, late), _whole(parts, "parts"))
+            _bound(foreign, late), _whole(parts, "parts"))
         return _plan_out(plan) if plan.found else _entries_out(plan.waits)
 
     def has_addresses(self, nbytes, stream, arena=-1, foreign=True, late=True):
-        """Answer whether a plan would find addresses among those that were used before, with memory or without."""
-        return self.c.has_addresses(self._ask(_size(nbytes), stream, 0, arena, False), _foreign(foreign, late))
+        """Return whether a plan would find addresses among those that were used before, with memory or without."""
+        return self.c.has_addresses(self._ask(_size(nbytes), stream, 0, arena, False), _bound(foreign, late))
 
     def reclaim(self, nbytes):
-        """Answer a Plan that gives back `nbytes` of idle memory or a little more, or what there is; None for nothing."""
+        """Return a Plan that gives back `nbytes` of idle memory or a little more, or what there is; None for nothing."""
         cdef CPlan plan = self.c.reclaim(_whole(nbytes, "nbytes"))
         return _plan_out(plan) if plan.found else None
 
     def idle_memory(self):
-        """Answer the bytes of handles on which nothing lies, and the (stream, epoch) of their uses not known to be done."""
-        cdef Idle found = self.c.idle_memory()
+        """Return the bytes of handles on which nothing lies, and the (stream, epoch) of their uses not known to be done."""
+        cdef CPiece found = self.c.idle_memory()
         return found.nbytes, _entries_out(found.uses)
 
     def unfenced(self):
-        """Answer the streams whose uses of handles no recorded fence covers yet."""
-        cdef vector[uint32_t] found = self.c.unfenced()
-        return [found[i] for i in range(found.size())]
+        """Return the streams whose uses of handles no recorded fence covers yet."""
+        return self.c.unfenced()
 
     def spread(self):
-        """Answer the bytes of addresses that blocks have ever lain on: what would be reserved if nothing were taken back."""
+        """Return the bytes of addresses that blocks have ever lain on: what would be reserved if nothing were taken back."""
         return self.c.spread()
 
     def set_mapped(self, segment, address, nbytes):
@@ -212,53 +213,51 @@ cdef class Heap:
         self.c.let_go(_index(segment, "segment"), _whole(address, "address"), _whole(nbytes, "nbytes"))
 
     def handles(self):
-        """Answer every handle that is mapped."""
-        cdef vector[Piece] found = self.c.handles()
-        return [HandleInfo(found[i].segment, found[i].address, found[i].nbytes, _entries_out(found[i].uses))
-                for i in range(found.size())]
+        """Return every handle that is mapped."""
+        return _pieces_out(self.c.handles())
 
-    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False, again=False, door=False):
-        """Answer a block that the stream may use at once, or 0; then see last_level() and last_reason().
+    def take(self, nbytes, stream, account=0, arena=-1, anywhere=False, again=False, fast=False):
+        """Return a block that the stream may use at once, or 0; then see last_level() and last_reason().
 
-        The caches learn which sizes are asked for, unless this is asked `again`, after a take that missed. A fast `door`
+        The caches learn which sizes are asked for, unless this is asked `again`, after a take that missed. A `fast` one
         is refused while a gate is closed.
         """
-        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere, again, door)
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere, again, fast)
         return self.c.take(ask, self.last)
 
-    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False, late=False, again=False, door=False):
-        """Answer (block, entries to discharge first) or None, preferring recorded entries; `late` allows unrecorded ones.
+    def take_foreign(self, nbytes, stream, account=0, arena=-1, anywhere=False, late=False, again=False, fast=False):
+        """Return (block, entries to discharge first) or None, preferring recorded entries; `late` allows unrecorded ones.
 
         The block is the caller's already: when a discharge fails, put_back() undoes it.
         """
-        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere, again, door)
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, anywhere, again, fast)
         cdef vector[Entry] owed
         cdef uint32_t block = self.c.take_foreign(ask, late, owed, self.last)
         return (block, _entries_out(owed)) if block else None
 
-    def take_at(self, address, nbytes, stream, account, arena, late=False, again=False, door=False):
-        """Answer as take_foreign() does, but of just these bytes of a lease's inside; None where some are in use.
+    def take_at(self, address, nbytes, stream, account, arena, late=False, again=False, fast=False):
+        """Return as take_foreign() does, but of just these bytes of a lease's inside; None where some are in use.
 
         Also where the stream could not be ordered behind all that they wait for: without `late` only recorded entries.
         """
-        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False, again, door)
+        cdef Ask ask = self._ask(_size(nbytes), stream, account, arena, False, again, fast)
         cdef vector[Entry] owed
         cdef uint32_t block = self.c.take_at(ask, _whole(address, "address"), late, owed, self.last)
         return (block, _entries_out(owed)) if block else None
 
-    def take_many(self, sizes, stream, account=0, arena=-1, anywhere=False, again=False, door=False):
-        """Answer one block a size, in the order asked and similar sizes side by side, or [] when not all fit."""
-        cdef Ask ask = self._ask(1, stream, account, arena, anywhere, again, door)
+    def take_many(self, sizes, stream, account=0, arena=-1, anywhere=False, again=False, fast=False):
+        """Return one block a size, in the order asked and similar sizes side by side, or [] when not all fit."""
+        cdef Ask ask = self._ask(1, stream, account, arena, anywhere, again, fast)
         cdef vector[uint64_t] wanted
         for size in sizes:
             wanted.push_back(_size(size))
         cdef vector[Granted] granted = vector[Granted](wanted.size())
-        if not self.c.take_many(ask, wanted.data(), wanted.size(), granted.data(), self.last):
+        if not self.c.take_many(ask, wanted, granted, self.last):
             return []
         return [granted[i].block for i in range(granted.size())]
 
     cdef Ask _ask(
-        self, uint64_t nbytes, object stream, object account, object arena, bint anywhere, bint again=False, bint door=False
+        self, uint64_t nbytes, object stream, object account, object arena, bint anywhere, bint again=False, bint fast=False
     ) except *:
         cdef Ask ask
         ask.nbytes = nbytes
@@ -266,40 +265,39 @@ cdef class Heap:
         ask.account = _index(account, "account")
         ask.arena = -1 if arena == -1 else <int32_t>_index(arena, "arena")
         ask.anywhere = anywhere
-        ask.again, ask.door = again, door
-        ask.caused = False
+        ask.again, ask.fast = again, fast
         return ask
 
     def put_back(self, block, entries):
-        """Undo a take whose discharge failed, counters included; the block keeps `entries`. Answers flags."""
+        """Undo a take whose discharge failed, counters included; the block keeps `entries`. Returns flags."""
         return self.c.put_back(_index(block, "block"), _entries_in(entries))
 
     def free(self, block, entries=()):
-        """Give a block back, owing its home's open epoch and `entries`. Answers flags."""
+        """Give a block back, owing its home's open epoch and `entries`. Returns flags."""
         cdef vector[Entry] extra = _entries_in(entries)
         return self.c.free_entries(_index(block, "block"), EntrySpan(extra))
 
     def free_everywhere(self, block):
-        """Give a block back of which nobody knows who used it: it owes every stream's open epoch. Answers flags."""
+        """Free a block whose users are not known: it owes every stream's open epoch. Return flags."""
         return self.c.free_everywhere(_index(block, "block"))
 
     def free_many(self, blocks):
-        """Give blocks back under one lock, all or (when one is not live) none. Answers flags."""
+        """Give blocks back under one lock, all or (when one is not live) none. Returns flags."""
         cdef vector[uint32_t] all
         for block in blocks:
             all.push_back(_index(block, "block"))
-        return self.c.free_many(all.data(), all.size())
+        return self.c.free_many(all)
 
     def set_home(self, block, stream):
         """Make another stream the home of a live block; what the former home still does is the caller's to order."""
         self.c.set_home(_index(block, "block"), _index(stream, "stream"))
 
     def address(self, block):
-        """Answer where a live block starts."""
+        """Return where a live block starts."""
         return self.c.info(_index(block, "block")).address
 
     def size(self, block):
-        """Answer a live block's rounded size in bytes."""
+        """Return a live block's rounded size in bytes."""
         return self.c.info(_index(block, "block")).nbytes
 
     def account_of(self, block):
@@ -307,77 +305,78 @@ cdef class Heap:
         return self.c.info(_index(block, "block")).account
 
     def home(self, block):
-        """Answer a live block's home stream."""
+        """Return a live block's home stream."""
         return self.c.info(_index(block, "block")).stream
 
     def last_level(self):
-        """Answer what served this heap's latest take: 1 stream cache, 2 shared cache, 3 placement, 0 nothing."""
+        """Return what served this heap's latest take: 1 stream cache, 2 shared cache, 3 placement, 0 nothing."""
         return self.last.level
 
     def last_reason(self):
-        """Answer why the latest take failed: 0 it did not, 1 no memory, 2 an account's limit, 3 a closed gate,
+        """Return why the latest take failed: 0 it did not, 1 no memory, 2 an account's limit, 3 a closed gate,
         4 no memory at the addresses that it would get."""
         return self.last.reason
 
     def last_flags(self):
-        """Answer the flags of the latest take."""
+        """Return the flags of the latest take."""
         return self.last.flags
 
     def touched(self):
-        """Answer how many nodes the latest take examined."""
+        """Return how many nodes the latest take examined."""
         return self.last.touched
 
     def flush(self, stream=-1):
-        """Empty one stream's cache, or (-1) every cache, into the free index. Answers the bytes."""
+        """Empty one stream's cache, or (-1) every cache, into the free index. Returns the bytes."""
         return self.c.flush(-1 if stream == -1 else <int64_t>_index(stream, "stream"))
 
     def merge(self, arena=-1):
-        """Join all free neighbours, whatever streams they wait for, and forget entries that are done. Answers the joins.
+        """Join all free neighbours, whatever streams they wait for, and forget entries that are done. Returns the joins.
 
         With the arena of a lease only those inside of it, at a cost that goes by what lies there.
         """
         return self.c.merge(-1 if arena == -1 else <int64_t>_index(arena, "arena"))
 
     def open_lease(self, block):
-        """Turn a live block into an arena of its own and answer the arena; it cannot be freed until closed."""
+        """Turn a live block into an arena of its own and return the arena; it cannot be freed until closed."""
         return self.c.open_lease(_index(block, "block"))
 
     def close_lease(self, arena):
-        """End a lease: its free parts return at once, its live blocks become the leased block's account's. Answers flags."""
+        """End a lease: its free parts return at once, its live blocks become the leased block's account's. Returns flags."""
         return self.c.close_lease(_index(arena, "arena"))
 
     def add_account(self, parent=0, limit=None):
-        """Add an account below `parent` (-1: below none) that may have `limit` bytes live, and answer its number."""
+        """Add an account below `parent` (-1: below none) that may have `limit` bytes live, and return its number."""
         return self.c.add_account(-1 if parent == -1 else <int64_t>_index(parent, "account"), _limit(limit))
 
     def remove_account(self, account):
         """Remove an account that has no live bytes and no accounts below it."""
-        self.c.remove_account(_index(account, "account"))
+        if not self.c.remove_account(_index(account, "account")):
+            raise ValueError("the account still has live bytes or accounts below it")
 
     def set_limit(self, account, limit):
         """Change an account's limit; what is live above it stays, further takes are refused."""
         self.c.set_limit(_index(account, "account"), _limit(limit))
 
     def account(self, account):
-        """Answer an account's counts."""
+        """Return an account's counts."""
         cdef Account a = self.c.account(_index(account, "account"))
         return AccountCounts(a.parent, None if a.limit == no_limit else a.limit, a.live, a.requested, a.peak,
-                             a.hits[0] + a.hits[1] + a.hits[2], a.frees, a.hits[0], a.hits[1], a.hits[2])
+                             a.hits[0] + a.hits[1] + a.hits[2], a.frees, a.blocks(), a.hits[0], a.hits[1], a.hits[2])
 
     def set_gate(self, account, closed):
-        """Close or open an account's gate: behind a closed one the fast doors miss, take() does not."""
+        """Close or open an account's gate: behind a closed one fast takes miss, take() does not."""
         self.c.set_gate(_index(account, "account"), closed)
 
     def leave_ajar(self, allowance, wanted):
-        """Let the doors pass a closed gate of account 0 for so many bytes, while no other gate is closed.
+        """Let fast takes pass a closed gate of account 0 for so many bytes, while no other gate is closed.
 
         Meanwhile a free tells of itself only where it leaves `wanted` bytes free. It ends with `close_up`, when the gate
-        is set anew, and when a segment comes: that is for whoever waits.
+        is set anew, and when a segment comes: that is for waiting requests.
         """
         self.c.leave_ajar(_whole(allowance, "allowance"), _whole(wanted, "wanted"))
 
     def close_up(self):
-        """End that; answer the bytes that have passed since this was called last."""
+        """End that; return the bytes that have passed since this was called last."""
         return self.c.close_up()
 
     def set_marks(self, live_low=0, live_high=NO_LIMIT):
@@ -389,35 +388,27 @@ cdef class Heap:
         self.c.reset_peaks()
 
     def largest(self, arena=-1):
-        """Answer the bytes of the largest free block of an arena, or (-1) outside leases. Caches are not looked into."""
+        """Return the bytes of the largest free block of an arena, or (-1) outside leases. Caches are not looked into."""
         return self.c.largest(-1 if arena == -1 else <int32_t>_index(arena, "arena"))
 
     def live(self):
-        """Answer the bytes granted, rounded; an open lease counts whole."""
+        """Return the bytes granted, rounded; an open lease counts whole."""
         return self.c.live()
 
     def reserved(self):
-        """Answer the bytes in segments."""
+        """Return the bytes in segments."""
         return self.c.reserved()
 
-    def free_bytes(self):
-        """Answer the bytes in the free index."""
-        return self.c.free_bytes()
-
-    def cached_bytes(self):
-        """Answer the bytes in the caches."""
-        return self.c.cached_bytes()
-
     def pending(self):
-        """Answer the bytes in the free index that some stream has still to be done with. Walks the blocks that owe."""
+        """Return the bytes in the free index that some stream has still to be done with. Walks the blocks that owe."""
         return self.c.pending_bytes()
 
     def counts(self):
-        """Answer every gauge and counter, read under one lock."""
+        """Return every gauge and counter, read under one lock."""
         return HeapCounts(**self.c.counts())
 
     def blocks(self):
-        """Answer every block in address order, segment by segment, then the insides of leases."""
+        """Return every block in address order, segment by segment, then the insides of leases."""
         cdef vector[CBlockInfo] found = self.c.blocks()
         return [BlockInfo(found[i].address, found[i].nbytes, _STATE_NAMES[<int>found[i].state], found[i].arena,
                           found[i].stream, found[i].account, _entries_out(found[i].entries))
@@ -425,7 +416,7 @@ cdef class Heap:
 
     @property
     def logged(self):
-        """Whether somebody reads what is taken and freed, so that the rest is worth a `note`."""
+        """Whether what is taken and freed is read, so that the rest is worth a `note`."""
         return self.readers > 0
 
     def open_log(self, keep=NO_LIMIT):
@@ -443,7 +434,7 @@ cdef class Heap:
         return reader, _rows_out(held)
 
     def read_log(self, reader, most=NO_LIMIT, consume=False):
-        """Answer a `LogPart`: the oldest rows that a reader has not consumed, at most so many. Copies them, under the lock."""
+        """Return a `LogPart`: the oldest rows that a reader has not consumed, at most so many. Copies them, under the lock."""
         cdef LogPart part = self.c.read_log(_index(reader, "reader"), _whole(most, "most"), consume)
         return Part(_rows_out(part.rows), part.lost, part.cut)
 
@@ -467,7 +458,7 @@ cdef class Heap:
         return <bytes>lines
 
     def held(self):
-        """Answer the rows of what is live now; none where there is no log."""
+        """Return the rows of what is live now; none where there is no log."""
         return _rows_out(self.c.held())
 
     def check(self):

@@ -1,9 +1,8 @@
-# heap.hpp as Cython sees it. Methods that check their arguments raise ValueError for std::invalid_argument.
+# heap/heap.hpp as Cython sees it. Methods that check their arguments raise ValueError for std::invalid_argument.
 
-cdef extern from "heap.hpp" namespace "asyncmem" nogil:
+cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
     const uint64_t max_size
     const uint64_t no_limit
-    const uint64_t nowhere
 
     cdef enum class State(uint8_t):
         Live, Free, Cached, Leased, Bare, Lifted, Filling
@@ -11,8 +10,8 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
     cdef enum Reason:
         Served, NoMemory, OverLimit, GateClosed, NoPages
 
-    cdef enum class Foreign(uint8_t):
-        Never, Recorded, Any
+    cdef enum class Bound(uint8_t):
+        Done, Recorded, Any
 
     cdef struct Entry:
         uint32_t stream
@@ -62,7 +61,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t account
         int32_t arena
         bint anywhere
-        bint door
+        bint fast
         bint again
         bint caused
         Cause cause
@@ -82,6 +81,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint64_t limit, live, requested, peak, frees
         uint64_t hits[3]
         int32_t parent
+        uint64_t blocks()
 
     cdef struct Counts:
         uint64_t reserved, live, free, cached, lifted, empty
@@ -109,11 +109,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         vector[Range] fresh
         vector[Entry] waits
 
-    cdef cppclass Idle:
-        uint64_t nbytes
-        vector[Entry] uses
-
-    cdef cppclass Piece:
+    cdef cppclass CPiece "asyncmem::Piece":
         uint32_t segment
         uint64_t address, nbytes
         vector[Entry] uses
@@ -145,24 +141,24 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         void set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
-        vector[Piece] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Foreign foreign, uint64_t parts) except +
-        bint has_addresses(const Ask& ask, Foreign foreign) except +
+        vector[CPiece] handles() except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts) except +
+        bint has_addresses(const Ask& ask, Bound bound) except +
         CPlan reclaim(uint64_t nbytes) except +
-        Idle idle_memory() except +
+        CPiece idle_memory() except +
         vector[uint32_t] unfenced() except +
         uint64_t spread()
         vector[SegmentInfo] segments() except +
-        vector[Piece] empty_segments() except +
+        vector[CPiece] empty_segments() except +
         uint32_t take(const Ask& ask, Outcome& outcome) except +
         uint32_t take_foreign(const Ask& ask, bint late, vector[Entry]& owed, Outcome& outcome) except +
         uint32_t take_at(const Ask& ask, uint64_t address, bint late, vector[Entry]& owed, Outcome& outcome) except +
-        bint take_many(const Ask& ask, const uint64_t* sizes, size_t count, Granted* granted, Outcome& outcome) except +
+        bint take_many(const Ask& ask, const vector[uint64_t]& sizes, vector[Granted]& granted, Outcome& outcome) except +
         uint32_t put_back(uint32_t block, const vector[Entry]& owed) except +
         uint32_t free(uint32_t block) except +
         uint32_t free_entries "free"(uint32_t block, EntrySpan extra) except +
         uint32_t free_everywhere(uint32_t block) except +
-        uint32_t free_many(const uint32_t* blocks, size_t count) except +
+        uint32_t free_many(const vector[uint32_t]& blocks) except +
         void set_home(uint32_t block, uint32_t stream) except +
         CBlockInfo info(uint32_t block) except +
         uint64_t flush(int64_t stream) except +
@@ -170,7 +166,7 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint32_t open_lease(uint32_t block) except +
         uint32_t close_lease(uint32_t arena) except +
         uint32_t add_account(int64_t parent, uint64_t limit) except +
-        void remove_account(uint32_t account) except +
+        bint remove_account(uint32_t account) except +
         void set_limit(uint32_t account, uint64_t limit) except +
         Account account(uint32_t account) except +
         void set_gate(uint32_t account, bint closed) except +
@@ -181,8 +177,6 @@ cdef extern from "heap.hpp" namespace "asyncmem" nogil:
         uint64_t largest(int32_t arena) except +
         uint64_t live()
         uint64_t reserved()
-        uint64_t free_bytes()
-        uint64_t cached_bytes()
         uint64_t pending_bytes() except +
         Counts counts() except +
         vector[CBlockInfo] blocks() except +

@@ -15,7 +15,7 @@ cdef extern from "fence_calls.h":
         int (*capturing)(void* context, uint64_t stream) noexcept nogil
         void (*release)(void* context, void* fence) noexcept nogil
 
-cdef extern from "fences.hpp" namespace "asyncmem":
+cdef extern from "binding/fences.hpp" namespace "asyncmem":
     cdef struct Fence:
         void* made
         uint64_t epoch
@@ -40,7 +40,7 @@ cdef extern from "fences.hpp" namespace "asyncmem":
         Fence* take() except +
         void put(Fence* fence)
 
-cdef extern from "ending.h":
+cdef extern from "binding/types.h":
     bint asyncmem_is_ending() noexcept
 
 cdef extern from "Python.h":
@@ -56,7 +56,7 @@ cdef str _CAPTURED = "the stream is being captured"
 # A Retire that the garbage collector cleared would leave its heap before the buffers that still use both.
 @cython.no_gc_clear
 cdef class Lanes:
-    """What `Retire` knows of its streams. Fences belong to their lane, and to whoever asks or waits for one just now.
+    """What `Retire` knows of its streams. Fences belong to their lane, and to each caller that asks or waits for one just now.
 
     The interpreter's lock guards all of this. It is let go of around every driver call, since a driver's callback may
     want it; so whatever a call is about is held by a use of its own, and everything else is looked at again after it.
@@ -184,7 +184,7 @@ cdef class Lanes:
         return fence
 
     cdef Fence* keep(self, Lane* lane, uint64_t epoch, void* made) except NULL:
-        # Findable before it is published: whoever learns that there is a fence must be able to wait for it.
+        # Findable before it is published: a caller that learns of a fence must be able to wait for it.
         cdef Fence* fence = self.pool.take()
         fence.made = made
         fence.epoch = epoch
@@ -227,7 +227,7 @@ cdef class Lanes:
         return self.error("record_all" if lane.everywhere else "record", code)
 
     cdef int record_object(self, Lane* lane, uint32_t index, bint named, void** made) except -1:
-        # Where nobody keeps the stream alive its number may be another stream's by now.
+        # Where no reference keeps the stream alive, its number may be another stream's by now.
         fence = self.device_fence(index, lane.everywhere or not (lane.lasting or named))
         Py_INCREF(fence)
         made[0] = <void*>fence
@@ -299,7 +299,7 @@ cdef class Lanes:
         return 0
 
     cpdef bint capturing(self, uint32_t index) except -1:
-        """Answer whether work submitted to a stream is being captured into a graph instead of run."""
+        """Return whether work submitted to a stream is being captured into a graph instead of run."""
         cdef Lane* lane = self.lane(index)
         cdef int code
         if lane.everywhere:

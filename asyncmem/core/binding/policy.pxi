@@ -1,6 +1,6 @@
 # What a pool was told about its memory, as the scheduler takes it.
 
-cdef extern from "scheduler/policy.hpp" namespace "asyncmem::scheduler" nogil:
+cdef extern from "scheduler/request.hpp" namespace "asyncmem::scheduler" nogil:
     cdef struct Policy:
         uint64_t limit
         bint limited, paged, direct

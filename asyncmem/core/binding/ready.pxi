@@ -1,6 +1,6 @@
 # Ready: a request that was served at the call. Awaiting it takes no iteration of the event loop.
 
-cdef extern from "immediate.h":
+cdef extern from "binding/await.h":
     ctypedef PyObject* (*asyncmem_stepper)(PyObject* self, PyObject* sent, bint* yields)
     void asyncmem_patch(object type)
     int asyncmem_await(asyncmem_stepper step) except -1
@@ -53,14 +53,10 @@ cdef class Ready(Awaiting):
     """
 
     cdef PyObject* value  # until handed out
-    cdef PyObject* weak  # from then on, when anybody could ask again
+    cdef PyObject* weak  # from then on, where it could be asked again
     cdef PyObject* entered  # what `async with` holds
     cdef int64_t nbytes  # -1 when the value is None
     cdef Stage stage
-
-    def __init__(self, value=None, /):
-        _write(&self.value, value)
-        self.nbytes = -1 if value is None else value.nbytes
 
     def __dealloc__(self):
         Py_XDECREF(self.value)
@@ -70,7 +66,7 @@ cdef class Ready(Awaiting):
     __class_getitem__ = classmethod(GenericAlias)
 
     cdef PyObject* hand_out(self, bint asked_again) except NULL:
-        # A new reference. Who may ask again finds the value by a weak reference; nobody can when the interpreter's stack
+        # A new reference. A second ask finds the value by a weak reference; there is none when the interpreter's stack
         # holds the only reference to this object.
         cdef PyObject* value = self.value
         if self.stage != Holding:
@@ -86,7 +82,7 @@ cdef class Ready(Awaiting):
         return value
 
     cdef PyObject* handed_out(self) except NULL:
-        # Handed out before: it is still there if somebody else holds it.
+        # Handed out before: it is still there if another reference holds it.
         value = None if self.weak == NULL else (<object>self.weak)()
         if value is None and self.nbytes >= 0:
             raise BufferReleased(self.nbytes, action="awaiting its request again")
@@ -108,30 +104,30 @@ cdef class Ready(Awaiting):
             _write(&self.value, None)
 
     def done(self):
-        """Answer True: the request was granted at the call."""
+        """Return True: the request was granted at the call."""
         return True
 
     def block(self, timeout=None):
-        """Answer True: there is nothing to wait for."""
+        """Return True: there is nothing to wait for."""
         return True
 
     def result(self):
-        """Answer the buffer, the same one that awaiting gives. Raises BufferReleased once it is gone."""
+        """Return the buffer, the same one that awaiting gives. Raises BufferReleased once it is gone."""
         cdef PyObject* value = self.hand_out(True)
         result = <object>value
         Py_DECREF(result)
         return result
 
     def cancel(self, msg=None):
-        """Answer False: it is too late to cancel."""
+        """Return False: it is too late to cancel."""
         return False
 
     def cancelled(self):
-        """Answer False."""
+        """Return False."""
         return False
 
     def exception(self):
-        """Answer None: the request was granted."""
+        """Return None: the request was granted."""
         return None
 
     def add_done_callback(self, callback):
@@ -153,7 +149,6 @@ cdef class Ready(Awaiting):
 
     def __repr__(self):
         return f"<Ready {('with ' + repr(_read(self.value))) if self.stage == Holding else 'handed out'}>"
-
 
 
 cdef object _thrown(object kind, object value, object traceback):

@@ -2,14 +2,11 @@
 
 cdef extern from "scheduler/replay.hpp" namespace "asyncmem::replay" nogil:
     const int call_count
+    const char** call_names
 
     cdef struct Point:
         uint64_t nbytes
         double us
-
-    cdef cppclass Curve:
-        Curve()
-        Curve(vector[Point] points)
 
     cdef cppclass Bill:
         uint64_t calls[11]
@@ -27,7 +24,7 @@ cdef extern from "scheduler/replay.hpp" namespace "asyncmem::replay" nogil:
         Policy policy
         double lag_us, pace, sample_us
         uint64_t survey_at
-        Curve costs[11]
+        vector[Point] costs[11]
 
     cdef struct Sample:
         double time_us
@@ -48,6 +45,9 @@ cdef extern from "scheduler/replay.hpp" namespace "asyncmem::replay" nogil:
         vector[Sample] samples
 
     Tally run(const Steps& steps, const Setup& setup) except +
+
+
+DRIVER_CALLS = tuple([call_names[i].decode() for i in range(call_count)])
 
 
 cdef class _Column:
@@ -73,7 +73,7 @@ def replay_steps(
         columns: Slot (int32), bytes or -1 to free (int64), stream (int32) and microseconds (int64) of each step.
         slots: How many there are.
         streams: Likewise.
-        costs: A sequence of (bytes, microseconds) for each of the eleven driver calls.
+        costs: A sequence of (bytes, microseconds) for each of `DRIVER_CALLS`.
         policy: The scheduler's settings by name, the heap's among them.
     """
     cdef Steps steps
@@ -95,18 +95,13 @@ def replay_steps(
         points.clear()
         for size, us in curve:
             points.push_back(Point(_whole(size, "bytes"), us))
-        setup.costs[<size_t>call] = Curve(points)
+        setup.costs[<size_t>call] = points
     setup.policy = _policy_in(policy)
     setup.lag_us, setup.pace = lag_us, pace
     setup.sample_us, setup.survey_at = sample_us, _whole(survey_at, "survey_at")
     with nogil:
         tally = run(steps, setup)
-    return _tally_out(tally)
-
-
-cdef object _tally_out(const Tally& tally):
-    stranded = tuple([tally.waste.stranded[i] for i in range(tally.waste.stranded.size())])
-    waste = ReplayWaste(tally.waste.bytes, tally.waste.largest, tally.waste.squares, stranded)
+    waste = ReplayWaste(tally.waste.bytes, tally.waste.largest, tally.waste.squares, tuple(tally.waste.stranded))
     samples = tuple([ReplaySample(**tally.samples[i]) for i in range(tally.samples.size())])
     return ReplayTally(
         tally.completed, tally.failed_step, tally.failed_bytes, tally.peak_requested, tally.peak_live,

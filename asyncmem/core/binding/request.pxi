@@ -26,6 +26,7 @@ cdef bint _runs_here(object loop) except -1:
     return thread is not None and <unsigned long>thread == PyThread_get_thread_ident()
 
 
+@cython.no_gc_clear  # the scheduler may have something for it as long as it lives
 cdef class Request:
     """An allocation under way: await it, or use it with ``async with``.
 
@@ -36,7 +37,7 @@ cdef class Request:
     that is dropped before gives back its memory, or its place in the queue.
 
     Cancellation: cancelling the task that awaits it means that nothing happened, also when the grant had just come.
-    `cancel` ends the request itself; whoever awaits it gets `RequestCancelled`.
+    `cancel` ends the request itself; its awaits raise `RequestCancelled`.
 
     Attributes:
         nbytes: Bytes asked for, of all pieces of a batch together.
@@ -49,7 +50,8 @@ cdef class Request:
     cdef readonly int64_t nbytes  # bytes asked for, of all pieces of a batch together
     cdef readonly object tag
     cdef readonly object _capture  # the graph that its memory is for, and the stream that is captured
-    cdef public object _site  # "file:line" where it was made, where that is noted
+    cdef readonly object _site  # "file:line" where it was made, where that is noted
+    cdef public object _elsewhere  # its buffer or batch of the host's memory, until it is granted
     cdef readonly object _holder  # the number of the owner that was named for it, or None
     cdef readonly object _timeout  # seconds, as given
     cdef public list _jobs  # what the caller's thread has to carry out; None once it has left
@@ -65,11 +67,9 @@ cdef class Request:
     cdef int awaited
     cdef uint32_t stream
     cdef bint ended, polite
+    cdef bint unwanted  # it was cancelled while its memory was on the way
 
     __class_getitem__ = classmethod(GenericAlias)
-
-    def __init__(self):
-        raise TypeError("requests are made by a pool, a budget or a lease")
 
     def __dealloc__(self):
         # No Python and no lock in between: this may be the garbage collector, in the midst of anything.
@@ -79,7 +79,7 @@ cdef class Request:
 
     def __repr__(self):
         state = "waiting" if not self.ended else "failed" if self.failure is not None else "granted"
-        return f"<asyncmem.Request of {self.nbytes} bytes: {state}>"
+        return f"<asyncmem.pool.Request of {self.nbytes} bytes: {state}>"
 
     def done(self):
         """Return whether it has been granted or has failed."""
@@ -129,9 +129,9 @@ cdef class Request:
         Returns:
             Whether it did; False for a request that was done already, whose buffer stays valid.
         """
-        if self.ended or not self._id or not self._core.s.cancel(self._id, self._core.now()):
+        if self.ended:
             return False
-        self._core.carry_out()
+        self.leave()
         return True
 
     def add_done_callback(self, callback):
@@ -165,15 +165,19 @@ cdef class Request:
 
     cdef int fail(self, object error) except -1:
         # Nothing is kept of where the error was made.
-        self.failure = error
+        self.failure = self.cancelled_error() if self.unwanted else error
         self.end()
         return 0
 
     cdef int end(self) except -1:
-        cdef PyObject* first = self.await_
+        cdef Await first = None if self.await_ == NULL else <Await>self.await_  # kept, as its task may leave meanwhile
         self.ended = True
-        if first != NULL:
-            (<Await>first).wake()
+        if self.unwanted and self.found is not None:
+            self.hand_back()
+        if self._gate is not None:
+            self._gate.put(None)
+        if first is not None:
+            first.wake()
         if self.sleepers is not None:
             sleepers, self.sleepers = self.sleepers, None
             for sleeper in sleepers:
@@ -189,25 +193,39 @@ cdef class Request:
         return 0
 
     cdef int lose(self) except -1:
-        # The loop of whoever slept on it is closed: nobody is left to take its memory.
+        # The loop of the task that slept on it is closed: no task is left to take its memory.
         if self.found is not None:
             self.give_back()
         return 0
 
     cdef int give_back(self) except -1:
         found, self.found = self.found, None
-        self.failure = RequestCancelled(pool=self._core.pool.name, asked=self.nbytes)
+        self.failure = self.cancelled_error()
         found.free()
+        return 0
+
+    cdef int hand_back(self) except -1:
+        # It was granted and cancelled at once, which counts as a cancellation.
+        self._core.s.note_handed_back(self._share._account)
+        return self.give_back()
+
+    cdef object cancelled_error(self):
+        return RequestCancelled(pool=self._core.pool.name, asked=self.nbytes)
+
+    cdef int leave(self) except -1:
+        # Give its place back; or its memory, as soon as that has come which is on the way.
+        if self._id and self._core.s.cancel(self._id, self._core.now()):
+            self._core.carry_out()
+        else:
+            self.unwanted = True
         return 0
 
     cdef int abandon(self) except -1:
         # The last who slept on it was cancelled: it gives its place back, or the grant that had just come.
         if not self.ended:
-            if self._id and self._core.s.cancel(self._id, self._core.now()):
-                self._core.carry_out()
+            self.leave()
         elif self.handed is None and self.found is not None:
-            self._core.s.note_handed_back(self._share._account)
-            self.give_back()
+            self.hand_back()
         return 0
 
     # -- for the event loops and threads of the pool -------------------------------------------------------------------
@@ -232,34 +250,29 @@ cdef class Request:
         self.found = found
         self.end()
 
-    def _admit(self, sleeper):
-        """Keep a sleeper until the end; False when that has come."""
+    def _asleep(self, owner, sleeper=None):
+        """Count a thread that begins to wait, to be woken by `sleeper`; False, and nothing done, at the end."""
+        if sleeper is not None:
+            self.sleepers = [*(self.sleepers or ()), sleeper]
         if self.ended:
+            self.forget_sleeper(sleeper)
             return False
-        self.sleepers = [*(self.sleepers or ()), sleeper]
+        self.awaited += 1
+        self._core.s.asleep(self._id, self._core.owner_of(owner), self._core.now())
+        self._core.carry_out()
         return True
 
-    def _abandon_sleeper(self, sleeper):
-        """Forget a sleeper that was cancelled."""
-        if self.sleepers is not None:
-            self.sleepers = [one for one in self.sleepers if one is not sleeper] or None
-
-    def _asleep(self, owner):
-        """Count a task that begins to wait."""
-        self.awaited += 1
-        if self._id:
-            if not isinstance(owner, int):
-                self._core.know(self._core.owner_of(owner), owner)
-            self._core.s.asleep(self._id, self._core.owner_of(owner), self._core.now())
-            self._core.carry_out()
-
-    def _awake(self, cancelled):
-        """Count one that ends to wait; the last one that was cancelled gives the place or the grant back."""
+    def _awake(self, sleeper=None):
+        """Count one that ends to wait."""
         self.awaited -= 1
+        self.forget_sleeper(sleeper)
         if self._id:
             self._core.s.awake(self._id)
-        if cancelled and self.awaited == 0:
-            self.abandon()
+
+    cdef int forget_sleeper(self, object sleeper) except -1:
+        if self.sleepers is not None:
+            self.sleepers = [one for one in self.sleepers if one is not sleeper] or None
+        return 0
 
     def _expire(self):
         """Fail with `PoolTimeout`, unless it is done."""
@@ -283,7 +296,7 @@ cdef class Request:
         return wait
 
     cdef PyObject* hand_out(self) except NULL:
-        # A new reference. Nobody can ask again when the caller's is the only reference to this object.
+        # A new reference. No second ask is possible when the caller's is the only reference to this object.
         if Py_REFCNT(self) == 1 and self.found is not None:
             found, self.found = self.found, None
         else:
@@ -332,7 +345,7 @@ def _call(callback, request):
 
 
 cdef enum Await_stage:
-    Fresh, Asleep, Aside, Yielded, Over
+    Fresh, Asleep, Yielded, Over
 
 
 @cython.final
@@ -341,9 +354,9 @@ cdef class Await(Awaiting):
     """One await of a request: a generator to the interpreter, and what wakes the task."""
 
     cdef Request request  # until the end
-    cdef object future
+    cdef object sleeper  # what wakes the task: asyncio's future, or trio's sleeper
+    cdef object inner  # the generator that suspends a task of trio
     cdef object task  # that sleeps
-    cdef object aside  # the generator that waits on another loop than asyncio's
     cdef bint woken
     cdef Await_stage stage
 
@@ -356,72 +369,82 @@ cdef class Await(Awaiting):
                 self.request._id = 0
 
     cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
-        cdef PyObject* answer = NULL
-        cdef int status
         cdef Request request = self.request
-        if self.stage == Asleep:
-            if not self.woken and not self.future.done():
-                self.give_up()
-                raise RuntimeError("await wasn't used with future")
-            self.rise()
-            return self.answer()
         if self.stage == Fresh:
-            if request.ended and not request.polite:
+            if request.ended:
+                if not request.polite:
+                    return self.answer()
+                self.take_turn(request)
+            elif not self.lie_down(request):
                 return self.answer()
-            if not request.ended and self.lie_down(request):
+            if self.inner is None:
                 yields[0] = True
-                self.future._asyncio_future_blocking = True
-                Py_INCREF(self.future)
-                return <PyObject*>self.future
-            if self.stage == Over:
-                return self.answer()
-            if request.polite and _running_loop() is not None:
-                self.stage = Yielded
-                yields[0] = True
-                Py_INCREF(None)
-                return <PyObject*>None
-            self.stage = Aside
-            self.aside = request._core.pool._wait(request)
-        if self.stage == Yielded:
-            return self.answer()
+                answer = self.sleeper  # None to take a turn
+                Py_INCREF(answer)
+                return <PyObject*>answer
         if self.stage == Over:
             Py_INCREF(None)
             return <PyObject*>None
+        if self.inner is not None:
+            return self.step_inner(sent, yields)
+        if self.stage == Asleep and not self.woken and not self.sleeper.done():
+            self.quit()
+            raise RuntimeError("await wasn't used with future")
+        return self.answer()
+
+    cdef PyObject* step_inner(self, PyObject* sent, bint* yields) except NULL:
+        cdef PyObject* answer = NULL
+        cdef int status
         try:
-            status = PyIter_Send(self.aside, <object>sent, &answer)
-            if status != PYGEN_NEXT and answer != NULL:
-                Py_DECREF(<object>answer)
-                self.aside = None
-                return self.answer()
-            yields[0] = status == PYGEN_NEXT
-            return raised_unless(answer)
+            status = PyIter_Send(self.inner, <object>sent, &answer)
+            raised_unless(answer)
         except BaseException:
-            self.end()
+            self.quit()
             raise
+        if status == PYGEN_NEXT:
+            yields[0] = True
+            return answer
+        Py_DECREF(<object>answer)
+        return self.answer()
+
+    cdef int take_turn(self, Request request) except -1:
+        # Let the other tasks of the loop run once.
+        cdef Core core = request._core
+        if _running_loop() is None:
+            core.pool._bind(request)
+            self.inner = core.loop.turn()
+        self.stage = Yielded
+        return 0
 
     cdef bint lie_down(self, Request request) except -1:
-        # Let a task of asyncio sleep until its request has ended; False where that takes another way, or has come.
+        # Let the task sleep until its request has ended; False where that has come.
         cdef Core core = request._core
+        if core.born != _generation:
+            raise copy(core.pool.closed)
         loop = core.asyncio_loop
         if loop is None or not _runs_here(loop):
             try:
                 core.pool._bind(request)
             except InvalidRequest as refused:
                 request._withdraw(refused)
-                self.stage = Over
                 return False
             loop = core.asyncio_loop
-            if loop is None:
-                return False
         self.task = task = core.task_of(loop)
-        self.future = core.future_type(loop=loop) if core.future_type is not None else loop.create_future()
-        if request.ended:
-            self.stage = Over
-            return False
+        if loop is None:
+            self.sleeper = core.loop.sleeper()
+            self.inner = self.sleeper.__await__()
+        else:
+            self.sleeper = core.future_type(loop=loop) if core.future_type is not None else loop.create_future()
+            self.sleeper._asyncio_future_blocking = True
         if request.await_ == NULL:
             request.await_ = <PyObject*>self
         else:
-            request._admit(self)
+            request.sleepers = [*(request.sleepers or ()), self]
+        if request.ended:  # while objects were made, which may let other threads in
+            self.leave_list(request)
+            if self.inner is not None:
+                self.inner.close()
+            return False
         self.stage = Asleep
         request.awaited += 1
         core.s.asleep(request._id, <uint64_t><size_t><PyObject*>task, core.now())
@@ -430,40 +453,51 @@ cdef class Await(Awaiting):
 
     cdef PyObject* answer(self) except NULL:
         cdef Request request = self.request
-        self.stage = Over
-        self.request = None
+        if self.stage == Asleep:
+            self.rise()
+        self.end()
         return request.hand_out()
 
     cdef void rise(self) noexcept:
         # The task goes on, one way or another.
         cdef Request request = self.request
-        if request.await_ == <PyObject*>self:
-            request.await_ = NULL
-        elif request.sleepers is not None:
-            request.sleepers = [one for one in request.sleepers if one is not self] or None
+        self.leave_list(request)
         request.awaited -= 1
         if request._id:
             (<Core>request.keeper).s.awake(request._id)
         self.task = None
         self.stage = Over
 
-    cdef int end(self) except -1:
-        self.stage = Over
-        self.request = self.aside = None
+    cdef int leave_list(self, Request request) except -1:
+        if request.await_ == <PyObject*>self:
+            request.await_ = NULL
+        else:
+            request.forget_sleeper(self)
         return 0
 
-    cdef int give_up(self) except -1:
+    cdef int end(self) except -1:
+        self.stage = Over
+        self.request = self.inner = self.task = None  # the task has the request as its coroutine, and this as its driver
+        return 0
+
+    cdef int quit(self) except -1:
+        # Without the memory: a request whose last sleeper leaves so is withdrawn, or its grant given back.
         cdef Request request = self.request
-        self.rise()
-        self.request = None
-        if request.awaited == 0:
+        cdef bint waited = self.stage in (Asleep, Yielded)
+        if self.stage == Asleep:
+            self.rise()
+        self.end()
+        if waited and request.awaited == 0:
             request.abandon()
         return 0
 
     cpdef wake(self):
         """Wake the task, whatever thread this is; False where its loop is closed."""
-        cdef Core core = self.request._core
-        loop = self.future.get_loop()
+        if self.request is None:  # the wait is over
+            return None
+        if self.inner is not None:
+            return None if self.sleeper.wake() else self.lost()
+        loop = self.sleeper.get_loop()
         if _runs_here(loop):
             return self._finish()
         try:
@@ -476,11 +510,11 @@ cdef class Await(Awaiting):
     def _finish(self):
         self.woken = True
         try:
-            self.future.set_result(None)
+            self.sleeper.set_result(None)
         except InvalidStateError:  # cancelled meanwhile
             pass
         except RuntimeError:
-            if not self.future.get_loop().is_closed():
+            if not self.sleeper.get_loop().is_closed():
                 raise
             return self.lost()
 
@@ -491,28 +525,20 @@ cdef class Await(Awaiting):
 
     def throw(self, kind, value=None, traceback=None):
         """Raise inside the wait: a request whose last sleeper leaves so is withdrawn, or its grant given back."""
-        if self.stage == Aside:
+        if self.inner is not None:
             try:
-                return self.aside.throw(kind, value, traceback) if value is not None else self.aside.throw(kind)
+                return self.inner.throw(kind, value, traceback) if value is not None else self.inner.throw(kind)
             except BaseException:
-                self.end()
+                self.quit()
                 raise
-        if self.stage == Asleep:
-            self.give_up()
-        elif self.stage == Yielded:
-            self.request.abandon()
-        self.end()
+        self.quit()
         raise _thrown(kind, value, traceback)
 
     def close(self):
         """End the wait as `throw` does, in silence."""
-        if self.stage == Aside:
-            self.aside.close()
-        elif self.stage == Asleep:
-            self.give_up()
-        elif self.stage == Yielded:
-            self.request.abandon()
-        self.end()
+        if self.inner is not None:
+            self.inner.close()
+        self.quit()
 
 
 asyncmem_patch(Await)

@@ -3,7 +3,7 @@
 # Freed memory carries entries, {stream: epoch}: uses that are not yet known to be done. An epoch is the frees on a stream
 # between two of its fences. What is kept are these rules of stream order:
 #
-# * Nothing to do where memory is taken again by its home and nobody else has used it.
+# * Nothing to do where memory is taken again by its home and no other stream has used it.
 # * A taker is ordered behind every entry of another stream: its fence is done, or the taker is made to wait for one that
 #   covers this very epoch. A fence recorded before the last use orders nothing, however new it is.
 # * Closed, recorded, published, in this order: a fence covers the frees of epochs that were closed before it was recorded.
@@ -14,13 +14,13 @@
 #   for the work before the free, and not for what the stream is given to do after it.
 # * A late fence, recorded when another stream takes the memory, covers later work too, and hangs where that work waits for
 #   the taker. It comes last, is counted, and may be forbidden.
-# * A stream that nobody keeps alive (a raw number) has its fences recorded at the free itself, the home's own too. Whatever
+# * A stream without a reference (a raw number) has its fences recorded at the free itself, the home's own too. Whatever
 #   is recorded for it later is recorded behind all streams: its number may be another stream's by then.
 # * A stream that is being captured records nothing: till the capture ends, its memory is out of others' reach.
 # * Giving memory back needs its fences seen done by the host; making streams wait does not help there.
 #
 # It makes only device calls that do not block, so it serves any thread, also a finalizer that interrupts another call of it;
-# the one call that waits says so. Drivers without a fence behind all streams are the exception: there, whoever takes memory
+# the one call that waits says so. Drivers without a fence behind all streams are the exception: there, a caller that takes memory
 # that waits for such a fence waits with it. Streams that say so (`native`) are served by the device's table of C functions,
 # all others by their methods. After a fork, and when the interpreter ends, it makes no call at all.
 
@@ -32,16 +32,27 @@ cdef enum:
     _WATCHED = 256  # the same after segments were free that could have gone back, had it been known
 
 
+@cython.final
+@cython.no_gc
 @cython.freelist(64)
-cdef class Users:
-    """Streams, by number, that use a buffer beside its home. What the pool notes about few buffers is added by a subclass."""
+cdef class Notes:
+    """What is noted about a buffer; most have none. Must not own anything that owns the buffer.
+
+    Attributes:
+        graph: The captured graph that its memory stays with, or None.
+        site: "file:line" where it was asked for, when tracking is on.
+        checked: Whether a memory checker knows of it.
+        loan: What keeps borrowed memory, or None.
+    """
 
     cdef uint32_t count, first
     cdef vector[uint32_t] more  # of which most buffers have none
+    cdef public object graph, site, loan
+    cdef public bint checked
 
     @property
     def users(self):
-        """The numbers of the streams."""
+        """The numbers of the streams that use it beside its home."""
         return frozenset([self.at(i) for i in range(self.count)])
 
     cpdef add_user(self, uint32_t index):
@@ -55,6 +66,13 @@ cdef class Users:
         else:
             self.first = index
         self.count += 1
+
+    cdef bint has_others(self, uint32_t home) noexcept:
+        cdef uint32_t i
+        for i in range(self.count):
+            if self.at(i) != home:
+                return True
+        return False
 
     cdef inline uint32_t at(self, uint32_t i) noexcept:
         return self.more[i - 1] if i else self.first
@@ -74,34 +92,21 @@ cdef class Retire(Lanes):
     """
 
     cdef public bint late_fences
-    cdef uint32_t batch
+    cdef public uint32_t fence_every
     cdef int64_t shared_index  # the number that stands for all streams, -1 before it is needed
     cdef bint polling
     cdef int64_t late, failed
     cdef int eager  # large frees at home that will have a fence yet
     cdef int unattended  # releases under way long after their frees: a stream known by its number may be gone
 
-    def __init__(self, heap, device, *, late_fences=True, fence_every=1):
+    def __cinit__(self, heap, device, *, late_fences=True, fence_every=1):
         self.begin(heap, device)
         self.late_fences = late_fences
         self.fence_every = fence_every
         self.shared_index = -1
-        if self.core is not None:
-            self.core.retire = self
-
-    @property
-    def fence_every(self):
-        """How many frees on a foreign stream share a fence at most."""
-        return self.batch
-
-    @fence_every.setter
-    def fence_every(self, value):
-        if not isinstance(value, int) or not 1 <= value <= 4096:
-            raise InvalidRequest("fence_every", value, "a number from 1 to 4096")
-        self.batch = value
 
     cpdef register(self, stream):
-        """Answer the heap's number of a stream, a new one at first sight, and keep the stream alive from then on."""
+        """Return the heap's number of a stream, a new one at first sight, and keep the stream alive from then on."""
         index = self.ids.get(stream)
         if index is not None:
             return index
@@ -110,7 +115,7 @@ cdef class Retire(Lanes):
         return self.ids.setdefault(stream, index)
 
     cpdef everywhere(self):
-        """Answer the number of the user that stands for all streams, for consumers that name none."""
+        """Return the number of the user that stands for all streams, for consumers that name none."""
         if self.shared_index < 0:
             index = self.number(None)
             if self.shared_index < 0:
@@ -128,7 +133,7 @@ cdef class Retire(Lanes):
     # -- fencing -----------------------------------------------------------------------------------------------------
 
     cpdef fence(self, uint32_t index):
-        """Close the open epoch of a stream, record a fence behind it and publish it; answer the epoch.
+        """Close the open epoch of a stream, record a fence behind it and publish it; return the epoch.
 
         Raises:
             DeviceError: Nothing was published; the closed epoch is covered by the stream's next fence.
@@ -148,7 +153,7 @@ cdef class Retire(Lanes):
         if not self.polling:
             try:
                 self.poll_lanes(index, index + 1)
-            except DeviceError:  # whoever wants to know hears of it
+            except DeviceError:  # raised where a caller asks for it
                 pass
             self.lane(index).looked()
         return 0
@@ -178,8 +183,8 @@ cdef class Retire(Lanes):
 
     cdef inline bint shares(self, Lane* lane, uint64_t nbytes) noexcept:
         # Whether a free leaves its fence to a later one. What waits for one must stay so little that others are not held up:
-        # whoever takes it all the same gets it behind whatever the stream was given to do meanwhile.
-        if self.batch == 1 or not lane.lasting or lane.unfenced + 1 >= self.batch or self.is_large(nbytes):
+        # a taker gets it behind all that the stream was given to do meanwhile.
+        if self.fence_every == 1 or not lane.lasting or lane.unfenced + 1 >= self.fence_every or self.is_large(nbytes):
             return False
         if self.c != NULL and _PARTS * (lane.unfenced_bytes + nbytes) > self.c.reserved() - self.c.live():
             return False
@@ -188,11 +193,11 @@ cdef class Retire(Lanes):
         return True
 
     cdef int fence_home(self, uint32_t home, uint64_t nbytes) except -1:
-        # A free on a stream that nobody keeps alive: there may be no second chance to record its fence.
+        # A free on a stream without a reference: there may be no second chance to record its fence.
         if not self.lane(home).lasting:
             self.owe(home, nbytes)
         elif self.is_large(nbytes):
-            # Whoever takes it will wait for the work up to here, and not for what the stream is given to do until then.
+            # Its taker will wait for the work up to here, and not for what the stream is given to do until then.
             self.eager -= 1
             self.owe(home, nbytes)
             if self.eager <= 0:
@@ -212,21 +217,21 @@ cdef class Retire(Lanes):
     # -- freeing -----------------------------------------------------------------------------------------------------
 
     cdef uint32_t give(
-        self, uint32_t block, uint64_t nbytes, uint32_t home, int64_t last, Users users
+        self, uint32_t block, uint64_t nbytes, uint32_t home, int64_t last, Notes notes
     ) except? 0xFFFFFFFF:
-        # Free a block of this core behind what the streams in `users` and the stream `last` (-1: none) have done to it.
+        # Free a block of this core behind what the streams in `notes` and the stream `last` (-1: none) have done to it.
         cdef Entry few[4]
         cdef vector[Entry] many
         cdef Entry* owed = few
         cdef uint32_t flags, i
         cdef uint32_t count = 0
-        cdef uint32_t others = 0 if users is None else users.count
+        cdef uint32_t others = 0 if notes is None else notes.count
         if others > 3:
             many.resize(others + 1)
             owed = many.data()
         for i in range(others):
-            if users.at(i) != home and users.at(i) != last:
-                owed[count] = Entry(users.at(i), self.owe(users.at(i), nbytes))
+            if notes.at(i) != home and notes.at(i) != last:
+                owed[count] = Entry(notes.at(i), self.owe(notes.at(i), nbytes))
                 count += 1
         if last >= 0 and last != home:
             owed[count] = Entry(<uint32_t>last, self.owe(<uint32_t>last, nbytes))
@@ -258,7 +263,7 @@ cdef class Retire(Lanes):
         if fence != NULL:
             fence.users += 1
         elif self.is_done(stream, epoch):
-            return 0  # polled by somebody else since the first look
+            return 0  # polled by another thread since the first look
         else:
             self.allow_late(stream, epoch)
             fence = self.recorded(stream, self.close(stream), False)
@@ -298,7 +303,7 @@ cdef class Retire(Lanes):
             self.drop(fence)
 
     cdef bint order(self, uint32_t home, uint32_t other) except -1:
-        # The same for the doors; False where one of them is being captured: no stream waits then.
+        # The same for a buffer's method; False where one of them is being captured: no stream waits then.
         cdef Lane* lane = self.lane(home)
         cdef Lane* waiter = self.lane(other)
         cdef void* made = NULL
@@ -308,7 +313,7 @@ cdef class Retire(Lanes):
         if home == other:
             return True
         if not (lane.native and waiter.native) or lane.everywhere or waiter.everywhere:
-            if self.capturing(home) or self.capturing(other):
+            if lane.lasting and self.capturing(home) or self.capturing(other):
                 return False
             self.use_on(home, other)
             return True
@@ -351,11 +356,11 @@ cdef class Retire(Lanes):
     # -- polling -----------------------------------------------------------------------------------------------------
 
     cpdef int64_t poll(self) except -1:
-        """Ask which recorded fences are done and tell the heap; answer how many were found so.
+        """Ask which recorded fences are done and tell the heap; return how many were found so.
 
         Of each stream the newest is asked first, since it stands for all before it, then the oldest, and then halves of
         what is between: n fences cost one question where all are done, two where none is, and about log n more between.
-        Fences that are missing are recorded. Answers 0 at once when another thread, or the very caller that a finalizer has interrupted,
+        Fences that are missing are recorded. Returns 0 at once when another thread, or the very caller that a finalizer has interrupted,
         is at it already.
 
         Raises:
@@ -368,7 +373,7 @@ cdef class Retire(Lanes):
 
     cdef bint look(self, uint32_t taker) except -1:
         # The same for a stream that wants memory, whose own uses do not stand in its way. A device that cannot be asked
-        # says so to whoever grows or frees on it.
+        # raises where memory grows or is freed.
         if self.polling or self.idle() or self.asleep():
             return False
         try:
@@ -398,7 +403,7 @@ cdef class Retire(Lanes):
     cdef int64_t poll_lanes(self, uint32_t first, uint32_t end) except -1:
         cdef int64_t seen = 0
         cdef uint32_t index
-        if self.polling:  # somebody else began while this one recorded
+        if self.polling:  # another thread began while this one recorded
             return 0
         self.polling = True
         try:
@@ -430,7 +435,7 @@ cdef class Retire(Lanes):
                     high = middle
         if low == 0:
             return 0
-        # Told before they are dropped: until then, whoever is told otherwise finds a fence in the lane.
+        # Told before they are dropped: until then, a caller that was told otherwise finds a fence in the lane.
         self.mark_done(index, lane.at(low - 1).epoch)
         seen = lane.pop(lane.at(low - 1).epoch, dropped)
         self.release(dropped)
@@ -496,7 +501,7 @@ cdef class Retire(Lanes):
         return True
 
     def counts(self):
-        """Answer what ordering has cost so far."""
+        """Return what ordering has cost so far."""
         return RetireCounts(
             self.records, self.waits, self.queries, self.late, self.failed,
             sum([self.lanes[i].size() for i in range(self.lanes.size())]))

@@ -3,6 +3,7 @@
 _EFFORTS = [effort_names[i].decode() for i in range(3)]
 _STATES = [state_names[i].decode() for i in range(5)]
 _REASONS = [None, *[reason_names[i].decode() for i in range(1, 8)]]
+_ENDINGS = [ending_names[i].decode() for i in range(4)]
 _SHORTAGES = ("", "size", "limit", "fragmentation", "device")
 _KINDS = [effect_names[i].decode() for i in range(17)]
 _MEANS = ("grow", "look", "flush", "merge", "wait", "trim", "spill", "collect", "ask")
@@ -27,7 +28,7 @@ cdef class Effect:
         uses: (stream, epoch) of what to wait for.
         out, into: (address, bytes) of what is unmapped and mapped.
         moved: How many of the first of `into` get what was unmapped.
-        ahead: How many of the last of `into` nobody waits for.
+        ahead: How many of the last of `into` no request waits for.
     """
 
     cdef readonly str kind
@@ -38,9 +39,6 @@ cdef class Effect:
     cdef readonly double seconds
     cdef readonly tuple streams, returns, uses, out, into
     cdef readonly size_t moved, ahead
-
-    def __init__(self):
-        raise TypeError("effects are made by a scheduler")
 
     def __repr__(self):
         fields = []
@@ -75,17 +73,15 @@ cdef class Scheduler:
     call of any device, loop or clock; times are the caller's, in seconds.
 
     Args:
-        heap: The heap that it decides for; nobody else decides for it.
+        heap: The heap that it decides for, as its only scheduler.
         now: The time.
-        policy: Settings by name: those of `Policy` in scheduler/policy.hpp, and the heap's own.
+        policy: Settings by name: those of `Policy` in scheduler/request.hpp, and the heap's own.
     """
 
     cdef CScheduler* c
     cdef readonly Heap heap
 
-    def __init__(self, Heap heap not None, now=0.0, **policy):
-        if self.c != NULL:
-            raise TypeError("a scheduler is made once")
+    def __cinit__(self, Heap heap not None, now=0.0, **policy):
         self.heap = heap
         self.c = new CScheduler(heap.c[0], _policy_in(policy), now)
         self.c.set_guarded(asyncmem_one_at_a_time)
@@ -131,11 +127,10 @@ cdef class Scheduler:
             ask.nbytes = _whole(nbytes, "nbytes")
         ask.stream, ask.account = _index(stream, "stream"), _index(account, "account")
         ask.arena = arena
-        ask.anywhere = ask.door = ask.again = ask.caused = False
         terms.deadline, terms.priority, terms.waits, terms.calls = deadline, priority, waits, calls
         terms.on_loop, terms.captured = on_loop, captured
         terms.effort = <Effort><int>_EFFORTS.index(effort)
-        return self.c.submit(ask, pieces, terms, 0, now)
+        return self.c.submit(ask, pieces, terms, now)
 
     def leave_to(self, request):
         """Return the state of a request whose call ends: from now on an effect tells its end, unless the answer is one."""
@@ -154,12 +149,7 @@ cdef class Scheduler:
 
     def claim(self, request):
         """Return the blocks of a granted request, which is over then."""
-        cdef Granted single
-        cdef vector[Granted] batch
-        self.c.claim(request, single, batch)
-        if batch.size():
-            return [batch[i].block for i in range(batch.size())]
-        return [single.block] if single.block else []
+        return [one.block for one in self.c.claim(request)]
 
     def forget(self, request):
         """End a request that has failed."""
@@ -206,19 +196,16 @@ cdef class Scheduler:
         self.c.release(hold)
 
     def forget_owner(self, owner):
-        """What an owner held is nobody's from now on."""
+        """What an owner held has no owner from now on."""
         self.c.forget_owner(owner)
 
     def holds(self):
-        """Return (owner, block) of all that is held; owner 0 is nobody."""
-        cdef vector[Hold] found = self.c.holds()
-        return [(found[i].owner, found[i].block) for i in range(found.size())]
+        """Return (owner, block) of all that is held; owner 0 is no owner."""
+        return [(one.owner, one.block) for one in self.c.holds()]
 
     def stuck(self):
         """Return (owner, request, bytes wanted, bytes held, since) of each who was stuck in the last deadlock."""
-        cdef vector[Stuck] found = self.c.stuck()
-        return [(found[i].owner, found[i].request, found[i].nbytes, found[i].held, found[i].since)
-                for i in range(found.size())]
+        return [(one.owner, one.request, one.nbytes, one.held, one.since) for one in self.c.stuck()]
 
     def freed(self, flags, now):
         """Memory was freed; `flags` are those that the heap answered."""
@@ -248,21 +235,9 @@ cdef class Scheduler:
         """A wait for uses is over; `seen` tells whether they are done."""
         self.c.waited(job, seen, now)
 
-    def ended(self, job, now):
-        """What was to be done is over."""
-        self.c.ended(job, now)
-
-    def retry(self, job, now):
-        """The last resort asks for one more try."""
-        self.c.retry(job, now)
-
-    def refuse(self, job, now):
-        """There is no last resort: the request fails."""
-        self.c.refuse(job, now)
-
-    def served_elsewhere(self, job, now):
-        """The host's memory has served the request."""
-        self.c.served_elsewhere(job, now)
+    def ended(self, job, now, ending="done"):
+        """What was to be done is over: it is "done", or the request is to "retry", is "refused", or "served" by the host."""
+        self.c.ended(job, <Ending><int>_ENDINGS.index(ending), now)
 
     def expire(self, now):
         """Fail requests whose deadline has passed."""
@@ -291,7 +266,7 @@ cdef class Scheduler:
         return None if pause == never else pause
 
     def note_claim(self, now):
-        """Say that somebody more waits for memory without a request in the queue: a proof has to ask for claims."""
+        """Note one more task that waits for memory without a queued request: a proof has to ask for claims."""
         self.c.note_claim(now)
 
     def set_capturing(self, capturing):
@@ -325,11 +300,6 @@ cdef class Scheduler:
         while self.c.next(effect):
             found.append(_effect_out(effect))
         return found
-
-    def queued(self):
-        """Return the requests that wait or grow, in the order of arrival."""
-        cdef vector[uint64_t] found = self.c.queued()
-        return [found[i] for i in range(found.size())]
 
     def gauges(self):
         """Return the figures of this moment by name."""

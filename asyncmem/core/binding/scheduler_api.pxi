@@ -5,10 +5,14 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
     const char** effort_names
     const char** state_names
     const char** reason_names
+    const char** ending_names
     const char** effect_names "asyncmem::scheduler::Effect::names"
 
     cdef enum class Effort(uint8_t):
         Take, Tidy, All
+
+    cdef enum class Ending(uint8_t):
+        Done, Retry, Refused, Served
 
     cdef enum class CState "asyncmem::scheduler::State"(uint8_t):
         Waiting, Growing, Ordering, Granted, Failed
@@ -41,10 +45,6 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         uint32_t level
         uint64_t owner, caller, ahead
 
-    cdef struct Return:
-        uint64_t address, nbytes
-        vector[Entry] uses
-
     cdef struct Span "asyncmem::scheduler::Effect::Span":
         uint64_t address, nbytes
 
@@ -60,7 +60,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         uint64_t request, job, nbytes, need
         double seconds
         vector[uint32_t] streams
-        vector[Return] returns
+        vector[CPiece] returns
         vector[Entry] uses
         vector[Span] out, into
         size_t moved, ahead
@@ -99,13 +99,13 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void add_spillable(uint32_t account, int64_t nbytes, double now) except +
         void note_handed_back(uint32_t account) except +
         void note_foreign() except +
-        uint64_t submit(const Ask& ask, vector[uint64_t] pieces, const Terms& terms, uint64_t caller, double now) except +
+        uint64_t submit(const Ask& ask, vector[uint64_t] pieces, const Terms& terms, double now) except +
         void set_caller(uint64_t id, uint64_t caller)
         CState leave_to(uint64_t request) except +
         void note_claim(double now) except +
         CState state(uint64_t id) except +
         const CRequest* look_up(uint64_t id)
-        void claim(uint64_t id, Granted& single, vector[Granted]& batch) except +
+        vector[Granted] claim(uint64_t id) except +
         void forget(uint64_t id) except +
         bint cancel(uint64_t id, double now) except +
         void fail(uint64_t id, CReason reason, double now) except +
@@ -127,10 +127,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void trimmed(uint64_t job, size_t count, double now) except +
         void remapped(uint64_t job, size_t unmapped, size_t mapped, bint out_of_memory, double now, double seconds) except +
         void waited(uint64_t job, bint seen, double now) except +
-        void ended(uint64_t job, double now) except +
-        void retry(uint64_t job, double now) except +
-        void refuse(uint64_t job, double now) except +
-        void served_elsewhere(uint64_t job, double now) except +
+        void ended(uint64_t job, Ending ending, double now) except +
         void expire(double now) except +
         void quiet(double now, const vector[Claim]& claims) except +
         void tick(double now) except +

@@ -1,6 +1,6 @@
 # Spares: buffers that died in a plain state, kept whole for the next ones.
 
-cdef extern from "recycle.h":
+cdef extern from "binding/types.h":
     ctypedef void (*destructor)(PyObject*) noexcept
     ctypedef struct asyncmem_recycler:
         destructor slow

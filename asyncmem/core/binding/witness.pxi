@@ -17,9 +17,9 @@ cdef enum:
 
 
 cdef class Witness:
-    """Notes who asks for memory, while somebody reads what a pool logs.
+    """Notes the callers of requests, while a pool's log is read.
 
-    Number 0 of each kind is nobody's: what is not known. Lists only grow, so who has read one up to some length reads on
+    Number 0 of each kind stands for what is not known. Lists only grow, so who has read one up to some length reads on
     from there.
 
     Args:
@@ -46,7 +46,7 @@ cdef class Witness:
     cdef unordered_map[uint64_t, uint32_t] joined  # site, by its caller's and its place
     cdef object __weakref__
 
-    def __init__(self, named, quiet=(), heard=(), frames=1):
+    def __cinit__(self, named, quiet=(), heard=(), frames=1):
         self.named, self.quiet, self.heard, self.frames = named, quiet, heard, frames
         self.places, self.sites, self.tasks, self.tags, self.threads = [None], [(0, 0)], [""], [""], [None]
         self.task_numbers, self.tag_numbers, self.codes = {}, {}, []
@@ -158,7 +158,7 @@ cdef object _current_task = asyncio.current_task if sys.version_info >= (3, 12) 
 
 
 def log_time_ns():
-    """Answer the time that a log would note now."""
+    """Return the time that a log would note now."""
     return log_now()
 
 

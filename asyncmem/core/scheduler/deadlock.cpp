@@ -1,49 +1,37 @@
 // Who holds what, and who can never be served whatever everybody else does.
 //
-// The proof supposes that every owner who does not wait frees all it holds. Whoever can then be served is, and frees what
+// The proof supposes that every owner that does not wait frees all it holds. Each one that can then be served is, and frees what
 // it holds, and so on. Who is left is stuck for certain: short of cancelling one of them, nothing helps. Requests with a
 // deadline help themselves. A deadlock is stable, so the proof runs only when nothing has moved for a while.
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
-#include <stdexcept>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "told.hpp"
+#include "scheduler.hpp"
 
 namespace asyncmem::scheduler {
 
 uint32_t Scheduler::hold(uint64_t owner, BlockId block) {
-    ASYNCMEM_WRITTEN(hold, owner, block);
-    std::lock_guard lock(lock_);
-    if (free_holds_.empty()) {
-        if (holds_.empty()) holds_.emplace_back();  // number 0 stands for none
-        holds_.emplace_back();
-        free_holds_.push_back(static_cast<uint32_t>(holds_.size() - 1));
-    }
-    uint32_t id = free_holds_.back();
-    free_holds_.pop_back();
+    ASYNCMEM_ENTER(hold, owner, block);
+    uint32_t id = holds_.acquire();
     holds_[id] = {owner, block, forgets_};
-    ++held_;
     ++facts_;
     return id;
 }
 
 void Scheduler::release(uint32_t id) {
-    ASYNCMEM_WRITTEN(release, id);
-    std::lock_guard lock(lock_);
-    if (id >= holds_.size() || !holds_[id].block) throw std::invalid_argument("nothing is held by that number");
+    ASYNCMEM_ENTER(release, id);
+    if (id >= holds_.size() || !holds_[id].block) refuse_argument("nothing is held by that number");
     holds_[id] = {};
-    free_holds_.push_back(id);
-    --held_;
+    holds_.release(id);
 }
 
 void Scheduler::forget_owner(uint64_t owner) {
-    ASYNCMEM_WRITTEN(forget_owner, owner);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(forget_owner, owner);
     forgotten_[owner] = ++forgets_;
     if (forgotten_.size() <= 2 * holds_.size() + 64) return;
     for (Hold& one : holds_) one.owner = owner_of(one);
@@ -65,8 +53,7 @@ std::vector<Hold> Scheduler::holds() const {
 }
 
 void Scheduler::asleep(RequestId id, uint64_t owner, double now) {
-    ASYNCMEM_WRITTEN(asleep, id, owner, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(asleep, id, owner, now);
     Request* request = requests_.find(id);
     if (!request) return;
     now_ = now;
@@ -79,16 +66,14 @@ void Scheduler::asleep(RequestId id, uint64_t owner, double now) {
 }
 
 void Scheduler::note_claim(double now) {
-    ASYNCMEM_WRITTEN(note_claim, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(note_claim, now);
     now_ = now;
     ++facts_;
     arm_quiet();
 }
 
 void Scheduler::awake(RequestId id) {
-    ASYNCMEM_WRITTEN(awake, id);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(awake, id);
     Request* request = requests_.find(id);
     if (!request || !request->sleepers) return;
     if (--request->sleepers) return;
@@ -97,7 +82,7 @@ void Scheduler::awake(RequestId id) {
 }
 
 void Scheduler::arm_quiet() {
-    if (quiet_armed_ || !held_ || !sleeping_ || proved_at_ == progress_ + facts_) return;
+    if (quiet_armed_ || holds_.used() == 1 || !sleeping_ || proved_at_ == progress_ + facts_) return;
     wait_for_quiet(policy_.quiet_after);
 }
 
@@ -194,7 +179,7 @@ private:
 // What owners who wait hold, and who of them could still be served.
 //
 // Everybody who cannot be served is listed at the innermost share that stops it. Only when something there is freed, or
-// whoever is first there goes, are those looked at again who fit now: O(n log n) for n requests, however long the chains.
+// the first one there goes, are those looked at again that fit now: O(n log n) for n requests, however long the chains.
 class Scheduler::Proof {
 public:
     Proof(const Scheduler& scheduler, const std::vector<Claim>& claims) : scheduler_(scheduler), heap_(scheduler.heap_) {
@@ -228,7 +213,7 @@ public:
             if (waiting_[i].request && held_.contains(waiting_[i].owner)) youngest_.emplace(~waiting_[i].request->sequence, i);
     }
 
-    // Who is stuck, and whom to fail so that the others go on: of those who hold something the youngest that helps somebody,
+    // Who is stuck, and whom to fail so that the others go on: of those that hold something the youngest that helps another,
     // until none is left.
     std::vector<RequestId> solve(std::vector<Stuck>& stuck) {
         std::vector<size_t> all(waiting_.size());
@@ -267,7 +252,7 @@ private:
         std::set<std::pair<uint64_t, size_t>> singles, others;  // by size
     };
 
-    // Serve whoever can be served, and whoever can be then, until nobody can.
+    // Serve all that can be served, and all that can be then, until none is left.
     void serve(std::vector<size_t> some) {
         for (;;) {
             for (size_t i : some) {
@@ -351,7 +336,7 @@ private:
         if (!held.empty()) let_go(held.mapped());
     }
 
-    // What a victim frees may lie where nobody fits, so the few youngest are tried. Number waiting_.size() means none.
+    // What a victim frees may lie where no request fits, so the few youngest are tried. Number waiting_.size() means none.
     size_t find_victim() {
         constexpr int tries = 4;
         std::vector<size_t> holders;
@@ -363,7 +348,7 @@ private:
         for (size_t i : holders)
             if (helps(i)) return i;
         if (!holders.empty()) return holders[0];
-        // Whoever brings home what another one waits for holds up what that one holds.
+        // An owner that brings home what another one waits for holds up what that one holds.
         bool claims = false;
         size_t last = waiting_.size();
         for (size_t i = 0; i < waiting_.size(); ++i) {
@@ -375,7 +360,7 @@ private:
         return claims ? last : waiting_.size();
     }
 
-    // Whether somebody could be served if this one gave up.
+    // Whether another could be served if this one gave up.
     bool helps(size_t i) {
         Share* from = waiting_[i].stopped;
         const std::vector<Held>& held = held_.at(waiting_[i].owner);
@@ -425,7 +410,7 @@ private:
         if (!one.request || one.single()) return one.nbytes <= gaps_.largest();
         if (one.request->largest > gaps_.largest()) return false;
         std::vector<uint64_t> pieces = one.request->pieces;
-        for (uint64_t& piece : pieces) piece = (piece + 511) & ~uint64_t{511};
+        for (uint64_t& piece : pieces) piece = rounded(piece);
         std::sort(pieces.begin(), pieces.end(), std::greater<>());
         for (size_t i = 0; i < pieces.size(); ++i)
             if ((i + 1 == pieces.size() || pieces[i + 1] != pieces[i]) && gaps_.places(pieces[i]) < i + 1) return false;
@@ -461,7 +446,7 @@ void Scheduler::quiet(double now, const std::vector<Claim>& claims) {
         proved_at_ = progress_ + facts_;
         std::vector<Stuck> stuck;
         std::vector<RequestId> victims = Proof(*this, claims).solve(stuck);
-        // Whoever waits for its own memory alone may have it freed by a timer or another thread: that is given longer.
+        // The memory of an owner that waits for itself alone may be freed by a timer or another thread: that is given longer.
         bool alone = std::all_of(stuck.begin(), stuck.end(), [&](const Stuck& one) { return one.owner == stuck[0].owner; });
         if (!victims.empty() && alone && alone_at_ != progress_) {
             alone_at_ = progress_;
@@ -480,11 +465,6 @@ void Scheduler::quiet(double now, const std::vector<Claim>& claims) {
         }
     }
     arm_quiet();
-}
-
-std::vector<Stuck> Scheduler::stuck() const {
-    std::lock_guard lock(lock_);
-    return stuck_;
 }
 
 }  // namespace asyncmem::scheduler

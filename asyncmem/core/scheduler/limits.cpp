@@ -1,16 +1,9 @@
 // Shares and their limits, pressure, and what the heap tells.
 #include <algorithm>
-#include <stdexcept>
 
-#include "told.hpp"
+#include "scheduler.hpp"
 
 namespace asyncmem::scheduler {
-
-namespace {
-
-[[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
-
-}  // namespace
 
 // -- shares ------------------------------------------------------------------------------------------------------------
 
@@ -25,8 +18,7 @@ Share& Scheduler::need_share(uint32_t account) const {
 }
 
 void Scheduler::open_share(uint32_t account, int64_t up, uint32_t part_of, int32_t arena, bool waits, double bypass) {
-    ASYNCMEM_WRITTEN(open_share, account, up, part_of, arena, waits, bypass);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(open_share, account, up, part_of, arena, waits, bypass);
     auto share = std::make_unique<Share>();
     share->account = account;
     share->up = up < 0 ? nullptr : &need_share(static_cast<uint32_t>(up));
@@ -68,11 +60,10 @@ void Scheduler::leave_to_outer(Share& share, double now) {
 }
 
 void Scheduler::close_share(uint32_t account, double now) {
-    ASYNCMEM_WRITTEN(close_share, account, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(close_share, account, now);
     Share& share = need_share(account);
     if (!account) refuse_argument("the pool's own share ends with the pool");
-    // A lease comes and goes with each step of its tasks: where nothing is left in it, nobody else is looked at.
+    // A lease comes and goes with each step of its tasks: where nothing is left in it, no other request is looked at.
     if (share.requests || share.parts) leave_to_outer(share, now);
     --share.part_of->parts;
     std::erase(spilling_, &share);
@@ -86,8 +77,7 @@ void Scheduler::close_share(uint32_t account, double now) {
 }
 
 void Scheduler::set_limit(uint32_t account, uint64_t limit, double now) {
-    ASYNCMEM_WRITTEN(set_limit, account, limit, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(set_limit, account, limit, now);
     now_ = now;
     Share& share = need_share(account);
     share.limit = limit;
@@ -102,17 +92,17 @@ void Scheduler::set_limit(uint32_t account, uint64_t limit, double now) {
 }
 
 void Scheduler::configure(const Policy& policy, double now) {
-    ASYNCMEM_WRITTEN(configure, policy, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(configure, policy, now);
     now_ = now;
     policy_ = policy;
-    for (auto& share : by_account_)
-        if (share) share->bypass = policy.bypass;
     root_->limit = policy.limit;
     heap_.set_limit(0, policy.limit);
     source_->forget_refusal();
-    for (auto& share : by_account_)
-        if (share) Shares::touch(*share);
+    for (auto& share : by_account_) {
+        if (!share) continue;
+        share->bypass = policy.bypass;
+        Shares::touch(*share);
+    }
     refuse_hopeless(*root_, policy.limit);
     fit_caches();
     ++version_;
@@ -124,10 +114,30 @@ void Scheduler::configure(const Policy& policy, double now) {
 // Fail who asks for more than a limit that was lowered allows.
 void Scheduler::refuse_hopeless(Share& share, uint64_t limit) {
     refuse_waiting(share, limit);
-    std::vector<Request*> hopeless;
-    for (Request* one = growing_.first_above(limit); one; one = RequestQueue::next(*one))
-        if (one->total > limit && one->share->is_inside(share)) hopeless.push_back(one);
-    for (Request* one : hopeless) fail(*one, Reason::NoMemory);
+    std::vector<Request*> growing = growing_inside(share);
+    for (Request* one : growing)
+        if (one->total > limit) fail(*one, Reason::NoMemory);
+    take_promises_back(share);
+}
+
+// Promises above a limit that was lowered are in everybody's way, those who have one included: memory would be made for
+// them, which no request may take, and given back, for ever. The last ones wait for other holders again.
+void Scheduler::take_promises_back(const Share& share) {
+    auto too_much = [&] {
+        Account account = heap_.account(share.account);
+        return account.live + account.promised > account.limit;
+    };
+    if (!too_much()) return;
+    std::vector<Request*> growing = growing_inside(share);
+    for (; !growing.empty() && too_much(); growing.pop_back()) readmit(*growing.back());
+}
+
+std::vector<Request*> Scheduler::growing_inside(const Share& share) const {
+    std::vector<Request*> found;
+    growing_.each([&](Request& one) {
+        if (one.share->is_inside(share)) found.push_back(&one);
+    });
+    return found;
 }
 
 void Scheduler::refuse_waiting(Share& share, uint64_t limit) {
@@ -147,8 +157,7 @@ Tally Scheduler::tally(uint32_t account) const {
 }
 
 void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
-    ASYNCMEM_WRITTEN(add_spillable, account, nbytes, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(add_spillable, account, nbytes, now);
     Share& share = need_share(account);
     bool was = share.spillable;
     share.spillable = static_cast<uint64_t>(static_cast<int64_t>(share.spillable) + nbytes);
@@ -163,7 +172,7 @@ void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
 
 // -- what the heap is told -----------------------------------------------------------------------------------------------
 
-// The doors are shut where somebody waits before newcomers. Where all who are here have memory made for them, hits pass
+// The gates are closed where a request waits before newcomers. Where all who are here have memory made for them, hits pass
 // within the allowance of the first, and a free is told only where it is enough for one of them.
 void Scheduler::set_gates() {
     bool ends = closed_ || draining_;
@@ -203,7 +212,7 @@ void Scheduler::look_at_pressure() {
         double low = level ? (border[level] - less) * limit : 0;
         uint64_t high = level == 3 ? no_limit : static_cast<uint64_t>(border[level + 1] * limit) - (level < 2 ? 1 : 0);
         heap_.set_marks(static_cast<uint64_t>(low), high);
-        // Others free and take meanwhile; what they changed before the marks were set nobody has told.
+        // Others free and take meanwhile; what they changed before the marks were set has not been told.
         double again = limit > 0 ? static_cast<double>(heap_.live()) / limit : 0;
         if (again == share) return;
     }

@@ -1,16 +1,9 @@
 // Taking memory, and the effects that bring some.
 #include <algorithm>
-#include <stdexcept>
 
-#include "told.hpp"
+#include "scheduler.hpp"
 
 namespace asyncmem::scheduler {
-
-namespace {
-
-[[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
-
-}  // namespace
 
 // -- taking memory -----------------------------------------------------------------------------------------------------
 
@@ -43,68 +36,59 @@ bool Scheduler::find(Request& request) {
     return may_order && take_foreign(request, anywhere);
 }
 
-bool Scheduler::find_block(Request& request, bool anywhere) {
+Ask Scheduler::ask_for(const Request& request, bool anywhere) const {
     Ask ask = request.ask;
     ask.anywhere = anywhere;
     if (ask.caused) {
         ask.cause.missed = request.noted;
         ask.cause.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
     }
+    return ask;
+}
+
+bool Scheduler::find_block(Request& request, bool anywhere) {
+    Ask ask = ask_for(request, anywhere);
     Outcome outcome;
+    request.blocks.resize(request.sizes().size());
     bool found;
     if (request.batch()) {
-        request.blocks.resize(request.pieces.size());
-        found = heap_.take_many(ask, request.pieces.data(), request.pieces.size(), request.blocks.data(), outcome);
-        if (!found) request.blocks.clear();
+        found = heap_.take_many(ask, request.pieces, request.blocks, outcome);
     } else {
-        request.block = heap_.take(ask, outcome);
-        request.address = outcome.address;
-        found = request.block;
+        request.blocks[0] = {heap_.take(ask, outcome), outcome.address};
+        found = request.blocks[0].block;
     }
+    if (!found) request.blocks.clear();
     lacks_pages_ = outcome.reason == NoPages;
     if (outcome.flags & LiveCrossed) look_at_pressure();
     return found;
 }
 
 bool Scheduler::take_foreign(Request& request, bool anywhere) {
-    Ask ask = request.ask;
-    ask.anywhere = anywhere;
-    if (ask.caused) {
-        ask.cause.missed = request.noted;
-        ask.cause.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
-    }
-    size_t count = request.batch() ? request.pieces.size() : 1;
-    std::vector<Granted> granted(count);
-    for (size_t i = 0; i < count; ++i) {
-        if (request.batch()) ask.nbytes = request.pieces[i];
+    Ask ask = ask_for(request, anywhere);
+    for (uint64_t nbytes : request.sizes()) {
+        ask.nbytes = nbytes;
         Outcome outcome;
         Entries owed;
         BlockId block = heap_.take_foreign(ask, false, owed, outcome);
         if (!block && policy_.late_fences) block = heap_.take_foreign(ask, true, owed, outcome);
         lacks_pages_ = !block && outcome.reason == NoPages;
         if (!block) {
-            while (i--) {
-                Entries back;
-                if (!request.owed.empty() && request.owed.back().first == granted[i].block) {
-                    back = std::move(request.owed.back().second);
-                    request.owed.pop_back();
-                }
-                heap_.put_back(granted[i].block, back);
-            }
+            put_back(request);
             return false;
         }
-        granted[i] = {block, outcome.address};
-        if (!owed.empty()) request.owed.emplace_back(block, std::move(owed));
+        request.blocks.push_back({block, outcome.address});
+        request.owed.push_back(std::move(owed));
     }
-    foreign_ += static_cast<int64_t>(count);
-    if (request.batch()) {
-        request.blocks = std::move(granted);
-    } else {
-        request.block = granted[0].block;
-        request.address = granted[0].address;
-    }
+    foreign_ += static_cast<int64_t>(request.blocks.size());
+    if (std::ranges::all_of(request.owed, &Entries::empty)) request.owed.clear();
     look_at_pressure();
     return true;
+}
+
+// What it has taken of other streams goes back as it was.
+void Scheduler::put_back(Request& request) {
+    for (; !request.blocks.empty(); request.blocks.pop_back(), request.owed.pop_back())
+        heap_.put_back(request.blocks.back().block, request.owed.back());
 }
 
 // Ask for a look at fences, once for each version of the heap; whether one is under way now.
@@ -117,8 +101,7 @@ bool Scheduler::must_look(int depth, uint32_t stream, std::vector<uint32_t> stre
 }
 
 void Scheduler::looked(uint64_t found, double now) {
-    ASYNCMEM_WRITTEN(looked, found, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(looked, found, now);
     if (found) {
         ++means_[static_cast<size_t>(Means::Look)];
         ++version_;
@@ -152,19 +135,18 @@ bool Scheduler::tidy() {
 
 bool Scheduler::start(Step&& step, Request* request, Means means) {
     if (step.kind != Step::Kind::Effect) return false;
-    ++means_[static_cast<size_t>(means)];
-    Job& job = step.job;
-    Effect& effect = step.effect;
-    job.id = effect.job = ++last_job_;
-    job.started = now_;
+    if (means != Means::Ask) ++means_[static_cast<size_t>(means)];  // that is counted by who asks
+    Effect& effect = step.job.effect;
+    effect.job = ++last_job_;
+    step.job.started = now_;
     if (request) {
-        job.request = effect.request = request->id;
-        job.by_caller = effect.by_caller = request->terms.calls;
-        request->job = job.id;
-        if (!job.by_caller) queue_job_ = job.id;
+        effect.request = request->id;
+        effect.by_caller = request->terms.calls;
+        request->job = effect.job;
+        if (!effect.by_caller) queue_job_ = effect.job;
     }
-    jobs_[job.id] = std::move(job);
-    emit(std::move(effect));
+    emit(effect);
+    jobs_[effect.job] = std::move(step.job);
     return true;
 }
 
@@ -175,44 +157,40 @@ Job Scheduler::end_job(JobId id) {
     jobs_.erase(found);
     for (JobId* one : {&queue_job_, &shrink_job_, &spill_job_})
         if (*one == id) *one = 0;
-    if (Request* request = requests_.find(job.request); request && request->job == id) request->job = 0;
+    if (Request* request = requests_.find(job.effect.request); request && request->job == id) request->job = 0;
     ++version_;
     ++event_;
     return job;
 }
 
 void Scheduler::grew(JobId id, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double now, double seconds) {
-    ASYNCMEM_WRITTEN(grew, id, address, nbytes, stream, ready, now, seconds);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(grew, id, address, nbytes, stream, ready, now, seconds);
     Job job = end_job(id);
-    root_->overtaken += heap_.close_up();  // the doors take nothing of what comes
+    root_->overtaken += heap_.close_up();  // the fast path takes nothing of what comes
     source_->grew(job, address, nbytes, stream, ready, seconds);
     look_at_pressure();
     pump(now);
 }
 
 void Scheduler::grow_failed(JobId id, bool out_of_memory, double now) {
-    ASYNCMEM_WRITTEN(grow_failed, id, out_of_memory, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(grow_failed, id, out_of_memory, now);
     source_->grow_failed(end_job(id), out_of_memory);
     pump(now);
 }
 
 void Scheduler::trimmed(JobId id, size_t count, double now) {
-    ASYNCMEM_WRITTEN(trimmed, id, count, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(trimmed, id, count, now);
     auto found = jobs_.find(id);
     if (found == jobs_.end()) refuse_argument("no such job is under way");
-    if (count > found->second.returns.size()) refuse_argument("more went back than was to go");
+    if (count > found->second.effect.returns.size()) refuse_argument("more went back than was to go");
     source_->trimmed(found->second, count);
-    if (found->second.kind == Effect::Kind::Trim) end_job(id);  // growth goes on
+    if (found->second.effect.kind == Effect::Kind::Trim) end_job(id);  // growth goes on
     ++version_;
     pump(now);
 }
 
 void Scheduler::remapped(JobId id, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) {
-    ASYNCMEM_WRITTEN(remapped, id, unmapped, mapped, out_of_memory, now, seconds);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(remapped, id, unmapped, mapped, out_of_memory, now, seconds);
     Job job = end_job(id);
     root_->overtaken += heap_.close_up();
     source_->remapped(job, unmapped, mapped, out_of_memory, now, seconds);
@@ -221,14 +199,13 @@ void Scheduler::remapped(JobId id, size_t unmapped, size_t mapped, bool out_of_m
 }
 
 void Scheduler::waited(JobId id, bool seen, double now) {
-    ASYNCMEM_WRITTEN(waited, id, seen, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(waited, id, seen, now);
     bool shrinks = id == shrink_job_;
     Job job = end_job(id);
     if (job.reclaims && seen) {
-        Step step = source_->reclaim(job, now);
+        Step step = source_->reclaim(job);
         if (step) {
-            start(std::move(step), requests_.find(job.request), Means::Trim);
+            start(std::move(step), requests_.find(job.effect.request), Means::Trim);
             if (shrinks) shrink_job_ = last_job_;
             pump(now);
             return;
@@ -238,36 +215,15 @@ void Scheduler::waited(JobId id, bool seen, double now) {
     pump(now);
 }
 
-void Scheduler::ended(JobId id, double now) {
-    ASYNCMEM_WRITTEN(ended, id, now);
-    std::lock_guard lock(lock_);
-    end_job(id);
-    pump(now);
-}
-
-void Scheduler::retry(JobId id, double now) {
-    ASYNCMEM_WRITTEN(retry, id, now);
-    std::lock_guard lock(lock_);
-    end_job(id);
-    source_->forget_refusal();
-    pump(now);
-}
-
-void Scheduler::refuse(JobId id, double now) {
-    ASYNCMEM_WRITTEN(refuse, id, now);
-    std::lock_guard lock(lock_);
-    RequestId request = end_job(id).request;
+void Scheduler::ended(JobId id, Ending ending, double now) {
+    ASYNCMEM_ENTER(ended, id, ending, now);
     now_ = now;
-    if (Request* found = requests_.find(request); found && found->queued()) fail(*found, Reason::NoMemory);
-    pump(now);
-}
-
-void Scheduler::served_elsewhere(JobId id, double now) {
-    ASYNCMEM_WRITTEN(served_elsewhere, id, now);
-    std::lock_guard lock(lock_);
-    RequestId request = end_job(id).request;
-    now_ = now;
-    if (Request* found = requests_.find(request); found && found->queued()) grant(*found);
+    Request* request = requests_.find(end_job(id).effect.request);
+    if (ending == Ending::Retry) source_->forget_refusal();
+    if (request && request->queued()) {
+        if (ending == Ending::Refused) fail(*request, Reason::NoMemory);
+        if (ending == Ending::Served) grant(*request);
+    }
     pump(now);
 }
 
@@ -281,8 +237,7 @@ void Scheduler::shrink() {
 }
 
 void Scheduler::trim(uint64_t keep, double now) {
-    ASYNCMEM_WRITTEN(trim, keep, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(trim, keep, now);
     now_ = now;
     heap_.flush(-1);
     heap_.merge();
@@ -291,10 +246,9 @@ void Scheduler::trim(uint64_t keep, double now) {
 }
 
 void Scheduler::grow_ahead(double now) {
-    ASYNCMEM_WRITTEN(grow_ahead, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(grow_ahead, now);
     now_ = now;
-    if (!closed_) start(source_->grow_ahead(now), nullptr, Means::Grow);
+    if (!closed_) start(source_->grow_ahead(), nullptr, Means::Grow);
 }
 
 }  // namespace asyncmem::scheduler

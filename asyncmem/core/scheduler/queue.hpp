@@ -1,11 +1,14 @@
-// Requests in order, searchable by size: "the first in order that asks for at most so much" costs O(log n).
+// Who waits, in order: in a pool, its budgets and the insides of its leases.
 //
-// A treap: a search tree by order, a heap by random weights. Each node knows the least and the most that its subtree asks
-// for, so a search goes straight to the first that fits, however many different sizes wait.
+// A budget that is used up holds up no request outside of it, so its requests are looked for only as far as it has room.
+// What was found is kept for each share until something on its way changes: a grant in one budget costs nothing in others.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "request.hpp"
 
@@ -18,49 +21,22 @@ inline bool before(const Request& a, const Request& b) {
     return a.sequence < b.sequence;
 }
 
+// Requests in order, searchable by size: "the first in order that asks for at most so much" costs O(log n).
+//
+// A treap: a search tree by order, a heap by random weights. Each node knows the least and the most that its subtree asks
+// for, so a search goes straight to the first that fits, however many different sizes wait.
 class RequestQueue {
 public:
     bool empty() const { return !root_; }
     size_t count() const { return count_of(root_); }
-    uint64_t bytes() const { return bytes_; }
     uint64_t least() const { return root_ ? root_->least : 0; }
 
     void insert(Request& request) {
-        request.left = request.right = nullptr;
         request.weight = next_weight();
-        Request** place = &root_;
-        Request* up = nullptr;
-        while (*place && (*place)->weight >= request.weight) {
-            up = *place;
-            place = before(request, *up) ? &up->left : &up->right;
-        }
-        split(*place, request);
-        *place = &request;
-        request.up = up;
-        update(request);
-        for (Request* node = up; node; node = node->up) {
-            node->least = std::min(node->least, request.total);
-            node->most = std::max(node->most, request.total);
-            ++node->count;
-        }
-        bytes_ += request.total;
+        root_ = with(root_, request);
     }
 
-    void remove(Request& request) {
-        Request* up = request.up;
-        Request* merged = merge(request.left, request.right);
-        if (merged) merged->up = up;
-        if (!up) {
-            root_ = merged;
-        } else if (up->left == &request) {
-            up->left = merged;
-        } else {
-            up->right = merged;
-        }
-        for (Request* node = up; node; node = node->up) update(*node);
-        request.left = request.right = request.up = nullptr;
-        bytes_ -= request.total;
-    }
+    void remove(const Request& request) { root_ = without(root_, request); }
 
     Request* first() const {
         Request* node = root_;
@@ -70,70 +46,44 @@ public:
 
     // The first in order that asks for at most `nbytes`, or nullptr.
     Request* first(uint64_t nbytes) const {
-        Request* node = root_;
-        if (!node || node->least > nbytes) return nullptr;
-        for (;;) {
-            if (node->left && node->left->least <= nbytes) {
-                node = node->left;
-            } else if (node->total <= nbytes) {
-                return node;
-            } else {
-                node = node->right;
-            }
-        }
+        return find([=](uint64_t least, uint64_t) { return least <= nbytes; });
     }
 
     // The first in order that asks for more than `nbytes`, or nullptr.
     Request* first_above(uint64_t nbytes) const {
-        Request* node = root_;
-        if (!node || node->most <= nbytes) return nullptr;
-        for (;;) {
-            if (node->left && node->left->most > nbytes) {
-                node = node->left;
-            } else if (node->total > nbytes) {
-                return node;
-            } else {
-                node = node->right;
-            }
-        }
+        return find([=](uint64_t, uint64_t most) { return most > nbytes; });
     }
 
-    // The one behind a request in order, or nullptr.
-    static Request* next(const Request& request) {
-        if (Request* node = request.right) {
-            while (node->left) node = node->left;
-            return node;
-        }
-        const Request* node = &request;
-        while (node->up && node->up->right == node) node = node->up;
-        return node->up;
+    // All in order.
+    template <typename Look>
+    void each(Look&& look) const {
+        each_below(root_, look);
     }
 
     // How many come before a request.
-    static size_t rank(const Request& request) {
-        size_t before = count_of(request.left);
-        for (const Request* node = &request; node->up; node = node->up)
-            if (node->up->right == node) before += 1 + count_of(node->up->left);
-        return before;
+    size_t rank(const Request& request) const {
+        size_t found = count_of(request.left);
+        for (const Request* node = root_; node != &request;) {
+            bool left = before(request, *node);
+            if (!left) found += 1 + count_of(node->left);
+            node = left ? node->left : node->right;
+        }
+        return found;
     }
 
     // Whether every rule of the structure holds.
     bool sound() const {
-        size_t count = 0;
-        uint64_t bytes = 0;
-        bool good = !root_ || !root_->up;
+        bool good = true;
         const Request* last = nullptr;
-        for (Request* node = first(); node; node = next(*node)) {
-            ++count;
-            bytes += node->total;
-            good = good && (!last || before(*last, *node));
-            good = good && node->least == least_of(*node) && node->most == most_of(*node);
-            good = good && node->count == 1 + count_of(node->left) + count_of(node->right);
-            for (const Request* child : {node->left, node->right})
-                good = good && (!child || (child->up == node && child->weight <= node->weight));
-            last = node;
-        }
-        return good && count == this->count() && bytes == bytes_;
+        each([&](const Request& one) {
+            Request again = one;
+            update(again);
+            good = good && (!last || before(*last, one));
+            good = good && one.least == again.least && one.most == again.most && one.count == again.count;
+            for (const Request* child : {one.left, one.right}) good = good && (!child || child->weight <= one.weight);
+            last = &one;
+        });
+        return good;
     }
 
 private:
@@ -143,86 +93,226 @@ private:
         return seed_ ^= seed_ << 5;
     }
 
-    static uint64_t least_of(const Request& node) {
-        uint64_t least = node.total;
-        if (node.left) least = std::min(least, node.left->least);
-        if (node.right) least = std::min(least, node.right->least);
-        return least;
-    }
-
-    static uint64_t most_of(const Request& node) {
-        uint64_t most = node.total;
-        if (node.left) most = std::max(most, node.left->most);
-        if (node.right) most = std::max(most, node.right->most);
-        return most;
-    }
-
     static uint32_t count_of(const Request* node) { return node ? node->count : 0; }
 
     static void update(Request& node) {
-        node.least = least_of(node);
-        node.most = most_of(node);
-        node.count = 1 + count_of(node.left) + count_of(node.right);
+        node.least = node.most = node.total;
+        node.count = 1;
+        for (const Request* child : {node.left, node.right}) {
+            if (!child) continue;
+            node.least = std::min(node.least, child->least);
+            node.most = std::max(node.most, child->most);
+            node.count += child->count;
+        }
     }
 
-    // Part a subtree into what comes before a request and what comes behind, below that request.
-    static void split(Request* tree, Request& request) {
-        Request** low = &request.left;
-        Request** high = &request.right;
-        Request* low_up = &request;
-        Request* high_up = &request;
-        while (tree) {
-            if (before(*tree, request)) {
-                *low = tree;
-                tree->up = low_up;
-                low_up = tree;
-                low = &tree->right;
-                tree = tree->right;
+    // The first whose size `may` be it, where that tells from the least and the most of a subtree whether one may.
+    template <typename May>
+    Request* find(May may) const {
+        Request* node = root_;
+        if (!node || !may(node->least, node->most)) return nullptr;
+        for (;;) {
+            if (node->left && may(node->left->least, node->left->most)) {
+                node = node->left;
+            } else if (may(node->total, node->total)) {
+                return node;
             } else {
-                *high = tree;
-                tree->up = high_up;
-                high_up = tree;
-                high = &tree->left;
-                tree = tree->left;
+                node = node->right;
             }
         }
-        *low = *high = nullptr;
-        for (Request* node = low_up; node != &request; node = node->up) update(*node);
-        for (Request* node = high_up; node != &request; node = node->up) update(*node);
+    }
+
+    template <typename Look>
+    static void each_below(Request* node, Look& look) {
+        if (!node) return;
+        each_below(node->left, look);
+        look(*node);
+        each_below(node->right, look);
+    }
+
+    // Part a subtree into what comes before a request and what comes behind.
+    static std::pair<Request*, Request*> split(Request* node, const Request& request) {
+        if (!node) return {nullptr, nullptr};
+        bool low = before(*node, request);
+        auto parts = split(low ? node->right : node->left, request);
+        if (low) {
+            node->right = std::exchange(parts.first, node);
+        } else {
+            node->left = std::exchange(parts.second, node);
+        }
+        update(*node);
+        return parts;
     }
 
     // Join two subtrees, of which all of `low` comes before all of `high`.
     static Request* merge(Request* low, Request* high) {
-        Request* top = nullptr;
-        Request** place = &top;
-        Request* up = nullptr;
-        while (low && high) {
-            if (low->weight >= high->weight) {
-                *place = low;
-                low->up = up;
-                up = low;
-                place = &low->right;
-                low = low->right;
-            } else {
-                *place = high;
-                high->up = up;
-                up = high;
-                place = &high->left;
-                high = high->left;
-            }
-        }
-        *place = low ? low : high;
-        if (*place) (*place)->up = up;
-        for (Request* node = up; node; node = node->up) {
-            update(*node);
-            if (node == top) break;
-        }
+        if (!low || !high) return low ? low : high;
+        bool below = low->weight >= high->weight;
+        Request* top = below ? low : high;
+        (below ? low->right : high->left) = below ? merge(low->right, high) : merge(low, high->left);
+        update(*top);
         return top;
     }
 
+    static Request* with(Request* node, Request& request) {
+        if (!node || node->weight < request.weight) {
+            std::tie(request.left, request.right) = split(node, request);
+            update(request);
+            return &request;
+        }
+        Request*& child = before(request, *node) ? node->left : node->right;
+        child = with(child, request);
+        node->least = std::min(node->least, request.total);
+        node->most = std::max(node->most, request.total);
+        ++node->count;
+        return node;
+    }
+
+    static Request* without(Request* node, const Request& request) {
+        if (node == &request) return merge(node->left, node->right);
+        Request*& child = before(request, *node) ? node->left : node->right;
+        child = without(child, request);
+        --node->count;
+        // Else other nodes have the least and the most, and its children need not be looked at.
+        if (request.total == node->least || request.total == node->most) update(*node);
+        return node;
+    }
+
     Request* root_ = nullptr;
-    uint64_t bytes_ = 0;
     uint32_t seed_ = 0x9E3779B9;
+};
+
+struct Tally {
+    int64_t waits = 0, growth_waits = 0, misses = 0;
+    int64_t timeouts = 0, cancellations = 0, handed_back = 0, deadlocks = 0;
+    double wait_seconds = 0, longest_wait = 0, growth_seconds = 0;
+};
+
+struct Share {
+    uint32_t account = 0;
+    Share* up = nullptr;         // the share whose limit bounds this one too; none for a pool and for a lease
+    Share* part_of = nullptr;    // the share that counts what happens here too
+    uint32_t depth = 0;          // shares on the way up
+    int32_t arena = -1;          // a lease's range
+    bool waits = true;           // whether its requests are queued; a lease's wait for nothing but memory that moves
+    double bypass = 0;           // smaller requests may overtake for so many times the limit
+    uint64_t limit = 0;
+
+    RequestQueue queue;          // requests of this share itself that wait
+    std::vector<Share*> inside;  // shares right inside of this one in which a request waits
+    size_t requests = 0;         // of this share itself, waiting or not yet forgotten
+    size_t parts = 0;            // shares right inside of this one, whether a request waits there or not
+    size_t listed = 0;           // place in the list of the one above, from 1 on
+    uint64_t overtaken = 0;      // bytes that were granted out of order
+    uint64_t spillable = 0;      // bytes that could move to the host and would make room here
+    bool gated = false;
+    Tally tally;
+
+    bool stale = true;           // what is below is not known any more
+    Request* head = nullptr;     // the first in order whom all shares inside let pass
+    Request* out = nullptr;      // the first in order whom this one lets pass, too
+
+    bool is_inside(const Share& share) const {
+        for (const Share* one = this; one; one = one->up)
+            if (one == &share) return true;
+        return false;
+    }
+    bool part_of_lease() const {
+        for (const Share* one = this; one; one = one->up)
+            if (one->arena != -1) return true;
+        return false;
+    }
+};
+
+class Shares {
+public:
+    explicit Shares(Heap& heap) : heap_(heap) {}
+
+    // Something changed about a share: who waits there, its limit, or what is live.
+    static void touch(Share& share) {
+        for (Share* one = &share; one; one = one->up) one->stale = true;
+    }
+
+    void join(Request& request) {
+        Share& share = *request.share;
+        share.queue.insert(request);
+        for (Share* one = &share; one->up && !one->listed; one = one->up) {
+            one->up->inside.push_back(one);
+            one->listed = one->up->inside.size();
+        }
+        touch(share);
+    }
+
+    void leave(Request& request) {
+        Share& share = *request.share;
+        share.queue.remove(request);
+        for (Share* one = &share; one->up && one->listed && one->queue.empty() && one->inside.empty(); one = one->up) {
+            std::vector<Share*>& list = one->up->inside;
+            list.back()->listed = one->listed;
+            list[one->listed - 1] = list.back();
+            list.pop_back();
+            one->listed = 0;
+            if (one->gated) turned_.push_back(one);
+        }
+        touch(share);
+    }
+
+    // The first in order whom all shares inside of this one let pass; it may not fit here.
+    Request* head(Share& share) {
+        refresh(share);
+        return share.head;
+    }
+
+    // The first in order that fits here and in all shares inside, and asks for at most so much.
+    Request* first(Share& share, uint64_t most) {
+        refresh(share);
+        if (!share.out || share.out->total <= most) return share.out;
+        return search(share, most);
+    }
+
+    // How many bytes may still be granted past a request, in a share on its way.
+    static uint64_t allowance(const Share& share, const Request& request) {
+        uint64_t mark = request.overtaken[request.share->depth - share.depth];
+        auto bypass = static_cast<uint64_t>(std::min(share.bypass * static_cast<double>(share.limit), 9e18));
+        uint64_t passed = share.overtaken - mark;
+        return bypass - std::min(bypass, passed);
+    }
+
+    // Shares in which requests have begun or ceased to wait before newcomers since this was asked last.
+    std::vector<Share*> turned() { return std::exchange(turned_, {}); }
+    void forget(Share& share) { std::erase(turned_, &share); }
+
+private:
+    void refresh(Share& share) {
+        if (!share.stale) return;
+        share.head = share.queue.first();
+        for (Share* one : share.inside) {
+            refresh(*one);
+            if (one->out && (!share.head || before(*one->out, *share.head))) share.head = one->out;
+        }
+        share.out = share.head ? search(share, UINT64_MAX) : nullptr;
+        share.stale = false;
+        if (share.gated != (share.head != nullptr)) turned_.push_back(&share);
+    }
+
+    // Smaller requests may pass one that does not fit, as far as the allowance goes.
+    Request* search(Share& share, uint64_t most) {
+        uint64_t room = heap_.account(share.account).room();
+        if (share.head->total > room) room = std::min(room, allowance(share, *share.head));
+        most = std::min(most, room);
+        if (share.head->total <= most) return share.head;
+        Request* best = share.queue.first(most);
+        for (Share* one : share.inside) {
+            Request* found = one->out;
+            if (!found || (best && before(*best, *found))) continue;
+            if (found->total > most) found = search(*one, most);
+            if (found && (!best || before(*found, *best))) best = found;
+        }
+        return best;
+    }
+
+    Heap& heap_;
+    std::vector<Share*> turned_;
 };
 
 }  // namespace asyncmem::scheduler

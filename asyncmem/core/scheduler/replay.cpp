@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
 #include <limits>
 #include <memory>
-#include <stdexcept>
 
 #include "scheduler.hpp"
-#include "timeline.hpp"
 
 namespace asyncmem::replay {
 
@@ -17,7 +16,6 @@ namespace {
 
 using scheduler::Effect;
 using scheduler::RequestId;
-using scheduler::Return;
 using scheduler::State;
 
 constexpr double beat_us = 4000;  // how often fences are recorded where memory comes in segments
@@ -31,6 +29,70 @@ double nanoseconds() {
     return std::chrono::duration<double, std::nano>(now).count();
 }
 
+// The model of a GPU that is late: each fence is done a fixed time after it was recorded. Times are in microseconds.
+class Timeline {
+public:
+    Timeline(Heap& heap, uint32_t streams, double lag) : heap_(heap), lag_(lag), dirty_(streams, 0) {}
+
+    // Something was freed there that no fence covers yet.
+    void touch(uint32_t stream) { dirty_[stream] = 1; }
+
+    // Record a fence on each stream that has been touched, and return how many.
+    uint64_t record(double now) {
+        uint64_t recorded = 0;
+        for (uint32_t stream = 0; stream < dirty_.size(); ++stream) {
+            if (!dirty_[stream]) continue;
+            record(stream, now);
+            ++recorded;
+        }
+        return recorded;
+    }
+
+    // Record one on this stream.
+    void record(uint32_t stream, double now) {
+        uint64_t epoch = heap_.close_epoch(stream);
+        heap_.publish(stream, epoch);
+        fences_.push_back({now + lag_, {stream, epoch}});
+        dirty_[stream] = 0;
+    }
+
+    // Tell the heap which fences are done by now, and return how many.
+    uint64_t observe(double now) {
+        uint64_t done = 0;
+        for (; !fences_.empty() && fences_.front().done <= now; ++done) {
+            heap_.mark_done(fences_.front().entry.stream, fences_.front().entry.epoch);
+            fences_.pop_front();
+        }
+        return done;
+    }
+
+    // Whether nothing happens until something is freed.
+    bool idle() const { return fences_.empty() && std::find(dirty_.begin(), dirty_.end(), 1) == dirty_.end(); }
+
+    // When all of these uses are done, if all of them are recorded.
+    double end(const Entries& entries) const {
+        double latest = 0;
+        for (const Entry& entry : entries)
+            for (const Fence& fence : fences_)
+                if (fence.entry.stream == entry.stream && fence.entry.epoch >= entry.epoch) {
+                    latest = std::max(latest, fence.done);
+                    break;
+                }
+        return latest;
+    }
+
+private:
+    struct Fence {
+        double done;
+        Entry entry;
+    };
+
+    Heap& heap_;
+    double lag_;
+    std::vector<uint8_t> dirty_;
+    std::deque<Fence> fences_;  // they end in the order in which they were recorded
+};
+
 class Replay {
 public:
     Replay(const Steps& steps, const Setup& setup)
@@ -40,7 +102,7 @@ public:
           timeline_(heap_, steps.streams, setup.lag_us),
           blocks_(steps.slots),
           next_sample_(setup.sample_us > 0 ? 0 : never) {
-        heap_.set_guarded(true);  // nobody else knows it
+        heap_.set_guarded(true);  // no other thread knows it
         for (uint32_t s = 1; s < steps.streams; ++s) heap_.add_stream();
         if (setup.policy.paged)
             for (uint32_t arena : {0, 1}) heap_.add_space(max_size << arena, max_size, arena, setup.policy.page);
@@ -150,7 +212,7 @@ private:
         next_ = std::min(next_beat_, next_sample_);
     }
 
-    // Record fences where something was freed since the last, and see what is done; answers how much was.
+    // Record fences where something was freed since the last, and see what is done; returns how much was.
     uint64_t fences() {
         for (uint64_t recorded = timeline_.record(now_); recorded; --recorded) pay(Call::Record, 0);
         return timeline_.observe(now_);
@@ -173,19 +235,18 @@ private:
     BlockId serve(const Ask& ask) {
         ++tally_.misses;
         end_trims(now_);
-        RequestId id = scheduler_->submit(ask, {}, {}, 0, seconds());
+        RequestId id = scheduler_->submit(ask, {}, {}, seconds());
         carry_out();
-        Granted granted{};
+        BlockId block = 0;
         if (scheduler_->state(id) == State::Granted) {
-            std::vector<Granted> none;
-            scheduler_->claim(id, granted, none);
+            block = scheduler_->claim(id)[0].block;
         } else {
             tally_.completed = false;
             tally_.failed_step = step_;
             tally_.failed_bytes = ask.nbytes;
         }
         if (reserved() == setup_.survey_at && tally_.waste.stranded.empty()) tally_.waste = heap_.waste();
-        return granted.block;
+        return block;
     }
 
     // -- the virtual device --------------------------------------------------------------------------------------------
@@ -213,9 +274,9 @@ private:
                     wait(effect);
                     break;
                 case Effect::Kind::LastResort:
-                    scheduler_->refuse(effect.job, seconds());
+                    scheduler_->ended(effect.job, scheduler::Ending::Refused, seconds());
                     break;
-                default:  // nobody sleeps here, and there is no host to move to
+                default:  // no task sleeps here, and there is no host to move to
                     break;
             }
         }
@@ -232,7 +293,7 @@ private:
     void grow(const Effect& effect) {
         bool direct = setup_.policy.direct;
         double before = tally_.bill.us;
-        for (const Return& one : effect.returns) pay(direct ? Call::Free : Call::FreeAsync, one.nbytes);
+        for (const Piece& one : effect.returns) pay(direct ? Call::Free : Call::FreeAsync, one.nbytes);
         if (!effect.returns.empty()) scheduler_->trimmed(effect.job, effect.returns.size(), seconds());
         pay(direct ? Call::Alloc : Call::AllocAsync, effect.nbytes);
         timeline_.touch(effect.stream);
@@ -242,13 +303,13 @@ private:
         tally_.peak_reserved = std::max(tally_.peak_reserved, reserved());
     }
 
-    // What nobody waits for goes back once its uses are done.
+    // What no request waits for goes back once its uses are done.
     void trim(Effect effect) {
         fences();
         double end = 0;
-        for (const Return& one : effect.returns) end = std::max(end, timeline_.end(one.uses));
+        for (const Piece& one : effect.returns) end = std::max(end, timeline_.end(one.uses));
         if (effect.request) wait_until(end);
-        for (const Return& one : effect.returns) leaving_ += one.nbytes;
+        for (const Piece& one : effect.returns) leaving_ += one.nbytes;
         trims_.push_back({end, std::move(effect)});
         end_trims(now_);
     }
@@ -261,7 +322,7 @@ private:
             }
             Effect effect = std::move(trims_[i].second);
             trims_.erase(trims_.begin() + static_cast<ptrdiff_t>(i));
-            for (const Return& one : effect.returns) {
+            for (const Piece& one : effect.returns) {
                 pay(setup_.policy.direct ? Call::Free : Call::FreeAsync, one.nbytes);
                 leaving_ -= one.nbytes;
             }
@@ -356,9 +417,9 @@ double empty_loop(const Steps& steps, double pace) {
 void check(const Steps& steps) {
     for (size_t i = 0; i < steps.count; ++i) {
         if (steps.slot[i] < 0 || static_cast<uint32_t>(steps.slot[i]) >= steps.slots)
-            throw std::invalid_argument("a slot must be below the number of slots");
+            refuse_argument("a slot must be below the number of slots");
         if (steps.stream[i] < 0 || static_cast<uint32_t>(steps.stream[i]) >= steps.streams)
-            throw std::invalid_argument("a stream must be below the number of streams");
+            refuse_argument("a stream must be below the number of streams");
     }
 }
 

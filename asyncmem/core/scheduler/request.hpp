@@ -1,15 +1,50 @@
-// A request: what was asked for, where it stands, and what became of it.
+// What a scheduler is told and wants: its policy, requests and effects, and how a journal writes them.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <limits>
-#include <memory>
+#include <utility>
 #include <vector>
 
-#include "heap.hpp"
+#include "heap/heap.hpp"
 
 namespace asyncmem::scheduler {
+
+// What a pool was told about getting, keeping and giving back memory. Times are seconds, sizes bytes.
+struct Policy {
+    uint64_t limit = no_limit;           // the most that may be reserved
+    bool limited = false;                // the user chose it
+    bool paged = false;                  // memory comes by pages; else in segments
+    bool direct = false;                 // a segment for each request, which goes back as it is freed
+    uint64_t granularity = 1;            // a segment's size is a multiple of it
+    uint64_t page = 0;
+    uint64_t segment_size = 64 << 20;
+    uint64_t small_limit = 1 << 20;      // smaller requests have segments of their own
+    uint64_t ready = 0;                  // kept reserved, used or not
+    bool late_fences = true;
+    // How much may be free while the pool grows rather than make a stream wait: bytes, or a share of the peak.
+    uint64_t overlap_bytes = 0;
+    double overlap_share = 0;
+    uint64_t overlap_least = 0;
+    // For how long growth may wait for memory that is about to be ready: for each request, and of all the time.
+    double patience = 0;
+    double patience_share = std::numeric_limits<double>::infinity();
+    bool take_back = true;               // memory in no use serves elsewhere before more than ever is reserved
+    double dear = 0.05;                  // of the pool's life moves of pages may take; then new memory is first
+    double bypass = 2;
+    uint64_t max_waiting = UINT64_MAX;
+    bool fallback = false;               // the host serves what the device cannot
+    double quiet_after = 0.1;            // without progress for so long, deadlocks are looked for
+    double merge_threshold = 0.1;
+    bool defragment = true;
+    bool adaptive = true;
+    double shrink_after = std::numeric_limits<double>::infinity();
+    Tuning tuning;                       // the heap's own; its caches are smaller under pressure
+};
+
+// What a size takes in a heap of usual granules.
+inline uint64_t rounded(uint64_t nbytes) { return (nbytes + 511) & ~uint64_t{511}; }
 
 using RequestId = uint64_t;  // slot and generation; 0 means "no request"
 
@@ -27,7 +62,7 @@ enum class State : uint8_t {
     Waiting,   // queued behind other holders of memory
     Growing,   // within every limit; memory is being made for it
     Ordering,  // has its memory; its stream must still be ordered behind earlier uses
-    Granted,   // has its memory, and nobody has taken it yet
+    Granted,   // has its memory, which is not yet claimed
     Failed,    // refused, cancelled or expired
 };
 constexpr const char* state_names[] = {"waiting", "growing", "ordering", "granted", "failed"};
@@ -67,9 +102,8 @@ struct Request {
     Reason reason = Reason::None;
     Shortage shortage = Shortage::None;
     bool noted = false;                // it stays for now, and counts among those who wait or grow
-    bool told = false;                 // its call has returned: whoever waits for it is told of its end
+    bool told = false;                 // its call has returned: an effect tells its end
     bool missed = false;               // mapped memory had none for it when it came
-    bool promised = false;             // its bytes count in every share on its way
     bool waited = false;               // it has been behind other holders of memory
     bool grew = false;                 // memory has been made for it
     bool making = false;               // what the last try came to: something is under way for it
@@ -90,15 +124,12 @@ struct Request {
     uint64_t ahead = 0;                // how many stood before it when it failed
 
     // What it got.
-    BlockId block = 0;
-    uint64_t address = 0;
-    std::vector<Granted> blocks;       // of a batch
-    std::vector<std::pair<BlockId, Entries>> owed;  // uses to order its stream behind
+    std::vector<Granted> blocks;       // one a size
+    std::vector<Entries> owed;         // by block, uses to order its stream behind; none where there are none
 
     // Its place in a RequestQueue.
     Request* left = nullptr;
     Request* right = nullptr;
-    Request* up = nullptr;
     uint32_t weight = 0;
     uint64_t least = 0, most = 0;      // totals in its subtree
     uint32_t count = 0;                // requests in it
@@ -108,32 +139,25 @@ struct Request {
     uint64_t caller = 0;               // whatever the caller wants to find it by
 
     bool batch() const { return !pieces.empty(); }
+    std::span<const uint64_t> sizes() const { return batch() ? std::span(pieces) : std::span(&ask.nbytes, 1); }
     bool queued() const { return state == State::Waiting || state == State::Growing; }
-    bool holds_memory() const { return state == State::Ordering || state == State::Granted; }
 };
 
 // All requests by number. Requests never move.
 class Requests {
 public:
     Request& add() {
-        if (free_.empty()) {
-            slots_.emplace_back();
-            free_.push_back(static_cast<uint32_t>(slots_.size() - 1));
-        }
-        uint32_t slot = free_.back();
-        free_.pop_back();
+        uint32_t slot = slots_.acquire();
         Request& request = slots_[slot];
         request.id = uint64_t{++request.generation} << 32 | slot;
-        ++count_;
         return request;
     }
 
     void remove(Request& request) {
-        uint32_t slot = static_cast<uint32_t>(request.id), generation = request.generation;
+        slots_.release(static_cast<uint32_t>(request.id));
+        uint32_t generation = request.generation;
         request = Request{};
         request.generation = generation;
-        free_.push_back(slot);
-        --count_;
     }
 
     // The request of that number, or nullptr when it is gone.
@@ -142,7 +166,7 @@ public:
         return id && slot < slots_.size() && slots_[slot].id == id ? &slots_[slot] : nullptr;
     }
 
-    size_t count() const { return count_; }
+    size_t count() const { return slots_.used(); }
 
     template <typename Look>
     void each(Look&& look) {
@@ -151,9 +175,108 @@ public:
     }
 
 private:
-    std::deque<Request> slots_;
-    std::vector<uint32_t> free_;
-    size_t count_ = 0;
+    Slots<Request, std::deque<Request>> slots_;
 };
+
+using JobId = uint64_t;
+
+// How a job ended that is no growth, trim, remapping or wait.
+enum class Ending : uint8_t {
+    Done,
+    Retry,    // the last resort asks for one more try,
+    Refused,  // or does not
+    Served,   // by the host's memory
+};
+constexpr const char* ending_names[] = {"done", "retry", "refused", "served"};
+
+struct Effect {
+    enum class Kind : uint8_t {
+        Granted,        // the request has its memory: wake its waiters, which then call `claim`
+        Order,          // order the request's stream behind its `owed` uses: `ordered` or `unordered`
+        Failed,         // the request has failed: wake its waiters
+        Look,           // record fences on `streams`, then ask which fences are done: `looked`
+        Grow,           // give `returns` back, then get a segment: `trimmed`, `grew` or `grow_failed`
+        Trim,           // give `returns` back: `trimmed`
+        Remap,          // unmap `out`, then map `into`: `remapped`
+        Wait,           // wait on the host until `uses` are done, for at most `seconds`: `waited`
+        Settle,         // wait on the host for all free memory, for captured work: `waited`
+        Spill,          // move `nbytes` of what is charged to `account` to the host: `ended`
+        LastResort,     // collect garbage, ask the user: `ended`
+        ServeFromHost,  // serve the request from the host's memory: `ended`
+        Deadline,       // call `expire` at the time `seconds`
+        Quiet,          // call `quiet` at the time `seconds`
+        Beat,           // call `begin_beat` and `end_beat` from now on, as long as the latter says
+        Pressure,       // the level of pressure is now `level`
+        Emptied,        // a pool that is closed or drained holds nothing any more
+    };
+    static constexpr int kinds = 17;
+    static constexpr const char* names[kinds] = {
+        "granted", "order",       "failed",          "look",     "grow",  "trim", "remap",    "wait",   "settle",
+        "spill",   "last_resort", "serve_from_host", "deadline", "quiet", "beat", "pressure", "emptied"};
+
+    struct Span {
+        uint32_t segment;
+        uint64_t address, nbytes;
+    };
+
+    Kind kind = Kind::Granted;
+    bool by_caller = false;  // the thread that made the request carries it out
+    uint8_t level = 0;
+    uint32_t arena = 0, stream = 0, account = 0;
+    RequestId request = 0;
+    JobId job = 0;           // names it to the event that ends it
+    uint64_t nbytes = 0;     // of growth: what to ask for
+    uint64_t need = 0;       // of growth: the least that is of use; of remapping: bytes that the device must have to spare
+    double seconds = 0;
+    std::vector<uint32_t> streams{};
+    std::vector<Piece> returns{};   // segments that have left the heap, and go back once their last uses are done
+    Entries uses{};
+    std::vector<Span> out{}, into{};
+    size_t moved = 0;        // of `into`: so many of the first get what was unmapped
+    size_t ahead = 0;        // so many of the last are ahead of need, and may fail
+};
+
+// An owner that waits for memory without a queued request: for another task that brings spilled memory back.
+struct Claim {
+    uint64_t owner;
+    uint64_t nbytes;
+    uint32_t account;
+};
+
+// -- in a journal ------------------------------------------------------------------------------------------------------
+
+inline void put(std::string& text, Effort effort) { asyncmem::put(text, effort_names[static_cast<size_t>(effort)]); }
+inline void put(std::string& text, State state) { asyncmem::put(text, state_names[static_cast<size_t>(state)]); }
+inline void put(std::string& text, Ending ending) { asyncmem::put(text, ending_names[static_cast<size_t>(ending)]); }
+inline void put(std::string& text, Reason reason) { asyncmem::put(text, reason_names[static_cast<size_t>(reason)]); }
+inline void put(std::string& text, const Terms& terms) {
+    put_all(text, terms.deadline, terms.priority, terms.effort, terms.waits, terms.calls, terms.on_loop, terms.captured);
+}
+inline void put(std::string& text, const Claim& claim) { put_all(text, claim.owner, claim.nbytes, claim.account); }
+inline void put(std::string& text, const Effect::Span& span) { put_all(text, span.address, span.nbytes); }
+
+inline void put(std::string& text, const Policy& policy) {
+    Fields fields(text);
+    fields("limit", policy.limit)("limited", policy.limited)("paged", policy.paged)("direct", policy.direct);
+    fields("granularity", policy.granularity)("page", policy.page)("segment_size", policy.segment_size);
+    fields("ready", policy.ready)("late_fences", policy.late_fences);
+    policy.overlap_share > 0 ? fields("overlap", policy.overlap_share) : fields("overlap", policy.overlap_bytes);
+    fields("overlap_least", policy.overlap_least)("patience", policy.patience)("patience_share", policy.patience_share);
+    fields("take_back", policy.take_back)("bypass", policy.bypass)("max_waiting", policy.max_waiting);
+    fields("fallback", policy.fallback)("quiet_after", policy.quiet_after)("merge_threshold", policy.merge_threshold);
+    fields("defragment", policy.defragment)("adaptive", policy.adaptive)("shrink_after", policy.shrink_after);
+    put_fields(fields, policy.tuning);
+}
+
+inline void put(std::string& text, const Effect& effect) {
+    Fields fields(text);
+    fields("kind", Effect::names[static_cast<size_t>(effect.kind)]);
+    fields.known("request", effect.request).known("job", effect.job).known("by_caller", effect.by_caller);
+    fields.known("nbytes", effect.nbytes).known("need", effect.need).known("arena", effect.arena);
+    fields.known("stream", effect.stream).known("account", effect.account).known("level", effect.level);
+    fields.known("seconds", effect.seconds).known("streams", effect.streams).known("returns", effect.returns);
+    fields.known("uses", effect.uses).known("out", effect.out).known("into", effect.into);
+    fields.known("moved", effect.moved).known("ahead", effect.ahead);
+}
 
 }  // namespace asyncmem::scheduler

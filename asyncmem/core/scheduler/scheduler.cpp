@@ -1,18 +1,9 @@
 // Requests: taken in, and ended.
 #include <algorithm>
-#include <stdexcept>
 
-#include "told.hpp"
+#include "scheduler.hpp"
 
 namespace asyncmem::scheduler {
-
-namespace {
-
-uint64_t rounded(uint64_t nbytes) { return (nbytes + 511) & ~uint64_t{511}; }
-
-[[noreturn]] void refuse_argument(const char* why) { throw std::invalid_argument(why); }
-
-}  // namespace
 
 Scheduler::Scheduler(Heap& heap, const Policy& policy, double now)
     : heap_(heap), journal_(heap.journal()), policy_(policy), source_(make_source(heap, policy_, now)), shares_(heap),
@@ -37,19 +28,17 @@ void Scheduler::begin() {
 
 // -- taking requests in ------------------------------------------------------------------------------------------------
 
-RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const Terms& terms, uint64_t caller, double now) {
-    ASYNCMEM_WRITTEN(submit, ask, pieces, terms, unwritten(caller), now);
-    std::lock_guard lock(lock_);
+RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const Terms& terms, double now) {
+    ASYNCMEM_ENTER(submit, ask, pieces, terms, now);
     now_ = now;
     Share& share = need_share(ask.account);
     if (ask.arena != share.arena) refuse_argument("another range than that of the pool, budget or lease");
     if (ask.stream >= heap_.stream_count()) refuse_argument("unknown stream");
     Request& request = requests_.add();
     request.ask = ask;
-    request.ask.door = false;
+    request.ask.fast = false;
     request.ask.again = policy_.paged;
     request.terms = terms;
-    request.caller = caller;
     request.share = &share;
     ++share.requests;
     request.since = now;
@@ -121,14 +110,7 @@ void Scheduler::note(Request& request) {
     request.waited = waits;
     request.grew = !waits;
     each_tally(request, [&](Tally& tally) { ++(waits ? tally.waits : tally.growth_waits); });
-    if (terms.deadline < never && !terms.calls) expect(request);
-}
-
-void Scheduler::expect(const Request& request) {
-    deadlines_.emplace_back(request.terms.deadline, request.id);
-    std::push_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-    ++with_deadline_;
-    arm_deadline();
+    expire_later(request);
 }
 
 // Stand in the queue of its share.
@@ -145,11 +127,10 @@ void Scheduler::join(Request& request) {
 
 // -- state of a request ------------------------------------------------------------------------------------------------
 
-// Memory is being made for it: its bytes count from now on, so that nobody else gets them.
+// Memory is being made for it: its bytes count from now on, so that no other request gets them.
 void Scheduler::admit(Request& request) {
     shares_.leave(request);
-    heap_.promise(request.ask.account, request.total);
-    request.promised = true;
+    heap_.promise(request.ask.account, static_cast<int64_t>(request.total));
     request.state = State::Growing;
     growing_.insert(request);
     --waiting_;
@@ -158,8 +139,7 @@ void Scheduler::admit(Request& request) {
 
 void Scheduler::readmit(Request& request) {
     growing_.remove(request);
-    heap_.unpromise(request.ask.account, request.total);
-    request.promised = false;
+    heap_.promise(request.ask.account, -static_cast<int64_t>(request.total));
     ++facts_;
     join(request);
     if (request.noted && !request.waited) {
@@ -189,28 +169,22 @@ void Scheduler::leave(Request& request) {
     if (request.state == State::Growing) {
         if (growing_.first() == &request) ++version_;  // others stood behind it
         growing_.remove(request);
-        if (request.promised) {
-            heap_.unpromise(request.ask.account, request.total);
-            Shares::touch(*request.share);
-        }
-        request.promised = false;
+        heap_.promise(request.ask.account, -static_cast<int64_t>(request.total));
+        Shares::touch(*request.share);
     } else {
         shares_.leave(request);
         --waiting_;
         waiting_bytes_ -= request.total;
     }
-    if (request.noted && request.terms.deadline < never && !request.terms.calls) {
-        --with_deadline_;
-        arm_deadline();
-    }
     if (request.sleepers && request.terms.deadline == never) --sleeping_;
 }
 
-// End a request: it leaves the queue, and whoever waits for it hears of that.
+// End a request: it leaves the queue, and its waiters are told.
 void Scheduler::settle(Request& request, State state, Reason reason) {
     leave(request);
     request.state = state;
     request.reason = reason;
+    if (request.terms.deadline < never) arm_deadline();
     bool served = reason == Reason::None;
     progress_ += served;
     if (request.missed) {
@@ -218,7 +192,7 @@ void Scheduler::settle(Request& request, State state, Reason reason) {
         // What another stream had is counted by itself.
         bool counts = served && !request.terms.captured && request.owed.empty();
         each_tally(request, [&](Tally& tally) {
-            if (counts) tally.misses += static_cast<int64_t>(request.batch() ? request.pieces.size() : 1);
+            if (counts) tally.misses += static_cast<int64_t>(request.sizes().size());
             if (request.waited) {
                 tally.wait_seconds += age;
                 tally.longest_wait = std::max(tally.longest_wait, age);
@@ -243,6 +217,8 @@ void Scheduler::log_end(const Request& request) {
                 : request.reason == Reason::Expired   ? 2
                                                       : 3;
     row.nbytes = request.ask.nbytes;
+    int64_t priority = request.terms.priority;
+    row.address = static_cast<uint64_t>(priority < 0 ? -2 * priority - 1 : 2 * priority);
     row.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
     row.site = request.ask.cause.site;
     row.task = request.ask.cause.task;
@@ -263,7 +239,7 @@ void Scheduler::emit(Effect::Kind kind, Request& request) {
 
 void Scheduler::fail(Request& request, Reason reason) {
     if (reason == Reason::NoMemory) explain(request);
-    if (request.state == State::Waiting && request.sequence) request.ahead = RequestQueue::rank(request);
+    if (request.state == State::Waiting && request.sequence) request.ahead = request.share->queue.rank(request);
     each_tally(request, [&](Tally& tally) {
         tally.timeouts += reason == Reason::Expired;
         tally.deadlocks += reason == Reason::Deadlock;
@@ -302,47 +278,25 @@ Request& Scheduler::need(RequestId id) const {
     return *request;
 }
 
-void Scheduler::set_caller(RequestId id, uint64_t caller) {
-    std::lock_guard lock(lock_);
-    if (Request* request = requests_.find(id)) request->caller = caller;
-}
-
-void Scheduler::note_foreign() {
-    std::lock_guard lock(lock_);
-    ++foreign_;
-}
-
 void Scheduler::note_handed_back(uint32_t account) {
     std::lock_guard lock(lock_);
     for (Share* one = share_of(account); one; one = one->part_of) ++one->tally.handed_back;
 }
 
 State Scheduler::leave_to(RequestId id) {
-    ASYNCMEM_WRITTEN(leave_to, id);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(leave_to, id);
     Request& request = need(id);
     request.told = true;
     return request.state;
 }
 
-State Scheduler::state(RequestId id) const {
-    std::lock_guard lock(lock_);
-    return need(id).state;
-}
-
-const Request* Scheduler::look_up(RequestId id) const {
-    std::lock_guard lock(lock_);
-    return requests_.find(id);
-}
-
-void Scheduler::claim(RequestId id, Granted& single, std::vector<Granted>& batch) {
-    ASYNCMEM_WRITTEN(claim, id, filled(single), filled(batch));
-    std::lock_guard lock(lock_);
+std::vector<Granted> Scheduler::claim(RequestId id) {
+    ASYNCMEM_ENTER(claim, id);
     Request& request = need(id);
     if (request.state != State::Granted) refuse_argument("the request has no memory to take");
-    single = {request.block, request.address};
-    batch = std::move(request.blocks);
+    std::vector<Granted> blocks = std::move(request.blocks);
     remove(request);
+    return blocks;
 }
 
 void Scheduler::remove(Request& request) {
@@ -351,15 +305,13 @@ void Scheduler::remove(Request& request) {
 }
 
 void Scheduler::forget(RequestId id) {
-    ASYNCMEM_WRITTEN(forget, id);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(forget, id);
     Request* request = requests_.find(id);
     if (request && request->state == State::Failed) remove(*request);
 }
 
 bool Scheduler::cancel(RequestId id, double now) {
-    ASYNCMEM_WRITTEN(cancel, id, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(cancel, id, now);
     Request* request = requests_.find(id);
     if (!request || !request->queued()) return false;
     now_ = now;
@@ -370,8 +322,7 @@ bool Scheduler::cancel(RequestId id, double now) {
 }
 
 void Scheduler::fail(RequestId id, Reason reason, double now) {
-    ASYNCMEM_WRITTEN(fail, id, reason, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(fail, id, reason, now);
     Request* request = requests_.find(id);
     if (!request || !request->queued()) return;
     now_ = now;
@@ -380,13 +331,11 @@ void Scheduler::fail(RequestId id, Reason reason, double now) {
 }
 
 void Scheduler::give(RequestId id, BlockId block, uint64_t address, double now) {
-    ASYNCMEM_WRITTEN(give, id, block, address, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(give, id, block, address, now);
     Request& request = need(id);
     if (!request.queued()) refuse_argument("the request does not wait");
     now_ = now;
-    request.block = block;
-    request.address = address;
+    request.blocks = {{block, address}};
     grant(request);
     pump(now);
 }
@@ -394,14 +343,12 @@ void Scheduler::give(RequestId id, BlockId block, uint64_t address, double now) 
 Entries Scheduler::owed(RequestId id) const {
     std::lock_guard lock(lock_);
     Entries all;
-    for (auto& [block, entries] : need(id).owed)
-        for (const Entry& entry : entries) include(all, entry);
+    for (const Entries& uses : need(id).owed) all = joined(std::move(all), uses);
     return all;
 }
 
 void Scheduler::ordered(RequestId id, double now) {
-    ASYNCMEM_WRITTEN(ordered, id, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(ordered, id, now);
     Request& request = need(id);
     if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");
     now_ = now;
@@ -412,25 +359,12 @@ void Scheduler::ordered(RequestId id, double now) {
 
 // Its stream could not be ordered: the memory goes back as it was, and the request takes none of other streams.
 void Scheduler::unordered(RequestId id, double now) {
-    ASYNCMEM_WRITTEN(unordered, id, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(unordered, id, now);
     Request& request = need(id);
     if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");
     now_ = now;
-    if (request.batch()) {
-        for (size_t i = request.blocks.size(); i--;) {
-            Entries back;
-            for (auto& [block, entries] : request.owed)
-                if (block == request.blocks[i].block) back = entries;
-            heap_.put_back(request.blocks[i].block, back);
-        }
-        request.blocks.clear();
-    } else {
-        heap_.put_back(request.block, request.owed.front().second);
-        request.block = 0;
-    }
-    foreign_ -= static_cast<int64_t>(request.batch() ? request.pieces.size() : 1);
-    request.owed.clear();
+    foreign_ -= static_cast<int64_t>(request.blocks.size());
+    put_back(request);
     request.unordered = true;
     request.reason = Reason::None;
     request.tried = 0;
@@ -439,7 +373,7 @@ void Scheduler::unordered(RequestId id, double now) {
     sleeping_ += request.sleepers && request.terms.deadline == never;
     if (request.noted) {
         if (!request.terms.waits) callers_.push_back(id);
-        if (request.terms.deadline < never && !request.terms.calls) expect(request);
+        expire_later(request);
     } else {
         fresh_.push_back(id);
     }

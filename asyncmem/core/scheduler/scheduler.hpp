@@ -1,7 +1,7 @@
 // The scheduler: who is served next, from what memory, and what has to be done for it. The only place that decides.
 //
 // Sans-I/O: an event comes in, the state changes, effects go out. It calls no driver, no event loop, no clock and no
-// Python; the time comes with each event. Whoever calls it carries out the effects afterwards, and tells their end by
+// Python; the time comes with each event. The caller carries out the effects afterwards, and tells their end by
 // further events. DESIGN.md has the table of both.
 //
 // Every public method takes the lock for a bounded piece of work, and may be called from any thread and any finalizer.
@@ -12,9 +12,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "effects.hpp"
-#include "policy.hpp"
-#include "shares.hpp"
 #include "source.hpp"
 
 namespace asyncmem::scheduler {
@@ -23,20 +20,13 @@ namespace asyncmem::scheduler {
 enum class Means : uint8_t { Grow, Look, Flush, Merge, Wait, Trim, Spill, Collect, Ask };
 constexpr size_t means_count = 9;
 
-// Somebody who waits for memory without a request of the queue: for another task that brings spilled memory back.
-struct Claim {
-    uint64_t owner;
-    uint64_t nbytes;
-    uint32_t account;
-};
-
 struct Hold {
-    uint64_t owner = 0;  // 0: nobody's any more
+    uint64_t owner = 0;  // 0: no owner any more
     BlockId block = 0;   // 0: not used
     uint64_t since = 0;  // how many owners had been forgotten then
 };
 
-// Somebody who cannot be served whatever others do, as a deadlock was found.
+// An owner that cannot be served whatever others do, as a deadlock was found.
 struct Stuck {
     uint64_t owner;
     RequestId request;  // 0: a claim
@@ -67,18 +57,30 @@ public:
     Tally tally(uint32_t account) const;
     void add_spillable(uint32_t account, int64_t nbytes, double now);
     void note_handed_back(uint32_t account);
-    void note_foreign();  // memory that another stream had was taken by other ways
+    void note_foreign() {  // memory that another stream had was taken by other ways
+        std::lock_guard lock(lock_);
+        ++foreign_;
+    }
 
     // -- requests ------------------------------------------------------------------------------------------------------
     // `pieces`: sizes of a batch, none empty. The state tells what became of it.
-    RequestId submit(const Ask& ask, std::vector<uint64_t> pieces, const Terms& terms, uint64_t caller, double now);
-    void set_caller(RequestId id, uint64_t caller);
+    RequestId submit(const Ask& ask, std::vector<uint64_t> pieces, const Terms& terms, double now);
+    void set_caller(RequestId id, uint64_t caller) {
+        std::lock_guard lock(lock_);
+        if (Request* request = requests_.find(id)) request->caller = caller;
+    }
     // The call has returned: from now on an effect tells the end of the request, unless the answer is one.
     State leave_to(RequestId id);
-    State state(RequestId id) const;
-    const Request* look_up(RequestId id) const;
-    // Take the memory of a granted request, and end it.
-    void claim(RequestId id, Granted& single, std::vector<Granted>& batch);
+    State state(RequestId id) const {
+        std::lock_guard lock(lock_);
+        return need(id).state;
+    }
+    const Request* look_up(RequestId id) const {
+        std::lock_guard lock(lock_);
+        return requests_.find(id);
+    }
+    // Take the memory of a granted request, a block a size, and end it.
+    std::vector<Granted> claim(RequestId id);
     // End a failed request.
     void forget(RequestId id);
     // End a request that waits; false where it has memory or has failed.
@@ -102,7 +104,10 @@ public:
     std::vector<Hold> holds() const;
 
     // Who was stuck when a deadlock was found last.
-    std::vector<Stuck> stuck() const;
+    std::vector<Stuck> stuck() const {
+        std::lock_guard lock(lock_);
+        return stuck_;
+    }
 
     // -- events --------------------------------------------------------------------------------------------------------
     void freed(uint32_t flags, double now);
@@ -112,10 +117,7 @@ public:
     void trimmed(JobId job, size_t count, double now);
     void remapped(JobId job, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds);
     void waited(JobId job, bool seen, double now);
-    void ended(JobId job, double now);                   // of whatever else
-    void retry(JobId job, double now);                   // the last resort asks for one more try
-    void refuse(JobId job, double now);                  // it does not
-    void served_elsewhere(JobId job, double now);
+    void ended(JobId job, Ending ending, double now);    // of whatever else
     void expire(double now);
     void quiet(double now, const std::vector<Claim>& claims);
     void tick(double now);                               // a few times a second
@@ -127,13 +129,16 @@ public:
     void drain(double now);
     void close(double now);
 
-    // What a request that nobody waits for may ask for; as effects.
+    // What a request without a sleeping caller may ask for; as effects.
     void trim(uint64_t keep, double now);
     void grow_ahead(double now);
 
     // -- effects -------------------------------------------------------------------------------------------------------
     bool next(Effect& effect);
-    void put_back(Effect effect);  // one that could not be carried out: it is the next again
+    void put_back(Effect effect) {  // one that could not be carried out: it is the next again
+        std::lock_guard lock(lock_);
+        effects_.push_front(std::move(effect));
+    }
 
     Gauges gauges() const;
     std::vector<RequestId> queued() const;  // who waits or grows, in order of arrival
@@ -154,6 +159,8 @@ private:
     bool find(Request& request);
     bool find_block(Request& request, bool anywhere);
     bool take_foreign(Request& request, bool anywhere);
+    void put_back(Request& request);
+    Ask ask_for(const Request& request, bool anywhere) const;
     bool must_look(int depth, uint32_t stream, std::vector<uint32_t> streams);
     bool looked_since(int depth) const { return look_event_ == event_ && look_depth_ >= depth; }
     bool tidy();
@@ -180,19 +187,22 @@ private:
     bool start_spill(Request& request, Share& share, uint64_t nbytes);
     bool last_resort(Request& request);
     void start_plainly(Effect::Kind kind, Request& request);
-    bool nobody_can_free() const;
+    bool no_memory_will_come() const;
     void shrink();
     void set_gates();
     void look_at_pressure();
     void fit_caches();
     void defragment();
     void expire_due();
-    void expect(const Request& request);
+    RequestId pop_deadline();
+    void expire_later(const Request& request);
     void arm_deadline();
     void arm_quiet();
     void wait_for_quiet(double seconds);
     uint64_t owner_of(const Hold& hold) const;
     void refuse_hopeless(Share& share, uint64_t limit);
+    void take_promises_back(const Share& share);
+    std::vector<Request*> growing_inside(const Share& share) const;
     void refuse_waiting(Share& share, uint64_t limit);
     void emit(Effect effect);
     void emit(Effect::Kind kind, Request& request);
@@ -240,16 +250,13 @@ private:
     int64_t progress_ = 0, foreign_ = 0;
     int64_t means_[means_count]{};
 
-    std::vector<std::pair<double, RequestId>> deadlines_;  // a heap, the earliest first
-    size_t with_deadline_ = 0;
+    std::vector<std::pair<double, RequestId>> deadlines_;  // a heap, the earliest first; some are over
     double armed_deadline_ = never;
 
-    std::vector<Hold> holds_;
-    std::vector<uint32_t> free_holds_;
+    Slots<Hold> holds_{1};                 // number 0 stands for none
     std::unordered_map<uint64_t, uint64_t> forgotten_;  // owners that are gone: their number among all that ever were
     uint64_t forgets_ = 0;
-    size_t held_ = 0;
-    size_t sleeping_ = 0;                  // requests without a deadline that somebody sleeps on
+    size_t sleeping_ = 0;                  // requests without a deadline on which a task sleeps
     bool quiet_armed_ = false;
     int64_t progress_seen_ = -1;
     int64_t facts_ = 0;                    // goes up with whatever a proof rests on, beside progress

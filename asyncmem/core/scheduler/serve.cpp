@@ -26,7 +26,7 @@ void Scheduler::pump(double now) {
         if (share) Shares::touch(*share);
     }
     Shares::touch(*root_);
-    if (with_deadline_) expire_due();
+    expire_due();
     if (!suspended_ && !closed_) {
         serve_growing();
         if (!suspended_) serve_waiting();
@@ -112,7 +112,7 @@ void Scheduler::serve_lease(Share& lease) {
     std::vector<Request*> waiting;
     auto collect = [&](auto& self, Share& share) -> void {
         if (!share.waits || !spilling_.empty())
-            for (Request* one = share.queue.first(); one; one = RequestQueue::next(*one)) waiting.push_back(one);
+            share.queue.each([&](Request& one) { waiting.push_back(&one); });
         for (Share* inner : share.inside) self(self, *inner);
     };
     collect(collect, lease);
@@ -130,16 +130,16 @@ void Scheduler::serve_lease(Share& lease) {
 
 Scheduler::Try Scheduler::attempt(Request& request) {
     if (request.tried == version_) return request.making ? Try::Making : Try::Blocked;
-    bool promised = std::exchange(request.promised, false);  // its own promise is not in its way
-    if (promised) heap_.unpromise(request.ask.account, request.total);
+    // Its own promise is not in its way.
+    auto promised = static_cast<int64_t>(request.state == State::Growing ? request.total : 0);
+    heap_.promise(request.ask.account, -promised);
     Try found = try_all(request);
+    heap_.promise(request.ask.account, promised);
     if (found == Try::Served) {
         count_overtaking(request);
         grant(request);
         return found;
     }
-    if (promised) heap_.promise(request.ask.account, request.total);
-    request.promised = promised;
     if (found != Try::Suspended) {
         request.tried = version_;
         request.making = found == Try::Making;
@@ -185,9 +185,7 @@ Scheduler::Try Scheduler::provide(Request& request) {
     if (Try found = go(source_->grow(request, now_, looked), Means::Grow); found != Try::Blocked) return found;
     if (terms.captured && !request.settled) {
         request.settled = true;
-        Step step{.kind = Step::Kind::Effect};
-        step.effect.kind = step.job.kind = Effect::Kind::Settle;
-        return go(std::move(step), Means::Wait);
+        return go(Step::of(Effect::Kind::Settle), Means::Wait);
     }
     if (tidy()) return Try::Served;
     if (policy_.paged && !request.pressed) {
@@ -207,10 +205,9 @@ Scheduler::Try Scheduler::provide(Request& request) {
 bool Scheduler::start_spill(Request& request, Share& share, uint64_t nbytes) {
     if (spill_job_ || !share.spillable || share.spillable < nbytes || request.terms.captured) return false;
     if (queue_job_ && !request.terms.calls) return false;
-    Step step{.kind = Step::Kind::Effect};
-    step.effect.kind = step.job.kind = Effect::Kind::Spill;
-    step.effect.account = share.account;
-    step.effect.nbytes = nbytes;
+    Step step = Step::of(Effect::Kind::Spill);
+    step.job.effect.account = share.account;
+    step.job.effect.nbytes = nbytes;
     if (!start(std::move(step), &request, Means::Spill)) return false;
     spill_job_ = last_job_;
     return true;
@@ -235,16 +232,16 @@ void Scheduler::spill_for_waiting() {
 
 // -- when nothing helps ------------------------------------------------------------------------------------------------
 
-bool Scheduler::nobody_can_free() const {
+bool Scheduler::no_memory_will_come() const {
     return !heap_.live() && jobs_.empty() && !source_->leaving() && !source_->coming();
 }
 
-// Waiting helps as long as somebody holds memory, or some is under way. Whether to serve again at once.
+// Waiting helps as long as memory is held, or some is under way. Whether to serve again at once.
 bool Scheduler::last_resort(Request& request) {
     if (request.job || queue_job_ || suspended_) return false;
     if (policy_.fallback && !request.terms.captured) {
         start_plainly(Effect::Kind::ServeFromHost, request);
-    } else if (!capturing_ && nobody_can_free()) {
+    } else if (!capturing_ && no_memory_will_come()) {
         if (source_->refuses() && !request.asked_again) {
             request.asked_again = true;
             source_->forget_refusal();  // others may have given memory back since
@@ -257,11 +254,9 @@ bool Scheduler::last_resort(Request& request) {
 }
 
 void Scheduler::start_plainly(Effect::Kind kind, Request& request) {
-    Step step{.kind = Step::Kind::Effect};
-    step.effect.kind = step.job.kind = kind;
-    step.effect.level = static_cast<uint8_t>(std::min<uint32_t>(request.refusals++, 255));
+    Step step = Step::of(kind);
+    step.job.effect.level = static_cast<uint8_t>(std::min<uint32_t>(request.refusals++, 255));
     start(std::move(step), &request, Means::Ask);
-    --means_[static_cast<size_t>(Means::Ask)];  // counted by who asks
 }
 
 // Synchronous callers who will not wait, once nothing is under way that might serve them.
@@ -275,8 +270,8 @@ void Scheduler::refuse_callers() {
         }
         ++i;
         if (request->job || request->state == State::Growing || suspended_) continue;
-        bool others = std::any_of(jobs_.begin(), jobs_.end(), [](auto& job) { return job.second.request != 0; });
-        if ((others || source_->returning()) && !request->terms.on_loop) continue;  // a loop waits for nobody
+        bool others = std::any_of(jobs_.begin(), jobs_.end(), [](auto& job) { return job.second.effect.request != 0; });
+        if ((others || source_->returning()) && !request->terms.on_loop) continue;  // a loop does not wait
         bool host = policy_.fallback && !request->terms.captured;
         start_plainly(host ? Effect::Kind::ServeFromHost : Effect::Kind::LastResort, *request);
     }

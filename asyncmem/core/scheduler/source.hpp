@@ -1,62 +1,136 @@
 // Where a pool's memory comes from: what is decided about growing, taking back and giving back.
 //
-// A source makes no call of the device. It changes what the heap and the pool count, and answers with an effect; the events
+// A source makes no call of the device. It changes what the heap and the pool count, and returns an effect; the events
 // that end the effect come back to it. Segments and pages are the two kinds.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
-#include <functional>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "effects.hpp"
-#include "growth.hpp"
-#include "lag.hpp"
-#include "policy.hpp"
-#include "shares.hpp"
+#include "queue.hpp"
 
 namespace asyncmem::scheduler {
 
-// What is to become of pages: plans of the heap, and what is mapped beside them ahead of need.
+// How far behind the device is: when what a stream was given is likely to be done.
+class Latency {
+public:
+    explicit Latency(const Heap& heap) : heap_(heap) {}
+
+    // Fences were recorded and looked at.
+    void look(double now) {
+        streams_.resize(heap_.stream_count());
+        for (uint32_t s = 0; s < streams_.size(); ++s) {
+            Stream& stream = streams_[s];
+            Epochs epochs = heap_.epochs(s);
+            for (; !stream.fences.empty() && stream.fences.front().epoch <= epochs.done; stream.fences.pop_front())
+                add(now - stream.fences.front().recorded);
+            if (epochs.recorded > epochs.done && (stream.fences.empty() || stream.fences.back().epoch < epochs.recorded))
+                stream.fences.push_back({epochs.recorded, now});
+        }
+    }
+
+    // Whether any fence was seen done yet; before, nothing is known.
+    bool known() const { return !seen_.empty(); }
+
+    void shift(double seconds) {
+        for (Stream& stream : streams_)
+            for (Fence& fence : stream.fences) fence.recorded += seconds;
+    }
+
+    // When all of these uses are likely to be done.
+    double end(const Entries& uses, double now) const {
+        double latest = now;
+        for (const Entry& use : uses) {
+            double recorded = now;
+            if (use.stream < streams_.size())
+                for (const Fence& fence : streams_[use.stream].fences)
+                    if (fence.epoch >= use.epoch) {
+                        recorded = fence.recorded;
+                        break;
+                    }
+            latest = std::max(latest, recorded + usual());
+        }
+        return latest;
+    }
+
+private:
+    struct Fence {
+        uint64_t epoch;
+        double recorded;
+    };
+    struct Stream {
+        std::deque<Fence> fences;
+    };
+    static constexpr size_t samples = 8;
+
+    // Fences are seen done some time after they are, so the least of the last few is the nearest to the truth.
+    double usual() const { return seen_.empty() ? 0 : *std::min_element(seen_.begin(), seen_.end()); }
+    void add(double seconds) {
+        if (seen_.size() == samples) seen_.pop_front();
+        seen_.push_back(seconds);
+    }
+
+    const Heap& heap_;
+    std::vector<Stream> streams_;
+    std::deque<double> seen_;
+};
+
+// What is to become of pages: plans of the heap.
 struct Change {
     std::vector<Plan> plans;
-    std::optional<Plan> stock;
-    double decided = 0;
+    bool stocks = false;  // the last is ahead of need
 
-    uint64_t fresh() const;  // bytes that the device is to give
-    uint64_t more() const;   // beyond those that it gets back before
-    uint64_t ahead() const;  // bytes that nobody waits for
+    static uint64_t fresh(const Plan& plan) {
+        uint64_t sum = 0;
+        for (const Range& range : plan.fresh) sum += range.nbytes;
+        return sum;
+    }
+    // Bytes that the device is to give,
+    uint64_t fresh() const {
+        uint64_t sum = 0;
+        for (const Plan& plan : plans) sum += fresh(plan);
+        return sum;
+    }
+    // beyond those that it gets back before,
+    uint64_t more() const {
+        uint64_t back = 0;
+        for (const Plan& plan : plans)
+            for (const Move& move : plan.moves) back += move.to ? 0 : move.nbytes;
+        return fresh() - std::min(fresh(), back);
+    }
+    // and that no request waits for.
+    uint64_t ahead() const { return stocks ? fresh(plans.back()) : 0; }
 };
 
 // An effect under way.
 struct Job {
-    JobId id = 0;
-    Effect::Kind kind = Effect::Kind::Grow;
-    RequestId request = 0;
-    bool by_caller = false, ahead = false;
+    Effect effect{};
     double started = 0;
-    uint64_t nbytes = 0, need = 0;  // of growth
-    uint32_t arena = 0;
-    std::vector<Return> returns{};
     Change change{};
-    bool reclaims = false;          // a wait before idle memory goes back
-    bool patient = false;           // a wait that growth chose
+    bool reclaims = false;  // idle memory goes back, perhaps after a wait for its uses
+    uint64_t leaving = 0;   // bytes of it
+    bool patient = false;   // a wait that growth chose
 };
 
-// Fences are to be recorded and looked at before more can be decided.
-struct LookFirst {
-    std::vector<uint32_t> streams;
-};
-
-// What a decision comes to: nothing, fences first, or an effect.
+// What a decision comes to: nothing, fences first, or a job.
 struct Step {
     enum class Kind : uint8_t { None, Look, Effect } kind = Kind::None;
     std::vector<uint32_t> streams{};
-    Effect effect{};
     Job job{};
 
+    static Step look_at(std::vector<uint32_t> streams) { return {Kind::Look, std::move(streams)}; }
+    static Step of(Effect::Kind kind) { return {Kind::Effect, {}, {.effect = {.kind = kind}}}; }
+    static Step wait(Entries uses, double seconds) {
+        Step step = of(Effect::Kind::Wait);
+        step.job.effect.uses = std::move(uses);
+        step.job.effect.seconds = seconds;
+        return step;
+    }
     explicit operator bool() const { return kind != Kind::None; }
 };
 
@@ -80,7 +154,7 @@ struct Lifetime {
 
 class Source {
 public:
-    Source(Heap& heap, const Policy& policy, double now) : heap_(heap), policy_(policy), growth_(policy), lag_(heap) {
+    Source(Heap& heap, const Policy& policy, double now) : heap_(heap), policy_(policy), latency_(heap) {
         lifetime_.began = now;
     }
     virtual ~Source() = default;
@@ -88,7 +162,7 @@ public:
     // The clock has changed by so much.
     virtual void shift(double seconds) {
         lifetime_.began += seconds;
-        lag_.shift(seconds);
+        latency_.shift(seconds);
     }
 
     // -- what a request may expect ------------------------------------------------------------------------------------
@@ -102,34 +176,36 @@ public:
     // -- what to do for a request --------------------------------------------------------------------------------------
     virtual Step patience(const Request& request, double now, bool looked) = 0;  // wait before more is reserved than ever
     virtual Step grow(const Request& request, double now, bool looked) = 0;
-    virtual Step grow_part(const Request& request) = 0;             // for what free memory lacks of a batch
-    virtual Step wait(const Request& request, double now) = 0;      // for what is idle and in use
+    virtual Step grow_part(const Request&) { return {}; }           // for what free memory lacks of a batch
+    virtual Step wait(const Request&, double) { return {}; }        // for what is idle and in use
     virtual Step make_room(const Request& request, double now) = 0;  // give back, so that growth fits
 
-    // -- what to do for nobody -----------------------------------------------------------------------------------------
-    virtual Step grow_ahead(double now) = 0;
+    // -- what to do without a request -----------------------------------------------------------------------------------
+    virtual Step grow_ahead() = 0;
     virtual Step trim(uint64_t wanted, uint64_t keep, double now) = 0;  // `no_limit` for all
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
     // -- what became of it ---------------------------------------------------------------------------------------------
-    void grew(const Job& job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double seconds);
-    void grow_failed(const Job& job, bool out_of_memory);
-    void trimmed(Job& job, size_t count);  // so many of the returns went back; the others are offered again
-    virtual void remapped(Job& job, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) = 0;
-    virtual Step reclaim(Job&, double) { return {}; }  // after the wait for the uses of idle memory
+    // Of segments: one came or did not; so many of the returns went back, and the others are offered again.
+    virtual void grew(const Job&, uint64_t, uint64_t, uint32_t, bool, double) {}
+    virtual void grow_failed(const Job&, bool) {}
+    virtual void trimmed(Job&, size_t) {}
+    // Of pages: so many were unmapped and mapped; and what follows the wait for the uses of idle memory.
+    virtual void remapped(Job&, size_t, size_t, bool, double, double) {}
+    virtual Step reclaim(const Job&) { return {}; }
     virtual void waited(const Job& job, double now) {
         if (job.patient) lifetime_.waited += now - job.started;
     }
 
     // Fences were looked at.
     void looked(double now) {
-        if (policy_.patience > 0) lag_.look(now);
+        if (policy_.patience > 0) latency_.look(now);
     }
     uint64_t coming() const { return coming_; }
     uint64_t leaving() const { return leaving_; }
     bool refuses() const { return refused_ != no_limit; }
     void forget_refusal() { refused_ = no_limit; }
-    // Bytes that somebody is giving back to the device just now.
+    // Bytes that are being given back to the device just now.
     uint64_t returning() const { return leaving_ - stranded_bytes_; }
     double moved() const { return lifetime_.moved; }
     double waited() const { return lifetime_.waited; }
@@ -145,23 +221,18 @@ protected:
     uint64_t left() const;  // what the limit leaves for growth
     virtual uint64_t free() const = 0;
     // Which of these uses, in the order in which they were freed, are worth waiting for rather than growing.
-    Step wait_patiently(const Request& request, const std::vector<Idle>& later, double now) const;
+    Step wait_patiently(const Request& request, const std::vector<Piece>& later, double now) const;
     bool may_be_patient(const Request& request, double now) const;
     int64_t slack() const;  // by how much less is free than streams may have side by side
     virtual uint64_t reserved_or_leaving() const = 0;
 
     Heap& heap_;
     const Policy& policy_;
-    Growth growth_;
-    Lag lag_;
+    Latency latency_;
     Lifetime lifetime_;
     uint64_t coming_ = 0, leaving_ = 0, stranded_bytes_ = 0;
     uint64_t refused_ = no_limit;  // the least that the device refused since something last changed
     uint64_t peak_ = 0;            // the most that was reserved
-    uint64_t in_arena_[2] = {};
-    uint32_t last_stream_ = 0;     // whose request brought the newest segment
-    std::vector<Return> stranded_;  // what the device did not take back
-    std::unordered_map<uint64_t, uint32_t> arena_of_;  // by address of the segment
 };
 
 std::unique_ptr<Source> make_source(Heap& heap, const Policy& policy, double now);

@@ -1,16 +1,17 @@
-// What happens by the clock: deadlines, upkeep, the end.
+// What happens by the clock: deadlines, upkeep, the end; effects handed out, figures, and the invariants.
+
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
-#include "told.hpp"
+#include "scheduler.hpp"
 
 namespace asyncmem::scheduler {
 
 // -- time --------------------------------------------------------------------------------------------------------------
 
 void Scheduler::expire(double now) {
-    ASYNCMEM_WRITTEN(expire, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(expire, now);
     armed_deadline_ = never;
     ++event_;
     pump(now);
@@ -19,53 +20,51 @@ void Scheduler::expire(double now) {
 
 void Scheduler::expire_due() {
     while (!deadlines_.empty() && deadlines_.front().first <= now_) {
-        RequestId id = deadlines_.front().second;
-        std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-        deadlines_.pop_back();
-        Request* request = requests_.find(id);
+        Request* request = requests_.find(pop_deadline());
         if (request && request->queued()) fail(*request, Reason::Expired);
     }
 }
 
+RequestId Scheduler::pop_deadline() {
+    std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
+    RequestId id = deadlines_.back().second;
+    deadlines_.pop_back();
+    return id;
+}
+
+// A thread that blocks looks at the clock by itself.
+void Scheduler::expire_later(const Request& request) {
+    if (request.terms.deadline == never || request.terms.calls) return;
+    deadlines_.emplace_back(request.terms.deadline, request.id);
+    std::push_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
+    arm_deadline();
+}
+
+// A timer that is too early does no harm; only the last one is called off.
 void Scheduler::arm_deadline() {
-    if (!with_deadline_) {
-        deadlines_.clear();
-        if (armed_deadline_ != never) {
-            armed_deadline_ = never;
-            emit(Effect{.kind = Effect::Kind::Deadline, .seconds = never});
-        }
-        return;
-    }
     auto is_over = [&](const std::pair<double, RequestId>& one) {
         Request* request = requests_.find(one.second);
         return !request || !request->queued();
     };
-    while (!deadlines_.empty() && is_over(deadlines_.front())) {
-        std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-        deadlines_.pop_back();
-    }
-    if (deadlines_.size() > 2 * with_deadline_ + 64) {
+    while (!deadlines_.empty() && is_over(deadlines_.front())) pop_deadline();
+    if (deadlines_.size() > 2 * requests_.count() + 64) {
         std::erase_if(deadlines_, is_over);
         std::make_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
     }
-    if (!deadlines_.empty() && deadlines_.front().first < armed_deadline_) {
-        armed_deadline_ = deadlines_.front().first;
-        emit(Effect{.kind = Effect::Kind::Deadline, .seconds = armed_deadline_});
-    }
+    double first = deadlines_.empty() ? never : deadlines_.front().first;
+    if (first == armed_deadline_ || (armed_deadline_ < first && first < never)) return;
+    armed_deadline_ = first;
+    emit(Effect{.kind = Effect::Kind::Deadline, .seconds = first});
 }
 
 void Scheduler::shift_clock(double seconds) {
-    ASYNCMEM_WRITTEN(shift_clock, seconds);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(shift_clock, seconds);
     requests_.each([&](Request& request) {
         request.since += seconds;
         request.terms.deadline += seconds;
     });
     for (auto& one : deadlines_) one.first += seconds;
-    for (auto& [id, job] : jobs_) {
-        job.started += seconds;
-        job.change.decided += seconds;
-    }
+    for (auto& [id, job] : jobs_) job.started += seconds;
     source_->shift(seconds);
     used_at_ += seconds;
     now_ += seconds;
@@ -77,8 +76,7 @@ void Scheduler::shift_clock(double seconds) {
 }
 
 void Scheduler::freed(uint32_t flags, double now) {
-    ASYNCMEM_WRITTEN(freed, flags, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(freed, flags, now);
     now_ = now;
     if (flags & LiveCrossed) look_at_pressure();
     if (flags & Waiting) {
@@ -90,8 +88,7 @@ void Scheduler::freed(uint32_t flags, double now) {
 }
 
 void Scheduler::tick(double now) {
-    ASYNCMEM_WRITTEN(tick, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(tick, now);
     now_ = now;
     source_->forget_refusal();  // others may have given memory back to the device
     capturing_ = false;         // or ended their captures
@@ -103,7 +100,7 @@ void Scheduler::tick(double now) {
     }
     defragment();
     Account whole = heap_.account(0);
-    uint64_t use = whole.hits[0] + whole.hits[1] + whole.hits[2] + whole.frees;
+    uint64_t use = whole.grants() + whole.frees;
     if (use != last_use_) {
         last_use_ = use;
         used_at_ = now;
@@ -117,8 +114,7 @@ void Scheduler::tick(double now) {
 }
 
 void Scheduler::set_capturing(bool capturing) {
-    ASYNCMEM_WRITTEN(set_capturing, capturing);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(set_capturing, capturing);
     capturing_ = capturing;
 }
 
@@ -133,8 +129,7 @@ void Scheduler::defragment() {
 // Caches keep memory from being moved, and what one stream freed is all streams' only once it is joined. That is seen to
 // here, by the clock, and not when pages are short: so blocks lie as if no page were ever taken back.
 void Scheduler::begin_beat() {
-    ASYNCMEM_WRITTEN(begin_beat);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(begin_beat);
     if (!policy_.paged) return;
     beat_gained_ = heap_.flush(-1);
     emit(Effect{.kind = Effect::Kind::Look, .level = 2, .streams = source_->unfenced()});
@@ -169,21 +164,98 @@ double Scheduler::end_beat(double now) {
 // -- the end -----------------------------------------------------------------------------------------------------------
 
 void Scheduler::drain(double now) {
-    ASYNCMEM_WRITTEN(drain, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(drain, now);
     draining_ = true;
     pump(now);
 }
 
 void Scheduler::close(double now) {
-    ASYNCMEM_WRITTEN(close, now);
-    std::lock_guard lock(lock_);
+    ASYNCMEM_ENTER(close, now);
     closed_ = true;
     now_ = now;
     requests_.each([&](Request& request) {
         if (request.queued()) fail(request, Reason::Closed);
     });
     pump(now);
+}
+
+// -- figures -----------------------------------------------------------------------------------------------------------
+
+bool Scheduler::next(Effect& effect) {
+    std::lock_guard lock(lock_);
+    if (effects_.empty()) return false;
+    effect = std::move(effects_.front());
+    effects_.pop_front();
+    return true;
+}
+
+Gauges Scheduler::gauges() const {
+    std::lock_guard lock(lock_);
+    Gauges found{.waiting = waiting_,
+                 .waiting_bytes = waiting_bytes_,
+                 .growing = growing_.count(),
+                 .growing_bytes = heap_.account(0).promised,
+                 .coming = source_->coming(),
+                 .leaving = source_->leaving(),
+                 .overtaken = root_->overtaken,
+                 .under_way = jobs_.size(),
+                 .grows = source_->grows,
+                 .trims = source_->trims,
+                 .foreign = foreign_,
+                 .progress = progress_,
+                 .moved = source_->moved(),
+                 .waited = source_->waited(),
+                 .pressure = pressure_,
+                 .means = {}};
+    std::ranges::copy(means_, found.means);
+    return found;
+}
+
+std::vector<RequestId> Scheduler::queued() const {
+    std::lock_guard lock(lock_);
+    std::vector<std::pair<uint64_t, RequestId>> found;
+    requests_.each([&](Request& request) {
+        if (request.queued() && request.sequence) found.emplace_back(request.sequence, request.id);
+    });
+    std::sort(found.begin(), found.end());
+    std::vector<RequestId> ids;
+    for (auto& one : found) ids.push_back(one.second);
+    return ids;
+}
+
+std::string Scheduler::check() const {
+    std::lock_guard lock(lock_);
+    uint64_t waiting = 0, bytes = 0, growing = 0, promised = 0;
+    std::unordered_map<const Share*, size_t> requests, parts;
+    requests_.each([&](Request& request) {
+        ++requests[request.share];
+        if (!request.sequence || !request.queued()) return;
+        if (request.state == State::Waiting) {
+            ++waiting;
+            bytes += request.total;
+        } else {
+            ++growing;
+            promised += request.total;
+        }
+    });
+    if (waiting != waiting_ || bytes != waiting_bytes_) return "the waiting requests are miscounted";
+    if (growing != growing_.count()) return "the growing requests are miscounted";
+    size_t queued = 0;
+    for (auto& share : by_account_)
+        if (share) ++parts[share->part_of];
+    for (auto& share : by_account_) {
+        if (!share) continue;
+        if (share->requests != requests[share.get()]) return "the requests of a share are miscounted";
+        if (share->parts != parts[share.get()]) return "the parts of a share are miscounted";
+        if (!share->queue.sound()) return "a queue is out of order";
+        queued += share->queue.count();
+        if (share->up && (share->listed != 0) != (!share->queue.empty() || !share->inside.empty()))
+            return "a share with requests is not listed, or one without is";
+    }
+    if (queued != waiting_) return "the queues hold other requests than those that wait";
+    if (!growing_.sound()) return "the queue of growing requests is out of order";
+    if (heap_.account(0).promised != promised) return "the pool has promised other bytes than its growing requests ask for";
+    return "";
 }
 
 }  // namespace asyncmem::scheduler

@@ -19,28 +19,28 @@ class Library:
     """The handle by which its legacy default stream is named."""
 
     def load_cuda(self) -> str:
-        """Load CUDA's driver; answer why it cannot be, or nothing."""
+        """Load CUDA's driver; return why it cannot be, or nothing."""
 
     def load_hip(self, library: bytes, /) -> str:
-        """Load HIP's runtime from a file, the first time; answer why it cannot be, or nothing."""
+        """Load HIP's runtime from a file, the first time; return why it cannot be, or nothing."""
 
     def start(self) -> int:
-        """Start it, once it is loaded (blocks), and answer its code."""
+        """Start it, once it is loaded (blocks), and return its code."""
 
     def version(self) -> int:
-        """Answer its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
+        """Return its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
 
     def device_count(self) -> int:
-        """Answer how many devices this process may see; where the driver fails, minus its code."""
+        """Return how many devices this process may see; where the driver fails, minus its code."""
 
     def error_name(self, code: int) -> str:
-        """Answer the driver's name of a code; nothing where it has none."""
+        """Return the driver's name of a code; nothing where it has none."""
 
     def forget_error(self) -> None:
         """Have it forget that a call on this thread failed, where it remembers that."""
 
 def gone() -> bool:
-    """Tell whether no driver call may be made any more: the interpreter is ending, or this is a forked child."""
+    """Return whether no driver call may be made any more: the interpreter is ending, or this is a forked child."""
 
 @final
 class Context:
@@ -64,16 +64,13 @@ class Context:
         """End this use, once (blocks where it is the last); the object goes on serving the others."""
 
     def use(self) -> None:
-        """Begin another use, which somebody ends by `end_use`."""
+        """Begin another use, to be ended by `end_use`."""
 
     def end_use(self) -> None:
         """End one use; the last one releases the context (blocks)."""
 
     def entered(self) -> Scope:
         """Make the context current within a `with`, on this thread, undisturbed by graph captures."""
-
-    def mapping(self, address: int, /) -> Mapping:
-        """Begin to map memory from an address on; nothing is mapped yet."""
 
     def paging(self) -> Paging:
         """Begin to map memory in reserved ranges; nothing is mapped yet."""
@@ -88,7 +85,7 @@ class Context:
         """Order later work of a stream behind a fence, which may be another device's."""
 
     def capturing(self, stream: int, /) -> bool:
-        """Tell whether what is submitted to a stream is captured into a graph."""
+        """Return whether what is submitted to a stream is captured into a graph."""
 
     def create_stream(self) -> int:
         """Make a non-blocking stream."""
@@ -97,7 +94,7 @@ class Context:
         """Destroy a stream that `create_stream` made; what is queued there still runs."""
 
     def add_stream(self, stream: int, /) -> None:
-        """Ask somebody else's stream, too, whether it is captured, before `record_all`."""
+        """Ask one more stream, of another library, whether it is captured, before `record_all`."""
 
     def remove_stream(self, stream: int, /) -> None:
         """Count it no more."""
@@ -125,30 +122,13 @@ class Context:
 
 @final
 class Scope:
-    """What `Context.entered` answers."""
+    """What `Context.entered` returns."""
 
     def __init__(self, owner: Context, /) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
-
-@final
-class Mapping:
-    """Physical memory under a range of addresses. Who uses it makes the context current, and keeps others off it."""
-
-    def __init__(self, owner: Context, address: int, /) -> None: ...
-    def map(self, sizes: Iterable[int], devices: Iterable[int], step: int, /) -> None:
-        """Map handles of these sizes, one behind the other, for devices as `allow` does (blocks).
-
-        Where that fails, `unmap` undoes what was done.
-        """
-
-    def allow(self, devices: Iterable[int], allowed: bool, step: int, /) -> None:
-        """Let devices use all of it or forbid it (blocks), `step` bytes a call where the handles allow that."""
-
-    def unmap(self) -> None:
-        """Give all of it back (blocks); where that fails, the rest is left for the next try."""
 
 @final
 class Paging:
@@ -158,13 +138,13 @@ class Paging:
     def remap(
         self, out: Iterable[tuple[int, int]], into: Iterable[tuple[int, int]], devices: Iterable[int], step: int, /
     ) -> tuple[int, int, DeviceError | None]:
-        """Unmap spans, then map others for devices to use (blocks); answer how many of each, and the error or None."""
+        """Unmap spans, then map others for devices to use (blocks); return how many of each, and the error or None."""
 
     def allow(self, devices: Iterable[int], allowed: bool, step: int, /) -> None:
         """Let devices use all that is mapped or forbid it (blocks), `step` bytes a call where handles allow that."""
 
     def bare(self, address: int, nbytes: int, /) -> bool:
-        """Tell whether nothing is mapped in a range; what could not be undone before is tried again."""
+        """Return whether nothing is mapped in a range; what could not be undone before is tried again."""
 
     def forget(self) -> None:
         """Take all for given back, where no call may be made any more."""
@@ -174,7 +154,7 @@ class Fence:
     """A point in a stream, by its event. Forgetting it gives the event back for the next."""
 
     def done(self) -> bool:
-        """Tell whether the device has reached it."""
+        """Return whether the device has reached it."""
 
     def block(self, timeout: int, /) -> bool:
         """Wait on this thread (blocks), at most so many microseconds, or for ever below 0; False if it was not reached.

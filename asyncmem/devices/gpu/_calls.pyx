@@ -21,6 +21,9 @@ cdef extern from "<atomic>" namespace "std" nogil:
     cdef cppclass atomic[T]:
         T load()
 
+cdef extern from "binding/types.h":
+    void asyncmem_make_inside(object cls) noexcept
+
 cdef extern from "fence_calls.h" nogil:
     ctypedef struct AsyncmemFenceCalls:
         void *context
@@ -85,16 +88,6 @@ cdef extern from "context.hpp" namespace "asyncmem::gpu" nogil:
         Entered(CContext &)
         Code code()
 
-cdef extern from "mapping.hpp" namespace "asyncmem::gpu" nogil:
-    cdef cppclass Outcome:
-        Code code
-        const char *call
-    cdef cppclass CMapping "asyncmem::gpu::Mapping":
-        CMapping(CContext &, uint64_t)
-        Outcome map(const vector[uint64_t] &, const vector[int] &, uint64_t) except +
-        Outcome allow(const vector[int] &, cbool, uint64_t) except +
-        Outcome clear()
-
 cdef extern from "watch.hpp" namespace "asyncmem::gpu" nogil:
     cdef cppclass Notice:
         uint64_t token
@@ -118,13 +111,13 @@ cdef class Library:
     cdef const Table *table
 
     def load_cuda(self):
-        """Load CUDA's driver; answer why it cannot be, or nothing."""
+        """Load CUDA's driver; return why it cannot be, or nothing."""
         cdef Missing why
         self.table = load_cuda(why)
         return "" if self.table != NULL else why.text.decode(errors="replace")
 
     def load_hip(self, bytes library, /):
-        """Load HIP's runtime from a file, the first time; answer why it cannot be, or nothing."""
+        """Load HIP's runtime from a file, the first time; return why it cannot be, or nothing."""
         cdef Missing why
         self.table = load_hip(library, why)
         return "" if self.table != NULL else why.text.decode(errors="replace")
@@ -137,37 +130,45 @@ cdef class Library:
     @property
     def legacy(self):
         """The handle by which its legacy default stream is named."""
-        return self.table.legacy
+        return self.known().legacy
 
     def start(self):
-        """Start it, once it is loaded (blocks), and answer its code."""
+        """Start it, once it is loaded (blocks), and return its code."""
         cdef Code code
+        cdef const Table *table = self.known()
         if is_gone():
             return NOT_INITIALIZED
         with nogil:
-            code = self.table.cuInit(0)
+            code = table.cuInit(0)
         if code == SUCCESS:
             started()
         return code
 
     def version(self):
-        """Answer its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
+        """Return its version, such as 12040 of CUDA or 60342134 of HIP, or 0."""
         cdef int found = 0
+        cdef const Table *table = self.known()
         if not is_gone():
             with nogil:
-                self.table.cuDriverGetVersion(&found)
+                table.cuDriverGetVersion(&found)
         return found
 
     def device_count(self):
-        """Answer how many devices this process may see; where the driver fails, minus its code."""
+        """Return how many devices this process may see; where the driver fails, minus its code."""
         cdef int found = 0
         cdef Code code
+        cdef const Table *table = self.known()
         with nogil:
-            code = self.table.cuDeviceGetCount(&found)
+            code = table.cuDeviceGetCount(&found)
         return -code if code else found
 
+    cdef const Table *known(self) except NULL:
+        if self.table == NULL:
+            raise RuntimeError("the driver's library is not loaded")
+        return self.table
+
     def error_name(self, int code):
-        """Answer the driver's name of a code; nothing where it has none."""
+        """Return the driver's name of a code; nothing where it has none."""
         cdef const char *name = NULL
         if self.table == NULL or is_gone() or self.table.cuGetErrorName(code, &name) != SUCCESS or name == NULL:
             return ""
@@ -180,7 +181,7 @@ cdef class Library:
 
 
 def gone():
-    """Tell whether no driver call may be made any more: the interpreter is ending, or this is a forked child."""
+    """Return whether no driver call may be made any more: the interpreter is ending, or this is a forked child."""
     return is_gone()
 
 
@@ -197,9 +198,10 @@ cdef class Context:
         """Retain the context (blocks). `failed` makes the error to raise from a call's name and its code."""
         cdef Code code
         cdef CContext *context = NULL
+        cdef const Table *table = library.known()
         self.failed = failed
         with nogil:
-            code = CContext.open(library.table[0], ordinal, &context)
+            code = CContext.open(table[0], ordinal, &context)
         if code != SUCCESS:
             raise failed("cuDevicePrimaryCtxRetain", code)
         self.context = context
@@ -241,7 +243,7 @@ cdef class Context:
         return self.context.over_budget.load()
 
     def use(self):
-        """Begin another use, which somebody ends by `end_use`."""
+        """Begin another use, to be ended by `end_use`."""
         self.context.use()
 
     def end_use(self):
@@ -252,10 +254,6 @@ cdef class Context:
     def entered(self):
         """Make the context current within a `with`, on this thread, undisturbed by graph captures."""
         return Scope(self)
-
-    def mapping(self, uint64_t address, /):
-        """Begin to map memory from an address on; nothing is mapped yet."""
-        return Mapping(self, address)
 
     def paging(self):
         """Begin to map memory in reserved ranges; nothing is mapped yet."""
@@ -290,7 +288,7 @@ cdef class Context:
             raise self.failed("cuStreamWaitEvent", code)
 
     def capturing(self, uint64_t stream, /):
-        """Tell whether what is submitted to a stream is captured into a graph."""
+        """Return whether what is submitted to a stream is captured into a graph."""
         cdef int answer
         with nogil:
             answer = self.context.capturing(stream)
@@ -314,8 +312,8 @@ cdef class Context:
             self.context.destroy_stream(stream)
 
     def add_stream(self, uint64_t stream, /):
-        """Ask somebody else's stream, too, whether it is captured, before `record_all`."""
-        with nogil:  # whoever has its lock may be in the driver, which may wait for a callback
+        """Ask one more stream, of another library, whether it is captured, before `record_all`."""
+        with nogil:  # the holder of its lock may be in the driver, which may wait for a callback
             self.context.add_stream(stream)
 
     def remove_stream(self, uint64_t stream, /):
@@ -378,7 +376,7 @@ cdef class Context:
 
 @cython.no_gc
 cdef class Scope:
-    """What `Context.entered` answers."""
+    """What `Context.entered` returns."""
 
     cdef Context owner
     cdef Entered *entered
@@ -407,53 +405,6 @@ cdef class Scope:
             del entered
 
 
-@cython.no_gc
-cdef class Mapping:
-    """Physical memory under a range of addresses. Who uses it makes the context current, and keeps others off it."""
-
-    cdef CMapping *mapping
-    cdef Context owner
-
-    def __cinit__(self, Context owner not None, uint64_t address, /):
-        self.owner = owner
-        self.mapping = new CMapping(owner.context[0], address)
-
-    def __dealloc__(self):
-        del self.mapping
-
-    def map(self, sizes, devices, uint64_t step, /):
-        """Map handles of these sizes, one behind the other, for devices as `allow` does (blocks).
-
-        Where that fails, `unmap` undoes what was done.
-        """
-        cdef vector[uint64_t] wanted = sizes
-        cdef vector[int] users = devices
-        cdef Outcome outcome
-        with nogil:
-            outcome = self.mapping.map(wanted, users, step)
-        self.hold(outcome)
-
-    def allow(self, devices, cbool allowed, uint64_t step, /):
-        """Let devices use all of it or forbid it (blocks), `step` bytes a call where the handles allow that."""
-        cdef vector[int] users = devices
-        cdef Outcome outcome
-        with nogil:
-            outcome = self.mapping.allow(users, allowed, step)
-        self.hold(outcome)
-
-    def unmap(self):
-        """Give all of it back (blocks); where that fails, the rest is left for the next try."""
-        cdef Outcome outcome
-        with nogil:
-            outcome = self.mapping.clear()
-        self.hold(outcome)
-
-    cdef int hold(self, Outcome outcome) except -1:
-        if outcome.code != SUCCESS:
-            raise self.owner.failed((<bytes>outcome.call).decode(), outcome.code)
-        return 0
-
-
 include "paging.pxi"
 
 
@@ -464,9 +415,6 @@ cdef class Fence:
     cdef CFence *fence
     cdef Context owner
 
-    def __init__(self):
-        raise TypeError("fences are recorded: Context.record()")
-
     def __dealloc__(self):
         cdef CFence *fence = self.fence
         if fence != NULL:
@@ -474,7 +422,7 @@ cdef class Fence:
                 self.owner.context.release(fence)
 
     def done(self):
-        """Tell whether the device has reached it."""
+        """Return whether the device has reached it."""
         cdef Code code
         with nogil:
             code = self.owner.context.query(self.fence)
@@ -504,6 +452,9 @@ cdef class Fence:
             waited += part
             if 0 <= timeout <= waited:
                 return False
+
+
+asyncmem_make_inside(Fence)
 
 
 cdef Fence _fence(Context owner, CFence *made):

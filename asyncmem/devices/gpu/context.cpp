@@ -109,7 +109,7 @@ Code Context::open(const Table &driver, int ordinal, Context **context) {
         known->retained_ += driver.cuDevicePrimaryCtxRelease(fresh->device_) != success;
         delete fresh;
     } else {
-        // The former one was released, or somebody has reset the device and everything there is gone.
+        // The former one was released, or the device was reset and everything there is gone.
         if (known != nullptr)
             known->alive_.store(false);
         known = fresh;

@@ -9,7 +9,7 @@
 
 #include "fence_calls.h"
 #include "gathering.hpp"
-#include "lock.hpp"
+#include "heap/lock.hpp"
 #include "table.hpp"
 
 namespace asyncmem::gpu {
@@ -19,7 +19,7 @@ class Context;
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 
-// A point in a stream: an event, recorded once. Whoever holds it has one of its references.
+// A point in a stream: an event, recorded once. Each holder has one of its references.
 struct Fence {
     Handle event;
     Context *home;
@@ -68,7 +68,7 @@ class Entered {
     Relaxed relaxed_;
 };
 
-// One for each device that is in use: retained when somebody opens it, released after its last use. Uses are the
+// One for each device that is in use: retained when it is opened, released after its last use. Uses are the
 // devices that are open, their segments and streams, and fences. The object itself stays for ever, a few hundred bytes, so
 // that a late call is an error and no crash.
 class Context {
@@ -98,7 +98,7 @@ class Context {
     Code ask(Fence *fence);   // the same for those who ask again and again, which is not counted
     // Blocks where the fence is one that no stream can wait for.
     Code wait(std::uint64_t stream, Fence *fence);
-    // not_ready where it was not reached in time, capture_unsupported where nobody can tell before captures end. A wait in
+    // not_ready where it was not reached in time, capture_unsupported where it cannot be told before captures end. A wait in
     // parts says each time when the first began (blocks).
     Code block(Fence *fence, Time began, Time until);
     // The same in microseconds from now, after so many that the wait has lasted.
@@ -132,7 +132,7 @@ class Context {
     Code follow(std::uint64_t stream, Fence *fence); // the stream behind a fence
     int refusal_of(std::uint64_t stream);            // 0, ASYNCMEM_CAPTURED, or minus a code
     Code issue(Fence *made, Code code, Fence **fence);
-    Code take(Fence **fence); // unused so far; nobody else knows it
+    Code take(Fence **fence); // unused so far; no other code knows it
     void put(Fence *fence);
     Code gather(Fence *made);
     bool any_capture();

@@ -1,35 +1,29 @@
-"""One GPU as a device, whoever's: segments in three ways, the driver's streams, events as fences."""
+"""One GPU as a device, of CUDA or ROCm: segments in three ways, the driver's streams, events as fences."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream
-from asyncmem.devices.gpu.direct import DirectSegments, open_to
-from asyncmem.devices.gpu.fence import GpuFence
-from asyncmem.devices.gpu.interface import INVALID_CONTEXT
-from asyncmem.devices.gpu.notices import Notices
-from asyncmem.devices.gpu.ordered import OrderedSegments
-from asyncmem.devices.gpu.paged import PagedMemory
+from asyncmem.devices.gpu.driver import INVALID_CONTEXT
+from asyncmem.devices.gpu.fence import FenceCallbacks, GpuFence
 from asyncmem.devices.gpu.pinned import GpuPinned
-from asyncmem.devices.gpu.segments import Segments
-from asyncmem.devices.gpu.stream import GpuStream, GpuStreams, ThreadStream
-from asyncmem.devices.gpu.virtual import VirtualSegments
-from asyncmem.devices.pages import bytes_of
+from asyncmem.devices.gpu.segments import DirectSegments, OrderedSegments, Segments, open_to
+from asyncmem.devices.gpu.stream import GpuStream, GpuStreams
+from asyncmem.devices.gpu.virtual import PagedMemory, VirtualSegments
+from asyncmem.devices.host_memory import bytes_of
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asyncmem.devices.base import Span
-    from asyncmem.devices.checking import MemoryChecker
     from asyncmem.devices.gpu import _calls
-    from asyncmem.devices.gpu.driver import Driver
-    from asyncmem.devices.gpu.interface import Interface
+    from asyncmem.devices.gpu.driver import Driver, Interface
     from asyncmem.devices.gpu.segments import Source
+    from asyncmem.devices.memory_checker import MemoryChecker
 
 VIRTUAL: Final = "virtual"
 ORDERED: Final = "stream_ordered"
@@ -38,12 +32,8 @@ _TRIES: Final = 8  # to give back a segment; a device that is lost keeps nothing
 
 _HOST_MEMORY: Final = 1  # CU_MEMORYTYPE_HOST and hipMemoryTypeHost, which mean page-locked
 
-S = TypeVar("S", bound=GpuStream[Any])
-F = TypeVar("F", bound=GpuFence)
-P = TypeVar("P", bound=GpuPinned)
 
-
-class Gpu(Device, Generic[S, F, P]):
+class Gpu(Device):
     """A GPU, through its driver alone. What a vendor's class of it adds is named here.
 
     What all of them promise to users stands there too, in the vendor's words.
@@ -58,12 +48,11 @@ class Gpu(Device, Generic[S, F, P]):
     """The vendor's driver."""
     dlpack_type: int
     """The number that DLPack has for its memory."""
+    dlpack_pinned_type: int
+    """The number that DLPack has for page-locked memory of the host."""
     taken_at_once: int = 0
     """Bytes that the driver takes with the call, whatever host memory they are in."""
     driver_kind: Callable[[str], Driver]
-    stream_kind: type[S]
-    fence_kind: type[F]
-    pinned_kind: type[P]
 
     def __init__(self, index: int, *, segments: str) -> None:
         """Start the driver and retain the context (blocks)."""
@@ -81,16 +70,12 @@ class Gpu(Device, Generic[S, F, P]):
         # Errors are made without the device, so that nothing it makes need keep it.
         self.context = _calls.Context(interface.library, index, lambda call, code: interface.error_of(call, code, name))
         self._closed = False
-        self._pinned: weakref.ref[P] | None = None
+        self._pinned: weakref.ref[GpuPinned] | None = None
         try:
             self._set_up(segments)
         except BaseException:
             self.context.close()
             raise
-
-    @abstractmethod
-    def this_threads_stream(self) -> S:
-        """Make the stream that stands for the calling thread's default one."""
 
     @classmethod
     def index_of(cls, address: int) -> int:
@@ -120,7 +105,7 @@ class Gpu(Device, Generic[S, F, P]):
             return 0
 
     def attached_checker(self) -> MemoryChecker | None:
-        """Answer the memory checker that this process runs under, if there is one for such a device."""
+        """Return the memory checker that this process runs under, if there is one for such a device."""
         return None
 
     def _set_up(self, segments: str) -> None:
@@ -139,19 +124,20 @@ class Gpu(Device, Generic[S, F, P]):
         self._segments = Segments(self.name, self.context, makers, granularity=self.granularity, most=self.capacity)
         self.page = self.granularity if VIRTUAL in makers and self.checker is None else 0
         self._paged = PagedMemory(self.name, self.driver, self.context, self.page) if self.page else None
+        self._mapped: PagedMemory | None = None  # of segments
         # A lost context fails here and not only when memory is needed.
         self.memory()
-        self._peers: list[AnyGpu] = []
+        self._peers: list[Gpu] = []
         self.fence_calls = self.context.fence_calls
         self.streams = GpuStreams(self, self.context)
-        self.default_stream: S = self.stream_kind(self, "default", self.interface.library.legacy)
+        self.default_stream: GpuStream = GpuStream(self, "default", self.interface.library.legacy)
         self.watcher = _calls.Watcher(self.context)
         self.new_sink: Callable[[], _calls.Sink] = _calls.Sink
-        self.notices = Notices(f"asyncmem {self.name} fences", _calls.Sink(), self.watcher)
+        self.callbacks = FenceCallbacks(f"asyncmem {self.name} fences", _calls.Sink(), self.watcher)
         self._over_budget_before = self.context.over_budget
         self.gives_notices = self.context.listen()
         # A device that is forgotten without being closed leaves no thread either.
-        weakref.finalize(self, self.notices.stop).atexit = False
+        weakref.finalize(self, self.callbacks.stop).atexit = False
         self._rehearse()
 
     def _rehearse(self) -> None:
@@ -163,7 +149,7 @@ class Gpu(Device, Generic[S, F, P]):
             stream = self.create_stream("rehearsal") if ordered else self.default_stream
             segment = self._segments.take(self.granularity, "auto", stream.handle)
         except (OutOfMemoryError, DeviceError):
-            return  # nobody needs memory yet; who does will hear of it
+            return  # a later request for memory gets the error
         for _ in range(_TRIES):
             with contextlib.suppress(DeviceError):
                 if ordered:
@@ -189,13 +175,10 @@ class Gpu(Device, Generic[S, F, P]):
         return self.context.over_budget - self._over_budget_before
 
     def memory(self) -> MemoryInfo:
-        """Ask the driver how much memory there is, whoever has it (blocks)."""
+        """Ask the driver how much memory there is (blocks)."""
         with self.context.entered():
             free, total = self.driver.call("cuMemGetInfo")
         return MemoryInfo(free=int(free), total=int(total))
-
-    def suggest_capacity(self, nbytes: int) -> None:
-        """Ignore it: a GPU has a size of its own."""
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get memory from the driver (blocks); one that is "stream_ordered" is there in the order of `stream`.
@@ -206,7 +189,7 @@ class Gpu(Device, Generic[S, F, P]):
         self.check_open()
         home = self.stream_of(stream)
         # Another thread's default stream is behind the legacy one, which can be named here.
-        handle = self.default_stream.handle if isinstance(home, ThreadStream) else home.handle
+        handle = self.default_stream.handle if home.of_one_thread else home.handle
         return self._segments.take(nbytes, kind, handle)
 
     def free_segment(self, segment: Segment) -> None:
@@ -219,11 +202,14 @@ class Gpu(Device, Generic[S, F, P]):
     def reserve(self, nbytes: int) -> int:
         """Keep a range of addresses with no memory behind it."""
         self.check_open()
-        return self._need_pages().reserve(nbytes)
+        address = self._need_pages().reserve(nbytes)
+        self.context.use()
+        return address
 
     def unreserve(self, address: int, nbytes: int) -> None:
         """Give a range of addresses back, in which nothing is mapped."""
         self._need_pages().unreserve(address, nbytes)
+        self.context.end_use()
 
     def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
         """Change what lies behind reserved addresses (blocks), without the interpreter's lock.
@@ -240,18 +226,18 @@ class Gpu(Device, Generic[S, F, P]):
             raise InvalidRequest("device", self, "a device with pages")
         return self._paged
 
-    def create_stream(self, name: str | None = None) -> S:
+    def create_stream(self, name: str | None = None) -> GpuStream:
         """Make a stream that does not wait for the default stream."""
         self.check_open()
         return self.streams.create(name)
 
-    def stream_of(self, source: object) -> S:
+    def stream_of(self, source: object) -> GpuStream:
         """Return the stream meant by `source`.
 
         Args:
             source: None, 0 or 1 for the legacy default stream, 2 for this thread's default stream, a stream of this
                 device, or an object of another library: with `__cuda_stream__`, or torch's, CuPy's or numba's. Such an
-                object is kept alive with the stream. An integer is a handle that nobody keeps: the stream must exist
+                object is kept alive with the stream. An integer is a handle without a reference: the stream must exist
                 for as long as it is used, and is not `lasting`.
 
         Raises:
@@ -259,24 +245,24 @@ class Gpu(Device, Generic[S, F, P]):
         """
         return self.streams.find(source)
 
-    def record_all(self) -> F:
+    def record_all(self) -> GpuFence:
         """Return a fence behind everything submitted to every stream of the context, by whichever library.
 
-        CUDA's drivers before 12.5, and ROCm, know no such fence. There a thread waits for the whole device, and whoever
-        makes a stream wait for it waits itself (blocks).
+        CUDA's drivers before 12.5, and ROCm, know no such fence. There a thread waits for the whole device, and a
+        stream that is made to wait for it blocks the caller.
 
         Raises:
             DeviceError: Among others when a graph is being captured on one of the streams, or may be: the driver allows
                 no such fence then, so try again when the capture has ended.
         """
-        return self.fence_kind(self, self.context.record_all())
+        return GpuFence(self, self.context.record_all())
 
     def begin_captures(self) -> None:
-        """Hear that streams may be captured that this device was not shown: `record_all` refuses meanwhile."""
+        """Note that streams may be captured that this device does not know: `record_all` refuses meanwhile."""
         self.context.begin_captures()
 
     def end_captures(self) -> None:
-        """Hear the end of that."""
+        """End that."""
         self.context.end_captures()
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
@@ -310,7 +296,7 @@ class Gpu(Device, Generic[S, F, P]):
             self._submit(stream, "cuMemcpyDtoHAsync", int(goal.ctypes.data), address, goal.size)
 
     def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
-        """Tell whether a copy **blocks**: not for page-locked memory, whoever locked it, nor for a small one in."""
+        """Return whether a copy **blocks**: not for page-locked memory, nor for a small one in."""
         data = bytes_of(host)
         if into and data.size <= self.taken_at_once:
             return False
@@ -349,27 +335,24 @@ class Gpu(Device, Generic[S, F, P]):
         if not added:
             return
         with self.context.entered(), contextlib.ExitStack() as undo:
-            for kind in (VIRTUAL, ORDERED):
-                source = self._segments.opened(kind)
-                if isinstance(source, VirtualSegments | OrderedSegments):
-                    source.grant([peer.context.device for peer in added])
-                    undo.callback(source.revoke, [peer.context.device for peer in added])
-            if self._paged is not None:
-                self._paged.grant([peer.context.device for peer in added])
-                undo.callback(self._paged.revoke, [peer.context.device for peer in added])
+            numbers = [peer.context.device for peer in added]
+            for memory in (self._paged, self._mapped, self._segments.opened(ORDERED)):
+                if isinstance(memory, PagedMemory | OrderedSegments):
+                    memory.grant(numbers)
+                    undo.callback(memory.revoke, numbers)
             if any(isinstance(self._segments.opened(kind), DirectSegments) for kind in self.segment_kinds):
                 open_to(self.driver, self.context, [peer.context for peer in added])
             self._peers += added
             undo.pop_all()
 
-    def pinned(self) -> P:
+    def pinned(self) -> GpuPinned:
         """Return page-locked host memory as a device with the streams and fences of this one.
 
         A pool may be opened over it: ``AsyncMemoryPool(gpu.pinned())``.
         """
         found = self._pinned() if self._pinned is not None else None
         if found is None:
-            found = self.pinned_kind(self)
+            found = GpuPinned(self)
             self._pinned = weakref.ref(found)
         return found
 
@@ -387,8 +370,8 @@ class Gpu(Device, Generic[S, F, P]):
         self._closed = True
         if self.driver.gone():
             return
-        self.notices.stop()
-        self.notices.join()
+        self.callbacks.stop()
+        self.callbacks.join()
         self.watcher.stop()
         if self.gives_notices:
             self.context.stop_listening()
@@ -410,13 +393,13 @@ class Gpu(Device, Generic[S, F, P]):
         else:
             segments.give_back(segment)
 
-    def gpu_peers(self, peers: Sequence[Device]) -> list[AnyGpu]:
+    def gpu_peers(self, peers: Sequence[Device]) -> list[Gpu]:
         """Return those of `peers` that are other GPUs.
 
         Raises:
             InvalidRequest: One is no GPU of this vendor.
         """
-        found: dict[int, AnyGpu] = {}
+        found: dict[int, Gpu] = {}
         for peer in peers:
             if not isinstance(peer, Gpu) or peer.interface is not self.interface:
                 raise InvalidRequest("peers", peer, f"{self.interface.name} devices")
@@ -426,7 +409,7 @@ class Gpu(Device, Generic[S, F, P]):
 
     def _makers(self, device: int) -> dict[str, Callable[[], Source]]:
         # The device must not be kept by what it keeps: a finalizer of it ends its threads.
-        me: weakref.ref[AnyGpu] = weakref.ref(self)
+        me: weakref.ref[Gpu] = weakref.ref(self)
         makers: dict[str, Callable[[], Source]] = {}
         if self.driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device):
             makers[VIRTUAL] = lambda: _owner(me)._make_virtual()
@@ -439,9 +422,11 @@ class Gpu(Device, Generic[S, F, P]):
         return makers
 
     def _make_virtual(self) -> VirtualSegments:
-        made = VirtualSegments(self.driver, self.context, self.capacity, self.granularity)
-        made.grant([peer.context.device for peer in self._peers])
-        return made
+        mapped = self._mapped = PagedMemory(self.name, self.driver, self.context, self.page)
+        mapped.grant([peer.context.device for peer in self._peers])
+        # Twice what there is, so that holes between segments never stand in the way.
+        range_bytes = -(-2 * self.capacity // self.page) * self.page
+        return VirtualSegments(self.driver, mapped, range_bytes)
 
     def _make_ordered(self) -> OrderedSegments:
         return OrderedSegments(self.driver, self.context, [peer.context.device for peer in self._peers])
@@ -452,7 +437,7 @@ class Gpu(Device, Generic[S, F, P]):
 
     def _submit(self, stream: Stream, function: str, *arguments: object) -> None:
         home = self.stream_of(stream)
-        if isinstance(home, ThreadStream) and not self.streams.is_this_threads(home):
+        if home.is_another_threads():
             raise InvalidRequest("stream", stream, "this thread's default stream, or another stream")
         with self.context.entered():
             self.driver.call(function, *arguments, home.handle)
@@ -462,11 +447,7 @@ class Gpu(Device, Generic[S, F, P]):
             return self.driver.pointer_attribute("MEMORY_TYPE", address) == _HOST_MEMORY
 
 
-AnyGpu: TypeAlias = Gpu[Any, Any, Any]
-"""A GPU of which it does not matter whose it is."""
-
-
-def _owner(reference: weakref.ref[AnyGpu]) -> AnyGpu:
+def _owner(reference: weakref.ref[Gpu]) -> Gpu:
     device = reference()
     assert device is not None
     return device

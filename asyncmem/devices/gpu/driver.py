@@ -1,40 +1,169 @@
-"""A driver as one device calls it, by name, through the vendor's Python package.
+"""A vendor's driver: once for all devices (`Interface`), and as one device calls it by name (`Driver`).
 
-Such packages have no types worth the name and take long to import, so they are met by the subclasses of this and
-nowhere else, and only once a device is asked for. The hot calls go another way, through the function pointers of
-`_calls`.
+CUDA's and HIP's are one interface under two sets of names, with the same numbers for errors. So calls are named here as
+CUDA names them, and each vendor says what is different about it. The vendors' Python packages have no types worth the
+name and take long to import, so they are met by the subclasses of `Driver` and nowhere else, and only once a device is
+asked for. The hot calls go another way, through the function pointers of `_calls`.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from asyncmem.devices.gpu.interface import DEINITIALIZED, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY
-from asyncmem.errors import DeviceError, OutOfMemoryError
+from asyncmem.devices.base import INSTEAD
+from asyncmem.errors import BackendUnavailable, DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
-    from asyncmem.devices.gpu._calls import Context
-    from asyncmem.devices.gpu.interface import Interface
+    from asyncmem.devices.gpu._calls import Context, Library
+
+INVALID_VALUE: Final = 1
+OUT_OF_MEMORY: Final = 2
+NOT_INITIALIZED: Final = 3
+DEINITIALIZED: Final = 4
+INVALID_CONTEXT: Final = 201
+INVALID_HANDLE: Final = 400
+NOT_FOUND: Final = 500
+PEER_ACCESS_ALREADY_ENABLED: Final = 704
+CONTEXT_IS_DESTROYED: Final = 709
+
+LOST_CODES: Final = (214, 700, 702, 710, 714, 715, 716, 717, 718, 719, 999)
+ENDED: Final = frozenset({DEINITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED, *LOST_CODES})
+"""Codes that say that the context, and all that was in it, is no more."""
+
+_FORKED: Final = "process was forked from one that uses the GPU; start workers with the method 'spawn'"
+COMMON_ADVICE: Final = {
+    NOT_INITIALIZED: f"This {_FORKED}",
+    DEINITIALIZED: f"Its device is closed, the interpreter is ending, or this {_FORKED}",
+    INVALID_CONTEXT: "The device was reset, or its context destroyed",
+    CONTEXT_IS_DESTROYED: "The device was reset, or its context destroyed",
+    **dict.fromkeys(
+        range(900, 910), "A graph is being captured: use a capturing stream's memory within pool.graph() only"
+    ),
+}
+"""What to do about a code."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Interface:
+    """A vendor's driver, once for all its devices. What is asked of `library` is asked after `start`."""
+
+    kind: str
+    """What its devices are called: "cuda"."""
+    name: str
+    """What it is called itself."""
+    load: Callable[[Library, str], str]
+    """Load the driver, for a device of that name; return why that is not possible, or an empty string."""
+    install: str
+    """What to install where it is not there, or too old."""
+    oldest: int
+    """The oldest version that can be used."""
+    version_text: Callable[[int], str]
+    """Name what is installed, by its version."""
+    selectors: Sequence[str]
+    """Environment variables that choose devices, and hide all others."""
+    useless: Mapping[int, str]
+    """Codes of the first call that mean a machine on which nothing can be had, and not one where something broke."""
+    advice: Mapping[int, str]
+    """What to do about a code."""
+    names: Mapping[int, str]
+    """Names of the codes that are made here, where the driver cannot be asked."""
+    symbol: Callable[[str], str] = str
+    """Return the driver's own name for a call."""
+    library: Library = field(init=False)
+    """The driver's functions."""
+
+    def start(self, device: str) -> None:
+        """Load and start the driver (blocks; the first time in a machine's life for seconds).
+
+        Raises:
+            BackendUnavailable: There is no driver, or one that is too old, or no GPU for it.
+            DeviceError: The driver is there and fails.
+        """
+        try:
+            from asyncmem.devices.gpu._calls import Library
+        except ImportError as error:
+            missing = f"the compiled part of asyncmem: {error}"
+            raise BackendUnavailable(device, tried=(missing,), install=INSTEAD) from None
+        library = Library()
+        missing = self.load(library, device)
+        if not missing and 0 < library.version() < self.oldest:
+            missing = self.version_text(library.version())
+        if missing:
+            raise BackendUnavailable(device, tried=(missing,), install=self.install)
+        self.library = library
+        code = library.start()
+        if code in self.useless:
+            tried = (f"{self.symbol('cuInit')}: {self.useless[code]}", *self._hidden())
+            raise BackendUnavailable(device, tried=tried, install=INSTEAD)
+        if code:
+            raise self.error_of("cuInit", code, device)
+
+    def count_devices(self) -> int:
+        """Start the driver, and return how many devices it shows (blocks).
+
+        Raises:
+            BackendUnavailable: There is no driver, or one that is too old, or no GPU for it.
+            DeviceError: The driver fails.
+        """
+        self.start(self.kind)
+        return self._count(self.kind)
+
+    def check_index(self, device: str, index: int) -> None:
+        """See that the started driver has a device of that number.
+
+        Raises:
+            BackendUnavailable: It has fewer.
+            DeviceError: The driver fails.
+        """
+        count = self._count(device)
+        if index >= count:
+            last = f"{self.kind}:0 to {self.kind}:{count - 1}" if count > 1 else f"{self.kind}:0"
+            there = "no GPU" if count == 0 else f"only {last}"
+            tried = (f"the driver: it shows {there}", *self._hidden())
+            raise BackendUnavailable(device, tried=tried, install=INSTEAD)
+
+    def error_of(self, call: str, code: int, device: str) -> DeviceError:
+        """Make the error for a driver's code."""
+        name = self.library.error_name(code) or self.names.get(code, "unknown")
+        # It is told here, so no other library on this thread is to take it for an error of its own.
+        self.library.forget_error()
+        return DeviceError(
+            self.symbol(call), code=code, code_name=name, device=device, advice=self.advice.get(code, "")
+        )
+
+    def _hidden(self) -> tuple[str, ...]:
+        found = ((one, os.environ.get(one)) for one in self.selectors)
+        return tuple(f"{one} is {value!r}, which hides all others" for one, value in found if value is not None)
+
+    def _count(self, device: str) -> int:
+        count = self.library.device_count()
+        if count < 0:
+            raise self.error_of("cuDeviceGetCount", -count, device)
+        return count
 
 
 class Driver(ABC):
-    """Calls of the driver's, by CUDA's names. Whoever calls makes the context current before.
+    """Calls of the driver, by CUDA's names. The caller makes the context current before.
 
     Attributes:
+        interface: The vendor's driver, which is started.
         calls: How many calls there have been.
         gone: Whether no call may be made any more: the interpreter is ending, or this is a forked child. Kept here,
-            for whoever is dropped at the very end can import nothing.
+            for what is dropped at the very end can import nothing.
         joins_mappings: Whether one call may unmap, or set the access of, several mappings that lie side by side.
     """
 
+    interface: Interface
     joins_mappings: bool
 
-    def __init__(self, interface: Interface, device: str) -> None:
+    def __init__(self, device: str) -> None:
         """Serve the device of that name, once the driver is started.
 
         Raises:
@@ -44,7 +173,6 @@ class Driver(ABC):
 
         self.calls = 0
         self.gone = _calls.gone
-        self._interface = interface
         self._device = device
         self._bindings = self.import_bindings(device)
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -54,7 +182,7 @@ class Driver(ABC):
         """Import the vendor's package for a device of that name."""
 
     def call(self, function: str, *arguments: object, asked: int = 0) -> Any:  # noqa: ANN401  # the package has no types
-        """Make one call and return what it answers beside its code: a value, several, or None.
+        """Make one call and return what it returns beside its code: a value, several, or None.
 
         Args:
             function: CUDA's name for it, without a version.
@@ -81,17 +209,17 @@ class Driver(ABC):
 
     def error(self, call: str, code: int) -> DeviceError:
         """Make the error for a code."""
-        return self._interface.error_of(call, code, self._device)
+        return self.interface.error_of(call, code, self._device)
 
     def out_of_memory(self, asked: int) -> OutOfMemoryError:
         """Make the error for bytes that the driver has not, with what it has."""
-        self._interface.library.forget_error()
+        self.interface.library.forget_error()
         code, *found = self._find("cuMemGetInfo")()
         free = None if code else int(found[0])
         return OutOfMemoryError(OutOfMemoryFacts(asked=asked, device=self._device, device_free=free))
 
     def _find(self, function: str) -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(self._bindings, self._interface.symbol(function))
+        found: Callable[..., Any] = getattr(self._bindings, self.interface.symbol(function))
         self._functions[function] = found
         return found
 
@@ -134,4 +262,4 @@ class Driver(ABC):
 
     @abstractmethod
     def home(self, context: Context) -> object:
-        """Answer how calls between two devices name the one that a context is of."""
+        """Return how calls between two devices name the one that a context is of."""

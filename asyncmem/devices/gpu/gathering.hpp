@@ -10,7 +10,7 @@ class Context;
 struct Fence;
 
 // CUDA has such fences from 12.5 on, HIP has none. Without them nothing in stream order is behind the streams of other
-// libraries that nobody has named. So a thread waits until the whole device is done, and no stream can wait for that.
+// libraries that were not named. So a thread waits until the whole device is done, and no stream can wait for that.
 class Gathering {
   public:
     explicit Gathering(Context &context) : context_(context) {}

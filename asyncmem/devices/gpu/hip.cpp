@@ -40,7 +40,7 @@ Code retain(Handle *context, int device) {
 
 Code release(int) { return success; }
 
-// A device that somebody resets cannot be told from one that nobody has.
+// A device that was reset cannot be told from one that was not.
 Code context_id(Handle, unsigned long long *id) {
     *id = 1;
     return success;

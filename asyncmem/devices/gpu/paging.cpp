@@ -1,9 +1,15 @@
 #include "paging.hpp"
 
 namespace asyncmem::gpu {
+namespace {
+
+constexpr int pinned = 1;
+constexpr int on_device = 1;
+constexpr int no_access = 0;
+constexpr int read_and_write = 3;
 
 // Up to where spans from the first on lie one behind the other, and are at most `step` bytes or one span.
-static std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first, std::uint64_t step) {
+std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first, std::uint64_t step) {
     const std::uint64_t begin = spans[first].address;
     std::uint64_t end = begin + spans[first].nbytes;
     std::size_t next = first + 1;
@@ -11,6 +17,8 @@ static std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first
         end += spans[next++].nbytes;
     return next;
 }
+
+} // namespace
 
 Outcome Paging::called(const char *call, Code code) {
     context_.call_count.fetch_add(1, std::memory_order_relaxed);
@@ -75,7 +83,7 @@ Outcome Paging::put(const Span &span, Pieces &stretch) {
     auto spare = spare_.find(span.nbytes);
     if (spare == spare_.end()) {
         Handle made;
-        const Properties wish = memory_of(context_);
+        const Properties wish{pinned, 0, {on_device, context_.device()}, nullptr, {}};
         Outcome outcome = called("cuMemCreate", context_.driver.cuMemCreate(&made, span.nbytes, &wish, 0));
         if (outcome.code != success)
             return outcome;
@@ -93,7 +101,9 @@ Outcome Paging::put(const Span &span, Pieces &stretch) {
 Outcome Paging::open(const Pieces &stretch, const std::vector<int> &devices, bool allowed) {
     if (stretch.empty() || devices.empty())
         return {};
-    const std::vector<Access> accesses = access_of(devices, allowed);
+    std::vector<Access> accesses;
+    for (int device : devices)
+        accesses.push_back({{on_device, device}, allowed ? read_and_write : no_access});
     const std::uint64_t begin = stretch.begin()->first;
     const std::uint64_t end = stretch.rbegin()->first + stretch.rbegin()->second.nbytes;
     return called("cuMemSetAccess",
@@ -140,7 +150,7 @@ Outcome Paging::allow(const std::vector<int> &devices, bool allowed, std::uint64
         if (outcome.code == success)
             outcome = one;
         if (allowed && outcome.code != success)
-            break; // while whoever forbids goes on, and forbids what can be
+            break; // while the loop that forbids goes on, and forbids what can be
     }
     return outcome;
 }

@@ -6,9 +6,15 @@
 #include <map>
 #include <vector>
 
-#include "mapping.hpp"
+#include "context.hpp"
 
 namespace asyncmem::gpu {
+
+// What became of several calls: the first that failed, and its code.
+struct Outcome {
+    Code code = success;
+    const char *call = "";
+};
 
 struct Span {
     std::uint64_t address, nbytes;
@@ -20,7 +26,7 @@ struct Progress {
     Outcome outcome;
 };
 
-// Whoever uses one makes the context current, and keeps other threads off it.
+// Its user makes the context current, and keeps other threads off it.
 class Paging {
   public:
     explicit Paging(Context &context) : context_(context) {}

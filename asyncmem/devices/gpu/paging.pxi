@@ -1,6 +1,9 @@
 # Memory that moves under reserved ranges of addresses; `paging.hpp` does it.
 
 cdef extern from "paging.hpp" namespace "asyncmem::gpu" nogil:
+    cdef cppclass Outcome:
+        Code code
+        const char *call
     cdef struct Span:
         uint64_t address, nbytes
     cdef cppclass Progress:
@@ -38,7 +41,7 @@ cdef class Paging:
         del self.paging
 
     def remap(self, out, into, devices, uint64_t step, /):
-        """Unmap spans, then map others for devices to use (blocks); answer how many of each, and the error or None."""
+        """Unmap spans, then map others for devices to use (blocks); return how many of each, and the error or None."""
         cdef vector[Span] gone = _spans(out)
         cdef vector[Span] wanted = _spans(into)
         cdef vector[int] users = devices
@@ -58,7 +61,7 @@ cdef class Paging:
             raise error
 
     def bare(self, uint64_t address, uint64_t nbytes, /):
-        """Tell whether nothing is mapped in a range; what could not be undone before is tried again."""
+        """Return whether nothing is mapped in a range; what could not be undone before is tried again."""
         cdef Span one
         cdef cbool found
         one.address, one.nbytes = address, nbytes

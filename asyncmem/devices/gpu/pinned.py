@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.beside import HostMemory
-from asyncmem.devices.gpu.direct import PageLocked
 from asyncmem.devices.gpu.segments import Segments
+from asyncmem.devices.host_memory import HostMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.devices.base import Device, Segment, Stream
-    from asyncmem.devices.gpu.device import AnyGpu
+    from asyncmem.devices.gpu.device import Gpu
+    from asyncmem.devices.gpu.driver import Driver
     from asyncmem.errors import DeviceError
+
+_PORTABLE_AND_MAPPED: Final = 3  # on ROCm that is coherent, too: behind a fence the host sees what was written
+
+
+class PageLocked:
+    """Takes host memory that every device of the process reads and writes. The caller makes the context current."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Make nothing."""
+        self._driver = driver
+
+    def take(self, nbytes: int, stream: int) -> tuple[int, None]:
+        """Take memory that every stream may use at once, and the host too."""
+        del stream
+        return int(self._driver.call("cuMemHostAlloc", nbytes, _PORTABLE_AND_MAPPED, asked=nbytes)), None
+
+    def give_back(self, segment: Segment) -> None:
+        """Free it."""
+        self._driver.call("cuMemFreeHost", segment.address)
+
+    def close(self) -> None:
+        """Nothing is kept."""
 
 
 class GpuPinned(HostMemory):
@@ -24,10 +46,12 @@ class GpuPinned(HostMemory):
     """
 
     segment_kinds = ("pinned", "direct")
-    owner: AnyGpu
+    owner: Gpu
 
-    def __init__(self, owner: AnyGpu) -> None:
+    def __init__(self, owner: Gpu) -> None:
         """Use the GPU's `pinned` instead."""
+        self.kind = f"{owner.kind}_pinned"
+        self.dlpack_device = (owner.dlpack_pinned_type, 0)
         super().__init__(owner, owner.index)
         self.fence_calls = owner.fence_calls
         makers = dict.fromkeys(self.segment_kinds, lambda: PageLocked(owner.driver))

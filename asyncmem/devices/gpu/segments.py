@@ -1,21 +1,129 @@
-"""The segments that a device has given out: each from a source of its kind, and each a use of the context."""
+"""The segments that a device has given out, each from a source of its kind, and two of the sources.
+
+`OrderedSegments` are in stream order, `DirectSegments` take one call each way; `virtual` has the third.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from asyncmem.devices.base import Segment
-from asyncmem.devices.gpu.interface import ENDED
-from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.devices.base import Segment, whole_segment
+from asyncmem.devices.gpu.driver import ENDED, PEER_ACCESS_ALREADY_ENABLED
+from asyncmem.errors import AsyncmemError, AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from asyncmem.devices.gpu._calls import Context
+    from asyncmem.devices.gpu.driver import Driver
+
+
+@dataclass(slots=True)
+class _Progress:
+    freed: bool = False
+
+
+class OrderedSegments:
+    """Takes segments from one pool of the driver's. The caller makes the context current."""
+
+    def __init__(self, driver: Driver, context: Context, peers: Sequence[int]) -> None:
+        """Make the pool and a stream for frees.
+
+        The pool keeps what is free until it is trimmed: otherwise the driver would give memory back whenever a caller
+        synchronizes, and take it again at the next growth.
+        """
+        self._driver = driver
+        self._context = context
+        self._pool = driver.create_pool(context.device)
+        self._lock = threading.RLock()
+        try:
+            if peers:
+                self.grant(peers)
+            self._frees = context.create_stream()
+        except BaseException:
+            driver.call("cuMemPoolDestroy", self._pool)
+            raise
+
+    def take(self, nbytes: int, stream: int) -> tuple[int, _Progress]:
+        """Take memory that is usable in the order of `stream`. One call, however long a large one takes."""
+        address = self._driver.call("cuMemAllocFromPoolAsync", nbytes, self._pool, stream, asked=nbytes)
+        return int(address), _Progress()
+
+    def give_back(self, segment: Segment) -> None:
+        """Free a segment and have the pool give back what it does not use; what was done of it is not done again."""
+        progress = segment.token
+        assert isinstance(progress, _Progress)
+        with self._lock:
+            if not progress.freed:
+                self._driver.call("cuMemFreeAsync", segment.address, self._frees)
+                progress.freed = True
+            # The stream has nothing but frees, so this is short; only then does the pool know the memory to be free.
+            self._driver.call("cuStreamSynchronize", self._frees)
+            self._driver.call("cuMemPoolTrimTo", self._pool, 0)
+
+    def grant(self, peers: Sequence[int]) -> None:
+        """Let other devices use all segments, later ones too."""
+        self._driver.open_pool(self._pool, peers)
+
+    def revoke(self, peers: Sequence[int]) -> None:
+        """Revoke an access that could not be granted completely."""
+        self._driver.open_pool(self._pool, peers, allowed=False)
+
+    def close(self) -> None:
+        """Destroy the pool; there is no segment any more."""
+        self._driver.call("cuMemPoolDestroy", self._pool)
+        self._context.destroy_stream(self._frees)
+
+
+class DirectSegments:
+    """Takes each segment by a call of its own. The caller makes the context current."""
+
+    def __init__(self, driver: Driver) -> None:
+        """Make nothing."""
+        self._driver = driver
+
+    def take(self, nbytes: int, stream: int) -> tuple[int, None]:
+        """Take memory that every stream may use at once."""
+        del stream
+        return int(self._driver.call("cuMemAlloc", nbytes, asked=nbytes)), None
+
+    def give_back(self, segment: Segment) -> None:
+        """Free a segment; the driver waits for the whole device first."""
+        self._driver.call("cuMemFree", segment.address)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def open_to(driver: Driver, owner: Context, peers: Sequence[Context]) -> None:
+    """Let other devices use what `cuMemAlloc` gives in `owner`; the driver grants that for a whole context at once."""
+    opened: list[Context] = []
+    try:
+        for peer in peers:
+            with peer.entered():
+                if _enable(driver, owner):
+                    opened.append(peer)
+    except BaseException:
+        for peer in opened:
+            with peer.entered():
+                driver.call("cuCtxDisablePeerAccess", driver.home(owner))
+        raise
+
+
+def _enable(driver: Driver, owner: Context) -> bool:
+    try:
+        driver.call("cuCtxEnablePeerAccess", driver.home(owner), 0)
+    except DeviceError as error:
+        if error.code != PEER_ACCESS_ALREADY_ENABLED:
+            raise
+        return False
+    return True
 
 
 class Source(Protocol):
@@ -25,7 +133,7 @@ class Source(Protocol):
         """Get memory, usable in the order of a stream; return its address and what is needed to give it back."""
         ...
 
-    def give_back(self, address: int, token: object) -> None:
+    def give_back(self, segment: Segment) -> None:
         """Give memory back, which nothing uses any more; a try that failed may be repeated."""
         ...
 
@@ -69,12 +177,7 @@ class Segments:
             OutOfMemoryError: The driver has too little.
             DeviceError: It fails; nothing is left of the try.
         """
-        kind = next(iter(self._makers)) if kind == "auto" else kind
-        if kind not in self._makers:
-            raise InvalidRequest("kind", kind, f"one of {('auto', *self._makers)}")
-        if nbytes <= 0:
-            raise InvalidRequest("nbytes", nbytes, "a positive number of bytes")
-        nbytes = -(-nbytes // self._granularity) * self._granularity
+        nbytes, kind = whole_segment(nbytes, kind, tuple(self._makers), self._granularity)
         if nbytes > self._most:
             raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self._device))
         with self._moving():
@@ -98,11 +201,11 @@ class Segments:
                 if self._out.get(id(segment)) is not segment:
                     expected = f"a segment of {self._device!r} that is not given back yet"
                     raise InvalidRequest("segment", segment, expected)
-                # Not out while it goes, so that a second thread is refused; the address is nobody else's until then.
+                # Not out while it goes, so that a second thread is refused; the address is not given again until then.
                 del self._out[id(segment)]
             try:
                 with self._context.entered():
-                    self._sources[segment.kind].give_back(segment.address, segment.token)
+                    self._sources[segment.kind].give_back(segment)
             except BaseException:
                 with self._lock:
                     self._out[id(segment)] = segment
@@ -127,7 +230,7 @@ class Segments:
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
-        """Keep the context and the sources until a call is over, whoever closes the device meanwhile."""
+        """Keep the context and the sources until a call is over, even if the device is closed meanwhile."""
         self._context.use()
         with self._lock:
             self._under_way += 1
@@ -156,7 +259,7 @@ class Segments:
             try:
                 with self._context.entered():
                     source.close()
-            except DeviceError as error:
+            except AsyncmemError as error:
                 # A lost device keeps nothing; and any other has its memory back, of which this is only the frame.
-                if error.code not in ENDED:
-                    warnings.warn(f"closing {self._device}: {error}", AsyncmemWarning, stacklevel=3)
+                if not isinstance(error, DeviceError) or error.code not in ENDED:
+                    warnings.warn(printable(f"closing {self._device}: {error}"), AsyncmemWarning, stacklevel=3)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Fence, Stream
+from asyncmem.devices.gpu.driver import INVALID_HANDLE
 from asyncmem.devices.gpu.fence import GpuFence
-from asyncmem.devices.gpu.interface import INVALID_HANDLE
 from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -24,23 +24,23 @@ _LOWEST_HANDLE: Final = 1 << 16
 _HANDLE_ALIGNMENT: Final = 8
 
 
-F = TypeVar("F", bound=GpuFence)
+class GpuStream(Stream):
+    """A stream of the driver's. One that the device made is destroyed with this object, after its work.
 
+    One `of_one_thread` is that thread's default stream, for programs that are built to have one in each. Its handle
+    means another stream in every thread, so in others it can be named only together with all streams.
+    """
 
-class GpuStream(Stream, Generic[F]):
-    """A stream of the driver's. One that the device made is destroyed with this object, after its work."""
+    device: Gpu
 
-    device: Gpu[Any, F, Any]
-
-    def __init__(
-        self, device: Gpu[Any, F, Any], name: str, handle: int, *, lasting: bool = True, keeps: object = None
-    ) -> None:
+    def __init__(self, device: Gpu, name: str, handle: int, *, lasting: bool = True, keeps: object = None) -> None:
         """Use the device's `create_stream` or `stream_of` instead."""
         self.device = device
         self.name = name
         self.handle = handle
+        self.of_one_thread = handle == PER_THREAD
         self.lasting = lasting
-        self.native = lasting
+        self.native = lasting and not self.of_one_thread
         self.keeps = keeps
 
     def __repr__(self) -> str:
@@ -50,13 +50,20 @@ class GpuStream(Stream, Generic[F]):
         """Offer the handle to other libraries, which must keep this object while they use it."""
         return (0, self.handle)
 
-    def record(self) -> F:
-        """Return a fence behind everything submitted here so far, by whichever library."""
+    def record(self) -> GpuFence:
+        """Return a fence behind everything submitted here so far, by whichever library.
+
+        The default stream of one thread, asked on another: a fence behind all streams' work.
+        """
         device = self.device
-        return device.fence_kind(device, device.context.record(self.handle))
+        return (
+            device.record_all() if self.is_another_threads() else GpuFence(device, device.context.record(self.handle))
+        )
 
     def wait(self, fence: Fence) -> None:
         """Order all later work of this stream behind a fence of this or another device of the vendor's.
+
+        The default stream of one thread, asked on another: that of all streams that are not non-blocking.
 
         Raises:
             InvalidRequest: It is no such fence: await it, or block on it, before submitting the work.
@@ -64,11 +71,25 @@ class GpuStream(Stream, Generic[F]):
         if not isinstance(fence, GpuFence) or fence.device.interface is not self.device.interface:
             expected = f"a fence of {self.device.name!r} or another {self.device.interface.name} device"
             raise InvalidRequest("fence", fence, expected)
-        self.device.context.wait(self.handle, fence.native)
+        # Work on the legacy default stream holds up later work of all blocking streams, of which a thread's is one.
+        handle = self.device.default_stream.handle if self.is_another_threads() else self.handle
+        self.device.context.wait(handle, fence.native)
 
     def capturing(self) -> bool:
-        """Tell whether what is submitted here is captured into a graph."""
-        return self.device.context.capturing(self.handle)
+        """Return whether a graph is captured here; of another thread's default stream that cannot be seen: no."""
+        return not self.is_another_threads() and self.device.context.capturing(self.handle)
+
+    def for_any_thread(self) -> Stream:
+        """Return this stream, or a new one behind it where its handle means another elsewhere."""
+        if not self.of_one_thread:
+            return self
+        stream: Stream = self.device.create_stream(f"behind the {self.name}")
+        stream.wait(self.record())
+        return stream
+
+    def is_another_threads(self) -> bool:
+        """Return whether it is the default stream of a thread, and not of the calling one."""
+        return self.of_one_thread and not self.device.streams.is_this_threads(self)
 
     def keep(self, source: object) -> None:
         """Hold what owns a stream that was known by its bare handle until now."""
@@ -77,49 +98,7 @@ class GpuStream(Stream, Generic[F]):
             self.lasting = self.native = True
 
 
-class ThreadStream(GpuStream[F]):
-    """The default stream of one thread, for programs that are built to have one in each.
-
-    Its handle means another stream in every thread, so in others it can be named only together with all streams.
-    """
-
-    of_one_thread = True
-
-    def __init__(self, device: Gpu[Any, F, Any]) -> None:
-        """Stand for the calling thread's."""
-        super().__init__(device, f"default of {threading.current_thread().name!r}", PER_THREAD)
-        self.native = False
-
-    def record(self) -> F:
-        """Return a fence behind everything submitted here; asked on another thread, behind all streams' work."""
-        return super().record() if self._here() else self.device.record_all()
-
-    def wait(self, fence: Fence) -> None:
-        """Order later work behind a fence; asked on another thread, that of all streams that are not non-blocking."""
-        # Work on the legacy default stream holds up later work of all blocking streams, of which this is one.
-        if self._here():
-            super().wait(fence)
-        else:
-            self.device.default_stream.wait(fence)
-
-    def capturing(self) -> bool:
-        """Tell whether a graph is captured here; on another thread that cannot be seen, and the answer is no."""
-        return self._here() and super().capturing()
-
-    def for_any_thread(self) -> Stream:
-        """Return a new stream behind this one: elsewhere this one's handle means another."""
-        stream: Stream = self.device.create_stream(f"behind the {self.name}")
-        stream.wait(self.record())
-        return stream
-
-    def _here(self) -> bool:
-        return self.device.streams.is_this_threads(self)
-
-
-S = TypeVar("S", bound=GpuStream[Any])
-
-
-class GpuStreams(Generic[S]):
+class GpuStreams:
     """Finds the object for a stream. It keeps no stream alive.
 
     Streams are told apart by the number that the driver gives each once: a handle is soon used again. To ask for it
@@ -127,18 +106,18 @@ class GpuStreams(Generic[S]):
     the number of the capture: for that long it has it to itself.
     """
 
-    def __init__(self, device: Gpu[S, Any, Any], context: Context) -> None:
+    def __init__(self, device: Gpu, context: Context) -> None:
         """Know none but the default stream."""
         self._device = weakref.ref(device)
         self._context = context
-        self._known: weakref.WeakValueDictionary[int | tuple[int, int], S] = weakref.WeakValueDictionary()
-        self._kept: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()  # by their handles
-        self._by_source: weakref.WeakValueDictionary[int, S] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[int | tuple[int, int], GpuStream] = weakref.WeakValueDictionary()
+        self._kept: weakref.WeakValueDictionary[int, GpuStream] = weakref.WeakValueDictionary()  # by their handles
+        self._by_source: weakref.WeakValueDictionary[int, GpuStream] = weakref.WeakValueDictionary()
         self._here = threading.local()
         # Re-entrant: a finalizer may interrupt the holder on the same thread and name a stream.
         self._lock = threading.RLock()
 
-    def create(self, name: str | None) -> S:
+    def create(self, name: str | None) -> GpuStream:
         """Make a stream that no other waits for by itself."""
         handle = self._context.create_stream()
         try:
@@ -147,19 +126,19 @@ class GpuStreams(Generic[S]):
             self._context.destroy_stream(handle)
             raise
         device = self._owner()
-        stream = device.stream_kind(device, name or f"stream-{number}", handle)
+        stream = GpuStream(device, name or f"stream-{number}", handle)
         # Not at exit: the driver may have gone before us.
         weakref.finalize(stream, self._context.destroy_stream, handle).atexit = False
         with self._lock:
             self._known[number] = self._kept[handle] = stream
         return stream
 
-    def find(self, source: object) -> S:
+    def find(self, source: object) -> GpuStream:
         """Return the stream that `source` means; see `Gpu.stream_of`."""
         device = self._owner()
         if source is None:
             return device.default_stream
-        if isinstance(source, device.stream_kind) and source.device is device:
+        if isinstance(source, GpuStream) and source.device is device:
             return source
         self._check_device(device, source)
         known = self._by_source.get(id(source))
@@ -176,32 +155,34 @@ class GpuStreams(Generic[S]):
         return self._by_handle(handle, source, bare=bare)
 
     def is_this_threads(self, stream: Stream) -> bool:
-        """Tell whether it is the default stream of the calling thread."""
+        """Return whether it is the default stream of the calling thread."""
         return getattr(self._here, "stream", None) is stream
 
     @staticmethod
-    def _check_device(device: Gpu[S, Any, Any], source: object) -> None:
+    def _check_device(device: Gpu, source: object) -> None:
         # Default streams have the same handles on every device, so the object must say which is meant, if it can.
-        if isinstance(source, device.stream_kind):
-            same = source.device.index == device.index
+        if isinstance(source, GpuStream):
+            same = source.device.name == device.name
         else:
             numbers = [getattr(source, name, None) for name in ("device_index", "device_id")]  # torch's, CuPy's
             same = not isinstance(source, Stream) and {device.index, -1, None}.issuperset(numbers)
         if not same:
             raise InvalidRequest("stream", source, f"a stream of device {device.name!r}")
 
-    def _owner(self) -> Gpu[S, Any, Any]:
+    def _owner(self) -> Gpu:
         device = self._device()
         assert device is not None
         return device
 
-    def _this_threads(self) -> S:
-        stream: S | None = getattr(self._here, "stream", None)
+    def _this_threads(self) -> GpuStream:
+        stream: GpuStream | None = getattr(self._here, "stream", None)
         if stream is None:
-            stream = self._here.stream = self._owner().this_threads_stream()
+            device = self._owner()
+            name = f"default of {threading.current_thread().name!r}"
+            stream = self._here.stream = GpuStream(device, name, PER_THREAD)
         return stream
 
-    def _by_handle(self, handle: int, source: object, *, bare: bool) -> S:
+    def _by_handle(self, handle: int, source: object, *, bare: bool) -> GpuStream:
         capture, number = self._numbers(handle, source)
         with self._lock:
             stream = self._kept.get(handle) if capture else None
@@ -210,7 +191,7 @@ class GpuStreams(Generic[S]):
                 self._check_context(handle, source)
                 device = self._owner()
                 name = f"stream of capture {capture}" if capture else f"stream-{number}"
-                stream = device.stream_kind(device, name, handle, lasting=not bare, keeps=None if bare else source)
+                stream = GpuStream(device, name, handle, lasting=not bare, keeps=None if bare else source)
                 self._known[(handle, capture) if capture else number] = stream
                 added = not bare
             else:

@@ -1,4 +1,7 @@
-"""Segments by mapping: physical handles under a reserved range of addresses.
+"""Reserved ranges of addresses, memory that moves under them (`paging.hpp`), and segments that are mapped there.
+
+The host makes these calls when it has seen all work on the memory done, so what is mapped may be used by every stream
+at once. Access is set for several pieces by one call, which other threads feel when it is for very many of them.
 
 A segment is made of as few handles as can be, of up to 2 GiB. To get a GiB and to give it back took, on an H200 with
 driver 580 (`tests/gpu/probe.cu`), 0.12 + 0.37 ms as one handle, 0.21 + 0.52 ms as four of 256 MiB, 0.6 + 0.85 ms as 16
@@ -9,161 +12,233 @@ too: taking back 256 MiB every few milliseconds made a training step beside it 2
 release, up to 1.0 ms for 1.4 GiB and 2 ms for 2.3. No call held up other threads' launches by more than 40 us, up to a
 GiB, except setting the access of 512 handles at once: 230 us.
 
-The calls of a segment are made in one go without the interpreter's lock (`mapping.hpp`). One by one in Python, each
-had the lock change hands twice, which other threads felt more than the calls themselves.
+The calls of a segment are made in one go without the interpreter's lock. One by one in Python, each had the lock change
+hands twice, which other threads felt more than the calls themselves.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.gpu.interface import OUT_OF_MEMORY
-from asyncmem.devices.gpu.space import Space
-from asyncmem.errors import AsyncmemError, DeviceError
+from asyncmem.devices.base import Remapped
+from asyncmem.devices.gpu.driver import OUT_OF_MEMORY
+from asyncmem.errors import AsyncmemError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from asyncmem.devices.gpu._calls import Context, Mapping
+    from asyncmem.devices.base import Segment, Span
+    from asyncmem.devices.gpu._calls import Context
     from asyncmem.devices.gpu.driver import Driver
+
+STEP: Final = 256 << 20
+"""Bytes that one call unmaps, or sets the access of: other threads felt it when that was for hundreds of pieces."""
+
+
+class PagedMemory:
+    """The ranges of one device."""
+
+    def __init__(self, device: str, driver: Driver, context: Context, page: int) -> None:
+        """Serve the device of that name; `page` is the unit of sizes in bytes."""
+        self._device = device
+        self._driver = driver
+        self._context = context
+        self._page = page
+        self._step = STEP if driver.joins_mappings else 0
+        self._paging = context.paging()
+        self._ranges: dict[int, int] = {}
+        self._peers: list[int] = []
+        # Over whole operations: a peer that is granted access must miss no memory. Re-entrant for finalizers.
+        self._lock = threading.RLock()
+
+    def reserve(self, nbytes: int) -> int:
+        """Keep a range of addresses."""
+        if nbytes <= 0 or nbytes % self._page:
+            raise InvalidRequest("nbytes", nbytes, f"whole pages of {self._page} bytes")
+        with self._lock, self._context.entered():
+            address = int(self._driver.call("cuMemAddressReserve", nbytes, self._page, 0, 0, asked=nbytes))
+            self._ranges[address] = nbytes
+            return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a range back; where the driver fails, it is still reserved and may be given back again."""
+        with self._lock:
+            if self._ranges.get(address) != nbytes:
+                raise InvalidRequest("range", (hex(address), nbytes), f"a range that {self._device!r} has reserved")
+            if not self._driver.gone():
+                with self._context.entered():
+                    if not self._paging.bare(address, nbytes):
+                        raise InvalidRequest("range", (hex(address), nbytes), "a range where nothing is mapped")
+                    self._driver.call("cuMemAddressFree", address, nbytes)
+            del self._ranges[address]
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        """Change what lies where."""
+        with self._lock:
+            for address, nbytes in into:
+                self._check(address, nbytes)
+            if self._driver.gone() and not into:
+                self._paging.forget()
+                return Remapped(len(out), 0)
+            with self._context.entered():
+                users = [self._context.device, *self._peers]
+                unmapped, mapped, failed = self._paging.remap(out, into, users, self._step)
+                error: AsyncmemError | None = failed
+                # Who only gives back cannot be out of memory.
+                if failed is not None and failed.code == OUT_OF_MEMORY and into:
+                    error = self._driver.out_of_memory(sum(nbytes for _, nbytes in into[mapped:]))
+                    error.__cause__ = failed
+                return Remapped(unmapped, mapped, error)
+
+    def bare(self, address: int, nbytes: int) -> bool:
+        """Return whether nothing is mapped in a range; what could not be undone before is tried again."""
+        return self._paging.bare(address, nbytes)
+
+    def _check(self, address: int, nbytes: int) -> None:
+        inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
+        if not inside or nbytes <= 0 or (address | nbytes) % self._page:
+            raise InvalidRequest("into", (hex(address), nbytes), "whole pages of a reserved range")
+
+    def grant(self, peers: Sequence[int]) -> None:
+        """Let other devices use all that is mapped, now and later; all of them or none."""
+        with self._lock:
+            try:
+                self._paging.allow(peers, True, self._step)
+            except BaseException:
+                self._forbid(peers)
+                raise
+            self._peers += peers
+
+    def revoke(self, peers: Sequence[int]) -> None:
+        """Take a grant back that another device could not carry out."""
+        with self._lock:
+            self._peers = [peer for peer in self._peers if peer not in peers]
+            self._forbid(peers)
+
+    def _forbid(self, peers: Sequence[int]) -> None:
+        with contextlib.suppress(AsyncmemError):
+            self._paging.allow(peers, False, self._step)
+
+
+class Space:
+    """Holes in address order, taken first fit: low addresses stay dense, and large holes stay large."""
+
+    def __init__(self) -> None:
+        """Begin with no range."""
+        self._holes: list[tuple[int, int]] = []
+        """Address and bytes, in address order; no two touch."""
+
+    def add(self, address: int, nbytes: int) -> None:
+        """Give a range to it, or a part of one back."""
+        at = bisect.bisect(self._holes, (address, 0))
+        after = self._holes[at] if at < len(self._holes) else None
+        before = self._holes[at - 1] if at else None
+        if after is not None and address + nbytes == after[0]:
+            nbytes += after[1]
+            del self._holes[at]
+        if before is not None and before[0] + before[1] == address:
+            self._holes[at - 1] = (before[0], before[1] + nbytes)
+        else:
+            self._holes.insert(at, (address, nbytes))
+
+    def take(self, nbytes: int) -> int | None:
+        """Take the lowest hole that is large enough and return its address; None where there is none."""
+        for at, (address, length) in enumerate(self._holes):
+            if length >= nbytes:
+                if length == nbytes:
+                    del self._holes[at]
+                else:
+                    self._holes[at] = (address + nbytes, length - nbytes)
+                return address
+        return None
+
 
 MIB: Final = 1 << 20
 
 LARGEST: Final = 2048 * MIB
 """Bytes of the largest handle: the longest call, its release, may take some 2 ms."""
-ACCESS_STEP: Final = 2048 * MIB
-"""Bytes whose access is set by one call: few handles, of which 512 at once were felt by other threads."""
 
 
-def handle_sizes(nbytes: int) -> Iterator[int]:
+def handles(address: int, nbytes: int) -> Iterator[Span]:
     """Cut a segment into as few handles as there can be."""
-    while nbytes:
-        size = min(LARGEST, nbytes)
-        yield size
-        nbytes -= size
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """A segment: its addresses, and what is mapped there."""
-
-    address: int
-    nbytes: int
-    memory: Mapping
+    for begin in range(0, nbytes, LARGEST):
+        yield address + begin, min(LARGEST, nbytes - begin)
 
 
 class VirtualSegments:
     """Maps segments of one device. The caller makes the context current."""
 
-    def __init__(self, driver: Driver, context: Context, capacity: int, granularity: int) -> None:
-        """Reserve nothing yet."""
+    def __init__(self, driver: Driver, memory: PagedMemory, range_bytes: int) -> None:
+        """Reserve nothing yet; addresses are reserved by ranges of `range_bytes`."""
         self._driver = driver
-        self._context = context
-        self._step = ACCESS_STEP if driver.joins_mappings else 0
-        # Twice what there is, so that holes between segments never stand in the way.
-        self._range = -(-2 * capacity // granularity) * granularity
-        self._granularity = granularity
+        self._memory = memory
+        self._range_bytes = range_bytes
         self._space = Space()
-        self._ranges: list[tuple[int, int]] = []
-        self._peers: list[int] = []
-        self._mappings: dict[int, Mapped] = {}
-        self._remains: list[Mapped] = []  # of takes that failed, and could not be undone either: tried again
-        # Over whole operations: a peer that is granted access must miss no segment. Re-entrant for finalizers.
+        self._ranges: list[Span] = []
+        # Of takes that failed, and could not be undone either: their addresses, and what is mapped there.
+        self._remains: list[tuple[int, int, list[Span]]] = []
+        # Over whole operations. Re-entrant for finalizers.
         self._lock = threading.RLock()
 
-    def take(self, nbytes: int, stream: int) -> tuple[int, Mapped]:
-        """Map memory and return its address and what is needed to give it back; usable by every stream at once."""
+    def take(self, nbytes: int, stream: int) -> tuple[int, list[Span]]:
+        """Map memory and return its address and what is mapped there; usable by every stream at once."""
         del stream
         with self._lock:
             self._clear_remains()
             address = self._reserve(nbytes)
-            mapped = Mapped(address, nbytes, self._context.mapping(address))
-            try:
-                mapped.memory.map(handle_sizes(nbytes), [self._context.device, *self._peers], self._step)
-            except BaseException as error:
-                self._undo(mapped, error)
-                if isinstance(error, DeviceError) and error.code == OUT_OF_MEMORY:
-                    raise self._driver.out_of_memory(nbytes) from error  # what is free without the part that was taken
-                raise
-            self._mappings[mapped.address] = mapped
-            return mapped.address, mapped
+            spans = list(handles(address, nbytes))
+            done = self._memory.remap((), spans)
+            if done.error is None:
+                return address, spans
+            self._remains.append((address, nbytes, spans[: done.mapped]))
+            self._clear_remains()
+            if isinstance(done.error, OutOfMemoryError):
+                raise self._driver.out_of_memory(nbytes) from done.error  # what is free without the part that was taken
+            raise done.error
 
-    def give_back(self, address: int, token: object) -> None:
+    def give_back(self, segment: Segment) -> None:
         """Unmap a segment; where that fails half way, the rest is left for the next try."""
-        del address
-        assert isinstance(token, Mapped)
+        spans = segment.token
+        assert isinstance(spans, list)
         with self._lock:
-            token.memory.unmap()
-            self._mappings.pop(token.address, None)
-            self._space.add(token.address, token.nbytes)
-
-    def grant(self, peers: Sequence[int]) -> None:
-        """Let other devices use all segments, later ones too; all of them or none."""
-        with self._lock:
-            allowed: list[Mapped] = []
-            try:
-                for mapped in self._mappings.values():
-                    allowed.append(mapped)
-                    self._allow(mapped, peers)
-            except BaseException:
-                self._forbid(allowed, peers)
-                raise
-            self._peers += peers
-
-    def revoke(self, peers: Sequence[int]) -> None:
-        """Take a grant back that somebody else could not carry out."""
-        with self._lock:
-            self._peers = [peer for peer in self._peers if peer not in peers]
-            self._forbid(self._mappings.values(), peers)
+            self._unmap(spans)
+            self._space.add(segment.address, segment.nbytes)
 
     def close(self) -> None:
         """Give the addresses back; there is no segment any more."""
         with self._lock:
             self._clear_remains()
             while self._ranges:
-                self._driver.call("cuMemAddressFree", *self._ranges[-1])
+                self._memory.unreserve(*self._ranges[-1])
                 self._ranges.pop()
             self._space = Space()
 
     def _reserve(self, nbytes: int) -> int:
         address = self._space.take(nbytes)
         if address is None:
-            length = max(self._range, nbytes)
-            start = int(self._driver.call("cuMemAddressReserve", length, 0, 0, 0, asked=nbytes))
+            length = max(self._range_bytes, nbytes)
+            start = self._memory.reserve(length)
             self._ranges.append((start, length))
             self._space.add(start, length)
             address = self._space.take(nbytes)
         assert address is not None
         return address
 
-    def _allow(self, mapped: Mapped, devices: Sequence[int], *, allowed: bool = True) -> None:
-        mapped.memory.allow(devices, allowed, self._step)
-
-    def _forbid(self, mappings: Iterable[Mapped], peers: Sequence[int]) -> None:
-        for mapped in mappings:
-            with contextlib.suppress(AsyncmemError):
-                self._allow(mapped, peers, allowed=False)
-
-    def _undo(self, mapped: Mapped, error: BaseException) -> None:
-        try:
-            mapped.memory.unmap()
-        except DeviceError as another:
-            # The addresses stay taken: something is still mapped there.
-            self._remains.append(mapped)
-            error.add_note(f"and what had been mapped so far could not be undone yet: {another}")
-        else:
-            self._space.add(mapped.address, mapped.nbytes)
+    def _unmap(self, spans: list[Span]) -> None:
+        done = self._memory.remap(spans, ())
+        del spans[: done.unmapped]
+        if done.error is not None:
+            raise done.error
 
     def _clear_remains(self) -> None:
-        kept = []
-        for mapped in self._remains:
-            try:
-                mapped.memory.unmap()
-            except DeviceError:
-                kept.append(mapped)
+        remains, self._remains = self._remains, []
+        for address, nbytes, spans in remains:
+            with contextlib.suppress(AsyncmemError):
+                self._unmap(spans)
+            if self._memory.bare(address, nbytes):
+                self._space.add(address, nbytes)
             else:
-                self._space.add(mapped.address, mapped.nbytes)
-        self._remains = kept
+                self._remains.append((address, nbytes, spans))

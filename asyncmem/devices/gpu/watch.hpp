@@ -1,4 +1,4 @@
-// Learning that fences are reached, and telling whoever reads an eventfd. No part of it takes the interpreter's lock.
+// Learning that fences are reached, and telling the reader of an eventfd. No part of it takes the interpreter's lock.
 #pragma once
 
 #include <chrono>

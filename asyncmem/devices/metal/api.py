@@ -6,9 +6,8 @@ with Apple's documentation.
 
 from typing import Protocol, TypeAlias
 
-UNSIGNALLED = 0
 SIGNALLED = 1
-"""Values of an event that happens once."""
+"""The value of an event that has happened once; it begins with 0."""
 
 SHARED = 0
 """`MTLResourceStorageModeShared`: memory that host and device both address."""
@@ -105,7 +104,7 @@ class MTLDevice(Protocol):
         """Return the number that it has in all processes."""
 
     def hasUnifiedMemory(self) -> bool:
-        """Tell whether its memory is the host's."""
+        """Return whether its memory is the host's."""
 
     def recommendedMaxWorkingSetSize(self) -> int:
         """Return the bytes that it uses without becoming slow."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
-from asyncmem.devices.metal.driver import Driver
-from asyncmem.devices.metal.fence import MetalFence
-from asyncmem.devices.metal.place import KINDS, find_place
-from asyncmem.devices.metal.stream import MetalStream, MetalStreams
-from asyncmem.devices.pages import Bytes, bytes_at, bytes_of
-from asyncmem.devices.queued import Addressed, QueueDevice
-from asyncmem.devices.segments import SegmentBook
+from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream, whole_segment
+from asyncmem.devices.host_memory import PAGE, Bytes, bytes_at, bytes_of
+from asyncmem.devices.metal.driver import KINDS, Driver, find_physical
+from asyncmem.devices.metal.stream import MetalFence, MetalStream, MetalStreams
+from asyncmem.devices.queue_device import Addressed, QueueDevice, SegmentBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLDevice
+    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer
 
 WORD: Final = 4
 """On macOS Metal copies and fills whole words alone."""
@@ -33,7 +30,7 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
     order of the stream. Any number of these may exist for one device. A forked child may not use the device.
 
     Attributes:
-        mtl_device: For libraries and pipelines of your own: `MTLDevice`.
+        mtl_device: For libraries and pipelines of your own: `MTLDevice`, of PyObjC, which has no types.
         has_unified_memory: Whether it has no memory of its own, as on Apple silicon. Where it has, this is slow.
     """
 
@@ -55,34 +52,34 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         """
         super().__init__(index)
         self.driver: Driver = Driver(self.name)
-        self.place = find_place(self.driver, index)
-        self.mtl_device: MTLDevice = self.place.gpu
-        self.has_unified_memory = self.place.unified
-        self.capacity = self.place.total
-        self._segments = SegmentBook(self.name, KINDS)
-        self.streams = MetalStreams(self, self.driver, self.place, self._watcher)
+        self.physical = find_physical(self.driver, index)
+        self.mtl_device: Any = self.physical.gpu
+        self.has_unified_memory = self.physical.unified
+        self.capacity = self.physical.total
+        self._segments = SegmentBook(self.name)
+        self.streams = MetalStreams(self, self.driver, self.physical, self._poller)
         self.default_stream: MetalStream = self.streams.create("default", default=True)
 
     def __repr__(self) -> str:
         return f"<Metal {self.name}: {'closed' if self._closed else self.mtl_device.name()}>"
 
     def memory(self) -> MemoryInfo:
-        """Answer what of the recommended working set this process has not taken, and the host has free (blocks)."""
-        return self.place.memory()
+        """Return what of the recommended working set this process has not taken, and the host has free (blocks)."""
+        return self.physical.memory()
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get a shared buffer (blocks), usable by the host and every stream at once."""
         self.check_open()
         self.stream_of(stream)
-        nbytes, kind = self._segments.order(nbytes, kind)
-        segment = self.place.take(self.driver, nbytes, kind)
+        nbytes, kind = whole_segment(nbytes, kind, KINDS, PAGE)
+        segment = self.physical.take(self.driver, nbytes, kind)
         self._segments.enlist(segment)
         return segment
 
     def free_segment(self, segment: Segment) -> None:
-        """Give a segment back to Metal (blocks). It lives on for as long as anybody holds what `as_buffer` answered."""
+        """Give a segment back to Metal (blocks). It lives as long as a result of `as_buffer`."""
         self._segments.withdraw(segment)
-        self.place.give_back(self.driver, segment)
+        self.physical.give_back(self.driver, segment)
 
     def as_buffer(self, part: Addressed) -> tuple[MTLBuffer, int]:
         """Return the `MTLBuffer` in which a buffer, or an array over one, lies, and how many bytes before it.
@@ -92,7 +89,7 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         Raises:
             InvalidRequest: It is no memory of this device.
         """
-        return self.place.find(part.address, part.nbytes)
+        return self.physical.find(part.address, part.nbytes)
 
     def stream_of(self, source: object) -> MetalStream:
         """Return the stream meant by `source`.
@@ -110,7 +107,7 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         """Set bytes to `value` (0 to 255) in the order of `stream`."""
         if not nbytes:
             return
-        buffer, offset = self.place.find(address, nbytes)
+        buffer, offset = self.physical.find(address, nbytes)
         if not _whole_words(offset, nbytes):
             self._on_host(stream, partial(_fill, bytes_at(address, nbytes), value))
             return
@@ -124,8 +121,8 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         """Copy in the order of `stream`."""
         if not nbytes:
             return
-        to, there = self.place.find(target, nbytes)
-        from_, here = self.place.find(source, nbytes)
+        to, there = self.physical.find(target, nbytes)
+        from_, here = self.physical.find(source, nbytes)
         if not _whole_words(there, here, nbytes):
             self._on_host(stream, partial(np.copyto, bytes_at(target, nbytes), bytes_at(source, nbytes)))
             return
@@ -140,14 +137,14 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         """Copy host bytes on the stream's thread; `source` is kept until then."""
         origin = bytes_of(source)
         if origin.size:
-            self.place.find(address, origin.size)
+            self.physical.find(address, origin.size)
             self._on_host(stream, partial(np.copyto, bytes_at(address, origin.size), origin))
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy to host bytes on the stream's thread; `target` is kept until then."""
         goal = bytes_of(target, writable=True)
         if goal.size:
-            self.place.find(address, goal.size)
+            self.physical.find(address, goal.size)
             self._on_host(stream, partial(np.copyto, goal, bytes_at(address, goal.size)))
 
     def pinned(self) -> Metal:
@@ -155,8 +152,8 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         return self
 
     def shares_memory_with(self, peer: Device) -> bool:
-        """Tell whether it is of the same GPU."""
-        return isinstance(peer, Metal) and peer.place is self.place
+        """Return whether it is of the same GPU."""
+        return isinstance(peer, Metal) and peer.physical is self.physical
 
     def _blit(self, stream: Stream, encode: Callable[[MTLBlitCommandEncoder], None]) -> None:
         self.check_open()

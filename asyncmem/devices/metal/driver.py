@@ -1,26 +1,33 @@
-"""PyObjC: finding it and the devices of Metal, calling it, and errors in Metal's words."""
+"""PyObjC: finding it and the devices of Metal, calling it, errors in Metal's words, and memory by its addresses."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 
-from asyncmem.errors import BackendUnavailable, DeviceError
+import numpy as np
+
+from asyncmem.devices.base import INSTEAD, MemoryInfo, Segment
+from asyncmem.devices.host_memory import PAGE, host_memory
+from asyncmem.devices.metal.api import SHARED
+from asyncmem.devices.queue_device import SegmentBook
+from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.facts import OutOfMemoryFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from asyncmem.devices.metal.api import MTLCommandBuffer, MTLDevice
+    from asyncmem.devices.metal.api import MTLBuffer, MTLCommandBuffer, MTLDevice
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
-_PACKAGE: Final = f"On macOS: pip install 'asyncmem[metal]'. {_INSTEAD}"
+_PACKAGE: Final = f"On macOS: pip install 'asyncmem[metal]'. {INSTEAD}"
 _NO_CODE: Final = 0
-_NIL: Final = "it answers nil"
+_NIL: Final = "it returns nil"
 
 
 def load(device: str) -> tuple[ModuleType, ModuleType]:
@@ -60,7 +67,7 @@ def find_device(device: str, index: int) -> MTLDevice:
     found = find_devices(device)
     if index >= len(found):
         there = f"metal:0 to metal:{len(found) - 1}" if len(found) > 1 else "metal:0" if found else "no device"
-        raise BackendUnavailable(device, tried=(f"Metal: it has {there}",), install=_INSTEAD)
+        raise BackendUnavailable(device, tried=(f"Metal: it has {there}",), install=INSTEAD)
     return found[index]
 
 
@@ -97,10 +104,10 @@ class Driver:
             raise self.failure(method.__name__, _NO_CODE, str(error)) from None
 
     def get(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make one call that answers an object.
+        """Make one call that returns an object.
 
         Raises:
-            DeviceError: It fails, or answers none.
+            DeviceError: It fails, or returns none.
         """
         found = self.call(method, *args, **kwargs)
         if found is None:
@@ -121,7 +128,7 @@ class Driver:
     def make_if_possible(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a method that makes a new object, and own that once; None where it makes none.
 
-        Such an object comes with a reference that its caller owns. PyObjC up to 12.2.2 takes that for somebody else's
+        Such an object comes with a reference that its caller owns. PyObjC up to 12.2.2 takes that for another owner's
         and adds its own (its issue 690), so that nothing would ever be freed.
 
         Raises:
@@ -151,3 +158,93 @@ class Driver:
             answer = method.__metadata__()["retval"]  # type: ignore[attr-defined]  # every method of PyObjC has that
             self._retained[name] = bool(answer.get("already_retained", False))
         return self._retained[name]
+
+
+KINDS: Final = ("shared", "direct")
+
+
+class Held(NamedTuple):
+    """A buffer, which is freed once nothing refers to it, and where it begins."""
+
+    buffer: MTLBuffer
+    start: int
+
+
+class PhysicalDevice:
+    """A device and the buffers that were got of it, which outlive their callers."""
+
+    def __init__(self, gpu: MTLDevice) -> None:
+        """Have none. Get it by `find_physical`."""
+        self.gpu = gpu
+        self.unified = bool(gpu.hasUnifiedMemory())
+        self.total = int(gpu.recommendedMaxWorkingSetSize())
+        self.most = int(gpu.maxBufferLength())
+        self._book = SegmentBook(str(gpu.name()))
+        self._held: dict[int, Held] = {}
+        self._lock = threading.RLock()
+
+    def memory(self) -> MemoryInfo:
+        """Return what this process has not taken, and no more than the host has free (reads files)."""
+        left = max(0, self.total - int(self.gpu.currentAllocatedSize()))
+        return MemoryInfo(free=min(left, host_memory().free), total=self.total)
+
+    def take(self, driver: Driver, nbytes: int, kind: str) -> Segment:
+        """Get a buffer that begins with a page (blocks).
+
+        Raises:
+            OutOfMemoryError: There is too little, or no buffer is as large.
+            DeviceError: Metal fails.
+        """
+        # Metal promises no alignment of what it gives.
+        whole = nbytes + PAGE
+        if whole > self.most:
+            raise self._too_much(driver, nbytes, f"at most {self.most >> 20} MiB in one piece, by Metal's own bound")
+        with self._lock, driver.pool():
+            # It would give more than the device can use at a time, and whatever uses that fails.
+            fits = whole <= self.memory().free
+            buffer = driver.make_if_possible(self.gpu.newBufferWithLength_options_, whole, SHARED) if fits else None
+            if buffer is None:
+                raise self._too_much(driver, nbytes)
+            start = int(np.frombuffer(buffer.contents().as_buffer(whole), np.uint8).ctypes.data)
+            segment = Segment(-(-start // PAGE) * PAGE, nbytes, kind)
+            self._held[segment.address] = Held(buffer, start)
+            self._book.enlist(segment)
+            return segment
+
+    def give_back(self, driver: Driver, segment: Segment) -> None:
+        """Let go of a buffer. Work that still uses it keeps it for so long."""
+        driver.calls += 1
+        with driver.pool():
+            self._book.withdraw(segment)
+            del self._held[segment.address]
+
+    def find(self, address: int, nbytes: int) -> tuple[MTLBuffer, int]:
+        """Return the buffer in which a range lies, and where in it.
+
+        Raises:
+            InvalidRequest: It lies in none, or not as a whole.
+        """
+        segment = self._book.find(address, nbytes)
+        held = self._held.get(segment.address) if segment is not None else None
+        if held is None:
+            raise InvalidRequest("address", hex(address), f"{nbytes} bytes within one segment of the device")
+        return held.buffer, address - held.start
+
+    def _too_much(self, driver: Driver, nbytes: int, *advice: str) -> OutOfMemoryError:
+        facts = OutOfMemoryFacts(asked=nbytes, device=driver.device, device_free=self.memory().free, advice=advice)
+        return OutOfMemoryError(facts)
+
+
+_physical_devices: dict[int, PhysicalDevice] = {}
+_lock: Final = threading.RLock()
+
+
+def find_physical(driver: Driver, index: int) -> PhysicalDevice:
+    """Return the device of that number, with what this process has of it (blocks).
+
+    Raises:
+        BackendUnavailable: It cannot be had.
+    """
+    gpu = find_device(driver.device, index)
+    with _lock:
+        return _physical_devices.setdefault(int(gpu.registryID()), PhysicalDevice(gpu))

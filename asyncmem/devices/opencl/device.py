@@ -8,17 +8,49 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
-from asyncmem.devices.opencl.driver import Driver
-from asyncmem.devices.opencl.fence import OpenCLFence
-from asyncmem.devices.opencl.pinned import OpenCLPinned
-from asyncmem.devices.opencl.place import find_place
-from asyncmem.devices.opencl.segments import Segments
-from asyncmem.devices.opencl.stream import OpenCLStream, OpenCLStreams
-from asyncmem.devices.pages import bytes_at, bytes_of
-from asyncmem.devices.queued import Addressed, QueueDevice
+from asyncmem.devices.host_memory import HostMemory, bytes_at, bytes_of
+from asyncmem.devices.opencl.driver import Driver, Segments, find_physical
+from asyncmem.devices.opencl.stream import OpenCLFence, OpenCLStream, OpenCLStreams
+from asyncmem.devices.queue_device import Addressed, QueueDevice
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyopencl as cl
+
+PINNED_KINDS: Final = ("pinned", "direct")
+
+
+class OpenCLPinned(HostMemory):
+    """Fine-grained shared memory, which host and device may touch at any time. Get it by `OpenCL.pinned()`."""
+
+    kind = "opencl_pinned"
+    segment_kinds = PINNED_KINDS
+    dlpack_device = (1, 0)  # kDLCPU
+    owner: OpenCL
+
+    def __init__(self, owner: OpenCL) -> None:
+        """Use `OpenCL.pinned` instead."""
+        super().__init__(owner, owner.index)
+        self._segments = Segments(self.name, owner.driver, owner.physical, PINNED_KINDS, fine=True)
+
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get memory (blocks), usable by the host and every stream at once."""
+        self.owner.check_open()
+        self.stream_of(stream)
+        return self._segments.take(nbytes, kind)
+
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back (blocks)."""
+        self._segments.give_back(segment)
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Return whether a range lies in one of its segments."""
+        return self._segments.holds(address, nbytes)
+
+    def grant_access(self, peers: Sequence[Device]) -> None:
+        """Do nothing for the owner and its like: they share the context."""
+        self.owner.grant_access(peers)
 
 
 KINDS: Final = ("svm", "direct")
@@ -41,7 +73,7 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
     host_readable = False
 
     def __init__(self, index: int = 0) -> None:
-        """Start the drivers and make the context (blocks, for up to a second where nobody has done so before).
+        """Start the drivers and make the context (blocks, for up to a second if they were not started before).
 
         Args:
             index: Which of the devices of all drivers; processors are the last of them.
@@ -54,21 +86,21 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
         super().__init__(index)
         self.dlpack_device = (4, index)  # kDLOpenCL
         self.driver: Driver = Driver(self.name)
-        self.place = find_place(self.driver, index)
-        self.context: cl.Context = self.place.context
-        self.is_processor = self.place.on_host
-        self.capacity = self.place.ledger.total
-        self._segments = Segments(self.name, self.driver, self.place, KINDS)
+        self.physical = find_physical(self.driver, index)
+        self.context: cl.Context = self.physical.context
+        self.is_processor = self.physical.on_host
+        self.capacity = self.physical.ledger.total
+        self._segments = Segments(self.name, self.driver, self.physical, KINDS)
         self._pinned: weakref.ref[OpenCLPinned] | None = None
-        self.streams = OpenCLStreams(self, self.driver, self.place, self._watcher)
+        self.streams = OpenCLStreams(self, self.driver, self.physical, self._poller)
         self.default_stream: OpenCLStream = self.streams.create("default", default=True)
 
     def __repr__(self) -> str:
-        return f"<OpenCL {self.name}: {'closed' if self._closed else self.place.device.name.strip()}>"
+        return f"<OpenCL {self.name}: {'closed' if self._closed else self.physical.device.name.strip()}>"
 
     def memory(self) -> MemoryInfo:
-        """Answer what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
-        return MemoryInfo(free=self.place.ledger.free(), total=self.capacity)
+        """Return what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
+        return MemoryInfo(free=self.physical.ledger.free(), total=self.capacity)
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get shared virtual memory (blocks), usable by every stream at once."""
@@ -125,7 +157,7 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
             self._move(int(goal.ctypes.data), address, goal.size, stream)
 
     def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:  # noqa: ARG002  # both ways alike
-        """Tell whether a copy may **block**: not on a processor, nor for memory of `pinned`."""
+        """Return whether a copy may **block**: not on a processor, nor for memory of `pinned`."""
         data = bytes_of(host)
         pinned = self._pinned() if self._pinned is not None else None
         ours = pinned is not None and pinned.holds(int(data.ctypes.data), data.size)
@@ -137,7 +169,7 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
         Raises:
             InvalidRequest: The device has no such memory (fine-grained buffers).
         """
-        if not self.place.has_pinned:
+        if not self.physical.has_pinned:
             return super().pinned()
         found = self._pinned() if self._pinned is not None else None
         if found is None:
@@ -146,9 +178,9 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
         return found
 
     def shares_memory_with(self, peer: Device) -> bool:
-        """Tell whether it is of the same context."""
+        """Return whether it is of the same context."""
         own = peer.owner if isinstance(peer, OpenCLPinned) else peer
-        return isinstance(own, OpenCL) and own.place is self.place
+        return isinstance(own, OpenCL) and own.physical is self.physical
 
     def _move(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         queue = self._queue_of(stream)

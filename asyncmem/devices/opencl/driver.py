@@ -1,12 +1,20 @@
-"""pyopencl: finding it and its devices, calling it, and errors that say what to do.
+"""pyopencl: finding it and its devices, calling it, errors that say what to do, and shared virtual memory.
 
 It takes long to import and starts every driver that is installed, so that happens only once a device is asked for.
+
+Sub-buffers would do without shared virtual memory, but two that overlap may not be used at the same time, and they
+begin where the device likes it: a pool puts blocks anywhere, and works on the bytes of one while kernels work on the
+next.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
+from asyncmem.devices.base import INSTEAD, Segment, whole_segment
+from asyncmem.devices.host_memory import PAGE, host_memory, total_memory
+from asyncmem.devices.queue_device import SegmentBook
 from asyncmem.errors import BackendUnavailable, DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
@@ -19,11 +27,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
-_PACKAGE: Final = f"pip install 'asyncmem[opencl]'. {_INSTEAD}"
+_PACKAGE: Final = f"pip install 'asyncmem[opencl]'. {INSTEAD}"
 _DRIVER: Final = (
     "Install the OpenCL driver of the device's vendor, or pip install 'asyncmem[pocl]', which makes one of the "
-    f"processor. {_INSTEAD}"
+    f"processor. {INSTEAD}"
 )
 
 _NO_PLATFORM: Final = -1001  # what the loader says where no driver is installed
@@ -76,17 +83,17 @@ def find_device(device: str, index: int) -> cl.Device:
     one = found[index]
     if not shares_memory(one):
         lack = f"{one.name.strip()}: it has no shared virtual memory, which is of OpenCL 2.0"
-        raise BackendUnavailable(device, tried=(lack,), install=_INSTEAD)
+        raise BackendUnavailable(device, tried=(lack,), install=INSTEAD)
     return one
 
 
 def is_processor(device: cl.Device) -> bool:
-    """Tell whether a device is the host's own processor, whose memory is the host's."""
+    """Return whether a device is the host's own processor, whose memory is the host's."""
     return bool(device.type & load("opencl").device_type.CPU)
 
 
 def shares_memory(device: cl.Device, *, finely: bool = False) -> bool:
-    """Tell whether segments can be had that kernels know by address; `finely`: which the host may touch, too."""
+    """Return whether segments can be had that kernels know by address; `finely`: which the host may touch, too."""
     cl = load("opencl")
     kinds = cl.device_svm_capabilities
     wanted = kinds.FINE_GRAIN_BUFFER if finely else kinds.COARSE_GRAIN_BUFFER
@@ -151,3 +158,133 @@ class Driver:
             facts = OutOfMemoryFacts(asked=nbytes, device=self.device, device_free=free)
             raise OutOfMemoryError(facts) from None
         return allocation
+
+
+class Ledger:
+    """Counts what is taken of so many bytes."""
+
+    def __init__(self, total: int, *, on_host: bool) -> None:
+        """Begin with none taken; memory `on_host` is shared with everybody there."""
+        self.total = total
+        self._on_host = on_host
+        self._taken = 0
+        # Re-entrant: a finalizer may interrupt the holder on the same thread and give back.
+        self._lock: Final = threading.RLock()
+
+    def free(self) -> int:
+        """Return the bytes that could still be taken (reads files, on the host)."""
+        left = max(0, self.total - self._taken)
+        return min(left, host_memory().free) if self._on_host else left
+
+    def take(self, nbytes: int, device: str) -> int:
+        """Count bytes that are about to be got, and return how many are free beside them.
+
+        Raises:
+            OutOfMemoryError: There are too few.
+        """
+        with self._lock:
+            free = self.free()
+            if nbytes > free:
+                raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=device, device_free=free))
+            self._taken += nbytes
+            return free - nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Count bytes that are no longer there, or were not got."""
+        with self._lock:
+            self._taken -= nbytes
+
+
+class PhysicalDevice:
+    """A device and its context, made once in a process: addresses and events mean nothing in another context."""
+
+    def __init__(self, driver: Driver, device: cl.Device) -> None:
+        """Make the context. Get it by `find_physical`."""
+        self.device = device
+        self.context: cl.Context = driver.call(driver.cl.Context, [device])
+        self.on_host = is_processor(device)
+        self.ledger = Ledger(int(device.global_mem_size), on_host=self.on_host)
+        self.host_ledger = Ledger(total_memory(), on_host=True)
+        self.most = int(device.max_mem_alloc_size)
+        self.has_pinned = shares_memory(device, finely=True)
+
+
+_physical_devices: dict[int, PhysicalDevice] = {}
+_lock: Final = threading.RLock()
+
+
+def find_physical(driver: Driver, index: int) -> PhysicalDevice:
+    """Return the device of that number, with the context that it has in this process (blocks).
+
+    Raises:
+        BackendUnavailable: It cannot be had.
+        DeviceError: The driver fails.
+    """
+    device = find_device(driver.device, index)
+    with _lock:
+        known = _physical_devices.get(device.int_ptr)
+        if known is None:
+            known = _physical_devices[device.int_ptr] = PhysicalDevice(driver, device)
+        return known
+
+
+# An allocation that is dropped is freed, and one whose device is forgotten may still be in use.
+_out: Final[dict[int, cl.SVMAllocation]] = {}
+
+
+class Segments:
+    """Gets segments of one kind of memory, counted in a ledger, and gives them back."""
+
+    def __init__(
+        self, name: str, driver: Driver, physical: PhysicalDevice, kinds: tuple[str, ...], *, fine: bool = False
+    ) -> None:
+        """Serve the device of that name; `fine` segments may be read and written by the host at any time."""
+        flags = driver.cl.svm_mem_flags
+        self._book = SegmentBook(name)
+        self._kinds = kinds
+        self._driver = driver
+        self._physical = physical
+        self._flags = int(flags.READ_WRITE | (flags.SVM_FINE_GRAIN_BUFFER if fine else 0))
+        self._ledger: Ledger = physical.host_ledger if fine else physical.ledger
+
+    def take(self, nbytes: int, kind: str) -> Segment:
+        """Get whole pages (blocks)."""
+        nbytes, kind = whole_segment(nbytes, kind, self._kinds, PAGE)
+        # The driver aligns to 128 bytes at most.
+        whole = nbytes + PAGE
+        if whole > self._physical.most:
+            raise self._beyond(nbytes)
+        free = self._ledger.take(whole, self._book.device)
+        try:
+            allocation = self._driver.allocate(self._physical.context, whole, self._flags, free)
+        except BaseException:
+            self._ledger.give_back(whole)
+            raise
+        address = -(-allocation.svm_ptr // PAGE) * PAGE
+        segment = Segment(address, nbytes, kind, allocation)
+        self._book.enlist(segment)
+        _out[address] = allocation
+        return segment
+
+    def give_back(self, segment: Segment) -> None:
+        """Free a segment (blocks); where the driver fails, it is still out."""
+        self._book.withdraw(segment)
+        allocation = _out.pop(segment.address)
+        try:
+            self._driver.call(allocation.release)
+        except BaseException:
+            self._book.enlist(segment)
+            _out[segment.address] = allocation
+            raise
+        self._ledger.give_back(segment.nbytes + PAGE)
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Return whether a range lies in one of the segments that are out."""
+        return self._book.find(address, nbytes) is not None
+
+    def _beyond(self, nbytes: int) -> OutOfMemoryError:
+        advice = f"at most {self._physical.most >> 20} MiB in one piece, which is all that the driver gives out"
+        free = self._ledger.free()
+        return OutOfMemoryError(
+            OutOfMemoryFacts(asked=nbytes, device=self._book.device, device_free=free, advice=(advice,))
+        )

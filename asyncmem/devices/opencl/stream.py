@@ -1,23 +1,59 @@
-"""Streams of an OpenCL device: queues that run their commands in order, its own and those of other code."""
+"""Streams and fences of an OpenCL device: command queues, its own and those of other code, and their events."""
 
 from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Fence, Stream
-from asyncmem.devices.opencl.fence import OpenCLFence
-from asyncmem.devices.queues import QueueStreams
+from asyncmem.devices.fences import PolledFence
+from asyncmem.devices.queue_device import QueueStreams
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
     import pyopencl as cl
 
+    from asyncmem.devices.fences import FencePoller
     from asyncmem.devices.opencl.device import OpenCL
-    from asyncmem.devices.opencl.driver import Driver
-    from asyncmem.devices.opencl.place import Place
-    from asyncmem.devices.watcher import Watcher
+    from asyncmem.devices.opencl.driver import Driver, PhysicalDevice
+
+_COMPLETE: Final = 0
+
+
+class OpenCLFence(PolledFence):
+    """The event of a marker in a queue.
+
+    Attributes:
+        event: For other libraries: `pyopencl.Event`.
+    """
+
+    def __init__(self, driver: Driver, physical: PhysicalDevice, poller: FencePoller, event: cl.Event) -> None:
+        """Use `OpenCLStream.record` instead."""
+        super().__init__(poller)
+        self.event = event
+        self.physical = physical
+        self._driver = driver
+        self._reached = False
+
+    def __repr__(self) -> str:
+        return f"<OpenCLFence of {self._driver.device}>"
+
+    def done(self) -> bool:
+        """Ask the driver whether the queue has come this far.
+
+        Raises:
+            DeviceError: Work before the fence has failed, or the device is lost.
+        """
+        if not self._reached:
+            status = int(self._driver.call(getattr, self.event, "command_execution_status"))
+            if status < _COMPLETE:
+                raise self._driver.failure("clGetEventInfo", status)
+            if status == _COMPLETE:
+                # Asking makes nothing visible to others, by the standard; waiting does, and is over at once.
+                self._driver.call(self.event.wait)
+                self._reached = True
+        return self._reached
 
 
 class OpenCLStream(Stream):
@@ -40,7 +76,7 @@ class OpenCLStream(Stream):
         return f"<OpenCLStream {self.name!r} of {self.device.name}>"
 
     def record(self) -> OpenCLFence:
-        """Return a fence behind everything submitted to the queue so far, by whomever."""
+        """Return a fence behind everything submitted to the queue so far, by any library."""
         return self.device.streams.record(self.queue)
 
     def wait(self, fence: Fence) -> None:
@@ -49,7 +85,7 @@ class OpenCLStream(Stream):
         Raises:
             InvalidRequest: It is another device's: await it, or block on it, before submitting the work.
         """
-        if not isinstance(fence, OpenCLFence) or fence.place is not self.device.place:
+        if not isinstance(fence, OpenCLFence) or fence.physical is not self.device.physical:
             raise InvalidRequest("fence", fence, f"a fence of {self.device.name!r}")
         driver = self.device.driver
         driver.call(driver.cl.enqueue_barrier, self.queue, wait_for=[fence.event])
@@ -58,15 +94,15 @@ class OpenCLStream(Stream):
 class OpenCLStreams(QueueStreams["OpenCLStream", "cl.CommandQueue", OpenCLFence]):
     """Makes and finds streams."""
 
-    def __init__(self, device: OpenCL, driver: Driver, place: Place, watcher: Watcher) -> None:
+    def __init__(self, device: OpenCL, driver: Driver, physical: PhysicalDevice, poller: FencePoller) -> None:
         """Know none."""
         super().__init__(device.name)
         # Where all others are waited for.
-        self._meeting: cl.CommandQueue = driver.call(driver.cl.CommandQueue, place.context, place.device)
+        self._meeting: cl.CommandQueue = driver.call(driver.cl.CommandQueue, physical.context, physical.device)
         self._device = weakref.ref(device)
         self._driver = driver
-        self._place = place
-        self._watcher = watcher
+        self._physical = physical
+        self._poller = poller
 
     def find(self, source: object) -> OpenCLStream:
         """Return the stream that `source` means; see `OpenCL.stream_of`."""
@@ -79,7 +115,7 @@ class OpenCLStreams(QueueStreams["OpenCLStream", "cl.CommandQueue", OpenCLFence]
         event = self._driver.call(self._driver.cl.enqueue_marker, queue, wait_for=behind)
         # Others may wait for the event, which counts only once it is on its way.
         self._driver.call(queue.flush)
-        return OpenCLFence(self._driver, self._place, self._watcher, event)
+        return OpenCLFence(self._driver, self._physical, self._poller, event)
 
     def record_all(self) -> OpenCLFence:
         """Return a fence behind everything in all queues so far, those of streams that are gone too."""
@@ -88,7 +124,7 @@ class OpenCLStreams(QueueStreams["OpenCLStream", "cl.CommandQueue", OpenCLFence]
     def new_queue(self) -> cl.CommandQueue:
         """Make a queue that runs its commands in order."""
         queue: cl.CommandQueue = self._driver.call(
-            self._driver.cl.CommandQueue, self._place.context, self._place.device
+            self._driver.cl.CommandQueue, self._physical.context, self._physical.device
         )
         return queue
 
@@ -104,7 +140,7 @@ class OpenCLStreams(QueueStreams["OpenCLStream", "cl.CommandQueue", OpenCLFence]
 
     def _checked(self, queue: cl.CommandQueue) -> cl.CommandQueue:
         out_of_order = self._driver.cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        if queue.context != self._place.context or queue.device != self._place.device:
+        if queue.context != self._physical.context or queue.device != self._physical.device:
             raise InvalidRequest("stream", queue, f"a queue in the context of {self._driver.device!r}")
         if queue.properties & out_of_order:
             raise InvalidRequest("stream", queue, "a queue that runs its commands in order")

@@ -7,14 +7,13 @@ it takes that no two of a track overlap; refusals and changes of pressure are ma
 from __future__ import annotations
 
 import heapq
-import json
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
 import numpy as np
 
 from asyncmem.core import Kind
 from asyncmem.figures import format_size
-from asyncmem.insight.reserved import reserved
+from asyncmem.text import printable, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,20 +38,26 @@ def write_perfetto(records: Records, file: TextIO) -> None:
     file.write('{"displayTimeUnit": "ns", "traceEvents": [')
     between = "\n"
     for event in _events(records):
-        file.write(between + json.dumps(event))
+        file.write(between + to_json(event))
         between = ",\n"
     file.write("\n]}\n")
 
 
 def _events(records: Records) -> Iterator[Event]:
-    for name in sorted({pool.name for pool in records.names.pools}):
-        yield from _of_pool(records.in_pool(name), name)
+    processes: dict[str, int] = {}
+    for number, pool in enumerate(records.names.pools, 1):
+        processes.setdefault(pool.name, number)
+    of = np.array([processes[pool.name] for pool in records.names.pools], np.int64)[records.rows["pool"]]
+    order = np.argsort(of, kind="stable")
+    rows, of = records.rows[order], of[order]
+    for name, process in sorted(processes.items()):
+        first, end = of.searchsorted([process, process + 1])
+        yield from _of_pool(records.with_rows(rows[first:end]), name, process)
 
 
-def _of_pool(records: Records, name: str) -> Iterator[Event]:
-    process = 1 + [pool.name for pool in records.names.pools].index(name)
-    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": f"pool {name}"}}
-    for counter, (times, values) in (("live", records.live()), ("reserved", reserved(records))):
+def _of_pool(records: Records, name: str, process: int) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": f"pool {printable(name)}"}}
+    for counter, (times, values) in (("live", records.live()), ("reserved", records.reserved())):
         for time, value in _thinned(times, values):
             yield {"ph": "C", "name": counter, "pid": process, "ts": time / 1e3, "args": {"bytes": value}}
     for at, (kind, word) in enumerate(_SLICES.items()):
@@ -98,4 +103,4 @@ def _slices(records: Records, word: str, process: int, first: int) -> Iterator[E
 
 def _args(record: Record) -> dict[str, object]:
     named = {"outcome": record.outcome, "tag": record.tag, "task": record.task, "line": record.site}
-    return {"bytes": record.nbytes} | {name: str(value) for name, value in named.items() if value}
+    return {"bytes": record.nbytes} | {name: printable(str(value)) for name, value in named.items() if value}

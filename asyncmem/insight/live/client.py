@@ -1,21 +1,53 @@
-"""Ask a process what its pools are doing."""
+"""Ask a process what its pools are doing, through its Unix socket.
+
+A socket is named by the number of its process, and lies in a folder that only its user can enter.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import socket
+import stat
+import struct
+import sys
+import tempfile
 import time
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from asyncmem.files import parse_json
 from asyncmem.insight.live.look import FORMAT
-from asyncmem.insight.live.place import connect, sockets
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from asyncmem.insight.live.look import ProcessLook
 
+_LONGEST: Final = 103
+"""Bytes of a socket's path: 104 with its end on macOS, four more on Linux."""
+
+_LOCAL_PEERCRED: Final = 1  # of macOS
+
 _MOST: Final = 16 << 20
 """Bytes of an answer."""
+
+_LARGEST: Final = 1 << 60
+_LATEST: Final = 1 << 36
+"""Seconds since 1970: calendars end in the year 9999."""
+_HOLDERS: Final = [{"name": str, "nbytes": int}]
+_LOOK: Final = {
+    "process": int, "program": [str], "time": float,
+    "pools": [{
+        "closed": bool, "waiters": [{"owner": str, "nbytes": int, "age": int | float, "growing": bool}],
+        "tags": _HOLDERS, "sites": _HOLDERS,
+        "stats": {
+            "name": str, "device": str, "limit": int, "pressure": str, "allocated_bytes": int, "reserved_bytes": int,
+            "waiting": int, "waiting_bytes": int, "growing": int, "num_allocations": int, "cache_hit_rate": int | float,
+        },
+    }],
+}  # fmt: skip
+"""What is shown of an answer."""
 
 
 class NotServing(OSError):
@@ -23,7 +55,7 @@ class NotServing(OSError):
 
 
 def serving(timeout: float = 5.0) -> list[ProcessLook]:
-    """Answer what all processes of this user say that show something, by their numbers."""
+    """Return what all processes of this user say that show something, by their numbers."""
     found = []
     for _, path in sockets():
         try:
@@ -34,7 +66,7 @@ def serving(timeout: float = 5.0) -> list[ProcessLook]:
 
 
 def ask(process: int, timeout: float = 5.0) -> ProcessLook:
-    """Answer what a process says.
+    """Return what a process says.
 
     Raises:
         NotServing: It shows nothing.
@@ -68,11 +100,114 @@ def _read(answer: bytes, path: Path) -> ProcessLook:
     if not answer:
         raise ConnectionResetError(f"{path} gave no answer")
     try:
-        found = json.loads(answer)
-    except (RecursionError, ValueError) as error:
+        found = parse_json(answer)
+    except ValueError as error:
         raise OSError(f"{path} answers something else: {error}") from error
     if isinstance(found, dict) and "error" in found:
         raise OSError(f"{path} could not look at its pools: {found['error']}")
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise OSError(f"{path} is of another version of asyncmem")
+    if not _fits(found, _LOOK) or found["time"] > _LATEST:
+        raise OSError(f"{path} answers something else: not what a process says of its pools")
     return cast("ProcessLook", found)
+
+
+def _fits(value: object, shape: object) -> bool:
+    """Whether plain data has the keys and types of a shape, and numbers that can be printed."""
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(name in value and _fits(value[name], one) for name, one in shape.items())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_fits(one, shape[0]) for one in value)
+    if not isinstance(value, shape):  # type: ignore[arg-type]  # a type or types
+        return False
+    return 0 <= value < _LARGEST if isinstance(value, int | float) else True
+
+
+def folders() -> list[Path]:
+    """Return where sockets may lie, the best first: programs of one user need not have the same environment."""
+    if not hasattr(socket, "AF_UNIX"):
+        return []
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    found = [Path(tempfile.gettempdir()) / f"asyncmem-{os.geteuid()}"]
+    return [Path(runtime) / "asyncmem", *found] if runtime else found
+
+
+def is_ours(folder: Path) -> bool:
+    """Return whether a folder is there, and its user's alone; not where a link leads."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def make_path(name: str) -> Path:
+    """Return the path of a socket of that name, in the first folder that will do.
+
+    Raises:
+        OSError: There is none; the text says why each will not.
+    """
+    reasons = []
+    for folder in folders():
+        path = folder / name
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+            continue
+        if not is_ours(folder):
+            reasons.append(f"{folder} is not yours alone")
+        elif len(os.fsencode(path)) > _LONGEST:
+            reasons.append(f"{folder} is too long a name for a socket")
+        else:
+            return path
+    raise OSError(f"there is no folder for a socket: {'; '.join(reasons)}")
+
+
+def path_of(process: int) -> str:
+    """Return the name of a process's socket."""
+    return f"{process}.sock"
+
+
+def sockets() -> Iterator[tuple[int, Path]]:
+    """Return the sockets there are, each with the number of its process, alive or not."""
+    for folder in filter(is_ours, folders()):
+        for path in sorted(folder.glob("*.sock")):
+            if path.stem.isdecimal():
+                yield int(path.stem), path
+
+
+def connect(path: Path, timeout: float) -> socket.socket:
+    """Connect to a socket.
+
+    Raises:
+        ConnectionRefusedError: No server listens any more; the socket is removed.
+        PermissionError: Another user listens there.
+        OSError: It is not there, or does not answer in time.
+    """
+    with ExitStack() as unless_connected:
+        connection = unless_connected.enter_context(socket.socket(socket.AF_UNIX))
+        connection.settimeout(timeout)
+        try:
+            connection.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            raise
+        if not is_same_user(connection):
+            raise PermissionError(f"{path} is another user's")
+        unless_connected.pop_all()
+    return connection
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Return whether who is at the other end runs as this process's user."""
+    return peer_user(connection) == os.geteuid()
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Return the number of the user at the other end."""
+    if sys.platform == "linux":
+        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    else:  # macOS and other BSDs: a version, and the user
+        _, user = struct.unpack("2I", connection.getsockopt(0, _LOCAL_PEERCRED, 76)[:8])
+    return int(user)

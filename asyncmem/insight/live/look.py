@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypedDict
 
-from asyncmem.pool.held import held_by_site, held_by_tag
+from asyncmem.errors import PoolClosed
+from asyncmem.pool.holders import held_by_site, held_by_tag
 from asyncmem.pool.open_pool import open_pools
 from asyncmem.pool.snapshot import waiter_infos
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncmem.pool.open_pool import OpenPool
     from asyncmem.stats import Figure
 
@@ -96,7 +100,7 @@ def _look_at(opened: OpenPool) -> PoolLook:
     return {
         "closed": opened.closed is not None,
         "stats": stats.as_dict(),
-        "budgets": [budget.stats().as_dict() for budget in opened.budgets[:_SHOWN]],
+        "budgets": list(_budgets(opened)),
         "waiters": [
             {"owner": one.owner, "nbytes": one.nbytes, "age": one.age, "tag": one.tag, "growing": one.growing}
             for one in islice(waiter_infos(opened.pool), _SHOWN)
@@ -104,6 +108,12 @@ def _look_at(opened: OpenPool) -> PoolLook:
         "tags": _holders(held_by_tag(core, _SHOWN) if few else []),
         "sites": _holders(held_by_site(core, _SHOWN) if few else []),
     }
+
+
+def _budgets(opened: OpenPool) -> Iterator[dict[str, Figure]]:
+    for budget in opened.budgets[:_SHOWN]:
+        with suppress(PoolClosed):  # by another thread, since
+            yield budget.stats().as_dict()
 
 
 def _holders(held: list[tuple[str, int]]) -> list[Holder]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import selectors
 import socket
@@ -11,14 +10,15 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Self, final
 
+from asyncmem.insight.live.client import connect, is_same_user, make_path, path_of, sockets
 from asyncmem.insight.live.look import look
-from asyncmem.insight.live.place import connect, is_same_user, make_place, path_of, sockets
+from asyncmem.text import printable, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-_PATIENCE: Final = 1.0
+_TIMEOUT: Final = 1.0
 """Seconds in which a client must have taken its answer."""
 
 _starting = threading.Lock()
@@ -29,8 +29,8 @@ def serve_live() -> LiveServer:
     """Show this process's pools to `asyncmem top`, until the server is closed or the process ends.
 
     A thread answers through a socket that only processes of the same user can open. It tells who asks what
-    `pool.stats()` does, who waits, and, while pools are recorded, who holds what; it takes no orders. Nobody who asks
-    can hold up a pool or a loop. Where this process serves already, that server is answered.
+    `pool.stats()` does, who waits, and, while pools are recorded, who holds what; it takes no orders. No client can
+    hold up a pool or a loop. Where this process serves already, that server is answered.
 
     Raises:
         OSError: There are no Unix sockets here, or there is no folder for one.
@@ -44,7 +44,7 @@ def serve_live() -> LiveServer:
 
 @final
 class LiveServer:
-    """Answers those who look at this process. Made by `serve_live`; closed by `close()`, or by leaving its block.
+    """Returns those who look at this process. Made by `serve_live`; closed by `close()`, or by leaving its block.
 
     Attributes:
         path: Where the socket is.
@@ -55,7 +55,7 @@ class LiveServer:
             raise OSError("a process shows its pools through a Unix socket, which there is not on this system")
         _sweep()
         self._process = os.getpid()
-        self.path = make_place(path_of(self._process))
+        self.path = make_path(path_of(self._process))
         self._listener = _listen(self.path)
         self._waker, self._woken = socket.socketpair()
         self._closed = threading.Event()
@@ -64,7 +64,7 @@ class LiveServer:
         atexit.register(self.close)
 
     def __repr__(self) -> str:
-        return f"<asyncmem.insight.LiveServer at {self.path}: {'serving' if self.alive else 'closed'}>"
+        return f"<asyncmem.insight.LiveServer at {printable(str(self.path))}: {'serving' if self.alive else 'closed'}>"
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class LiveServer:
                 except BlockingIOError:
                     continue  # who wanted to ask has gone
                 except OSError:
-                    self._closed.wait(_PATIENCE)  # the process has too many files open, which may pass
+                    self._closed.wait(_TIMEOUT)  # the process has too many files open, which may pass
                     continue
                 with connection:
                     _answer(connection)
@@ -128,18 +128,18 @@ def _listen(path: Path) -> socket.socket:
 
 def _answer(connection: socket.socket) -> None:
     try:
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(_TIMEOUT)
         if is_same_user(connection):
             connection.sendall(_said().encode())
     except OSError:
-        pass  # whoever does not take an answer gets none
+        pass  # a client that does not take an answer gets none
 
 
 def _said() -> str:
     try:
-        return json.dumps(look())
+        return to_json(look())
     except Exception as error:  # noqa: BLE001 -- a defect, which is not to end the thread
-        return json.dumps({"error": repr(error)})
+        return to_json({"error": repr(error)})
 
 
 def _sweep() -> None:
@@ -147,13 +147,13 @@ def _sweep() -> None:
     for process, path in sockets():
         if process != os.getpid():
             try:
-                connect(path, _PATIENCE).close()
+                connect(path, _TIMEOUT).close()
             except OSError:
                 continue
 
 
 def _forked() -> None:
-    global _starting  # noqa: PLW0603 -- whoever held it is not in this process
+    global _starting  # noqa: PLW0603 -- its holder is not in this process
     _starting = threading.Lock()
     if _server is not None:
         _server._forked()

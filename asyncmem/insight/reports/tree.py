@@ -1,13 +1,16 @@
-"""`tree`: whose memory it is, from the outermost line of each call inwards."""
+"""`tree`: what was live by the lines of each call, from the outermost line inwards."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from asyncmem.insight.names import Site
     from asyncmem.insight.records import Records
 
@@ -43,7 +46,7 @@ class Tree:
 
 
 def tree(records: Records, time: float | None = None) -> Tree:
-    """Answer whose memory is live, as a tree of lines.
+    """Return what is live, as a tree of lines.
 
     Args:
         records: What happened. They have as many lines of each call as the recording's `frames` says.
@@ -51,40 +54,51 @@ def tree(records: Records, time: float | None = None) -> Tree:
     """
     when = records.peak().time if time is None else time
     live = records.live_at(when)
-    root = Node(name="")
-    lines = _Lines(root)
-    numbers, places = np.unique(live.rows["site"], return_inverse=True)
-    sums = np.bincount(places, live.rows["nbytes"], len(numbers)).astype(np.int64).tolist()
-    counts = np.bincount(places, minlength=len(numbers)).tolist()
-    for number, nbytes, count in zip(numbers.tolist(), sums, counts, strict=True):
-        for node in lines.way(records.names.frames(number)):
-            node.nbytes += nbytes
-            node.buffers += count
-    _sort(root)
+    root = _node(lines_of(live, live.rows["nbytes"]))
     return Tree(time=when, nbytes=root.nbytes, buffers=root.buffers, calls=tuple(root.calls))
 
 
-class _Lines:
-    """The nodes of a tree, found by the way that leads to them."""
-
-    def __init__(self, root: Node) -> None:
-        self._root = root
-        self._known: dict[tuple[str, ...], Node] = {}
-
-    def way(self, frames: tuple[Site, ...]) -> list[Node]:
-        """Answer the nodes of a call from the root to the innermost line."""
-        nodes = [self._root]
-        way: tuple[str, ...] = ()
-        for name in [str(site) for site in reversed(frames)] or ["?"]:
-            way = (*way, name)
-            if way not in self._known:
-                self._known[way] = Node(name=name)
-                nodes[-1].calls.append(self._known[way])
-            nodes.append(self._known[way])
-        return nodes
+def _node(line: Line) -> Node:
+    calls = [_node(one) for one in line.largest_first()]
+    return Node(name=str(line.site or "?"), nbytes=round(line.weight), buffers=line.requests, calls=calls)
 
 
-def _sort(node: Node) -> None:
-    node.calls.sort(key=lambda one: (-one.nbytes, one.name))
-    for one in node.calls:
-        _sort(one)
+@dataclass
+class Line:
+    """A line, with all that it and what it called come to.
+
+    Attributes:
+        site: The line; None for the root, and where none is known.
+        weight: Bytes or seconds.
+        requests: Of how many buffers or waits.
+        tags: The weight of each tag, by its number.
+        calls: The lines that it called.
+    """
+
+    site: Site | None = None
+    weight: float = 0.0
+    requests: int = 0
+    tags: Counter[int] = field(default_factory=Counter)
+    calls: dict[Site | None, Line] = field(default_factory=dict)
+
+    def largest_first(self) -> list[Line]:
+        """Return the lines that it called."""
+        return sorted(self.calls.values(), key=lambda one: (-one.weight, str(one.site)))
+
+
+def lines_of(records: Records, weights: NDArray[np.generic]) -> Line:
+    """Return the root of a tree of lines, in which each record counts for its call with a weight."""
+    rows = records.rows
+    keys, places = np.unique(rows["site"].astype(np.uint64) << np.uint64(16) | rows["tag"], return_inverse=True)
+    sums = np.bincount(places, weights, len(keys)).tolist()
+    counts = np.bincount(places, minlength=len(keys)).tolist()
+    root = Line()
+    for key, weight, count in zip(keys.tolist(), sums, counts, strict=True):
+        way = [root]
+        for site in records.names.frames(key >> 16)[::-1] or (None,):
+            way.append(way[-1].calls.setdefault(site, Line(site)))
+        for line in way:
+            line.weight += weight
+            line.requests += count
+            line.tags[key & 0xFFFF] += weight
+    return root

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
+from asyncmem.pipeline.report import table
+from asyncmem.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncmem.pipeline.parallel.run import StageRun, Timestamp
     from asyncmem.pipeline.parallel.schedule import Schedule
-    from asyncmem.pipeline.parallel.seat import Moment, Seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +57,14 @@ class ParallelReport:
     transfer_s: float
     """Seconds of copying between stages, in sum."""
     overlap: float
-    """The share of those seconds in which nobody waited for them."""
+    """The share of those seconds in which nothing waited for them."""
 
     def __str__(self) -> str:
         """Lay the figures out as a table."""
-        rows = [_HEAD, *map(_cells, self.stages)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) if at < 2 else cell.rjust(width) for at, (cell, width) in enumerate(both))
-            for both in (list(zip(row, widths, strict=True)) for row in rows)
-        ]
-        return "\n".join([self.headline(), *lines])
+        return "\n".join([self.headline(), *table([_HEAD, *map(_cells, self.stages)], left=2)])
 
     def headline(self) -> str:
-        """Say in one line what it came to."""
+        """Return one line on the run."""
         done = f"{self.schedule}: {format_count(self.micro_batches, 'micro-batch', 'micro-batches')}"
         bubble = f"bubble {format_share(self.bubble)}, at least {format_share(self.least_bubble)}"
         copies = f"{format_share(self.overlap)} of {format_duration(self.transfer_s)} of copies overlapped"
@@ -80,8 +76,8 @@ _HEAD = ("stage", "device", "forward", "backward", "busy", "keeps", "peak", "bou
 
 def _cells(stage: ParallelStageReport) -> tuple[str, ...]:
     return (
-        stage.name,
-        stage.device,
+        printable(stage.name),
+        printable(stage.device),
         format_duration(stage.forward_s),
         format_duration(stage.backward_s),
         format_share(stage.busy),
@@ -103,11 +99,11 @@ class _Tally:
     exposed: float = 0.0
 
 
-def measure(schedule: Schedule, seats: Sequence[Seat]) -> ParallelReport:
-    """Answer the figures of a run that is over."""
-    tallies = [_tally(seat) for seat in seats]
+def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelReport:
+    """Return the figures of a run that is over."""
+    tallies = [_tally(stage_run) for stage_run in stage_runs]
     seconds = max(one.end for one in tallies) - min(one.first for one in tallies)
-    whole = max(seconds * len(seats), 1e-12)
+    whole = max(seconds * len(stage_runs), 1e-12)
     count = schedule.micro_batches
     forward = [one.forward / count for one in tallies]
     backward = [one.backward / count for one in tallies]
@@ -117,16 +113,16 @@ def measure(schedule: Schedule, seats: Sequence[Seat]) -> ParallelReport:
         micro_batches=count,
         stages=tuple(
             ParallelStageReport(
-                name=seat.name,
-                device=seat.device.name,
+                name=stage_run.name,
+                device=stage_run.device.name,
                 forward_s=forward[at],
                 backward_s=backward[at],
                 busy=min((tallies[at].forward + tallies[at].backward) / max(seconds, 1e-12), 1.0),
                 live=schedule.live(at),
-                peak_bytes=seat.peak(),
-                bound_bytes=seat.needs.total,
+                peak_bytes=stage_run.peak(),
+                bound_bytes=stage_run.needs.total,
             )
-            for at, seat in enumerate(seats)
+            for at, stage_run in enumerate(stage_runs)
         ),
         seconds=seconds,
         bubble=max(1 - sum(one.forward + one.backward for one in tallies) / whole, 0.0),
@@ -136,27 +132,27 @@ def measure(schedule: Schedule, seats: Sequence[Seat]) -> ParallelReport:
     )
 
 
-def _tally(seat: Seat) -> _Tally:
+def _tally(stage_run: StageRun) -> _Tally:
     """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
-    tally = _Tally(first=max(seat.taken[0].called, _at(seat.taken[0].arrived, 0.0)))
-    end = copied = seat.taken[0].called
-    for taken in seat.taken:
-        arrived = _at(taken.arrived, taken.called)
-        begin = max(end, taken.called, arrived)
-        tally.exposed += max(0.0, arrived - max(end, _at(taken.source, arrived)))
-        lasted = max(_at(taken.ended, begin) - begin, 0.0)
-        if taken.step.forward:
+    tally = _Tally(first=max(stage_run.queued[0].called, _at(stage_run.queued[0].arrived, 0.0)))
+    end = copied = stage_run.queued[0].called
+    for queued in stage_run.queued:
+        arrived = _at(queued.arrived, queued.called)
+        begin = max(end, queued.called, arrived)
+        tally.exposed += max(0.0, arrived - max(end, _at(queued.source, arrived)))
+        lasted = max(_at(queued.ended, begin) - begin, 0.0)
+        if queued.step.forward:
             tally.forward += lasted
         else:
             tally.backward += lasted
         end = begin + lasted
-        if taken.sent is not None:
-            sent = _at(taken.sent, end)
+        if queued.sent is not None:
+            sent = _at(queued.sent, end)
             tally.copying += max(sent - max(copied, end), 0.0)
             copied = sent
     tally.end = end
     return tally
 
 
-def _at(moment: Moment | None, otherwise: float) -> float:
-    return otherwise if moment is None or moment.at is None else moment.at
+def _at(timestamp: Timestamp | None, otherwise: float) -> float:
+    return otherwise if timestamp is None or timestamp.at is None else timestamp.at

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asyncmem.core import GRANULE
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.parallel.needs import need_room, needs_of
+from asyncmem.pipeline.parallel.memory import check_room, needs_of
 from asyncmem.pipeline.parallel.report import measure
-from asyncmem.pipeline.parallel.run import Run
+from asyncmem.pipeline.parallel.run import Run, StageRun, Streams
 from asyncmem.pipeline.parallel.schedule import SCHEDULES
-from asyncmem.pipeline.parallel.seat import Seat, Streams
-from asyncmem.pipeline.share import ranges
-from asyncmem.pipeline.streams import Lent
+from asyncmem.pipeline.resources import BorrowedStreams, pool_of
+from asyncmem.pipeline.shares import reserve_ranges
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.pool.share import Share
 from asyncmem.units import parse_count, parse_duration
@@ -20,7 +19,7 @@ from asyncmem.units import parse_count, parse_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asyncmem.pipeline.parallel.needs import Needs
+    from asyncmem.pipeline.parallel.memory import StageNeeds
     from asyncmem.pipeline.parallel.report import ParallelReport
     from asyncmem.pipeline.parallel.schedule import Schedule
     from asyncmem.pipeline.parallel.stage import ParallelStage
@@ -79,7 +78,7 @@ class PipelineParallel:
         return f"<asyncmem.PipelineParallel {self._schedule_name}: {' -> '.join(self._names)}>"
 
     async def run(self, micro_batches: Iterable[object]) -> list[Any]:
-        """Take all micro-batches forward and backward, and answer what the last stage's forwards answered, in order.
+        """Take all micro-batches forward and backward, and return the outputs of the last stage's forwards, in order.
 
         Buffers among the micro-batches are of the first stage's device and stay the caller's; they are in order there.
 
@@ -95,55 +94,57 @@ class PipelineParallel:
         if not items:
             return []
         self._running = True
-        seats: list[Seat] = []
+        stage_runs: list[StageRun] = []
         try:
             schedule = self._schedule(len(self._stages), len(items))
-            needs = await self._settle(schedule)
-            seats += await self._seats(needs)
-            results = await Run(schedule, seats, items, timeout=self._timeout, ahead=self._ahead).main()
-            self._report = measure(schedule, seats)
+            needs = await self._prepare(schedule)
+            stage_runs += await self._stage_runs(needs)
+            results = await Run(schedule, stage_runs, items, timeout=self._timeout, ahead=self._ahead).main()
+            self._report = measure(schedule, stage_runs)
             return results
         finally:
             self._running = False
-            for seat in seats:
-                seat.close()
+            for stage_run in stage_runs:
+                stage_run.close()
 
     def needs(self, micro_batches: int) -> tuple[int, ...]:
-        """Answer how many bytes each stage would need for so many micro-batches."""
+        """Return how many bytes each stage would need for so many micro-batches."""
         return tuple(one.total for one in self._needs(self._schedule(len(self._stages), micro_batches)))
 
     def report(self) -> ParallelReport:
-        """Answer the figures of the last run that came to its end."""
+        """Return the figures of the last run that came to its end."""
         if self._report is None:
             raise InvalidRequest("report()", self, "a run that came to its end")
         return self._report
 
-    def _needs(self, schedule: Schedule) -> list[Needs]:
+    def _needs(self, schedule: Schedule) -> list[StageNeeds]:
         return needs_of(self._stages, self._names, schedule)
 
-    async def _seats(self, needs: Sequence[Needs]) -> list[Seat]:
+    async def _stage_runs(self, needs: Sequence[StageNeeds]) -> list[StageRun]:
         """Wait for all stages' memory, one pool after the other. All runs have one order, so none holds up another."""
-        grounds: dict[int, Lease] = {}
+        leases: dict[int, Lease] = {}
         try:
             for pool in sorted(dict.fromkeys(self._pools), key=id):
                 its = [at for at, other in enumerate(self._pools) if other is pool]
                 sizes = [max(needs[at].total, GRANULE) for at in its]
-                grounds |= zip(its, await ranges(pool, sizes, "pipeline parallel"), strict=True)
+                leases |= zip(its, await reserve_ranges(pool, sizes, "pipeline parallel"), strict=True)
         except BaseException:
-            for ground in grounds.values():
-                ground.__exit__(None, None, None)
+            for lease in leases.values():
+                lease.__exit__(None, None, None)
             raise
-        return [Seat(stage, needs[at], self._streams[at], grounds[at]) for at, stage in enumerate(self._stages)]
+        return [StageRun(stage, needs[at], self._streams[at], leases[at]) for at, stage in enumerate(self._stages)]
 
-    async def _settle(self, schedule: Schedule) -> list[Needs]:
+    async def _prepare(self, schedule: Schedule) -> list[StageNeeds]:
         """Open the pools, see that there is room, and make the streams once."""
         needs = self._needs(schedule)
         for pool in self._pools:
             if isinstance(pool, AsyncMemoryPool):
                 await pool.open()
         for pool in dict.fromkeys(self._pools):
-            need_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
+            check_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
         if not self._streams:
-            self._lent = [Lent(pool._opened) for pool in self._pools]
-            self._streams = [Streams.of(lent, name) for lent, name in zip(self._lent, self._names, strict=True)]
+            self._borrowed = [BorrowedStreams(pool_of(pool)) for pool in self._pools]
+            self._streams = [
+                Streams.of(borrowed, name) for borrowed, name in zip(self._borrowed, self._names, strict=True)
+            ]
         return needs

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The forward or the backward of one micro-batch, at a stage that the place says."""
+    """The forward or the backward of one micro-batch, at the stage whose list it is in."""
 
     forward: bool
     """Whether it is the forward."""
@@ -41,7 +41,7 @@ class Schedule:
     """The steps, by stage."""
 
     def live(self, stage: int) -> int:
-        """Answer the most micro-batches that are between their forward and the end of their backward at a stage."""
+        """Return the most micro-batches that are between their forward and the end of their backward at a stage."""
         most = now = 0
         for step in self.steps[stage]:
             most = max(most, now + step.forward)
@@ -49,7 +49,7 @@ class Schedule:
         return most
 
     def makespan(self, forward: Sequence[float], backward: Sequence[float]) -> float:
-        """Answer the seconds that it takes, given those of each stage's forward and backward.
+        """Return the seconds that it takes, given those of each stage's forward and backward.
 
         Raises:
             InvalidRequest: The order is one in which stages wait for each other for ever.
@@ -57,7 +57,7 @@ class Schedule:
         return max(end for _, _, _, end in self.course(forward, backward))
 
     def bubble(self, forward: Sequence[float], backward: Sequence[float]) -> float:
-        """Answer the share of all stages' time in which they have nothing to do."""
+        """Return the share of all stages' time in which they have nothing to do."""
         whole = len(self.steps) * self.makespan(forward, backward)
         return 1 - self.micro_batches * (sum(forward) + sum(backward)) / whole if whole else 0.0
 
@@ -89,7 +89,7 @@ class Schedule:
 
 
 def needed_by(stage: int, step: Step, last: int) -> tuple[int, Step] | None:
-    """Answer whose step must be over before a stage can take its own; None for that of nobody else."""
+    """Return whose step must be over before a stage can take its own; None for no other stage's."""
     if step.forward:
         return None if stage == 0 else (stage - 1, step)
     return (stage, Step(forward=True, micro_batch=step.micro_batch)) if stage == last else (stage + 1, step)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, final
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, final
 
 from asyncmem.arrays import extent
 from asyncmem.devices import HostStream
+from asyncmem.devices.base import StreamT_co
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_size
 from asyncmem.pipeline.parallel.memory import granules
+from asyncmem.text import quoted
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     from asyncmem.arrays import Array
     from asyncmem.core import Buffer
-    from asyncmem.devices import Stream
     from asyncmem.pipeline.parallel.memory import StepMemory, Use
     from asyncmem.pipeline.parallel.schedule import Step
     from asyncmem.units import Size
@@ -27,20 +28,22 @@ P = ParamSpec("P")
 
 
 @final
-class StepContext:
+class StepContext(Generic[StreamT_co]):
     """What a step works with: its stream, its stage's memory, and what it leaves for the backward. Made by the runner.
+
+    `StepContext[HostStream]` tells type checkers which streams the device has.
 
     Attributes:
         stage: The stage's name.
         step: Which step it is.
-        stream: Where its work is queued. What it was given is in order there, and its answer is taken from there.
+        stream: Where its work is queued. What it was given is in order there, and its output is taken from there.
         saved: What `save` was given.
         work: What `run` has queued.
     """
 
     __slots__ = ("_memory", "saved", "stage", "step", "stream", "work")
 
-    def __init__(self, stage: str, step: Step, stream: Stream, memory: StepMemory) -> None:
+    def __init__(self, stage: str, step: Step, stream: StreamT_co, memory: StepMemory) -> None:
         self.stage = stage
         self.step = step
         self.stream = stream
@@ -49,7 +52,7 @@ class StepContext:
         self.work: list[Awaitable[object]] = []
 
     def __repr__(self) -> str:
-        return f"<asyncmem.StepContext: {self.step} at {self.stage!r}>"
+        return f"<asyncmem.StepContext: {self.step} at {quoted(self.stage)}>"
 
     @property
     def micro_batch(self) -> int:
@@ -61,8 +64,8 @@ class StepContext:
 
         Args:
             size: Bytes.
-            use: Which size that the stage states it is a part of: "saved" for what a forward saves, answered or not;
-                "output" for what a step answers; "working" for what it frees.
+            use: Which size that the stage states it is a part of: "saved" for what a forward saves, returned or not;
+                "output" for what a step returns; "working" for what it frees.
             tag: A label for reports.
 
         Raises:
@@ -84,13 +87,13 @@ class StepContext:
         Raises:
             InvalidRequest: One of them has memory that the step allocated for another use.
         """
-        self._memory.need_saved(values)
+        self._memory.check_saved(values)
         self.saved = values
 
     def run(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Queue ``function(*args, **kwargs)`` on the host stream that this is; its error is the step's.
 
-        Arrays over buffers may be passed. What it answers is dropped: await `context.stream.run(...)` where it matters.
+        Arrays over buffers may be passed. What it returns is dropped: await `context.stream.run(...)` where it matters.
 
         Raises:
             InvalidRequest: The stage's device is not the host.
@@ -101,15 +104,15 @@ class StepContext:
 
 
 def _call(function: Callable[[], object]) -> None:
-    """Call, and drop the answer. A closure would keep its arguments for as long as its error is kept."""
+    """Call, and drop the result. A closure would keep its arguments for as long as its error is kept."""
     function()
 
 
-Forward = Callable[[Any, StepContext], Awaitable[Any]]
-"""``async def forward(item, context)``: queues the work on `context.stream`, and answers the next stage's item."""
+Forward = Callable[[Any, StepContext[Any]], Awaitable[Any]]
+"""``async def forward(item, context)``: queues the work on `context.stream`, and returns the next stage's item."""
 
-Backward = Callable[[Any, Any, StepContext], Awaitable[Any]]
-"""``async def backward(gradient, saved, context)``: answers the gradient for the stage before."""
+Backward = Callable[[Any, Any, StepContext[Any]], Awaitable[Any]]
+"""``async def backward(gradient, saved, context)``: returns the gradient for the stage before."""
 
 
 @final
@@ -117,18 +120,18 @@ class ParallelStage:
     """A part of a model: ``ParallelStage(block.forward, block.backward, saved="64 MiB", output="8 MiB")``.
 
     Items and gradients are buffers, arrays, or tuples, lists and dicts of them; plain values among them go along. They
-    belong to the runner: a step frees neither what it is given nor what it answers. What it allocates, it frees, saves
-    or answers.
+    belong to the runner: a step frees neither what it is given nor what it returns. What it allocates, it frees, saves
+    or returns.
 
     Args:
         forward: ``async def forward(item, context)``. The first stage's items are the micro-batches themselves; what
-            the last one answers is a result, and its backward's gradient is None.
+            the last one returns is a result, and its backward's gradient is None.
         backward: ``async def backward(gradient, saved, context)``. `saved` is the tuple of what the forward saved. The
-            first stage's answer is dropped.
+            first stage's output is dropped.
         saved: The most bytes that a micro-batch's forward allocates and leaves for its backward. Its item is not
-            counted: it is kept too where it was saved. An answer that is saved as well is counted here, and not as
+            counted: it is kept too where it was saved. An output that is saved as well is counted here, and not as
             output; except for the last stage's, which are results.
-        output: The bytes of what the forward answers, which is also what its gradient has.
+        output: The bytes of what the forward returns, which is also what its gradient has.
         working: The most bytes that a step needs besides, until it has been queued.
         name: What errors and reports call it; "stage 0" and so on without it.
 

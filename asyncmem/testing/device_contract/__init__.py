@@ -1,4 +1,4 @@
-"""What the device contract promises, as tests: for whoever writes a device, run by pytest over theirs.
+"""The promises of the device contract, as tests: if you write a device, run them over it by pytest.
 
 A test class takes them over, and says how a device is made and kept busy::
 
@@ -16,9 +16,8 @@ more after ``pytest.register_assert_rewrite("asyncmem.testing.device_contract")`
 alone: nothing else of asyncmem imports it.
 """
 
-from asyncmem.testing.device_contract.contract import DeviceContract
+from asyncmem.testing.device_contract.contract import DeviceContract, Rig
 from asyncmem.testing.device_contract.pages import PagesContract
 from asyncmem.testing.device_contract.pinned import PinnedContract
-from asyncmem.testing.device_contract.rig import Rig
 
 __all__ = ["DeviceContract", "PagesContract", "PinnedContract", "Rig"]

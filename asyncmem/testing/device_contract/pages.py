@@ -4,7 +4,7 @@ import pytest
 
 from asyncmem.devices import Device
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
-from asyncmem.testing.device_contract.rig import Rigged
+from asyncmem.testing.device_contract.contract import Rigged
 
 
 class Range:

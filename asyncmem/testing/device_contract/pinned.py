@@ -3,8 +3,8 @@
 import numpy as np
 
 from asyncmem.devices import Device
-from asyncmem.devices.pages import bytes_at
-from asyncmem.testing.device_contract.rig import MIB, SOON, Rigged
+from asyncmem.devices.host_memory import bytes_at
+from asyncmem.testing.device_contract.contract import MIB, SOON, Rigged
 
 
 class PinnedContract(Rigged):
@@ -45,7 +45,7 @@ class PinnedContract(Rigged):
         pinned.free_segment(segment)
 
     def test_pinned_memory_is_one_and_the_same_while_it_is_used(self, device: Device) -> None:
-        """So two who ask share it, and it is its own page-locked memory."""
+        """Two calls share it, and it is its own page-locked memory."""
         pinned = device.pinned()
         assert device.pinned() is pinned
         assert pinned.pinned() is pinned

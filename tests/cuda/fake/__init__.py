@@ -71,7 +71,7 @@ class FakeDriver:
 
         What is live stays, on its device.
         """
-        self._do("settle", ctypes.c_int(count), ctypes.c_uint64(nbytes))
+        self._do("set_devices", ctypes.c_int(count), ctypes.c_uint64(nbytes))
 
     def version(self, number: int) -> None:
         """Be a driver of that version (12040: 12.4), for those who look up functions from now on."""
@@ -86,7 +86,7 @@ class FakeDriver:
         self.attribute(device, -1 - peer, 0)
 
     def fail(self, call: str, nth: int = 1, code: int = 2, times: int = 1) -> None:
-        """Let the `nth` coming call of that name ("*": of any) answer `code` without doing anything, and more after."""
+        """Let the `nth` coming call of that name ("*": of any) return `code` without doing anything, and more after."""
         self._do("fail", call.encode(), ctypes.c_uint64(nth), ctypes.c_int(code), ctypes.c_uint64(times))
 
     def clear_faults(self) -> None:
@@ -118,7 +118,7 @@ class FakeDriver:
         self._do("launch", ctypes.c_uint64(stream), ctypes.c_int64(ns), *args)
 
     def lose(self, device: int = 0, code: int = 700) -> None:
-        """Let a device fail for good: every call answers `code`, and no work there ever ends."""
+        """Let a device fail for good: every call returns `code`, and no work there ever ends."""
         self._do("lose", ctypes.c_int(device), ctypes.c_int(code))
 
     def others(self, nbytes: int, device: int = 0) -> None:
@@ -126,7 +126,7 @@ class FakeDriver:
         self._do("others", ctypes.c_int(device), ctypes.c_uint64(nbytes))
 
     def over_budget(self, nbytes: int, device: int = 0) -> int:
-        """Tell those who registered that the process is over its budget, and answer how many they are."""
+        """Tell those who registered that the process is over its budget, and return how many they are."""
         return int(self._library.fake_over_budget(ctypes.c_int(device), ctypes.c_uint64(nbytes)))
 
     def calls(self, name: str = "*") -> int:

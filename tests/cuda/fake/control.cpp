@@ -64,8 +64,8 @@ API int fake_reset() {
     return control([](Machine& m) { m.reset(); });
 }
 
-API int fake_settle(int devices, std::uint64_t bytes) {
-    return control([&](Machine& m) { m.settle(devices, bytes); });
+API int fake_set_devices(int devices, std::uint64_t bytes) {
+    return control([&](Machine& m) { m.set_devices(devices, bytes); });
 }
 
 API int fake_version(int version) {

@@ -43,7 +43,7 @@ std::int64_t now_ns() {
 // What a process that is started with the fake for its driver finds, as its environment says.
 Machine::Machine() {
     const char* count = std::getenv("FAKE_CUDA_DEVICES");
-    settle(count ? std::atoi(count) : 1, 1ull << 30);
+    set_devices(count ? std::atoi(count) : 1, 1ull << 30);
     if (const char* list = std::getenv("CUDA_VISIBLE_DEVICES")) {
         const auto numbers = shown(list, visible);
         visible = int(numbers.size());
@@ -74,10 +74,10 @@ void Machine::reset() {
     checker = Checker();
     captures.clear(), memories.clear(), reservations.clear();
     devices.clear();
-    settle(0, 0);
+    set_devices(0, 0);
 }
 
-void Machine::settle(int count, std::uint64_t bytes) {
+void Machine::set_devices(int count, std::uint64_t bytes) {
     calls.clear(), latencies.clear(), faults.clear();
     checker.violations.clear();
     pace = 0;

@@ -13,7 +13,7 @@
 #include "space.hpp"
 #include "work.hpp"
 
-struct Refused {  // thrown by a call that answers with an error
+struct Refused {  // thrown by a call that returns with an error
     CUresult code;
 };
 [[noreturn]] inline void refuse(CUresult code) { throw Refused{code}; }
@@ -117,7 +117,7 @@ class Machine {
 
     Machine();
     void reset();
-    void settle(int count, std::uint64_t bytes);  // no faults, no delays, nothing lost, and so many devices
+    void set_devices(int count, std::uint64_t bytes);  // no faults, no delays, nothing lost, and so many devices
 
     // work.cpp: streams
     StreamPtr new_stream(Context& context, unsigned flags, int priority);

@@ -23,7 +23,7 @@ void merge(Chunk& chunk) {
     }
 }
 
-enum class Order { settled, certain, waits };  // how a block that was freed becomes another stream's
+enum class Order { finished, certain, waits };  // how a block that was freed becomes another stream's
 
 bool fits(const Pool& pool, const Block& block, const Stream& stream, Order order) {
     if (block.used) return false;
@@ -78,7 +78,7 @@ void allocate(Machine& m, CUdeviceptr* made, std::size_t nbytes, Pool& pool, Str
     if (!block) {
         try {
             grow(m, pool, length);
-            block = take(pool, length, stream, Order::settled, address);
+            block = take(pool, length, stream, Order::finished, address);
         } catch (const Refused&) {
             block = take(pool, length, stream, Order::waits, address);
             if (!block) throw;

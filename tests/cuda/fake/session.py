@@ -13,7 +13,7 @@ _STARTS = {"cuda": "cuInit", "rocm": "hipInit"}
 
 
 def load(cache: Path, vendor: str = "cuda") -> FakeDriver | None:
-    """Load the fake, built into `cache` unless it is there, and answer it; None where the real driver is to be used.
+    """Load the fake, built into `cache` unless it is there, and return it; None where the real driver is to be used.
 
     `ASYNCMEM_TEST_CUDA`, or `ASYNCMEM_TEST_ROCM`, says "fake" or "real"; else a real driver that answers is used. Call
     this before anybody asks for the driver: the first library of its name is the only one of a process.

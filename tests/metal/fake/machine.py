@@ -70,7 +70,7 @@ class FakeMetal:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def fail(self, name: str, *, nth: int = 1, words: str = "") -> None:
-        """Let the `nth` call of a method from now on raise PyObjC's error with these words, or answer nil without."""
+        """Let the `nth` call of a method from now on raise PyObjC's error with these words, or return nil without."""
         self._faults[name] = (self.calls[name] + nth, words)
 
     def fail_work(self, *, nth: int = 1) -> None:
@@ -78,7 +78,7 @@ class FakeMetal:
         self._failing.append(nth)
 
     def enter(self, name: str) -> bool:
-        """Count a call, and tell whether it answers nil."""
+        """Count a call, and tell whether it returns nil."""
         with self._changed:
             self.calls[name] += 1
             due, words = self._faults.get(name, (0, ""))

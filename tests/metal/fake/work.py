@@ -44,7 +44,7 @@ class NSError(objc_object):
 
 
 class MTLCommandBuffer(objc_object):
-    """Steps that answer whether they are done; one that is not is asked again."""
+    """Steps that return whether they are done; one that is not is asked again."""
 
     def __init__(self, machine: FakeMetal, queue: MTLCommandQueue) -> None:
         super().__init__(machine)

@@ -1,0 +1,350 @@
+"""The pipeline of `asyncmem demo`: three stages, many more items in flight than memory, and a watch on the loop."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncmem import AsyncMemoryPool
+from asyncmem.cli.benchmarks.timing import percentile
+from asyncmem.core import Buffer
+from asyncmem.devices import Device, Host, Simulated, device
+from asyncmem.devices.host import HostStream
+from asyncmem.errors import InvalidRequest, PoolTimeout
+from asyncmem.figures import format_size
+from asyncmem.stats import PoolStats
+
+OVERSUBSCRIPTION: Final = 5
+"""How many times the limit the items in flight would need if none of them waited."""
+
+SMALLEST_LIMIT: Final = 2 << 20
+LARGEST_ITEM: Final = 32 << 20
+TOTAL_BYTES: Final = 16
+"""What the last stage needs for one item: two numbers of 8 bytes."""
+REFRESH: Final = 0.25
+"""Seconds between two looks at the pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much work to take on, so that the demand is several times the limit. Sizes are bytes, times seconds."""
+
+    limit: int
+    """The most the pool may reserve."""
+    item_bytes: int
+    """What each of the first two stages needs for one item."""
+    in_flight: int
+    """Items worked on at once."""
+    seconds: float
+    """How long new items are begun."""
+
+    @property
+    def demand(self) -> int:
+        """What the items in flight would hold together with unlimited memory."""
+        return self.in_flight * (2 * self.item_bytes + TOTAL_BYTES)
+
+    @property
+    def stage_limit(self) -> int:
+        """The share of each of the first two stages; an eighth stays for the last, so the last can always finish."""
+        return self.limit * 7 // 16
+
+    @classmethod
+    def for_limit(cls, limit: int, seconds: float) -> Self:
+        """Choose items of a 32nd of the limit, and so many that together they need several times that.
+
+        Raises:
+            InvalidRequest: The limit leaves no room for a pipeline.
+        """
+        if limit < SMALLEST_LIMIT:
+            raise InvalidRequest("limit", limit, f"at least {format_size(SMALLEST_LIMIT)} for the demonstration")
+        item_bytes = min(limit // 32, LARGEST_ITEM) // 4096 * 4096
+        in_flight = OVERSUBSCRIPTION * limit // (2 * item_bytes)
+        return cls(limit=limit, item_bytes=item_bytes, in_flight=in_flight, seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a run has done so far."""
+
+    plan: Plan
+    device: str
+    checks: str
+    """What is compared for every result."""
+    stats: PoolStats
+    seconds: float
+    items: int
+    wrong: int
+    longest_stall: float
+    """Seconds."""
+    stall_p99: float
+    """Seconds."""
+
+    @property
+    def items_per_s(self) -> float:
+        """Items finished a second so far."""
+        return self.items / self.seconds if self.seconds else 0.0
+
+
+Show: TypeAlias = Callable[[Report], None]
+
+
+# -- the stages, as work on streams ------------------------------------------------------------------------------------
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Totals: TypeAlias = npt.NDArray[np.float64]
+
+VARIETIES: Final = 16
+"""Items repeat after so many, so that the right results can be computed beforehand."""
+
+SIMULATED_SECONDS: Final = 0.002
+"""How long a stage works on an item on the simulated device."""
+
+
+def decode(index: int, raw: Floats) -> None:
+    """Make up an item's data."""
+    np.multiply(_ramp(raw.size), index % VARIETIES + 1, out=raw)
+    np.remainder(raw, 251, out=raw)
+
+
+def transform(raw: Floats, features: Floats) -> None:
+    """Compute something of the same size."""
+    np.sqrt(raw, out=features)
+    np.subtract(features, features.mean(), out=features)
+
+
+def reduce(features: Floats, totals: Totals) -> None:
+    """Sum it up."""
+    totals[0] = np.square(features).sum(dtype=np.float64)
+    totals[1] = features.max()
+
+
+@functools.cache
+def _ramp(size: int) -> Floats:
+    return np.arange(size, dtype=np.float32)
+
+
+def plain_totals(nbytes: int) -> list[Totals]:
+    """Compute every variety with plain numpy memory: the results of the pipeline, bit for bit."""
+    raw, features = np.empty((2, nbytes // 4), np.float32)
+    results = []
+    for index in range(VARIETIES):
+        totals = np.empty(2, np.float64)
+        decode(index, raw)
+        transform(raw, features)
+        reduce(features, totals)
+        results.append(totals)
+    return results
+
+
+class Stages:
+    """Three stages. The first two queue their work and return at once; the last is awaited, and checks the result.
+
+    On the host the work is numpy's, in order on each stage's own thread. On the simulated device it only takes time,
+    and the device raises when two stages touch a buffer without order between them.
+
+    Raises:
+        InvalidRequest: There are no stages for the device.
+    """
+
+    def __init__(self, device: Device, item_bytes: int) -> None:
+        if not isinstance(device, Host | Simulated):
+            expected = 'one that the demonstration has stages for: "host" or "simulated"'
+            raise InvalidRequest("device", device.name, expected)
+        self.streams = [device.create_stream(name) for name in ("decode", "transform", "reduce")]
+        self._expected = plain_totals(item_bytes) if isinstance(device, Host) else []
+        self.checks = "every result against plain numpy" if self._expected else "the stream order of every access"
+
+    def decode(self, index: int, raw: Buffer) -> None:
+        """Queue the first stage."""
+        self._queue(0, functools.partial(decode, index), writes=raw)
+
+    def transform(self, raw: Buffer, features: Buffer) -> None:
+        """Queue the second, behind the first of the same item."""
+        self._queue(1, transform, reads=raw, writes=features)
+
+    async def reduce(self, index: int, features: Buffer, totals: Buffer) -> bool:
+        """Run the third behind the second, and return whether the item's result is right."""
+        self._queue(2, reduce, reads=features, writes=totals)
+        await self.streams[2].synchronize()
+        if not self._expected:
+            return True
+        return bool(np.array_equal(np.asarray(totals.view("float64")), self._expected[index % VARIETIES]))
+
+    def _queue(self, stage: int, work: Callable[..., None], *, writes: Buffer, reads: Buffer | None = None) -> None:
+        stream, used = self.streams[stage], [] if reads is None else [reads]
+        for buffer in used:
+            buffer.use_on(stream)
+        if isinstance(stream, HostStream):
+            result = writes.view("float64" if work is reduce else "float32")
+            stream.run(work, *(np.asarray(one.view("float32")) for one in used), np.asarray(result))
+        else:
+            stream.launch(SIMULATED_SECONDS, reads=used, writes=[writes])
+
+
+def open_device(name: str) -> Device:
+    """Open a device. The simulated one runs by the wall clock here, so that waiting really takes time.
+
+    Raises:
+        InvalidRequest: No such device.
+        BackendUnavailable: It is not here.
+    """
+    found = device(name)
+    return Simulated(clock="wall") if isinstance(found, Simulated) else found
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+async def run(device: Device, plan: Plan, show: Show) -> Report:
+    """Keep the plan's items in flight for its seconds, finish those begun, and return the result.
+
+    Cancelling it leaves nothing behind: every buffer is held by a `with` block, and so is the pool.
+    """
+    stages = Stages(device, plan.item_bytes)
+    async with (
+        AsyncMemoryPool(device, limit=plan.limit, segment_size=plan.limit // 8, name="demo") as pool,
+        Ticker() as ticker,
+    ):
+        pipeline = Pipeline(pool, stages, plan, ticker)
+        await pipeline.run(show)
+        return pipeline.report()
+
+
+class Pipeline:
+    """Three stages over one pool.
+
+    The first two have a budget each. Otherwise items that wait for their second buffer could hold all of the memory
+    with their first, and none would ever finish.
+    """
+
+    def __init__(self, pool: AsyncMemoryPool, stages: Stages, plan: Plan, ticker: "Ticker") -> None:
+        self.pool = pool
+        self.stages = stages
+        self.plan = plan
+        self.ticker = ticker
+        self.raws = pool.budget("decode", limit=plan.stage_limit)
+        self.features = pool.budget("transform", limit=plan.stage_limit)
+        self._started = time.monotonic()
+        self._numbers = itertools.count()
+        self._items = 0
+        self._wrong = 0
+
+    async def run(self, show: Show) -> None:
+        """Begin items until the plan's time is over, finish them, and show the progress meanwhile."""
+        async with asyncio.TaskGroup() as both:
+            showing = both.create_task(self._show(show))
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self.plan.in_flight):
+                    workers.create_task(self._work())
+                    # One after the other, as work comes in: all in one turn of the loop would be a stall of our own.
+                    await asyncio.sleep(0)
+            showing.cancel()
+
+    def report(self) -> Report:
+        """Return what has been done so far."""
+        return Report(
+            plan=self.plan,
+            device=self.pool.device.name,
+            checks=self.stages.checks,
+            stats=self.pool.stats(),
+            seconds=time.monotonic() - self._started,
+            items=self._items,
+            wrong=self._wrong,
+            longest_stall=self.ticker.longest,
+            stall_p99=self.ticker.p99,
+        )
+
+    async def _work(self) -> None:
+        deadline = self._started + self.plan.seconds
+        # Items that have not begun by the deadline give up waiting; those that have are finished.
+        with contextlib.suppress(PoolTimeout):
+            while (left := deadline - time.monotonic()) > 0:
+                right = await self._item(next(self._numbers), left)
+                self._items += 1
+                self._wrong += not right
+
+    async def _item(self, index: int, timeout: float) -> bool:
+        nbytes, stages = self.plan.item_bytes, self.stages
+        first, second, third = stages.streams
+        async with self.raws.allocate_async(nbytes, stream=first, tag="raw", timeout=timeout) as raw:
+            stages.decode(index, raw)
+            async with self.features.allocate_async(nbytes, stream=second, tag="features") as features:
+                stages.transform(raw, features)
+                # The work that reads it is still queued: its memory comes back in the order of the stream.
+                raw.free()
+                async with self.pool.allocate_async(TOTAL_BYTES, stream=third, tag="totals") as totals:
+                    return await stages.reduce(index, features, totals)
+
+    async def _show(self, show: Show) -> None:
+        while True:
+            await asyncio.sleep(REFRESH)
+            with self.ticker.excused():
+                show(self.report())
+
+
+# -- the watch on the loop ---------------------------------------------------------------------------------------------
+
+INTERVAL: Final = 0.005
+
+
+class Ticker:
+    """Puts a callback on the running loop every few milliseconds and notes how late it runs.
+
+    A thread of its own does so. A task that sleeps could not measure it: loops round their timers up to a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lateness: list[int] = []
+        self._excused_ns = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="asyncmem demo ticker", daemon=True)
+
+    @property
+    def longest(self) -> float:
+        """The longest stall so far, in seconds."""
+        return max(self._lateness, default=0) / 1e9
+
+    @property
+    def p99(self) -> float:
+        """What 99 of 100 ticks did not exceed, in seconds."""
+        return percentile(self._lateness, 0.99) / 1e9 if self._lateness else 0.0
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Leave out what runs inside: the demonstration's own drawing is not what is measured."""
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._excused_ns += time.perf_counter_ns() - start
+
+    async def __aenter__(self) -> Self:
+        # Starting and joining a thread take a moment, and this loop's moments are what is measured.
+        await asyncio.to_thread(self._thread.start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping = True
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._loop.call_soon_threadsafe(self._tick, time.perf_counter_ns(), self._excused_ns)
+            time.sleep(INTERVAL)
+
+    def _tick(self, posted: int, excused: int) -> None:
+        late = time.perf_counter_ns() - posted - (self._excused_ns - excused)
+        self._lateness.append(max(late, 0))

@@ -1,1 +1,0 @@
-"""What `asyncmem top` shows, and how it is kept on a terminal."""

@@ -1,0 +1,239 @@
+"""Figures of replays, on the model and on a device: a table, an object each, and a page that draws them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from html import escape
+from math import ceil, log10
+from typing import Final, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from asyncmem.cli.tables import add, columns, show_table
+from asyncmem.core import ReplaySample
+from asyncmem.figures import format_duration, format_share, format_size
+from asyncmem.replay import Advice, LiveReplay, Replay, Suggestion
+from asyncmem.replay.run import Outcome
+from asyncmem.text import printable
+
+_NAMES: Final = ("program", "device", "policy")
+_ADVISED: Final = ("reserved", "ratio", "driver calls", "their time", "waits", "waited")
+
+
+class Entry(NamedTuple):
+    """One replay, a line of the table."""
+
+    file: str
+    """The file that was replayed."""
+    policy: str
+    """The policy or the options, as they were written."""
+    replay: Replay | LiveReplay
+    """The result."""
+    fitted: int | None = None
+    """The smallest limit that completes, if that was asked for."""
+
+
+def figures_of(entry: Entry) -> dict[str, object]:
+    """Return the figures of one replay by their names."""
+    one = entry.replay
+    found: dict[str, object] = {
+        "file": entry.file,
+        "policy": entry.policy,
+        "limit": one.limit,
+        "completed": one.completed,
+        "peak_requested": one.peak_requested,
+        "peak_active": one.peak_active,
+        "peak_reserved": one.peak_reserved,
+        "reserved_over_requested": one.reserved_over_requested,
+        "waits": one.waits,
+        "wait_ms": one.wait_seconds * 1e3,
+        "recorded_ms": one.duration * 1e3,
+        "ns_per_op": one.ns_per_op,
+    }
+    if isinstance(one, LiveReplay):
+        return found | {"device": one.device, "driver_calls": one.driver_calls}
+    if entry.fitted is not None:
+        found["fit_over_requested"] = _over(entry.fitted, one)
+    return found | {
+        "driver_calls": sum(one.driver_calls.values()),
+        "driver_calls_by_name": dict(one.driver_calls),
+        "driver_ms": one.driver_seconds * 1e3,
+        "largest_hole": one.largest_hole,
+        "stranded_by_stream": list(one.stranded),
+        "fragmentation": one.fragmentation,
+    }
+
+
+def advice_as_json(file: str, advice: Advice) -> dict[str, object]:
+    """Return what was tried with its figures, all that helps together, and the lines to paste."""
+
+    def figures(one: Replay) -> dict[str, object]:
+        return figures_of(Entry(file, str(one.policy), one))
+
+    return {
+        "file": file,
+        "before": figures(advice.before),
+        "suggestions": [
+            {
+                "arguments": dict(one.arguments),
+                "advised": one.helps,
+                "against": one.against,
+                "before": figures(one.before),
+                "after": figures(one.after),
+            }
+            for one in advice.suggestions
+        ],
+        "after": figures(advice.after),
+        "arguments": advice.arguments(),
+        "code": advice.code(),
+    }
+
+
+def show_replays(entries: list[Entry], console: Console) -> None:
+    """Print the table, and below it the requests that could not be served."""
+    waited = any(one.replay.waits or isinstance(one.replay, LiveReplay) for one in entries)
+    rows = [_cells(entry, waited=waited) for entry in entries]
+    table = columns(*rows[0], left=_NAMES)
+    for row in rows:
+        add(table, *row.values())
+    show_table(table, console)
+    for one in (entry.replay for entry in entries):
+        if not one.completed:
+            wanted = f"row {one.failed_row:,} asks for {format_size(one.failed_bytes)}"
+            limit = format_size(one.limit or 0)
+            console.print(f"{printable(one.name)}: out of memory under {limit}: {wanted}", soft_wrap=True)
+
+
+def show_advice(file: str, advice: Advice, console: Console) -> None:
+    """Print what was tried in a table, and below it the lines to paste."""
+    before, after = advice.before, advice.after
+    first = f"{printable(before.name)}: {format_size(before.peak_requested)} requested"
+    table = columns(first, "advised", *_ADVISED, left=("advised",))
+    table.columns[0].justify = "left"
+    lines = [(f"as it is, {before.policy}", "", before)]
+    lines += [(f"  {one}", _verdict(one), one.after) for one in advice.suggestions]
+    for name, advised, one in (*lines, ("all that is advised", "", after)):
+        cells = _cells(Entry(file, "", one), waited=True)
+        add(table, name, advised, *(cells[heading] for heading in _ADVISED))
+    show_table(table, console)
+    console.print()
+    console.print(advice.code(), soft_wrap=True, end="")
+
+
+def _verdict(one: Suggestion) -> str:
+    return "yes" if one.helps else f"no: {one.against}"
+
+
+def _cells(entry: Entry, *, waited: bool) -> dict[str, str | Text]:
+    one = entry.replay
+    cells: dict[str, str | Text] = {"program": one.name}
+    if isinstance(one, LiveReplay):
+        cells["device"] = one.device
+    cells |= {
+        "policy": entry.policy,
+        "requested": format_size(one.peak_requested),
+        "reserved": format_size(one.peak_reserved),
+        "ratio": f"{one.reserved_over_requested:.4f}" if one.completed else Text("fails", style="red"),
+    }
+    if entry.fitted is not None:
+        cells["fits"] = f"{_over(entry.fitted, one):.4f}"
+    if isinstance(one, Replay):
+        cells["driver calls"] = f"{sum(one.driver_calls.values()):,}"
+        cells["their time"] = _of_time(one.driver_seconds, one)
+    else:
+        cells["driver calls"] = f"{one.driver_calls:,}"
+    if waited:
+        cells |= {"waits": f"{one.waits:,}", "waited": _of_time(one.wait_seconds, one)}
+    if isinstance(one, LiveReplay):
+        cells["an operation"] = f"{one.ns_per_op:,.0f} ns"
+    return cells
+
+
+def _over(nbytes: int, one: Outcome) -> float:
+    return nbytes / one.peak_requested if one.peak_requested else 1.0
+
+
+def _of_time(seconds: float, one: Outcome) -> str:
+    share = f" ({format_share(seconds / one.duration)})" if one.duration else ""
+    return format_duration(seconds) + share
+
+
+# -- a page that draws them, without scripts ---------------------------------------------------------------------------
+
+_WIDTH: Final = 1000
+_HEIGHT: Final = 320
+_LEFT: Final = 80
+_RIGHT: Final = 20
+_TOP: Final = 10
+_BOTTOM: Final = 30
+
+_LINES: Final[dict[str, Callable[[ReplaySample], int]]] = {
+    "reserved": lambda one: one.reserved,
+    "live": lambda one: one.live,
+    "largest hole": lambda one: one.largest_hole,
+}
+
+_STYLE: Final = """
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 1040px; margin: 2em auto; padding: 0 1em; color: #1b1f24;
+  background: #fff }
+svg { width: 100%; height: auto } text { font-size: 12px; fill: #57606a } .grid { stroke: #d0d7de }
+polyline { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke }
+.reserved { stroke: #c2410c } .live { stroke: #1d4ed8 } .hole { stroke: #6b7280; stroke-dasharray: 3 2 }
+.key { display: inline-block; width: 2em; border-top: 2px solid; margin: 0 .4em .3em 1.2em }
+.key.reserved { color: #c2410c } .key.live { color: #1d4ed8 } .key.hole { color: #6b7280; border-top-style: dashed }
+@media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } text { fill: #8b949e }
+  .grid { stroke: #30363d } .reserved { stroke: #fb923c } .live { stroke: #60a5fa } .key.reserved { color: #fb923c }
+  .key.live { color: #60a5fa } }
+"""
+
+
+def page(replays: Iterable[Replay]) -> str:
+    """Return the page as HTML, one figure a replay; each must have been run with `samples`."""
+    figures = "\n".join(_figure(one) for one in replays)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>asyncmem replay</title>\n'
+        f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>asyncmem replay</h1>\n"
+        f'<p><span class="key reserved"></span>reserved<span class="key live"></span>live, as rounded'
+        f'<span class="key hole"></span>largest hole</p>\n{figures}\n</body>\n</html>\n'
+    )
+
+
+def _figure(one: Replay) -> str:
+    end = max((sample.time_us for sample in one.samples), default=0.0) or 1.0
+    most = max((sample.reserved for sample in one.samples), default=0) or 1
+    lines = "\n".join(
+        f'<polyline class="{name.split()[-1]}" points="{_points(one.samples, look, end, most)}"/>'
+        for name, look in _LINES.items()
+    )
+    limit = "" if one.limit is None else f" under a limit of {format_size(one.limit)}"
+    return (
+        f"<h2>{escape(printable(one.name))}: {escape(printable(str(one.policy)))}</h2>\n"
+        f"<p>{format_size(one.peak_reserved)} reserved for {format_size(one.peak_requested)} requested"
+        f" ({one.reserved_over_requested:.3f}){limit}.</p>\n"
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">\n{"".join(_grid(end, most))}\n{lines}\n</svg>'
+    )
+
+
+def _points(samples: Iterable[ReplaySample], look: Callable[[ReplaySample], int], end: float, most: int) -> str:
+    return " ".join(f"{_x(sample.time_us / end):.1f},{_y(look(sample) / most):.1f}" for sample in samples)
+
+
+def _x(share: float) -> float:
+    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _y(share: float) -> float:
+    return _TOP + (1 - share) * (_HEIGHT - _TOP - _BOTTOM)
+
+
+def _grid(end_us: float, most: int) -> Iterator[str]:
+    for nbytes in _ticks(most, 1 << max(0, most.bit_length() - 3)):
+        y = _y(nbytes / most)
+        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{format_size(nbytes)}</text>'
+    for time_us in _ticks(ceil(end_us), 10 ** max(0, int(log10(end_us / 2)))):
+        yield f'<text x="{_x(time_us / end_us):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">'
+        yield f"{format_duration(time_us / 1e6)}</text>"
+
+
+def _ticks(most: int, step: int) -> range:
+    return range(0, most + 1, step * max(1, most // step // 10))

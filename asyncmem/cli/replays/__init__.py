@@ -1,1 +1,0 @@
-"""What `asyncmem replay` does and shows: on the model, and on a device."""

@@ -1,0 +1,318 @@
+// Spaces: ranges of addresses below whose blocks memory is mapped and unmapped.
+//
+// A block is found by its addresses alone, so what is placed where does not depend on which pages are mapped, and taking
+// pages back can never make a program need more of them. A free block may have holes, and one that is served has none.
+//
+// What is to change is first lifted: out of the free index, so that no request takes it while the driver works without
+// the lock. Then each step that the driver has made is told here, and at last all of it is let go, free again with the
+// memory that it has by then. So whatever fails half way, the heap says what is so.
+#include "heap.hpp"
+
+namespace asyncmem {
+
+uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint64_t page) {
+    ASYNCMEM_ENTER(add_space, address, nbytes, arena, page);
+    if (arena > 1 || arenas_[arena].space) refuse_argument("there is one space in each of arenas 0 and 1");
+    if (!std::has_single_bit(page) || page < (uint64_t{1} << shift_))
+        refuse_argument("a page must be a power of two of granules");
+    if (!nbytes || nbytes > max_size || address + nbytes < address || ((address | nbytes) & (page - 1)))
+        refuse_argument("a space's address and size must be whole pages");
+    if (nbytes / page > UINT32_MAX) refuse_argument("a space has at most 2**32 - 1 pages");
+    uint32_t id = add_range({.address = address, .nbytes = nbytes, .arena = arena,
+                             .space = std::make_unique<Space>(address, page), .page = page, .used = true}, 0, 0);
+    BlockId block = segments_[id].space->end = segments_[id].first;
+    index_remove(nodes_[block]);
+    nodes_[block].state = State::Bare;
+    arenas_[arena].space = id + 1;
+    paged_from_ = std::min(paged_from_, page >> shift_);
+    auto forget = [this](auto& cache) {
+        for (Bin& bin : cache.bins()) {
+            if (bin.granules < paged_from_) continue;
+            drain(cache, bin, UINT32_MAX);
+            bin = Bin{};
+        }
+    };
+    for (auto& stream : streams_) forget(stream->cache);
+    forget(shared_);
+    return id;
+}
+
+void Heap::remove_space(uint32_t segment) {
+    ASYNCMEM_WRITTEN(remove_space, segment);
+    Noted noted(*this);
+    Space& space = space_of(segment);
+    if (segments_[segment].mapped || !space.held.empty()) refuse_argument("the space has memory mapped");
+    for (BlockId block = segments_[segment].first, next; block; block = next) {
+        next = nodes_[block].after;
+        if (nodes_[block].state == State::Free) index_remove(nodes_[block]);
+        entry_pool_.store(nodes_[block], {});
+        nodes_.release(block);
+    }
+    arenas_[segments_[segment].arena].space = 0;
+    drop_segment(segment);
+    paged_from_ = UINT64_MAX;
+    for (const Segment& one : segments_)
+        if (one.space) paged_from_ = std::min(paged_from_, one.page >> shift_);
+}
+
+Space& Heap::space_of(uint32_t segment) const {
+    if (segment >= segments_.size() || !segments_[segment].space) refuse_argument("unknown space");
+    return *segments_[segment].space;
+}
+
+uint64_t Heap::bare_bytes(const Node& node) const { return node.bare * space_of(node.segment).page(); }
+
+// How many pages have no memory behind them in the lower part of a block; such pages always lie wholly in it.
+uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
+    return space_of(node.segment).bare(node.address, nbytes);
+}
+
+// What keeps a handle from being unmapped.
+Entries Heap::uses(HandleId id) const {
+    return undone(handles_.uses(id));
+}
+
+// Note what a freed block still waits for at each handle that it lay on: in a while, if one stream used it.
+void Heap::stamp(const Node& node) {
+    auto latest = [this](const Entry& use) {
+        uint64_t& stamped = streams_[use.stream]->stamped;
+        stamped = std::max(stamped, use.epoch);
+    };
+    entry_pool_.each(node, latest);
+    if (node.more) {
+        catch_up();
+        stamp_now(node.segment, node.address, bytes(node), entry_pool_[node.more]);
+        return;
+    }
+    RecentFree note = note_of(node);
+    if (notes_.renew(note)) return;
+    if (notes_.full()) stamp_now(notes_.take_oldest());
+    notes_.add(note);
+}
+
+void Heap::stamp_now(const RecentFree& note) {
+    Handles::Touch touch(handles_);
+    segments_[note.segment].space->each(note.address, note.nbytes, handles_, [&](HandleId id) {
+        touch(id);
+        if (!note.use.epoch || handles_.use(id, note.use)) return;
+        handles_.set_uses(id, joined(uses(id), {note.use}));
+    });
+}
+
+void Heap::stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all) {
+    Handles::Touch touch(handles_);
+    segments_[segment].space->each(address, nbytes, handles_, [&](HandleId id) {
+        touch(id);
+        handles_.set_uses(id, joined(uses(id), all));
+    });
+}
+
+// Note at the handles all that was freed on them so far.
+void Heap::catch_up() {
+    while (!notes_.empty()) stamp_now(notes_.take_oldest());
+}
+
+// The space in which a free block has a whole page, or none: there it is to be found by that.
+Space* Heap::space_of_hole(const Node& node) const {
+    Space* space = segments_[node.segment].space.get();
+    return space && space->has_hole(node.address, bytes(node)) ? space : nullptr;
+}
+
+void Heap::file_hole(BlockId block) {
+    Space* space = space_of_hole(nodes_[block]);
+    if (space) space->holes.add(space->hole(nodes_[block].address), block);
+}
+
+void Heap::unfile_hole(const Node& node) {
+    Space* space = space_of_hole(node);
+    if (space) space->holes.remove(space->hole(node.address));
+}
+
+// Take a part of a free block out of the index, as blocks that are held: one for each stretch with memory, or without.
+void Heap::lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes) {
+    index_remove(nodes_[block]);
+    if (uint64_t front = address - nodes_[block].address) {
+        BlockId rest = cut(block, front >> shift_);
+        index_add(block);
+        block = rest;
+    }
+    if (bytes(nodes_[block]) > nbytes) index_add(cut(block, nbytes >> shift_));
+    space.stretches(address, nbytes, [&](uint64_t at, uint64_t size, bool filled) {
+        BlockId rest = at + size < address + nbytes ? cut(block, size >> shift_) : 0;
+        Node& node = nodes_[block];
+        node.state = filled ? State::Lifted : State::Filling;
+        node.bare = 0;
+        if (filled) lifted_ += bytes(node);
+        space.held[node.address] = block;
+        block = rest;
+    });
+}
+
+// The held block that is exactly this range, cut out of a larger one.
+BlockId Heap::held_part(Space& space, uint64_t address, uint64_t nbytes, State state) {
+    auto found = space.held.upper_bound(address);
+    if (found == space.held.begin()) refuse_argument("nothing is held there");
+    BlockId block = (--found)->second;
+    const Node& node = nodes_[block];
+    uint64_t front = address - node.address;
+    if (node.state != state || !nbytes || front >= bytes(node) || nbytes > bytes(node) - front ||
+        ((address | nbytes) & (space.page() - 1)))
+        refuse_argument("the range is not held, or not in this state");
+    if (front) space.held[address] = block = cut(block, front >> shift_);
+    if (bytes(nodes_[block]) > nbytes) space.held[address + nbytes] = cut(block, nbytes >> shift_);
+    return block;
+}
+
+void Heap::set_mapped(uint32_t segment, uint64_t address, uint64_t nbytes) {
+    std::lock_guard lock(lock_);
+    Space& space = space_of(segment);
+    nodes_[held_part(space, address, nbytes, State::Filling)].state = State::Lifted;
+    HandleId id = handles_.add(segment, address, nbytes);
+    space.set_handle(handles_[id], id);
+    segments_[segment].mapped += nbytes;
+    lifted_ += nbytes;
+    reserved_ += nbytes;
+    note_reserved();
+}
+
+void Heap::set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) {
+    Noted noted(*this);
+    Space& space = space_of(segment);
+    HandleId id = space.handle(address);
+    const Handle& handle = handles_[id];
+    if (!id || handle.address != address || handle.nbytes != nbytes) refuse_argument("a handle is unmapped as a whole");
+    if (!uses(id).empty()) refuse_argument("the handle is still in use");
+    nodes_[held_part(space, address, nbytes, State::Lifted)].state = State::Filling;
+    space.set_handle(handle, 0);
+    handles_.remove(id);
+    segments_[segment].mapped -= nbytes;
+    lifted_ -= nbytes;
+    reserved_ -= nbytes;
+}
+
+void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
+    Noted noted(*this);
+    Space& space = space_of(segment);
+    auto found = space.held.find(address);
+    BlockId first = found == space.held.end() ? 0 : found->second;
+    uint64_t end = address;
+    for (BlockId block = first; block && end < address + nbytes; block = nodes_[block].after) {
+        if (nodes_[block].state != State::Lifted && nodes_[block].state != State::Filling) break;
+        end += bytes(nodes_[block]);
+    }
+    if (!nbytes || end != address + nbytes) refuse_argument("the range is not held");
+    accounts_.close_up();  // what has come is for waiting requests
+    for (BlockId block = first, next; block; block = next) {
+        next = nodes_[block].address + bytes(nodes_[block]) < end ? nodes_[block].after : 0;
+        Node& node = nodes_[block];
+        bool filled = node.state == State::Lifted;
+        if (filled) lifted_ -= bytes(node);
+        node.state = State::Pending;
+        node.bare = filled ? 0 : static_cast<uint32_t>(bytes(node) / space.page());
+        space.held.erase(node.address);
+        index_add(reunite(block));
+    }
+    space.each(address, nbytes, handles_, [this](HandleId id) { handles_.queue(id); });
+}
+
+// Whether neighbours are parts of one block: they wait for the same, and not merely for nothing any more. Free blocks that
+// lie apart because of what they waited for once stay so, as if nothing had been lifted.
+bool Heap::belong(const Node& a, const Node& b) const {
+    if (!key_of(a) || !key_of(b)) return true;
+    if (a.more || b.more) return a.more && b.more && entry_pool_[a.more] == entry_pool_[b.more];
+    return a.stream == b.stream;
+}
+
+// Join a block that was held with the free neighbours that it belongs to, and return what became of it.
+BlockId Heap::reunite(BlockId block) {
+    BlockId before = nodes_[block].before;
+    if (before && nodes_[before].state == State::Free && belong(nodes_[before], nodes_[block])) {
+        index_remove(nodes_[before]);
+        unite(before, block);
+        block = before;
+    }
+    BlockId after = nodes_[block].after;
+    if (after && nodes_[after].state == State::Free && belong(nodes_[block], nodes_[after])) {
+        index_remove(nodes_[after]);
+        unite(block, after);
+    }
+    return block;
+}
+
+std::vector<Piece> Heap::handles() const {
+    Noted noted(*this);
+    std::vector<Piece> all;
+    for (HandleId id = 1; id < handles_.all().size(); ++id)
+        if (const Handle& handle = handles_[id]; handle.nbytes)
+            all.push_back({handle.segment, handle.address, handle.nbytes, uses(id)});
+    return all;
+}
+
+Piece Heap::idle_memory() const {
+    Noted noted(*this);
+    Piece all;
+    for (HandleId id = 1; id < handles_.all().size(); ++id) {
+        const Handle& handle = handles_[id];
+        if (!handle.nbytes || !idle(handle)) continue;
+        all.nbytes += handle.nbytes;
+        for (const Entry& use : uses(id)) include(all.uses, use);
+    }
+    return all;
+}
+
+std::vector<uint32_t> Heap::unfenced() const {
+    std::lock_guard lock(lock_);
+    std::vector<uint32_t> found;
+    for (uint32_t s = 0; s < streams_.size(); ++s)
+        if (!streams_[s]->epochs.covers(streams_[s]->stamped)) found.push_back(s);
+    return found;
+}
+
+uint64_t Heap::spread() const {
+    std::lock_guard lock(lock_);
+    uint64_t total = 0;
+    for (const Segment& segment : segments_) {
+        if (!segment.used || segment.container) continue;
+        BlockId end = segment.space ? segment.space->end : 0;
+        total += segment.nbytes - (end ? bytes(nodes_[end]) : 0);
+    }
+    return total;
+}
+
+// Every block that is in use lies on memory, a free one tells of its holes, and pages, handles and bytes agree.
+std::string Heap::check_space(uint32_t id) const {
+    const Segment& segment = segments_[id];
+    const Space& space = space_of(id);
+    uint64_t mapped = 0, held = 0;
+    for (BlockId block = segment.first; block; block = nodes_[block].after) {
+        const Node& node = nodes_[block];
+        uint64_t bare = bare_pages(node, bytes(node)) * space.page();
+        bool empty = node.state == State::Bare || node.state == State::Filling;
+        if (bare != (empty ? bytes(node) : node.state == State::Free ? bare_bytes(node) : 0))
+            return "a block's memory is not what it says";
+        mapped += bytes(node) - bare;
+        bool hole = node.state == State::Free && space.has_hole(node.address, bytes(node));
+        if (hole && space.hole_at(space.up(node.address)) != block) return "a free block that is not found by its pages";
+        if (node.state == State::Bare && (block != space.end || node.after)) return "unused addresses that are not the end";
+        if (node.state != State::Lifted && node.state != State::Filling) continue;
+        auto found = space.held.find(node.address);
+        if (found == space.held.end() || found->second != block) return "held block that its space does not know";
+        ++held;
+    }
+    if (mapped != segment.mapped) return "a space's mapped bytes differ from its blocks";
+    if (held != space.held.size()) return "a space knows blocks that are not there";
+    return check_handles(id) == mapped ? "" : "a space's handles differ from what is mapped, or one is idle and not queued";
+}
+
+// The bytes of a space's handles; 0 when one is neither in use nor in the queue of those that are not.
+uint64_t Heap::check_handles(uint32_t segment) const {
+    uint64_t total = 0;
+    for (const Handle& handle : handles_.all()) {
+        if (handle.segment != segment) continue;
+        if (handle.nbytes && !handle.queued && idle(handle)) return 0;
+        total += handle.nbytes;
+    }
+    return total;
+}
+
+}  // namespace asyncmem

@@ -1,0 +1,235 @@
+// Which addresses a request gets that finds no memory, and which memory is put there.
+//
+// Addresses are chosen as if memory were behind all that is free. So pages that are taken back change nothing about what
+// is placed where, and a program never needs more pages than if they all stayed.
+#include <algorithm>
+#include <bit>
+
+#include "heap.hpp"
+
+namespace asyncmem {
+
+namespace {
+constexpr uint32_t patience = 32;  // handles in a row that are not ready, after which none is expected to be
+}  // namespace
+
+// The choice of handles for one plan. Nothing is changed but the queue, out of which those are taken that are in use.
+class Heap::Picking {
+public:
+    Picking(Heap& heap, Range kept, uint32_t segment) : heap_(heap), kept_(kept), segment_(segment) {
+        next_ = heap.handles_.oldest();
+    }
+
+    // The handle that has been idle the longest and is ready, or 0; each is answered once.
+    HandleId next() {
+        uint32_t unready = 0;
+        while (next_ && unready < patience) {
+            HandleId id = next_;
+            const Handle& handle = heap_.handles_[id];
+            next_ = handle.newer;
+            if (kept(handle)) continue;
+            if (!heap_.idle(handle)) {
+                heap_.handles_.drop(id);
+            } else if (heap_.uses(id).empty()) {
+                return id;
+            } else {
+                later_.push_back(id);
+                ++unready;
+            }
+        }
+        return 0;
+    }
+
+    // What to wait for, so that handles of `nbytes` more are ready; nothing where there are not so many.
+    Entries waits(uint64_t nbytes, std::vector<Piece>& later) {
+        Entries all;
+        auto enough = [&](HandleId id) {
+            const Handle& handle = heap_.handles_[id];
+            if (kept(handle) || !heap_.idle(handle)) return false;
+            later.push_back({.nbytes = handle.nbytes, .uses = heap_.uses(id)});
+            for (const Entry& entry : later.back().uses) include(all, entry);
+            nbytes -= std::min(nbytes, handle.nbytes);
+            return nbytes == 0;
+        };
+        for (HandleId id : later_)
+            if (enough(id)) return all;
+        for (HandleId id = next_; id; id = heap_.handles_[id].newer)
+            if (enough(id)) return all;
+        return {};
+    }
+
+    // Lift a handle that was answered; `to` is where it goes.
+    Move lift(HandleId id, uint64_t to) {
+        const Handle& handle = heap_.handles_[id];
+        heap_.lift(heap_.space_of(handle.segment), heap_.idle(handle), handle.address, handle.nbytes);
+        heap_.handles_.drop(id);
+        return {handle.segment, handle.address, handle.nbytes, to};
+    }
+
+private:
+    bool kept(const Handle& handle) const {
+        return handle.segment == segment_ && handle.address < kept_.address + kept_.nbytes &&
+               kept_.address < handle.address + handle.nbytes;
+    }
+
+    Heap& heap_;
+    Range kept_;
+    uint32_t segment_;
+    HandleId next_;
+    std::vector<HandleId> later_;
+};
+
+// The free block in which a handle lies as a whole, or 0.
+BlockId Heap::idle(const Handle& handle) const {
+    BlockId block = space_of(handle.segment).hole_at(handle.address);
+    const Node& node = nodes_[block];
+    return block && handle.address + handle.nbytes <= node.address + bytes(node) ? block : 0;
+}
+
+// The free block that placement would serve if memory were behind all of it.
+// Where nothing of other streams will do, that is what `take` finds: its own search, and none beyond.
+BlockId Heap::find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Bound bound) {
+    for (Reach reach : reaches) {
+        if (bound == Bound::Done ? reach.window != narrow : reach.bound > bound) break;
+        Search search{granules, ask.stream, reach.bound, reach.window};
+        if (BlockId block = place(arenas_[arena], search)) return block;
+    }
+    return 0;
+}
+
+// The free block right before the end, joined with what lies free before it; 0 where there is none that may serve the request.
+BlockId Heap::last_used(const Space& space, const Ask& ask, Bound bound) {
+    BlockId last = nodes_[space.end].before;
+    if (!last || nodes_[last].state != State::Free) return 0;
+    if (!eligible(nodes_[last], ask.stream, bound)) return 0;
+    index_remove(nodes_[last]);
+    purge(nodes_[last]);
+    if (bound == Bound::Any) last = join(last);
+    index_add(last);
+    return last;
+}
+
+// The free block `last`, or a new one for 0, with `more` bytes of the addresses at the end.
+BlockId Heap::extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Bound bound) {
+    if (last) index_remove(nodes_[last]);
+    BlockId found = last;
+    if (more) {
+        BlockId start = space.end;
+        Node& node = nodes_[start];
+        space.end = more < bytes(node) ? cut(start, more >> shift_) : 0;
+        node.state = State::Pending;
+        node.bare = static_cast<uint32_t>(more / space.page());
+        if (last) {
+            absorb(last, start);
+        } else {
+            found = start;
+        }
+    }
+    // As a segment is born owing the stream that it was grown for: so it joins nothing that this one may not use.
+    if (bound != Bound::Any)
+        entry_pool_.store(nodes_[found], joined(entry_pool_.all(nodes_[found]), {{ask.stream, streams_[ask.stream]->epochs.open}}));
+    index_add(found);
+    return found;
+}
+
+bool Heap::has_addresses(const Ask& ask, Bound bound) {
+    Coalesced coalesced(*this);
+    need_stream(ask.stream);
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    return find_addresses(ask, arena, granules, bound);
+}
+
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts) {
+    Noted noted(*this);
+    Plan plan;
+    need_stream(ask.stream);
+    if (ask.nbytes - 1 >= max_size) refuse_argument("size must be from 1 to 2**47 bytes");
+    if (!parts) refuse_argument("parts must be at least 1");
+    uint64_t granules = rounded(ask.nbytes) >> shift_;
+    uint32_t arena = ask.arena >= 0 ? static_cast<uint32_t>(ask.arena) : natural_arena(granules << shift_);
+    if (!known_arena(arena)) refuse_argument("unknown arena");
+    if (arena > 1 || !arenas_[arena].space) return plan;
+    plan.segment = arenas_[arena].space - 1;
+    Space& space = space_of(plan.segment);
+    BlockId block = find_addresses(ask, arena, granules, bound);
+    bool anew = !block;  // it takes addresses from the end, but not before the memory for them is found
+    uint64_t more = 0;
+    if (anew) {
+        if (!space.end) return plan;
+        block = last_used(space, ask, bound);
+        uint64_t need = granules << shift_, have = block ? bytes(nodes_[block]) : 0;
+        more = space.up(need - std::min(need, have));
+        if (more > bytes(nodes_[space.end])) return plan;
+    }
+    plan.address = nodes_[block ? block : space.end].address;
+    if (nodes_[block ? block : space.end].segment != plan.segment) {  // an ordinary segment's, which another search has found
+        plan.segment = nodes_[block].segment;
+        plan.found = true;
+        return plan;
+    }
+    // Up to the end of the last page, if that is bare: all of it is free then.
+    plan.nbytes = granules << shift_;
+    if (!space.handle(plan.address + plan.nbytes - 1)) plan.nbytes = space.up(plan.address + plan.nbytes) - plan.address;
+
+    // New memory as long as there is room, else what has been idle the longest, else new memory all the same. An idle
+    // handle that is too large for its gap is released, which makes room.
+    uint64_t beyond = 0;
+    Picking picking(*this, {plan.address, plan.nbytes}, plan.segment);
+    std::vector<std::pair<HandleId, uint64_t>> chosen;
+    uint64_t largest = std::max(space.page(), std::bit_floor((granules << shift_) / parts));
+    std::vector<Range> gaps;
+    space.stretches(plan.address, plan.nbytes, [&](uint64_t at, uint64_t size, bool filled) {
+        if (!filled) gaps.push_back({at, size});
+    });
+    for (Range gap : gaps) {
+        while (gap.nbytes > room) {
+            HandleId id = picking.next();
+            if (!id) break;
+            uint64_t nbytes = handles_[id].nbytes;
+            chosen.emplace_back(id, nbytes <= gap.nbytes ? gap.address : 0);
+            if (nbytes > gap.nbytes) {
+                room += nbytes;
+            } else {
+                gap.address += nbytes;
+                gap.nbytes -= nbytes;
+            }
+        }
+        beyond += gap.nbytes - std::min(room, gap.nbytes);
+        room -= std::min(room, gap.nbytes);
+        while (gap.nbytes) {
+            uint64_t nbytes = std::min(largest, std::bit_floor(gap.nbytes));
+            plan.fresh.push_back({gap.address, nbytes});
+            gap.address += nbytes;
+            gap.nbytes -= nbytes;
+        }
+    }
+    if (beyond > most) {
+        plan.fresh.clear();
+        plan.waits = picking.waits(beyond - most, plan.later);
+        return plan;
+    }
+    plan.found = true;
+    for (auto [id, to] : chosen) plan.moves.push_back(picking.lift(id, to));
+    if (anew) block = extend(space, ask, block, more, bound);
+    lift(space, block, plan.address, plan.nbytes);
+    return plan;
+}
+
+Plan Heap::reclaim(uint64_t nbytes) {
+    Noted noted(*this);
+    Plan plan;
+    Picking picking(*this, {0, 0}, 0);
+    std::vector<HandleId> chosen;
+    for (uint64_t found = 0; found < nbytes;) {
+        HandleId id = picking.next();
+        if (!id) break;
+        chosen.push_back(id);
+        found += handles_[id].nbytes;
+    }
+    plan.found = !chosen.empty();
+    for (HandleId id : chosen) plan.moves.push_back(picking.lift(id, 0));
+    return plan;
+}
+
+}  // namespace asyncmem

@@ -1,0 +1,316 @@
+// Pages: ranges of addresses that stay, below which memory comes, moves and goes.
+//
+// Addresses are chosen as if memory were behind all of them, so a pool never needs more for having taken pages back. That
+// holds as long as nothing else depends on which pages are mapped: where only pages are lacking, no cache is emptied, no
+// neighbours are joined and, with several streams, no fence is looked at. `Scheduler::beat` does that by the clock.
+#include <algorithm>
+
+#include "source.hpp"
+
+namespace asyncmem::scheduler {
+
+namespace {
+
+constexpr double grace = 0.02;               // seconds that moves may take before they count
+constexpr uint64_t coarse_parts = 12;        // a handle is no larger than such a part of a request; they cost by number
+constexpr uint64_t limit_parts = 512;        // nor, below a limit of the user's, than such a part of that
+constexpr uint64_t stock = 256;              // one part in so many is mapped ahead of need, where all the rest is live
+constexpr uint64_t stock_parts = 4;
+constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
+constexpr double rest = 0.25;                // seconds without a try after memory could not go back
+
+class PageSource final : public Source {
+public:
+    using Source::Source;
+
+    void shift(double seconds) override {
+        Source::shift(seconds);
+        rest_until_ += seconds;
+    }
+    bool may_hold(uint64_t) const override { return true; }  // memory comes for whatever has addresses
+    bool should_flush(const Request& request) override { return !has_addresses(request); }
+    bool should_tidy(const Request& request, bool first) override {
+        return (first || slack() < 0) && !has_addresses(request);
+    }
+    bool can_grow(const Request& request) const override {
+        return available() + heap_.reserved() - heap_.live() >= request.total;
+    }
+    std::vector<uint32_t> unfenced() const override { return heap_.unfenced(); }
+
+    Step patience(const Request& request, double now, bool looked) override {
+        if (!may_be_patient(request, now)) return {};
+        if (!looked) return look();
+        Found found = plan_for(request, true, now);
+        if (!found.change) return wait_patiently(request, found.later, now);
+        let_go(*found.change);
+        return {};
+    }
+
+    Step grow(const Request& request, double now, bool looked) override {
+        bool may_move = policy_.take_back && heap_.reserved() - heap_.live() >= policy_.page;
+        if (!looked && !several_streams() && may_move) return look();
+        Found found = plan_for(request, false, now);
+        if (!found.change) {
+            // There is a limit in the way, so that what is done counts.
+            if (!looked) return look();
+            return {};
+        }
+        if (found.change->plans.empty()) return {};
+        if (found.change->fresh()) add_stock(*found.change, request);
+        return carried_out(std::move(*found.change));
+    }
+
+    Step wait(const Request& request, double now) override {
+        if (request.terms.calls && request.terms.on_loop) return {};
+        double most = request.terms.calls ? request.terms.deadline - now : never;
+        Found found = plan_for(request, false, now);
+        if (found.change) let_go(*found.change);
+        return wait_for(std::move(found.waits), most);
+    }
+
+    Step make_room(const Request& request, double now) override {
+        Piece idle = heap_.idle_memory();
+        if (!idle.nbytes || available() + idle.nbytes < request.total) return {};
+        if (request.terms.calls && !idle.uses.empty()) {
+            if (request.terms.on_loop) return {};
+            return wait_for(std::move(idle.uses), request.terms.deadline - now);
+        }
+        return trim(no_limit, 0, now);
+    }
+
+    Step grow_ahead() override {
+        uint64_t reserved = heap_.reserved() + coming_;
+        if (policy_.ready <= reserved) return {};
+        Found found = plan_pieces({policy_.ready - reserved}, 0, false, available(), 0);
+        return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Step{};
+    }
+
+    Step trim(uint64_t wanted, uint64_t keep, double now) override {
+        if (wanted != no_limit && now < rest_until_) return {};  // it would fail again, and no request asks for it by name
+        Piece idle = heap_.idle_memory();
+        uint64_t kept = keep + leaving_, reserved = heap_.reserved();
+        uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
+        if (!nbytes) return {};
+        leaving_ += nbytes;
+        Step step = wait_for(std::move(idle.uses), never);
+        step.job.reclaims = true;
+        step.job.leaving = nbytes;
+        if (!step) {
+            step = reclaim(step.job);
+            if (!step) leaving_ -= nbytes;
+        }
+        return step;
+    }
+
+    Step reclaim(const Job& job) override {
+        Plan plan = heap_.reclaim(job.leaving);
+        if (!plan.found) return {};
+        Change change;
+        change.plans.push_back(std::move(plan));
+        Step step = carried_out(std::move(change));
+        step.job.reclaims = true;
+        step.job.leaving = job.leaving;
+        return step;
+    }
+
+    void waited(const Job& job, double now) override {
+        if (job.reclaims) {
+            leaving_ -= job.leaving;
+            rest_until_ = now + rest;
+        }
+        Source::waited(job, now);
+    }
+
+    void remapped(Job& job, size_t unmapped, size_t mapped, bool out_of_memory, double now, double seconds) override {
+        const Effect& effect = job.effect;
+        if (unmapped > effect.out.size() || mapped > effect.into.size())
+            refuse_argument("more was moved than was to move");
+        for (auto& one : std::span(effect.out).first(unmapped)) heap_.set_bare(one.segment, one.address, one.nbytes);
+        for (auto& one : std::span(effect.into).first(mapped)) heap_.set_mapped(one.segment, one.address, one.nbytes);
+        coming_ -= job.change.fresh();
+        if (job.reclaims) {
+            leaving_ -= job.leaving;
+            trims += unmapped > 0;
+            refused_ = no_limit;
+            if (unmapped < effect.out.size()) rest_until_ = now + rest;
+        } else {
+            if (out_of_memory) refused_ = job.change.fresh();
+            grows += mapped > 0;
+            if (!effect.out.empty()) lifetime_.moved += seconds;
+        }
+        note_peak();
+        let_go(job.change);
+    }
+
+protected:
+    uint64_t free() const override { return heap_.spread() - heap_.live(); }
+    uint64_t reserved_or_leaving() const override { return heap_.reserved(); }
+
+private:
+    struct Found {
+        std::optional<Change> change;
+        Entries waits;             // without a change: what makes one possible once it is done,
+        std::vector<Piece> later;  // and its parts
+    };
+
+    uint64_t available() const {
+        uint64_t most = left();
+        return refuses() ? std::min(most, refused_ - std::min(refused_, policy_.page)) : most;
+    }
+
+    bool may_be_foreign(const Request& request) const {
+        return several_streams() && !request.terms.captured && !keeps_apart(request);
+    }
+    Bound reach(bool foreign) const {
+        return !foreign ? Bound::Done : policy_.late_fences ? Bound::Any : Bound::Recorded;
+    }
+    static Ask ask_for(uint64_t nbytes, uint32_t stream, int32_t arena = -1) {
+        return Ask{.nbytes = nbytes, .stream = stream, .arena = arena, .again = true};
+    }
+
+    bool has_addresses(const Request& request) {
+        Bound bound = reach(may_be_foreign(request));
+        return std::ranges::all_of(request.sizes(), [&](uint64_t nbytes) {
+            return heap_.has_addresses(ask_for(nbytes, request.ask.stream), bound);
+        });
+    }
+
+    Step look() const { return Step::look_at(heap_.unfenced()); }
+
+    static Step wait_for(Entries uses, double seconds) {
+        return uses.empty() ? Step{} : Step::wait(std::move(uses), seconds);
+    }
+
+    // Moves save memory and cost time. A program that makes them go round and round is better off with more memory.
+    Found plan_for(const Request& request, bool modest, double now) {
+        uint64_t left = available(), reserved = heap_.reserved() + coming_;
+        uint64_t room = std::min(left, peak_ - std::min(peak_, reserved));
+        if (!lifetime_.may_move(now, policy_.dear, grace) || !policy_.take_back) room = left;
+        uint64_t most = modest ? 0 : left - room;
+        bool foreign = may_be_foreign(request);
+        std::vector<uint64_t> sizes(request.sizes().begin(), request.sizes().end());
+        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most);
+        if (foreign && found.change && found.change->plans.empty())
+            // All that is lacking is a way to the memory: it is another stream's, and cannot be waited for.
+            found = plan_pieces(sizes, request.ask.stream, false, room, most);
+        return found;
+    }
+
+    // Addresses do not depend on where memory is, so pieces are taken one after the other as they will be taken in the
+    // end, and planned for where memory is lacking. What was taken goes back as it was.
+    Found plan_pieces(std::vector<uint64_t> sizes, uint32_t stream, bool foreign, uint64_t room, uint64_t most) {
+        std::sort(sizes.begin(), sizes.end(), std::greater<>());
+        std::vector<std::pair<BlockId, Entries>> taken;
+        Found found;
+        found.change.emplace();
+        for (uint64_t nbytes : sizes) {
+            if (sizes.size() > 1 && take(nbytes, stream, foreign, taken)) continue;
+            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes));
+            if (!plan.found) {
+                let_go(*found.change);
+                found.change.reset();
+                found.waits = std::move(plan.waits);
+                found.later = std::move(plan.later);
+                break;
+            }
+            uint64_t fresh = Change::fresh(plan), back = 0, planned = plan.nbytes;
+            for (const Move& move : plan.moves) back += move.to ? 0 : move.nbytes;
+            if (!plan.moves.empty() || fresh) {
+                found.change->plans.push_back(std::move(plan));
+            } else if (planned) {
+                heap_.let_go(plan.segment, plan.address, planned);
+            }
+            if (planned > rounded(nbytes)) break;  // the rest of its last page is for the next piece
+            room += back;
+            most -= std::min(most, fresh - std::min(fresh, room));
+            room -= std::min(room, fresh);
+        }
+        while (!taken.empty()) {
+            heap_.put_back(taken.back().first, taken.back().second);
+            taken.pop_back();
+        }
+        return found;
+    }
+
+    bool take(uint64_t nbytes, uint32_t stream, bool foreign, std::vector<std::pair<BlockId, Entries>>& taken) {
+        Outcome outcome;
+        Entries owed;
+        BlockId block = heap_.take(ask_for(nbytes, stream), outcome);
+        if (!block && foreign) block = heap_.take_foreign(ask_for(nbytes, stream), policy_.late_fences, owed, outcome);
+        if (block) taken.emplace_back(block, std::move(owed));
+        return block;
+    }
+
+    uint64_t parts_of(uint64_t nbytes) const {
+        if (!policy_.limited) return coarse_parts;
+        return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
+    }
+
+    // Where next to all is live, new memory is asked for again soon. Where some is free, it is what serves then.
+    void add_stock(Change& change, const Request& request) {
+        uint64_t page = policy_.page, fresh = change.fresh();
+        uint64_t reserved = heap_.reserved() + coming_ + fresh, used = heap_.live() + request.total;
+        uint64_t wanted = std::min(reserved / stock, policy_.segment_size) / page * page + used;
+        if (wanted <= reserved) return;
+        uint64_t left = available();
+        if (left - std::min(left, fresh) < reserved / far_off) return;
+        uint64_t nbytes = (wanted - reserved + page - 1) / page * page;
+        Plan plan = heap_.plan(ask_for(nbytes, request.ask.stream, 1), nbytes, 0, Bound::Done, stock_parts);
+        if (!plan.found) return;
+        change.plans.push_back(std::move(plan));
+        change.stocks = true;
+    }
+
+    Step carried_out(Change change) {
+        coming_ += change.fresh();
+        Step step = Step::of(Effect::Kind::Remap);
+        Effect& effect = step.job.effect;
+        effect.out = leaves(change);
+        effect.into = comes(change);
+        for (const Plan& plan : change.plans)
+            for (const Move& move : plan.moves) effect.moved += move.to != 0;
+        effect.ahead = change.stocks ? change.plans.back().fresh.size() : 0;
+        effect.nbytes = change.more();
+        effect.need = effect.nbytes - std::min(effect.nbytes, change.ahead());
+        step.job.change = std::move(change);
+        return step;
+    }
+
+    // What is unmapped, by address, so that neighbours go in one call.
+    static std::vector<Effect::Span> leaves(const Change& change) {
+        std::vector<Effect::Span> out;
+        for (const Plan& plan : change.plans)
+            for (const Move& move : plan.moves) out.push_back({move.segment, move.address, move.nbytes});
+        std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.address < b.address; });
+        return out;
+    }
+
+    // What is mapped: first where memory only moves to, so that it gets what was unmapped; last what is ahead of need.
+    static std::vector<Effect::Span> comes(const Change& change) {
+        std::vector<Effect::Span> into;
+        for (const Plan& plan : change.plans)
+            for (const Move& move : plan.moves)
+                if (move.to) into.push_back({plan.segment, move.to, move.nbytes});
+        for (const Plan& plan : change.plans)
+            for (const Range& range : plan.fresh) into.push_back({plan.segment, range.address, range.nbytes});
+        return into;
+    }
+
+    // Let the heap have it all again, joined with what it was cut from.
+    void let_go(const Change& change) {
+        for (const Plan& plan : change.plans) {
+            for (const Move& move : plan.moves) heap_.let_go(move.segment, move.address, move.nbytes);
+            if (plan.nbytes) heap_.let_go(plan.segment, plan.address, plan.nbytes);
+        }
+    }
+
+    double rest_until_ = -never;
+};
+
+}  // namespace
+
+std::unique_ptr<Source> make_pages(Heap& heap, const Policy& policy, double now) {
+    return std::make_unique<PageSource>(heap, policy, now);
+}
+
+}  // namespace asyncmem::scheduler

@@ -1,0 +1,385 @@
+// What both kinds of sources have in common, and segments.
+#include "source.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace asyncmem::scheduler {
+
+// -- common ------------------------------------------------------------------------------------------------------------
+
+bool Source::keeps_apart(const Request& request) const {
+    if (request.share->arena != -1 || request.pressed || (request.terms.calls && request.terms.on_loop)) return false;
+    return (policy_.overlap_bytes || policy_.overlap_share > 0) && slack() >= 0 && can_grow(request);
+}
+
+uint64_t Source::left() const {
+    uint64_t used = reserved_or_leaving() + coming_;
+    return policy_.limit - std::min(policy_.limit, used);
+}
+
+int64_t Source::slack() const {
+    uint64_t most = policy_.overlap_bytes;
+    if (policy_.overlap_share > 0) {
+        auto share = static_cast<uint64_t>(policy_.overlap_share * static_cast<double>(heap_.account(0).peak));
+        most = std::max(share, policy_.overlap_least);
+    }
+    return static_cast<int64_t>(std::min<uint64_t>(most, INT64_MAX)) - static_cast<int64_t>(free());
+}
+
+bool Source::tight() const {
+    constexpr uint64_t part = 64;
+    uint64_t reserved = heap_.reserved();
+    return reserved + reserved / part > policy_.limit;
+}
+
+uint64_t Source::shortage(uint64_t nbytes) const {
+    uint64_t most = refuses() ? heap_.reserved() : policy_.limit, live = heap_.live();
+    uint64_t room = most - std::min(most, live);
+    return std::max<uint64_t>(nbytes - std::min(nbytes, room), 1);
+}
+
+bool Source::may_be_patient(const Request& request, double now) const {
+    if (request.terms.captured || (request.terms.calls && request.terms.on_loop)) return false;
+    return lifetime_.may_wait(policy_, now, now - request.since) > 0;
+}
+
+// All that may be waited at once must save a 32nd of the peak.
+Step Source::wait_patiently(const Request& request, const std::vector<Piece>& later, double now) const {
+    constexpr double price = 1.0 / 32, late = 2;
+    double most = lifetime_.may_wait(policy_, now, now - request.since), whole = lifetime_.patience(policy_, now);
+    double best = 0, end = now, until = now;
+    uint64_t gain = 0;
+    Entries uses, worth;
+    for (const Piece& part : later) {
+        end = latency_.known() ? std::max(end, latency_.end(part.uses, now)) : now + most;
+        if (end > now + most) break;
+        gain += part.nbytes;
+        for (const Entry& use : part.uses) include(uses, use);
+        double value = static_cast<double>(gain) / static_cast<double>(std::max<uint64_t>(peak_, 1)) - (end - now) / whole * price;
+        if (value > best) {
+            best = value;
+            until = end;
+            worth = uses;
+        }
+    }
+    if (worth.empty() || until <= now) return {};
+    // A fence is often done a little later than others were.
+    Step step = Step::wait(std::move(worth), std::min(most, late * (until - now)));
+    step.job.patient = true;
+    return step;
+}
+
+// -- segments ----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// Segments that go back before more is reserved than ever: for this share of the pool's life, and no larger than so many
+// times what comes.
+constexpr double exchange_share = 0.02;
+constexpr uint64_t uneven = 8;
+// A program that comes out a little short in each of its rounds would have its caches emptied every time, and is better off
+// with a little more memory: so many allocations an emptying has to last for, or growth comes first, as long as no more is
+// reserved than so many times the most that was live.
+constexpr int64_t lately = 10'000;
+constexpr double little = 1.125;
+constexpr uint64_t refused = 0;  // of a segment's size: the limit or the device forbids it
+
+class SegmentSource final : public Source {
+public:
+    using Source::Source;
+
+    bool may_hold(uint64_t nbytes) const override { return free() >= nbytes; }
+
+    bool should_flush(const Request& request) override {
+        if (!may_hold(request.total) || !heap_.cached_bytes()) return false;
+        Account whole = heap_.account(0);
+        auto taken = static_cast<int64_t>(whole.grants());
+        auto grown = static_cast<double>(heap_.reserved() + coming_ + request.total);
+        if (taken - flushed_ < lately && grown <= little * static_cast<double>(whole.peak) && can_grow(request)) return false;
+        flushed_ = taken;
+        return true;
+    }
+
+    bool should_tidy(const Request& request, bool first) override {
+        if (!may_hold(request.total) || !(first || slack() < 0)) return false;
+        // One stream's free memory is joined at each free as it is: all that can be gained are its caches.
+        return several_streams() || heap_.cached_bytes() >= request.total;
+    }
+
+    bool can_grow(const Request& request) const override {
+        return size_for(request.total, arena_for(request.largest), UINT64_MAX) != refused;
+    }
+
+    Step patience(const Request& request, double now, bool looked) override {
+        Effect order = may_be_patient(request, now) ? order_for(request) : Effect{};
+        if (!order.nbytes || policy_.direct || over(order) <= 0) return {};
+        std::vector<Piece> empty = candidates(request, order, now);
+        if (!looked)
+            if (Step step = look_at(empty)) return step;
+        std::erase_if(empty, [](const Piece& one) { return one.uses.empty(); });
+        return wait_patiently(request, empty, now);
+    }
+
+    // Before more is reserved than ever, segments go back that are free and done with, and too small to serve. A program
+    // whose sizes change would collect them else.
+    Step grow(const Request& request, double now, bool looked) override {
+        Effect order = order_for(request);
+        if (!order.nbytes) return {};
+        int64_t more = over(order);
+        std::vector<Piece> empty;
+        if (!request.terms.captured && !policy_.direct && policy_.take_back && more > 0)
+            empty = candidates(request, order, now);
+        if (!looked)
+            if (Step step = look_at(empty)) return step;
+        std::erase_if(empty, [](const Piece& one) { return !one.uses.empty(); });
+        if (!empty.empty()) {
+            uint64_t keep = policy_.ready - std::min(policy_.ready, order.nbytes);
+            order.returns = take_out(empty, static_cast<uint64_t>(more), keep);
+        }
+        return ordered(std::move(order), request.ask.stream);
+    }
+
+    Step grow_part(const Request& request) override {
+        if (request.pieces.size() < 2 || free() + left() < request.total) return {};
+        uint64_t need = std::max(request.largest, request.total - std::min(request.total, free()));
+        return ordered(order_of(need, arena_for(request.largest), UINT64_MAX), request.ask.stream);
+    }
+
+    Step make_room(const Request& request, double now) override {
+        uint64_t missing = request.total - std::min(request.total, left());
+        std::vector<Piece> empty = largest_first();
+        uint64_t sum = 0;
+        for (const Piece& one : empty) sum += one.nbytes;
+        if (!refuses() && sum < missing) empty.clear();
+        if (empty.empty() && stranded_.empty()) return {};
+        if (request.terms.calls) {
+            // What goes back is waited for without a bound, which is for the worker to do.
+            Entries uses;
+            for (const std::vector<Piece>* all : {&empty, &stranded_})
+                for (const Piece& one : *all)
+                    for (const Entry& use : one.uses)
+                        if (use.epoch > heap_.epochs(use.stream).done) include(uses, use);
+            if (!uses.empty() && request.terms.on_loop) return {};
+            if (!uses.empty()) return Step::wait(std::move(uses), request.terms.deadline - now);
+        }
+        return give_back(take_out(empty, refuses() ? no_limit : std::max<uint64_t>(missing, 1), 0));
+    }
+
+    Step grow_ahead() override {
+        uint64_t reserved = heap_.reserved() + coming_;
+        if (policy_.ready <= reserved) return {};
+        uint64_t need = up(policy_.ready - reserved);
+        return ordered(order_of(need, arena_for(need), UINT64_MAX), last_stream_);
+    }
+
+    Step trim(uint64_t wanted, uint64_t keep, double) override {
+        std::vector<Piece> returns = take_out(largest_first(), wanted, keep);
+        return returns.empty() && stranded_.empty() ? Step{} : give_back(std::move(returns));
+    }
+
+    void grew(const Job& job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double seconds) override {
+        const Effect& order = job.effect;
+        coming_ -= order.nbytes;
+        heap_.add_segment(address, nbytes, order.arena, stream);
+        if (ready) heap_.mark_done(stream, heap_.close_epoch(stream));
+        arena_of_[address] = order.arena;
+        in_arena_[order.arena] += nbytes;
+        last_stream_ = stream;
+        note_peak();
+        if (!order.returns.empty()) lifetime_.moved += seconds;
+        ++grows;
+    }
+
+    void grow_failed(const Job& job, bool out_of_memory) override {
+        coming_ -= job.effect.nbytes;
+        if (out_of_memory) refused_ = job.effect.need;
+    }
+
+    void trimmed(Job& job, size_t count) override {
+        std::vector<Piece>& returns = job.effect.returns;
+        for (size_t i = 0; i < returns.size(); ++i) {
+            if (i < count) {
+                leaving_ -= returns[i].nbytes;
+                ++trims;
+            } else {
+                stranded_bytes_ += returns[i].nbytes;
+                stranded_.push_back(std::move(returns[i]));
+            }
+        }
+        returns.resize(count);
+        if (count) refused_ = no_limit;
+    }
+
+protected:
+    uint64_t free() const override { return heap_.reserved() - heap_.live(); }
+    uint64_t reserved_or_leaving() const override { return heap_.reserved() + leaving_; }
+
+private:
+    // By how much more would be reserved than ever.
+    int64_t over(const Effect& order) const {
+        return static_cast<int64_t>(heap_.reserved() + leaving_ + coming_ + order.nbytes) - static_cast<int64_t>(peak_);
+    }
+
+    // Which arena a request of this size grows: 0 for small ones, 1 for others.
+    uint32_t arena_for(uint64_t nbytes) const { return nbytes < policy_.small_limit && !policy_.direct ? 0 : 1; }
+
+    uint64_t up(uint64_t nbytes) const {
+        return (nbytes + policy_.granularity - 1) / policy_.granularity * policy_.granularity;
+    }
+
+    // How large the next segment should be so that `need` bytes fit in one piece; `most` is what it should not exceed,
+    // unless the need does. Small requests have segments of their own, which start small and grow with what is there.
+    uint64_t size_for(uint64_t need, uint32_t arena, uint64_t most) const {
+        if (need >= refused_) return refused;
+        uint64_t unit = policy_.granularity, rounded = up(need), left = this->left(), usual = policy_.segment_size;
+        if (!arena) usual = std::min(usual, std::max(2 * policy_.small_limit, in_arena_[arena] / 2));
+        uint64_t wish = policy_.direct ? rounded : std::max(rounded, std::min(up(usual), most - most % unit));
+        if (wish <= left) return wish;
+        uint64_t whole = left - left % unit;
+        if (rounded <= whole) return policy_.direct ? rounded : whole;
+        return need <= left ? left : refused;  // the rest of an odd limit: the device rounds it up by itself
+    }
+
+    Effect order_of(uint64_t need, uint32_t arena, uint64_t most) const {
+        uint64_t nbytes = size_for(need, arena, most);
+        return {.kind = Effect::Kind::Grow, .arena = arena, .nbytes = nbytes, .need = std::min(need, nbytes)};
+    }
+
+    // Growth that holds a whole request, or what one size class lacks for a batch of both: a piece that lay in the other
+    // class's segment would never be cached. What is there to keep streams apart adds no more than `overlap` allows.
+    Effect order_for(const Request& request) const {
+        Part part = missing_part(request);
+        uint64_t most = part.most;
+        if ((policy_.overlap_bytes || policy_.overlap_share > 0) && several_streams() && free() >= part.nbytes)
+            most = std::min(most, part.nbytes + std::max<int64_t>(0, slack() - static_cast<int64_t>(coming_)));
+        return order_of(part.nbytes, arena_for(part.largest), most);
+    }
+
+    struct Part {
+        uint64_t nbytes, largest, most = UINT64_MAX;
+    };
+
+    // What of a request has no room: all of it, unless it is a batch of both classes and each can have memory of its own.
+    Part missing_part(const Request& request) const {
+        Part whole{request.total, request.largest};
+        std::vector<Part> parts;
+        uint64_t least = 0, last = 0;  // what they take when nothing is added, together and the last one
+        for (uint32_t arena : {0, 1}) {
+            std::vector<uint64_t> pieces = pieces_of(request, arena);
+            if (pieces.size() == request.pieces.size()) return whole;
+            if (pieces.empty() || fits(request, pieces)) continue;
+            parts.push_back({std::accumulate(pieces.begin(), pieces.end(), uint64_t{0}), *std::max_element(pieces.begin(), pieces.end())});
+            last = size_for(parts.back().nbytes, arena, parts.back().nbytes);
+            if (last == refused) return whole;
+            least += last;
+        }
+        if (parts.empty() || least > left()) return whole;
+        if (parts.size() == 2) parts[0].most = left() - last;
+        return parts[0];
+    }
+
+    std::vector<uint64_t> pieces_of(const Request& request, uint32_t arena) const {
+        std::vector<uint64_t> part;
+        for (uint64_t piece : request.pieces)
+            if (uint64_t nbytes = rounded(piece); arena_for(nbytes) == arena) part.push_back(nbytes);
+        return part;
+    }
+
+    // Whether these could be taken now, each from segments of its own class.
+    bool fits(const Request& request, const std::vector<uint64_t>& pieces) const {
+        Ask ask = request.ask;
+        ask.again = true;
+        ask.anywhere = ask.caused = false;
+        Outcome outcome;
+        std::vector<Granted> granted(pieces.size());
+        if (!heap_.take_many(ask, pieces, granted, outcome)) return false;
+        for (const Granted& one : granted) heap_.put_back(one.block, {});
+        return true;
+    }
+
+    Step ordered(Effect order, uint32_t stream) {
+        if (order.nbytes == refused) return {};
+        coming_ += order.nbytes;
+        order.stream = stream;
+        return {Step::Kind::Effect, {}, {.effect = std::move(order)}};
+    }
+
+    // At the fences of what the segments wait for.
+    static Step look_at(const std::vector<Piece>& empty) {
+        std::vector<uint32_t> streams;
+        for (const Piece& one : empty)
+            for (const Entry& use : one.uses)
+                if (std::ranges::find(streams, use.stream) == streams.end()) streams.push_back(use.stream);
+        return streams.empty() ? Step{} : Step::look_at(std::move(streams));
+    }
+
+    // With what the device did not take back before.
+    Step give_back(std::vector<Piece> returns) {
+        for (Piece& one : std::exchange(stranded_, {})) returns.push_back(std::move(one));
+        stranded_bytes_ = 0;
+        Step step = Step::of(Effect::Kind::Trim);
+        step.job.effect.returns = std::move(returns);
+        return step;
+    }
+
+    std::vector<Piece> largest_first() const {
+        std::vector<Piece> empty = heap_.empty_segments();
+        std::stable_sort(empty.begin(), empty.end(), [](auto& a, auto& b) { return a.nbytes > b.nbytes; });
+        return empty;
+    }
+
+    // What could go back for this growth. Where that is for one class of a batch, the other's memory is not: it has come for it.
+    std::vector<Piece> candidates(const Request& request, const Effect& order, double now) const {
+        if (!lifetime_.may_move(now, exchange_share)) return {};
+        std::vector<Piece> empty = largest_first();
+        std::erase_if(empty, [&](const Piece& one) {
+            if (one.nbytes > uneven * order.nbytes) return true;
+            auto known = arena_of_.find(one.address);
+            return order.need < request.total && known != arena_of_.end() && known->second != order.arena;
+        });
+        return empty;
+    }
+
+    std::vector<Piece> take_out(const std::vector<Piece>& empty, uint64_t wanted, uint64_t keep) {
+        std::vector<Piece> out;
+        uint64_t spare = heap_.reserved() - std::min(heap_.reserved(), keep);
+        for (const Piece& one : empty) {
+            if (!wanted) break;
+            if (one.nbytes > spare) continue;
+            spare -= one.nbytes;
+            if (wanted != no_limit) wanted -= std::min(wanted, one.nbytes);
+            Entries uses;
+            try {
+                uses = heap_.remove_segment(one.segment);
+            } catch (const std::invalid_argument&) {
+                continue;  // without the interpreter's lock a thread may have taken from it since it was listed
+            }
+            auto known = arena_of_.find(one.address);
+            if (known != arena_of_.end()) {
+                in_arena_[known->second] -= one.nbytes;
+                arena_of_.erase(known);
+            }
+            leaving_ += one.nbytes;
+            out.push_back({one.segment, one.address, one.nbytes, std::move(uses)});
+        }
+        return out;
+    }
+
+    int64_t flushed_ = -lately;     // allocations when caches were emptied last
+    uint64_t in_arena_[2] = {};
+    uint32_t last_stream_ = 0;      // whose request brought the newest segment
+    std::vector<Piece> stranded_;   // what the device did not take back
+    std::unordered_map<uint64_t, uint32_t> arena_of_;  // by address of the segment
+};
+
+}  // namespace
+
+std::unique_ptr<Source> make_pages(Heap& heap, const Policy& policy, double now);
+
+std::unique_ptr<Source> make_source(Heap& heap, const Policy& policy, double now) {
+    if (policy.paged) return make_pages(heap, policy, now);
+    return std::make_unique<SegmentSource>(heap, policy, now);
+}
+
+}  // namespace asyncmem::scheduler

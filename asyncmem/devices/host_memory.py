@@ -1,0 +1,218 @@
+"""Memory of the host: mapped pages, how much there is, bytes at an address, and a device that another one works for."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncmem.devices.base import Device, MemoryInfo
+from asyncmem.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from asyncmem.devices.base import Fence, Stream
+
+Bytes = npt.NDArray[np.uint8]
+
+PAGE = mmap.PAGESIZE
+
+_NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0x40  # the system need not promise memory for all of it
+
+
+class Pages:
+    """Mapped memory, kept until it is given back by name and for no other reason.
+
+    A mapping that is merely dropped stays mapped, also while the interpreter ends: the threads of a stream may still be
+    writing there, and a leak is better than a crash.
+    """
+
+    def __init__(self, flags: int = 0) -> None:
+        """Begin with nothing mapped; `flags` are the system's, beside those that are always there."""
+        self._flags = flags
+        self._mappings: dict[int, mmap.mmap] = {}
+
+    def take(self, nbytes: int) -> int:
+        """Map fresh zeroed memory and return its address, which is a page's.
+
+        Raises:
+            OSError: The system refuses; OverflowError when the size is beyond any system.
+        """
+        if sys.platform == "win32":
+            mapping = mmap.mmap(-1, nbytes)
+        else:
+            # Private, so that a forked child cannot write into the parent's buffers.
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | self._flags)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
+        address = int(np.frombuffer(mapping, np.uint8).ctypes.data)
+        self._mappings[address] = mapping
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Unmap what was mapped at `address`.
+
+        Raises:
+            InvalidRequest: Nothing is.
+        """
+        mapping = self._mappings.pop(address, None)
+        if mapping is None:
+            raise InvalidRequest("segment", hex(address), "a segment that is not given back yet")
+        mapping.close()
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(mapping))
+
+
+class ReservedPages:
+    """Ranges of addresses far larger than the memory that will be used in them, which comes with the first use."""
+
+    def __init__(self, unit: int) -> None:
+        """Begin with none; ranges begin at multiples of `unit`."""
+        self._unit = unit
+        self._pages = Pages(_NO_RESERVE)
+        self._starts: dict[int, int] = {}
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of a new range; raises what `Pages.take` does."""
+        start = self._pages.take(nbytes + self._unit)
+        address = -(-start // self._unit) * self._unit
+        self._starts[address] = start
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Take a range back."""
+        self._pages.give_back(self._starts.pop(address))
+
+
+def bytes_at(address: int, nbytes: int) -> Bytes:
+    """Return a writable view of memory; it keeps nothing alive."""
+    return np.asarray(_Range(address, nbytes))
+
+
+def bytes_of(view: memoryview, *, writable: bool = False) -> Bytes:
+    """Return the bytes behind a host object, without a copy.
+
+    Raises:
+        InvalidRequest: They are not contiguous, or must be written and may not be.
+    """
+    if not view.c_contiguous or (writable and view.readonly):
+        expected = "contiguous writable memory" if writable else "contiguous memory"
+        raise InvalidRequest("memoryview", view, expected)
+    return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def total_memory() -> int:
+    """Return how many bytes of memory the machine has."""
+    if sys.platform == "win32":
+        return 1 << 40  # mmap itself refuses there what cannot be committed
+    return os.sysconf("SC_PHYS_PAGES") * PAGE
+
+
+def host_memory() -> MemoryInfo:
+    """Ask the system how many bytes could be used without swapping, and how many there are (reads files)."""
+    total = total_memory()
+    return MemoryInfo(free=min(total, _available(default=total)), total=total)
+
+
+def _available(default: int) -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return default
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return default
+
+
+class _Range:
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+class HostMemory(Device):
+    """What all kinds of it do alike. They say where their segments come from, and which peers they know.
+
+    A pool may be opened over it. Streams and fences are the owner's, and so is all work; it lives as long as the owner.
+
+    Attributes:
+        owner: The other device.
+    """
+
+    granularity = PAGE
+    host_readable = True
+
+    def __init__(self, owner: Device, index: int) -> None:
+        """Serve a device, which is the so many-th of its kind."""
+        self.owner = owner
+        self.name = f"{self.kind}:{index}"
+        self.capacity = total_memory()
+        self.default_stream = owner.default_stream
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} beside {self.owner.name}>"
+
+    @property
+    def driver_calls(self) -> int:
+        """How many calls of the driver the owner has made; they are counted together."""
+        return self.owner.driver_calls
+
+    def memory(self) -> MemoryInfo:
+        """Ask the system how much host memory there is (blocks)."""
+        return host_memory()
+
+    def create_stream(self, name: str | None = None) -> Stream:
+        """Make a stream of the owner's."""
+        return self.owner.create_stream(name)
+
+    def stream_of(self, source: object) -> Stream:
+        """Return the owner's stream that `source` means."""
+        return self.owner.stream_of(source)
+
+    def record_all(self) -> Fence:
+        """Return a fence behind everything submitted to every stream of the owner."""
+        return self.owner.record_all()
+
+    def begin_captures(self) -> None:
+        """Let the owner hear of it."""
+        self.owner.begin_captures()
+
+    def end_captures(self) -> None:
+        """Let the owner hear of it."""
+        self.owner.end_captures()
+
+    def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
+        """Have the owner set bytes."""
+        self.owner.fill(address, nbytes, value, stream)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Have the owner copy, also from or to its own memory."""
+        self.owner.copy(target, source, nbytes, stream)
+
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Have the owner copy from host memory, as its own `copy_in` does."""
+        self.owner.copy_in(address, source, stream)
+
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Have the owner copy to host memory, as its own `copy_out` does."""
+        self.owner.copy_out(target, address, stream)
+
+    def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:
+        """Return whether a copy from (`into`) or to this memory blocks."""
+        return self.owner.copy_holds_up(host, into=into)
+
+    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
+        """Have the owner copy from its memory, or a peer's, to here."""
+        self.owner.peer_copy(target, source, nbytes, source_device, stream)
+
+    def pinned(self) -> Self:
+        """Return this very device."""
+        return self
+
+    def close(self) -> None:
+        """Do nothing: the owner closes."""

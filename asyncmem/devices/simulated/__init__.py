@@ -1,0 +1,1 @@
+"""A device that only pretends, for tests without a GPU: `device` is the whole, the other files are its parts."""

@@ -1,0 +1,190 @@
+"""Addresses of a simulated device: where segments without memory lie, and what is mapped in reserved ranges."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from asyncmem.devices.base import Remapped
+from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from asyncmem.devices.base import Span
+    from asyncmem.devices.host_memory import ReservedPages
+    from asyncmem.devices.simulated.calls import CallLog
+    from asyncmem.devices.simulated.timeline import Timeline
+
+# High enough to be no address of this process's heap, so that touching one by mistake fails at once.
+_FIRST: Final = 0x2000_0000_0000
+_APART: Final = 0x0100_0000_0000
+# Reserved ranges are several times as large as their device.
+_FIRST_RANGE: Final = 0x0001_0000_0000_0000
+_RANGES_APART: Final = 0x4000_0000_0000
+
+
+class InventedAddresses:
+    """Addresses with nothing behind them. A range given back is the first to be used again, as drivers do it."""
+
+    def __init__(self, gap: int, number: int = 0, *, reserved: bool = False) -> None:
+        """Leave `gap` bytes between ranges, so that running over the end of one is noticed.
+
+        Devices of one machine have different numbers, and no address in common; nor have segments and reserved ranges.
+        """
+        self._gap = gap
+        self._next = _FIRST_RANGE + number * _RANGES_APART if reserved else _FIRST + number * _APART
+        self._sizes: dict[int, int] = {}
+        self._returned: dict[int, list[int]] = defaultdict(list)
+
+    def take(self, nbytes: int) -> int:
+        """Return an address."""
+        if self._returned[nbytes]:
+            return self._returned[nbytes].pop()
+        address = self._next
+        self._next += nbytes + self._gap
+        self._sizes[address] = nbytes
+        return address
+
+    def give_back(self, address: int) -> None:
+        """Keep the range for the next one of its size."""
+        self._returned[self._sizes[address]].append(address)
+
+
+class Paging:
+    """The reserved ranges of one device, and the memory behind parts of them."""
+
+    def __init__(
+        self,
+        page: int,
+        addresses: InventedAddresses | ReservedPages,
+        timeline: Timeline,
+        log: CallLog,
+        account: Callable[[int], None],
+    ) -> None:
+        """Begin with no range.
+
+        Args:
+            page: Bytes of the unit of spans and ranges.
+            addresses: Where ranges come from.
+            timeline: Hears what is mapped, and checks that what is unmapped is not in use.
+            log: The device's calls.
+            account: Told how many bytes are got from the device, or given back where negative; may refuse.
+        """
+        self._page = page
+        self._addresses = addresses
+        self._timeline = timeline
+        self._log = log
+        self._account = account
+        self._ranges: dict[int, int] = {}
+        self._mapped: dict[int, int] = {}
+        self._pages: set[int] = set()  # by number, where something is mapped
+        self._spare: Counter[int] = Counter()  # by size; empty between remaps, unless the device took one not back
+        # Over whole operations, with their calls' time. Re-entrant for finalizers.
+        self._lock = threading.RLock()
+
+    def reserve(self, nbytes: int) -> int:
+        """Keep a range of addresses."""
+        if nbytes <= 0 or nbytes % self._page:
+            raise InvalidRequest("nbytes", nbytes, f"whole pages of {self._page} bytes")
+        self._log.enter("reserve", nbytes)
+        with self._lock:
+            address = self._addresses.take(nbytes)
+            self._ranges[address] = nbytes
+            return address
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        """Give a range back."""
+        with self._lock:
+            used = any(address <= one < address + nbytes for one in self._mapped)
+            if self._ranges.get(address) != nbytes or used:
+                raise InvalidRequest("range", (hex(address), nbytes), "a reserved range where nothing is mapped")
+            self._log.enter("unreserve", nbytes)
+            del self._ranges[address]
+            self._addresses.give_back(address)
+
+    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+        """Change what lies where.
+
+        Raises:
+            InvalidRequest: A span is not mapped as one, or is no free part of a range; nothing is done then.
+            StreamOrderError: The host has not seen all work on what is unmapped done.
+        """
+        with self._lock:
+            self._check(out, into)
+            done = Remapped(0, 0)
+            try:
+                for address, nbytes in out:
+                    self._unmap(address, nbytes)
+                    done = replace(done, unmapped=done.unmapped + 1)
+                for stretch in _stretches(into):
+                    self._map(stretch)
+                    done = replace(done, mapped=done.mapped + len(stretch))
+            except (DeviceError, OutOfMemoryError) as error:
+                done = replace(done, error=error)
+            try:
+                self._release_spare()
+            except DeviceError as error:
+                done = replace(done, error=done.error or error)
+            return done
+
+    def holds(self, address: int) -> bool:
+        """Return whether there is memory behind an address."""
+        return self._page > 0 and address // self._page in self._pages
+
+    def _check(self, out: Sequence[Span], into: Sequence[Span]) -> None:
+        gone = set()
+        for address, nbytes in out:
+            if self._mapped.get(address) != nbytes or address in gone:
+                raise InvalidRequest("out", (hex(address), nbytes), "what was mapped as one span")
+            gone.add(address)
+        bare = {page for address, nbytes in out for page in self._numbers(address, nbytes)}
+        for address, nbytes in into:
+            inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
+            taken = any(page in self._pages and page not in bare for page in self._numbers(address, nbytes))
+            if not inside or taken or nbytes <= 0 or (address | nbytes) % self._page:
+                raise InvalidRequest("into", (hex(address), nbytes), "whole pages of a reserved range, not mapped yet")
+
+    def _unmap(self, address: int, nbytes: int) -> None:
+        self._log.enter("unmap", nbytes)
+        self._timeline.unmap(address, nbytes)
+        del self._mapped[address]
+        self._pages.difference_update(self._numbers(address, nbytes))
+        self._spare[nbytes] += 1
+
+    def _map(self, stretch: Sequence[Span]) -> None:
+        lacking = Counter(nbytes for _, nbytes in stretch) - self._spare
+        for nbytes in lacking.elements():
+            self._log.enter("create", nbytes)
+            self._account(nbytes)
+            self._spare[nbytes] += 1
+        for _, nbytes in stretch:
+            self._log.enter("map", nbytes)
+        self._log.enter("set_access", sum(nbytes for _, nbytes in stretch))
+        for address, nbytes in stretch:
+            self._spare[nbytes] -= 1
+            self._mapped[address] = nbytes
+            self._pages.update(self._numbers(address, nbytes))
+            self._timeline.map(address, nbytes, None)
+
+    def _numbers(self, address: int, nbytes: int) -> range:
+        return range(address // self._page, (address + nbytes) // self._page)
+
+    def _release_spare(self) -> None:
+        for nbytes in list(self._spare.elements()):
+            self._log.enter("release", nbytes)
+            self._account(-nbytes)
+            self._spare[nbytes] -= 1
+
+
+def _stretches(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    stretch: list[Span] = []
+    for span in spans:
+        if stretch and sum(stretch[-1]) != span[0]:
+            yield stretch
+            stretch = []
+        stretch.append(span)
+    if stretch:
+        yield stretch

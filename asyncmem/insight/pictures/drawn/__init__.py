@@ -1,1 +1,0 @@
-"""Figures of Bokeh from the columns of `asyncmem.insight.pictures`, one a file as there."""

@@ -1,0 +1,152 @@
+"""Rows of the logs of several pools: merged in the order of time, completed, and put right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from asyncmem.core import LOG_ROW, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+ROW: Final = np.dtype([*((name, LOG_ROW[name]) for name in LOG_ROW.names or ()), ("pool", "<u2")])
+"""A row of the core's log, and the number of its pool."""
+
+NO_NUMBER: Final = (1 << 64) - 1
+"""The number of an allocation in rows that are about none."""
+
+MOST_FRAMES: Final = 128
+"""Lines of a call that are kept at most."""
+
+WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
+"""How a wait ends, by the level of its row."""
+
+
+def in_order(held: NDArray[np.void], rows: NDArray[np.void], began: int, *, lost: int = 0) -> NDArray[np.void]:
+    """Return the rows of all pools by their times, with what was there before them at their beginning."""
+    rows = rows[np.argsort(rows["time_ns"], kind="stable")]
+    start = int(rows["time_ns"][0]) if lost and len(rows) else began
+    segments = held[held["kind"] == Kind.GREW]
+    segments["time_ns"] = start
+    buffers = held[held["kind"] != Kind.GREW]
+    return _righted(np.concatenate((segments, _completed(rows, buffers, start))))
+
+
+def bridged(rows: NDArray[np.void], held: NDArray[np.void], gaps: Sequence[tuple[int, int]]) -> NDArray[np.void]:
+    """Return rows with what can be told of those that are lost among them.
+
+    What is not held at the end, and of whose free there is no row, was freed in a gap: the first one behind it. What is
+    held and of whose allocation there is no row was allocated in one.
+
+    Args:
+        rows: What was read.
+        held: All that was live at the end.
+        gaps: Pools and times at which their records go on, behind some that are lost.
+    """
+    taken = rows[(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
+    ended = rows[(rows["kind"] == Kind.FREED) | (rows["kind"] == Kind.UNDONE)]
+    unheard = taken[~np.isin(identity_of(taken), identity_of(np.concatenate((held, ended))))]
+    unseen = held[~np.isin(identity_of(held), identity_of(taken))]
+    unseen["kind"] = Kind.ALLOCATED
+    ends = _gap_behind(gaps, unheard["pool"], unheard["time_ns"] + 1)
+    freed, ends = unheard[ends >= 0], ends[ends >= 0]
+    freed["kind"], freed["span_ns"], freed["time_ns"] = Kind.FREED, ends - freed["time_ns"], ends
+    come = unseen[_gap_behind(gaps, unseen["pool"], unseen["time_ns"]) >= 0]
+    return np.concatenate((rows, freed, come))
+
+
+def _gap_behind(
+    gaps: Sequence[tuple[int, int]], pools: NDArray[np.uint16], times: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return when the first gap of a pool is, of those not before a time; -1 where there is none."""
+    known = np.array(sorted(gaps), np.int64)
+    order = np.unique(known[:, 1])  # so that pool and time are one number
+    keys = known[:, 0] << 32 | order.searchsorted(known[:, 1])
+    at = keys.searchsorted(pools.astype(np.int64) << 32 | order.searchsorted(times))
+    there = np.append(known, [[-1, -1]], axis=0)[at]
+    found: NDArray[np.int64] = np.where(there[:, 0] == pools, there[:, 1], -1)
+    return found
+
+
+def identity_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Return which allocation each row is about: pools number theirs each from 0."""
+    identity: NDArray[np.uint64] = rows["pool"].astype(np.uint64) << np.uint64(48) | rows["number"]
+    return identity
+
+
+def priority_of(waits: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return the priority of each wait, which its address has: 0, -1, 1, -2, ... are 0, 1, 2, 3, ... there."""
+    spelled = waits["address"].astype(np.int64)
+    priorities: NDArray[np.int64] = spelled >> 1 ^ -(spelled & 1)
+    return priorities
+
+
+def change_of(rows: NDArray[np.void], less: Kind) -> NDArray[np.int64]:
+    """Return the bytes of each row, as a negative number where it is of the kind that takes away."""
+    change = rows["nbytes"].astype(np.int64)
+    change[rows["kind"] == less] *= -1
+    return change
+
+
+def _completed(rows: NDArray[np.void], held: NDArray[np.void], began: int) -> NDArray[np.void]:
+    """Put among rows what was live at their beginning, or came and is not in them, and leave out what was undone.
+
+    Args:
+        rows: What was read, whose beginning may be lost.
+        held: What was live at some time, and may be in the rows or not.
+        began: When the rows begin.
+    """
+    kinds = rows["kind"]
+    undone = rows[kinds == Kind.UNDONE]
+    if len(undone):
+        rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
+        kinds = rows["kind"]
+    known = rows[(kinds == Kind.ALLOCATED) | (kinds == Kind.HELD)]
+    # The row of a free tells of its allocation all but when it was, and that it does by how long it was held.
+    ended = rows[kinds == Kind.FREED]
+    ended["time_ns"] -= ended["span_ns"]
+    before = np.concatenate((held, ended))
+    before = before[~np.isin(identity_of(before), identity_of(known))]
+    _, first = np.unique(identity_of(before), return_index=True)
+    before = before[first]
+    before["time_ns"] = np.where(before["kind"] == Kind.HELD, began, np.maximum(before["time_ns"], began))
+    before["kind"], before["span_ns"] = Kind.HELD, 0
+    together = np.concatenate((before, rows))
+    return together[np.argsort(together["time_ns"], kind="stable")]
+
+
+def _righted(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Return rows in which growth and trims add up: all that goes was there before, and nothing comes twice.
+
+    What a pool has from the device is listed a moment after its records begin. Memory that comes in that moment is
+    listed and comes once more; memory on its way back to the device is not listed, and still goes.
+    """
+    at = np.flatnonzero((rows["kind"] == Kind.GREW) | (rows["kind"] == Kind.TRIMMED))
+    if not len(at):
+        return rows
+    places = rows["address"][at]
+    # Where it is not always known which memory it is, only the sum over the pool can be told.
+    places[np.isin(rows["pool"][at], rows["pool"][at[places == 0]])] = 0
+    order = np.lexsort((places, rows["pool"][at]))
+    at, places = at[order], places[order]
+    moves = rows[at]
+    other = (np.diff(moves["pool"]) != 0) | (np.diff(places) != 0)
+    came = moves["kind"] == Kind.GREW
+    twice = np.flatnonzero(~other & came[:-1] & came[1:] & (moves["span_ns"][:-1] == 0) & (places[1:] != 0))
+    change = np.where(came, 1, -1) * moves["nbytes"].astype(np.int64)
+    change[twice] = 0
+    firsts = np.flatnonzero(np.append(True, other))
+    sums = np.cumsum(change)
+    lowest = np.minimum.reduceat(sums, firsts) - (sums - change)[firsts]
+    lacking = lowest < 0
+    if not lacking.any() and not len(twice):
+        return rows  # and no copy of what may be all of the memory there is
+    unlisted = np.zeros(np.count_nonzero(lacking), rows.dtype)
+    unlisted["kind"], unlisted["number"], unlisted["time_ns"] = Kind.GREW, NO_NUMBER, rows["time_ns"][0]
+    unlisted["pool"], unlisted["address"] = moves["pool"][firsts[lacking]], places[firsts[lacking]]
+    unlisted["nbytes"] = -lowest[lacking]
+    return np.concatenate((unlisted, np.delete(rows, at[twice])))

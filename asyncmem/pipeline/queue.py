@@ -1,0 +1,170 @@
+"""A queue of values and of the tasks that wait for them, in order of arrival.
+
+`put` books a value for the first waiting getter before it wakes that, and a getter that is cancelled afterwards puts it
+back in front. So a value is in the queue or with exactly one getter, whatever is cancelled when.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from anyio import WouldBlock
+from anyio.lowlevel import checkpoint
+
+from asyncmem.pool.loops import running_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncmem.pool.loops import EventLoop, Sleeper
+
+T = TypeVar("T")
+
+_STREAK = 100  # values taken or put without a wait before the task yields to the loop
+
+
+class ItemQueue(Generic[T]):
+    """An unbounded queue whose `put` never waits.
+
+    Args:
+        window: How many values may be taken and not released.
+    """
+
+    def __init__(self, window: float = math.inf) -> None:
+        self._window = window
+        self._values: deque[T] = deque()
+        self._getters: deque[_Getter[T]] = deque()
+        self._ending: Callable[[], Exception] | None = None
+        self._loop: EventLoop | None = None
+        self._streak = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def getters(self) -> int:
+        """Tasks that wait for a value."""
+        return sum(not getter.done for getter in self._getters)
+
+    def put(self, value: T) -> None:
+        """Give a value to the first waiting getter, or keep it."""
+        self._values.append(value)
+        if self._getters:
+            self._match()
+
+    async def get(self) -> T:
+        """Take the first value, or wait for one. Yield to the loop only in a wait, and once in a while.
+
+        Raises:
+            Exception: What `end` was given, once no value is left.
+
+        Cancelled: nothing was taken.
+        """
+        if self._values and self._window > 0:
+            if self._streak >= _STREAK:
+                await self._yield()
+            else:
+                self._streak += 1
+        if self._values and self._window > 0:
+            self._window -= 1
+            return self._values.popleft()
+        if self._ending is not None and not self._values:
+            raise self._ending()
+        getter = _Getter(self)
+        self._getters.append(getter)
+        self._streak = 0
+        await self._running().park(getter)
+        if getter.booked:
+            return getter.booked.pop()
+        assert self._ending is not None
+        raise self._ending()
+
+    def get_nowait(self) -> T:
+        """Take the first value.
+
+        Raises:
+            WouldBlock: There is none yet.
+            Exception: What `end` was given, once no value is left.
+        """
+        if self._values and self._window > 0:
+            self._window -= 1
+            return self._values.popleft()
+        if self._ending is not None and not self._values:
+            raise self._ending()
+        raise WouldBlock
+
+    async def checkpoint_sometimes(self) -> None:
+        """Yield to the loop once in a while, for tasks that only put."""
+        self._streak += 1
+        if self._streak >= _STREAK:
+            await self._yield()
+
+    def release(self) -> None:
+        """Let one more value be taken."""
+        self._window += 1
+        self._match()
+
+    def end(self, ending: Callable[[], Exception]) -> None:
+        """Raise an error in every `get` that finds no value from now on."""
+        self._ending = ending
+        if not self._values:
+            while self._getters:
+                self._getters.popleft().finish()
+
+    def clear(self) -> None:
+        """Drop the values."""
+        self._values.clear()
+
+    def abandon(self, getter: _Getter[T]) -> None:
+        """Remove a getter that was cancelled, before or after a value was booked for it."""
+        getter.done = True
+        if getter.booked:
+            self._values.appendleft(getter.booked.pop())
+            self.release()
+
+    async def _yield(self) -> None:
+        self._streak = 0
+        await checkpoint()
+
+    def _running(self) -> EventLoop:
+        loop = self._loop = running_loop(self._loop)
+        assert loop is not None, "a queue is read in a task of an event loop"
+        return loop
+
+    def _match(self) -> None:
+        while self._values and self._getters and self._window > 0:
+            getter = self._getters.popleft()
+            if not getter.done:
+                self._window -= 1
+                getter.booked.append(self._values.popleft())
+                getter.finish()
+
+
+class _Getter(Generic[T]):
+    """A task that waits, as its event loop sees it."""
+
+    __slots__ = ("_queue", "_sleeper", "booked", "done")
+    deadline: float | None = None
+
+    def __init__(self, queue: ItemQueue[T]) -> None:
+        self._queue = queue
+        self._sleeper: Sleeper | None = None
+        self.booked: list[T] = []
+        self.done = False  # it waits for nothing any more
+
+    def finish(self) -> None:
+        self.done = True
+        if self._sleeper is not None:
+            self._sleeper.wake()
+
+    def admit(self, sleeper: Sleeper) -> bool:
+        self._sleeper = sleeper
+        return not self.done
+
+    def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002 - a getter has one sleeper
+        self._queue.abandon(self)
+
+    def expire(self) -> None:
+        """Do nothing: a queue sets no deadlines."""

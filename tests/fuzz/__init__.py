@@ -1,0 +1,1 @@
+"""Harnesses for the readers of files, and what runs them."""

@@ -1,0 +1,1 @@
+"""What an interrupt may do to a program."""

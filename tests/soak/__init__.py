@@ -1,0 +1,1 @@
+"""What only long runs find; the same, for seconds, with every run of the tests."""
