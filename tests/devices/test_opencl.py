@@ -14,6 +14,7 @@ from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRe
 from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
 from asyncmem.devices.fences import FencePoller
 from asyncmem.devices.opencl.driver import Ledger, find_devices
+from tests.processor import build
 
 if TYPE_CHECKING:
     import pyopencl as cl
@@ -40,7 +41,7 @@ def built() -> "dict[object, cl.Program]":
 def program(opencl: OpenCL, built: "dict[object, cl.Program]") -> "cl.Program":
     """All devices of a process share a context, so the kernels are compiled once."""
     if opencl.context not in built:
-        built[opencl.context] = opencl.driver.cl.Program(opencl.context, SOURCE).build()
+        built[opencl.context] = build(opencl, SOURCE)
     return built[opencl.context]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.programs import PAGES, ROOT, Block, blocks
 from tests.metal.session import REAL
-from tests.processor import open_processor
+from tests.processor import build, open_processor
 
 NAME = re.compile(r"`(test_\w+)`")
 TEST = re.compile(r"^ *(?:async )?def (?P<name>test_\w+)", re.MULTILINE)
@@ -27,7 +27,10 @@ def test_a_program_on_a_page_runs(request: pytest.FixtureRequest, block: Block) 
     # Empty lines before it let a traceback name the page's own line.
     program = compile("\n" * (block.line - 1) + block.code, block.page, "exec", dont_inherit=True)
     if block.needs == "opencl":
-        open_processor().close()
+        device = open_processor()
+        if ".build()" in block.code:
+            build(device, "__kernel void nothing() {}")
+        device.close()
     if block.needs == "metal" and not REAL:
         request.getfixturevalue("machine")
         if "newLibrary" in block.code:
