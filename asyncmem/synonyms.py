@@ -1,6 +1,5 @@
 """What other libraries call options, methods and attributes of ours, for the errors that name ours."""
 
-from collections.abc import Mapping
 from typing import Final
 
 OPTIONS: Final = {
@@ -25,12 +24,24 @@ BUFFER: Final = {
     "record_stream": "use_on(stream)", "size": "nbytes", "is_freed": "alive", "home": "stream", "data_ptr": "address",
     "ptr": "address", "handle": "address", "gpudata": "address",
     "close": "free()", "release": "free()", "deallocate": "free()", "get": "copy_to(host)", "set": "copy_from(host)",
-    "copy_to_host": "copy_to(host)", "copy_from_host": "copy_from(host)", "__dlpack__": "view(dtype, shape)",
+    "copy_to_host": "copy_to(host)", "copy_from_host": "copy_from(host)",
 }  # fmt: skip
 """Of a buffer's methods and attributes."""
 
 
-def no_attribute(thing: object, name: str, ours: Mapping[str, str]) -> AttributeError:
-    """Make the error for an attribute that a thing does not have, with what it has instead."""
-    hint = f": use {ours[name]}" if name in ours else ""
-    return AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=thing)
+class Elsewhere:
+    """An attribute that is not here: reading it raises the error that says what to use.
+
+    A `__getattr__` would do the same, and would cost each call of a method of that class half a hit: the interpreter
+    looks such a class's methods up anew each time.
+    """
+
+    def __init__(self, name: str, ours: str) -> None:
+        """Know what is used instead."""
+        self._name, self._ours = name, ours
+        self.__doc__ = f"Not here: use {ours}."
+
+    def __get__(self, thing: object, kind: type) -> object:
+        """Raise."""
+        text = f"{kind.__name__!r} object has no attribute {self._name!r}: use {self._ours}"
+        raise AttributeError(text, name=self._name, obj=kind if thing is None else thing)

@@ -34,7 +34,7 @@ from time import monotonic, sleep
 from types import GenericAlias
 from weakref import KeyedRef
 
-from asyncmem.synonyms import BUFFER as _BUFFER, no_attribute as _no_attribute
+from asyncmem.synonyms import BUFFER as _BUFFER, Elsewhere as _Elsewhere
 from asyncmem.core.report import (
     AccountCounts, BlockInfo, HeapCorrupted, HeapCounts, LogPart as Part, Move, Piece, Plan, ReplaySample, ReplayTally,
     ReplayWaste, RetireCounts, SegmentCounts,

@@ -13,7 +13,7 @@ from asyncmem.errors import InvalidRequest, PoolClosed
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare
 from asyncmem.pool.snapshot import share_stats, waiter_infos
-from asyncmem.synonyms import POOL, no_attribute
+from asyncmem.synonyms import POOL, Elsewhere
 from asyncmem.text import quoted
 from asyncmem.units import parse_size
 
@@ -97,10 +97,8 @@ class RequestTerms(TypedDict, total=False):
 class Share(AnyShare):
     """A pool or a part of one. Not made by users; see `AsyncMemoryPool`, `Budget` and `Lease`."""
 
-    if not TYPE_CHECKING:  # which would take any name for one that is here
-
-        def __getattr__(self, name: str) -> object:
-            raise no_attribute(self, name, POOL)
+    def __dir__(self) -> Iterable[str]:
+        return (name for name in super().__dir__() if name not in POOL)
 
     def empty(
         self,
@@ -316,6 +314,10 @@ class Share(AnyShare):
     def waiters(self) -> tuple[WaiterInfo, ...]:
         """Return the waiting requests in the order of arrival: owner, bytes, age, and what the owner holds."""
         return waiter_infos(self)
+
+
+for _name, _ours in POOL.items():
+    setattr(Share, _name, Elsewhere(_name, _ours))
 
 
 class Budget(Share):

@@ -93,6 +93,21 @@ def test_what_others_call_an_attribute_of_a_buffer(name: str, ours: str) -> None
             _ = buffer.nonsense  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kind", [AsyncMemoryPool, asyncmem.Budget, asyncmem.Lease, asyncmem.Buffer])
+def test_others_names_cost_nothing(kind: type) -> None:
+    """A class with a `__getattr__` has its methods looked up anew at each call, which takes half of a hit."""
+    assert not hasattr(kind, "__getattr__")
+
+
+def test_others_names_are_not_offered() -> None:
+    """`dir`, by which editors complete names, has ours alone."""
+    with AsyncMemoryPool("host", limit=MIB) as pool, pool.allocate(1) as buffer:
+        assert not {"malloc", "free", "release"} & set(dir(pool))
+        assert not {"record_stream", "release", "ptr"} & set(dir(buffer))
+        assert "allocate" in dir(pool)
+        assert "free" in dir(buffer)
+
+
 @pytest.mark.parametrize(
     ("name", "ours"), [("max_size", "limit"), ("maximum_pool_size", "limit"), ("initial_pool_size", "pregrow")]
 )

@@ -191,8 +191,8 @@ cdef class Buffer:
         if flags:
             self.core().signal(flags)
 
-    def __getattr__(self, name):
-        raise _no_attribute(self, name, _BUFFER)
+    def __dir__(self):
+        return [name for name in object.__dir__(self) if name not in _BUFFER]
 
     def free(self, stream=None):
         """Give the memory back now. Does nothing when it was given back already.

@@ -19,6 +19,13 @@ typedef struct {
     PyMethodDef quick;
 } asyncmem_method;
 
+/* Give a compiled type one more attribute. */
+static inline int asyncmem_set_attribute(PyObject *type, PyObject *name, PyObject *value) {
+    int failed = PyDict_SetItem(((PyTypeObject *)type)->tp_dict, name, value);
+    PyType_Modified((PyTypeObject *)type);
+    return failed;
+}
+
 /* Put `quick` in front of a method of a compiled type: it gets the arguments as the interpreter passes them, and calls
  * `method->slow` for all but the plain cases. Parsing five arguments costs a tenth of a hit. */
 static int asyncmem_quicken(PyObject *type, const char *name, asyncmem_entry quick, asyncmem_method *method) {

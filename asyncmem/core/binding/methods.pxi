@@ -6,6 +6,7 @@ cdef extern from "binding/methods.h":
         asyncmem_entry slow
     const bint asyncmem_one_at_a_time
     int asyncmem_quicken(object cls, const char* name, asyncmem_entry quick, asyncmem_method* method) except -1
+    int asyncmem_set_attribute(object cls, object name, object value) except -1
     int asyncmem_own_method(object cls, const char* name) except -1
     void asyncmem_give_values(object cls) noexcept
     int64_t asyncmem_whole(PyObject* number) noexcept

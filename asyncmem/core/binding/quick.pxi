@@ -46,3 +46,7 @@ asyncmem_give_values(Allocator)
 for _kind in (Awaiting, Await, Batch, BatchIterator, Buffer, Effect, Export, Lanes, Ready, Request, Tag):
     asyncmem_make_inside(_kind)
 del _kind
+
+for _name, _ours in _BUFFER.items():
+    asyncmem_set_attribute(Buffer, _name, _Elsewhere(_name, _ours))
+del _name, _ours
