@@ -34,15 +34,17 @@ public:
     void insert(Request& request) {
         request.weight = next_weight();
         root_ = with(root_, request);
+        if (!first_ || before(request, *first_)) first_ = &request;
     }
 
-    void remove(const Request& request) { root_ = without(root_, request); }
-
-    Request* first() const {
-        Request* node = root_;
-        while (node && node->left) node = node->left;
-        return node;
+    void remove(const Request& request) {
+        root_ = without(root_, request);
+        if (first_ != &request) return;
+        first_ = root_;
+        while (first_ && first_->left) first_ = first_->left;
     }
+
+    Request* first() const { return first_; }
 
     // The first in order that asks for at most `nbytes`, or nullptr.
     Request* first(uint64_t nbytes) const {
@@ -73,12 +75,12 @@ public:
 
     // Whether every rule of the structure holds.
     bool sound() const {
-        bool good = true;
+        bool good = !root_ == !first_;
         const Request* last = nullptr;
         each([&](const Request& one) {
             Request again = one;
             update(again);
-            good = good && (!last || before(*last, one));
+            good = good && (last ? before(*last, one) : first_ == &one);
             good = good && one.least == again.least && one.most == again.most && one.count == again.count;
             for (const Request* child : {one.left, one.right}) good = good && (!child || child->weight <= one.weight);
             last = &one;
@@ -173,12 +175,13 @@ private:
         Request*& child = before(request, *node) ? node->left : node->right;
         child = without(child, request);
         --node->count;
-        // Else other nodes have the least and the most, and its children need not be looked at.
-        if (request.total == node->least || request.total == node->most) update(*node);
+        // Else this node or others have the least and the most, and its children need not be looked at.
+        if (request.total != node->total && (request.total == node->least || request.total == node->most)) update(*node);
         return node;
     }
 
     Request* root_ = nullptr;
+    Request* first_ = nullptr;
     uint32_t seed_ = 0x9E3779B9;
 };
 
