@@ -27,11 +27,13 @@ import typing as _typing
 
 from asyncmem.arrays import Array, ArrayBatch
 from asyncmem.buckets import BucketPool
-from asyncmem.core import Batch, Buffer
+from asyncmem.core import Batch, Buffer, Request
+from asyncmem.devices import Host, Simulated, Stream
 from asyncmem.errors import (
     AsyncmemError,
     AsyncmemWarning,
     BackendUnavailable,
+    BadTrace,
     BufferReleased,
     DeadlockError,
     DeviceError,
@@ -79,6 +81,7 @@ __all__ = [
     "AsyncmemError",
     "AsyncmemWarning",
     "BackendUnavailable",
+    "BadTrace",
     "Batch",
     "BucketPool",
     "Budget",
@@ -86,6 +89,7 @@ __all__ = [
     "BufferReleased",
     "DeadlockError",
     "DeviceError",
+    "Host",
     "InvalidRequest",
     "LeakWarning",
     "Lease",
@@ -97,9 +101,12 @@ __all__ = [
     "PoolStats",
     "PoolTimeout",
     "Pressure",
+    "Request",
     "RequestCancelled",
+    "Simulated",
     "Spillable",
     "StallWarning",
+    "Stream",
     "TooManyRequests",
     "asarray",
     "device",
@@ -113,11 +120,11 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that
     """Imported at their first use, because most programs use none of them."""
 
     _MOVED = {
-        **dict.fromkeys(("Device", "Fence", "Host", "Simulated", "Stream"), "devices"),
-        **dict.fromkeys(("BadTrace", "StageError", "StepError", "UnknownOption"), "errors"),
+        **dict.fromkeys(("Device", "Fence"), "devices"),
+        **dict.fromkeys(("StageError", "StepError", "UnknownOption"), "errors"),
         **dict.fromkeys(("OutOfMemoryFacts", "OwnerInfo", "Shortfall"), "facts"),
         **dict.fromkeys(("AllocationTracker", "LifetimeAnalyzer", "MemoryTracker", "set_memory_debug"), "insight"),
-        **dict.fromkeys(("Copy", "GraphMemory", "Pin", "PlannedMemory", "Request", "ReusePlan"), "pool"),
+        **dict.fromkeys(("Copy", "GraphMemory", "Pin", "PlannedMemory", "ReusePlan"), "pool"),
         **dict.fromkeys(("SegmentInfo", "WaiterInfo"), "stats"),
         "BucketStats": "buckets",
         "RuntimeDevice": "runtime",
