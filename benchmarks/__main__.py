@@ -1,26 +1,30 @@
-"""`python -m benchmarks`: asyncmem and other libraries' allocators at the same work on one GPU."""
+"""`python -m benchmarks`: asyncmem and other allocators at the same work on one GPU."""
 
 from typing import Unpack
 
 import click
 
 from asyncmem import AsyncmemError
-from asyncmem.cli.benchmarks.device.report import RunOptions, measure, run_options
-from benchmarks.comparison import SUITE
+from asyncmem.cli.bench import RunOptions, run_options
+from benchmarks import alone, comparison
+from benchmarks.report import measure
+
+_MORE = [name for name in comparison.SUITE.rows if name not in alone.SUITE.rows]
 
 
-@click.command(epilog=f"Rows: {', '.join(SUITE.rows)}.")
-@click.argument("rows", nargs=-1, metavar="[ROW]...", type=click.Choice(list(SUITE.rows)))
-@click.option("--device", metavar="DEVICE", default="cuda:0", show_default=True, help="The GPU to measure on.")
+@click.command(epilog=f"Rows: {', '.join(alone.SUITE.rows)}; with --peers also {', '.join(_MORE)}.")
+@click.argument("rows", nargs=-1, metavar="[ROW]...", type=click.Choice(list(comparison.SUITE.rows)))
+@click.option("--device", metavar="DEVICE", default="cuda:0", show_default=True, help="The device to measure on.")
+@click.option("--peers", is_flag=True, help="Also torch, CuPy, RMM and cuda.core; absent ones are named.")
 @run_options
-def main(rows: tuple[str, ...], device: str, check: bool, **options: Unpack[RunOptions]) -> None:
-    """Compare asyncmem with the allocators of torch, CuPy, RMM, cuda.core and the driver.
+def main(rows: tuple[str, ...], device: str, peers: bool, check: bool, **options: Unpack[RunOptions]) -> None:
+    """Compare asyncmem with the driver's own allocator, and with those of torch, CuPy, RMM and cuda.core.
 
     Each family of allocators runs in a process of its own, one after another; under five minutes for all rows. A
     library that is not installed is skipped by name. docs/benchmarks.md says what each ROW measures.
     """
     try:
-        met = measure(SUITE, rows, device, **options)
+        met = measure(rows, device, peers=peers, **options)
     except AsyncmemError as error:
         raise click.ClickException(str(error)) from error
     if check and not met:

@@ -3,12 +3,12 @@
 from functools import partial
 from typing import Final
 
-from asyncmem.cli.benchmarks import device
-from asyncmem.cli.benchmarks.device import DRIVER, POOL
-from asyncmem.cli.benchmarks.device.suite import MOST, Bound, DeviceRow, Family, Suite
+from benchmarks import alone
+from benchmarks.alone import DRIVER, POOL
 from benchmarks.libraries import CudaCore, CuPyAsyncPool, CuPyPool, RmmArena, RmmAsync, RmmPool
 from benchmarks.pytorch import AsyncmemAndTorch, TorchCachingAlloc, TorchEmpty, TorchRaw
 from benchmarks.streams import streams
+from benchmarks.suite import MOST, Bound, DeviceRow, Family, Suite
 from benchmarks.take_back import take_back
 from benchmarks.workloads import workload
 
@@ -30,7 +30,7 @@ def _torch(configuration: str = "", value: str = "") -> Family:
     )
 
 
-_OWN: Final = device.SUITE.rows
+_OWN: Final = alone.SUITE.rows
 _WORKLOADS: Final = {
     "same_size": 1.43,
     "large_tensors": 3.92,
@@ -70,7 +70,7 @@ SUITE: Final = Suite(
         DRIVER,
     ),
     bounds=(
-        *device.SUITE.bounds,
+        *alone.SUITE.bounds,
         Bound(row="hit", peer="CuPy pool", bound=6),
         Bound(row="hit", peer="torch raw", bound=6),
         Bound(row="hit", peer="torch.empty", bound=20),

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar
 
-from asyncmem.cli.benchmarks.device.allocators import SINGLE_CALLS, Allocator, Calls, Crossing, index_of
-from asyncmem.cli.benchmarks.device.driver import ORDERING, Driver
+from benchmarks.allocators import SINGLE_CALLS, Allocator, Calls, Crossing, index_of
+from benchmarks.driver import ORDERING, Driver
 
 
 class _CuPy(Allocator):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from asyncmem import AsyncMemoryPool, Buffer
 from asyncmem.arrays import dtype_size
-from asyncmem.cli.benchmarks.device.allocators import Allocator, AsyncmemPool, Calls, Crossing, index_of
 from asyncmem.devices import Device, Stream
+from benchmarks.allocators import Allocator, AsyncmemPool, Calls, Crossing, index_of
 
 RECORDED = "the block stays on its own stream: record_stream defers its reuse until the host sees the other one done"
 

@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.device.allocators import Allocator
-from asyncmem.cli.benchmarks.device.suite import Measured, Task
 from asyncmem.cli.benchmarks.timing import Effort, Timing, collector_off, summary
+from benchmarks.allocators import Allocator
 from benchmarks.pytorch import AsyncmemAndTorch, PooledTensor, Tensors, TorchEmpty
+from benchmarks.suite import Measured, Task
 
 STREAMS: Final = 4
 WIDTH: Final = 2048

@@ -21,12 +21,12 @@ from types import ModuleType
 from typing import Final, Self, TypeAlias
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.device.allocators import Allocator
-from asyncmem.cli.benchmarks.device.driver import Driver
-from asyncmem.cli.benchmarks.device.suite import Measured, Task
 from asyncmem.cli.benchmarks.timing import Effort, collector_off
 from asyncmem.figures import format_size
+from benchmarks.allocators import Allocator
+from benchmarks.driver import Driver
 from benchmarks.pytorch import AsyncmemAndTorch, PooledTensor, Tensors
+from benchmarks.suite import Measured, Task
 
 LAYERS: Final = 8
 WIDTH: Final = 4096

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from asyncmem.cli.benchmarks.device.allocators import Allocator, AsyncmemPool, Plan
-from asyncmem.cli.benchmarks.device.rows import circular, time_plan, time_program
-from asyncmem.cli.benchmarks.device.suite import Measured, Task
 from asyncmem.cli.benchmarks.timing import random_plan
+from benchmarks.allocators import Allocator, AsyncmemPool, Plan
+from benchmarks.rows import circular, time_plan, time_program
+from benchmarks.suite import Measured, Task
 
 MIB: Final = 1 << 20
 LIMIT: Final = 4 << 30

@@ -1,12 +1,12 @@
 """`asyncmem bench`: what allocations cost on this machine, each next to a floor measured in the same process."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from typing import Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import click
 from rich.console import Console
@@ -15,16 +15,45 @@ from rich.text import Text
 
 from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
 from asyncmem.cli.benchmarks.contention import TASKS
-from asyncmem.cli.benchmarks.device import SUITE
-from asyncmem.cli.benchmarks.device.report import RunOptions, known_rows, measure, run_options
-from asyncmem.cli.benchmarks.device.suite import Suite
 from asyncmem.cli.benchmarks.timing import FULL, QUICK, Row
-from asyncmem.cli.machine import describe_machine
+from asyncmem.cli.machine import describe_machine, installed_version
 from asyncmem.cli.tables import add, columns, output, progress, show_table, verdict
 from asyncmem.figures import format_duration
 from asyncmem.text import to_json
 
-NAMES = list(dict.fromkeys([*ROWS, *LONG_ROWS, *SUITE.rows]))
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class RunOptions(TypedDict):
+    """The options of `run_options`, but for `--check`."""
+
+    traces: tuple[str, ...]
+    as_json: bool
+    quick: bool
+    uvloop: bool
+
+
+def run_options(command: Command) -> Command:
+    """Add the options that say how rows are measured and printed, here and in the comparison."""
+    file = click.Path(exists=True, dir_okay=False, resolve_path=True)
+    text = "A recording for the row `replay`; may be repeated."
+    options = (
+        click.option("--trace", "traces", multiple=True, metavar="FILE", type=file, help=text),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else."),
+        click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict."),
+        click.option("--uvloop", is_flag=True, callback=need_uvloop, help="Use uvloop, not asyncio's own loop."),
+        click.option("--check", is_flag=True, help="Exit with 1 if a bound is not met."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def need_uvloop(context: click.Context, parameter: click.Parameter, wanted: bool) -> bool:  # noqa: ARG001
+    """Refuse the option if uvloop is not installed."""
+    if wanted and installed_version("uvloop") is None:
+        raise click.UsageError("uvloop is not installed; install it with: pip install uvloop", ctx=context)
+    return wanted
 
 
 def read_tasks(context: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -40,12 +69,12 @@ def read_tasks(context: click.Context, parameter: click.Parameter, text: str) ->
 
 def complete_row(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
     """Return the rows whose names begin so."""
-    return [name for name in NAMES if name.startswith(begun)]
+    return [name for name in (*ROWS, *LONG_ROWS) if name.startswith(begun)]
 
 
 @click.command()
 @click.argument("rows", nargs=-1, metavar="[ROW]...", shell_complete=complete_row)
-@click.option("--device", metavar="DEVICE", help="Measure the pool on this device: host, simulated, cuda:0.")
+@click.option("--device", metavar="DEVICE", help="Measure the pool on this device, in a checkout: cuda:0, simulated.")
 @click.option(
     "--peers", is_flag=True, help="Also torch, CuPy, RMM and cuda.core, in a checkout; absent ones are named."
 )
@@ -87,42 +116,47 @@ def bench(
     everything warm, on the host or the simulated device. A ratio moves by some 5 % from run to run, more where others
     use the machine; loop overhead of about 3 ns is in both sides of the first six rows. They say nothing about a GPU.
 
-    With --device it is the pool on that device instead, and on a GPU the driver's own calls beside it, in a process of
-    their own. `hit`, `await_hit`, `churn` and `batch` are measured there with larger sizes, and in addition:
-
-    \b
-    large         1 MiB to 1 GiB, fixed and random sizes
-    cross_stream  allocated on one stream and freed on another
-    growth        400 blocks from nothing: how long one holds the caller's thread
-    loop_stall    a ticking task's longest wait meanwhile, against none of that
-    replay        recorded programs, each named by --trace, from no memory at all
-
-    With --peers (on cuda:0 without --device) other libraries' allocators do the same work, and there are more rows. The
-    programs are in the folder benchmarks/ of asyncmem's source tree, so it works in a checkout only.
+    With --device the pool on that device is measured instead, and on a GPU the driver's own calls beside it; with
+    --peers (on cuda:0 without --device) so are other libraries' allocators. These programs and their rows are the
+    folder benchmarks/ of asyncmem's source tree, so this works in a checkout only: it is `python -m benchmarks` there.
     """  # noqa: D301 - click wants the character itself
     if device is not None or peers:
-        met = measure(_comparison(device) if peers else SUITE, rows, device or "cuda:0", **options)
+        met = _comparison().measure(rows, device or "cuda:0", peers=peers, **options)
     else:
         met = _on_host(rows, tasks, options)
     if check and not met:
         raise click.exceptions.Exit(1)
 
 
-def _comparison(device: str | None) -> Suite:
-    """Return the comparison with other allocators, which is in the source tree and not in the package."""
-    if device is not None and not device.startswith("cuda"):
-        raise click.UsageError(f"the peers have no {device!r}: give --device cuda:0, or leave --peers out")
+def _comparison() -> Any:  # noqa: ANN401 -- a module that is not in the package
+    """Return the module of the comparison, which is in the source tree and not in the package.
+
+    Raises:
+        click.ClickException: This is no checkout.
+    """
     # At the end, so that the folder's asyncmem does not hide the installed one.
     if Path("benchmarks", "comparison.py").is_file():
         sys.path.append(str(Path.cwd()))
     try:
-        suite: Suite = import_module("benchmarks.comparison").SUITE
+        return import_module("benchmarks.report")
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "benchmarks":
             raise
-        text = "--peers is in the folder benchmarks/ of asyncmem's source tree: run the command in a checkout"
+        text = "--device and --peers are in the folder benchmarks/ of asyncmem's source tree: run it in a checkout"
         raise click.ClickException(text) from None
-    return suite
+
+
+def known_rows(asked: Sequence[str], there: Iterable[str], how: str) -> list[str]:
+    """Return the rows asked for, in the order in which they are shown; all if none is.
+
+    Raises:
+        UsageError: A row is not measured in this way.
+    """
+    names = list(there)
+    for name in asked:
+        if name not in names:
+            raise click.UsageError(f"{name} is not measured {how}; there are: {', '.join(names)}")
+    return [name for name in names if not asked or name in asked]
 
 
 def _on_host(asked: tuple[str, ...], tasks: tuple[int, ...], options: RunOptions) -> bool:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncmem.cli.benchmarks import device
-from asyncmem.cli.benchmarks.device.allocators import OURS, AsyncmemPool, Calls
-from asyncmem.cli.benchmarks.device.rows import circular, empty, fill
-from asyncmem.cli.benchmarks.device.suite import Family, Measured, Task, absent, measure, run
 from asyncmem.cli.benchmarks.timing import Effort, plainly, random_plan, unrolled
+from benchmarks import alone
+from benchmarks.allocators import OURS, AsyncmemPool, Calls
 from benchmarks.comparison import SUITE, TOGETHER, TORCH
+from benchmarks.rows import circular, empty, fill
+from benchmarks.suite import Family, Measured, Task, absent, measure, run
 from benchmarks.workloads import LIMIT, PRESSED, PROGRAMS, pressure
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def entry(lines: list[Measured], row: str, peer: str, case: str = "") -> Measure
     return next(one for one in lines if (one.row, one.peer, one.case) == (row, peer, case))
 
 
-@pytest.mark.parametrize("name", [name for name in ON_ANY_DEVICE if name not in device.SUITE.rows])
+@pytest.mark.parametrize("name", [name for name in ON_ANY_DEVICE if name not in alone.SUITE.rows])
 def test_every_row_measures_our_pool(name: str) -> None:
     """A row that needs no card has positive times for the pool on a device without one, and never fails."""
     (line,) = measure(a_moment(name))

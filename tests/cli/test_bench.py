@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -84,6 +86,41 @@ def test_an_unknown_row_is_a_usage_error(invoke: Invoke) -> None:
     result = invoke("bench", "hitt")
     assert result.exit_code == 2
     assert "await_hit" in result.output
+
+
+@pytest.mark.parametrize(("row", "options"), [("scale", ["--device", "simulated"]), ("streams", [])])
+def test_a_row_of_the_other_kind_is_a_usage_error(invoke: Invoke, row: str, options: list[str]) -> None:
+    """A row that is measured only with a device, or only without, exits with 2 and lists those that there are."""
+    result = invoke("bench", row, *options)
+    assert result.exit_code == 2
+    assert "await_hit" in result.output
+
+
+@pytest.mark.may_block
+def test_a_device_is_handed_over_to_the_comparison(invoke: Invoke) -> None:
+    """In a checkout; it has the options and the exit codes of `python -m benchmarks`."""
+    result = invoke("bench", "hit", "--device", "simulated", "--quick", "--json")
+    assert result.exit_code == 0, result.output
+    assert [line["peer"] for line in json.loads(result.stdout)["figures"]] == ["asyncmem"]
+    assert invoke("bench", "--device", "host", "--peers").exit_code == 2
+    missing = invoke("bench", "hit", "--device", "cuda:99")
+    assert missing.exit_code == 1
+    assert "cuda:99" in missing.output
+
+
+@pytest.mark.parametrize("options", [["--device", "cuda:0"], ["--peers"]])
+def test_outside_of_a_checkout_it_says_where_the_comparison_is(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str]
+) -> None:
+    """In one line, with 1."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "benchmarks").is_dir() and path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    result = invoke("bench", *options)
+    assert result.exit_code == 1
+    assert len(result.output.splitlines()) == 1
+    assert "benchmarks/" in result.output
 
 
 def row(ratio: float, bound: float, broken: str = "") -> Row:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.device import SUITE
-from asyncmem.cli.benchmarks.device.allocators import OURS
-from asyncmem.cli.benchmarks.device.suite import Measured, Task, measure
 from asyncmem.cli.benchmarks.timing import Effort
 from asyncmem.devices import Cuda
 from benchmarks import comparison
+from benchmarks.allocators import OURS
+from benchmarks.alone import SUITE
+from benchmarks.suite import Measured, Task, measure
 from benchmarks.take_back import Repeater, Take, by_driver, by_pool
 
 from .fake import FakeDriver

@@ -14,8 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from asyncmem.cli.benchmarks.device.allocators import OURS, Allocator, AsyncmemPool
 from asyncmem.cli.benchmarks.timing import Effort, Number, Timing
+from benchmarks.allocators import OURS, Allocator, AsyncmemPool
 
 LEAST: Final = "at least"
 MOST: Final = "at most"

@@ -1,15 +1,15 @@
-"""The rows of `asyncmem bench --device`: asyncmem's pool beside the driver's own stream-ordered allocator.
+"""The rows without other libraries: asyncmem's pool beside the driver's own stream-ordered allocator.
 
 A row is a function that yields one `Measured` for each case of an allocator; its docstring says what is measured.
 """
 
 from typing import Final
 
-from asyncmem.cli.benchmarks.device.allocators import OURS, AsyncmemPool
-from asyncmem.cli.benchmarks.device.driver import MemAllocAsync
-from asyncmem.cli.benchmarks.device.growth import growth, loop_stall
-from asyncmem.cli.benchmarks.device.rows import await_hit, batch, churn, cross_stream, hit, large, replay
-from asyncmem.cli.benchmarks.device.suite import MOST, Bound, DeviceRow, Family, Suite
+from benchmarks.allocators import OURS, AsyncmemPool
+from benchmarks.driver import MemAllocAsync
+from benchmarks.growth import growth, loop_stall
+from benchmarks.rows import await_hit, batch, churn, cross_stream, hit, large, replay
+from benchmarks.suite import MOST, Bound, DeviceRow, Family, Suite
 
 POOL: Final = Family(name=OURS, peers=(AsyncmemPool,), beside=False)
 DRIVER: Final = Family(name="driver", peers=(MemAllocAsync,), module="cuda.bindings", install="pip install cuda-python")
@@ -35,4 +35,4 @@ SUITE: Final = Suite(
         Bound(row="loop_stall", peer=OURS, bound=150_000, sense=MOST, held="more_ns"),
     ),
 )
-"""Measured without the other allocators; the comparison with them has this in it."""
+"""Measured without `--peers`; the comparison with other libraries has this in it."""

@@ -1,85 +1,44 @@
 """One run on a device: its rows measured, and printed as a table or as JSON."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TypedDict, TypeVar, Unpack
+from typing import Unpack
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from asyncmem.cli.benchmarks.device.allocators import OURS
-from asyncmem.cli.benchmarks.device.suite import FULL, QUICK, Measured, Run, Suite, Task, run
+from asyncmem.cli.bench import RunOptions, known_rows
 from asyncmem.cli.machine import PACKAGES, describe_machine, find_nvidia, installed_version
 from asyncmem.cli.tables import add, columns, output, progress, show_table, verdict
 from asyncmem.devices import device as find_device
 from asyncmem.figures import format_duration
 from asyncmem.text import printable, to_json
-
-Command = TypeVar("Command", bound=Callable[..., object])
-
-
-class RunOptions(TypedDict):
-    """The options of `run_options`, but for `--check`."""
-
-    traces: tuple[str, ...]
-    as_json: bool
-    quick: bool
-    uvloop: bool
+from benchmarks import alone, comparison
+from benchmarks.allocators import OURS
+from benchmarks.suite import FULL, QUICK, Measured, Run, Suite, Task, run
 
 
-def need_uvloop(context: click.Context, parameter: click.Parameter, wanted: bool) -> bool:  # noqa: ARG001
-    """Refuse the option if uvloop is not installed."""
-    if wanted and installed_version("uvloop") is None:
-        raise click.UsageError("uvloop is not installed; install it with: pip install uvloop", ctx=context)
-    return wanted
-
-
-def run_options(command: Command) -> Command:
-    """Add the options that say how a run is measured and printed."""
-    file = click.Path(exists=True, dir_okay=False, resolve_path=True)
-    text = "A recording for the row `replay`; may be repeated."
-    options = (
-        click.option("--trace", "traces", multiple=True, metavar="FILE", type=file, help=text),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else."),
-        click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict."),
-        click.option("--uvloop", is_flag=True, callback=need_uvloop, help="Use uvloop, not asyncio's own loop."),
-        click.option("--check", is_flag=True, help="Exit with 1 if a bound is not met."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def known_rows(asked: Sequence[str], there: Iterable[str], how: str) -> list[str]:
-    """Return the rows asked for, in the order in which they are shown; all if none is.
-
-    Raises:
-        UsageError: A row is not measured in this way.
-    """
-    names = list(there)
-    for name in asked:
-        if name not in names:
-            raise click.UsageError(f"{name} is not measured {how}; there are: {', '.join(names)}")
-    return [name for name in names if not asked or name in asked]
-
-
-def measure(suite: Suite, asked: Sequence[str], device: str, **options: Unpack[RunOptions]) -> bool:
+def measure(asked: Sequence[str], device: str, *, peers: bool, **options: Unpack[RunOptions]) -> bool:
     """Measure rows on a device, print the result, and return whether all bounds are met.
 
     Args:
-        suite: The rows that there are.
         asked: Names of rows; none for all.
         device: The device's name: "cuda:0".
+        peers: Whether other libraries' allocators are measured, too.
         **options: How to measure and print. Without recordings the rows that replay them are left out.
 
     Raises:
         BackendUnavailable: The device cannot be used here.
         InvalidRequest: There is no such device.
-        UsageError: A row that was asked for is not there, or replays recordings and there are none.
+        UsageError: A row that was asked for is not there, or replays recordings and there are none, or the peers have
+            no such device.
     """
+    if peers and not device.startswith("cuda"):
+        raise click.UsageError(f"the peers have no {device!r}: give --device cuda:0, or leave --peers out")
+    suite = comparison.SUITE if peers else alone.SUITE
     traces, quick, as_json = options["traces"], options["quick"], options["as_json"]
-    names = known_rows(asked, suite.rows, f"on {device}")
+    names = known_rows(asked, suite.rows, f"on {device} {'with' if peers else 'without'} --peers")
     recorded = [name for name in names if suite.rows[name].recorded and not traces]
     if recorded and asked:
         raise click.UsageError(f"{recorded[0]} is about recorded programs: name them with --trace FILE")

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, ClassVar, Final
 
-from asyncmem.cli.benchmarks.device.allocators import SINGLE_CALLS, Allocator, Calls, Crossing, index_of
 from asyncmem.cli.machine import checked
+from benchmarks.allocators import SINGLE_CALLS, Allocator, Calls, Crossing, index_of
 
 KEEP_ALL = (1 << 64) - 1
 ORDERING = "record(fence, first)\nwait(second, fence, 0)\n"

@@ -1,30 +1,27 @@
-"""`asyncmem bench --device`: every row measures, peers are chosen and skipped by name, figures are held to bounds."""
+"""`python -m benchmarks --device`: every row measures, families are skipped by name, figures are held to bounds."""
 
 import asyncio
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from rich.console import Console
 
-from asyncmem.cli.benchmarks.device import DRIVER, POOL, SUITE
-from asyncmem.cli.benchmarks.device.allocators import FLOOR, OURS, AsyncmemPool
-from asyncmem.cli.benchmarks.device.growth import ticking
-from asyncmem.cli.benchmarks.device.report import show
-from asyncmem.cli.benchmarks.device.rows import circular, plan_of
-from asyncmem.cli.benchmarks.device.suite import Failed, Family, Measured, Run, Task, absent, collect, measure, run
 from asyncmem.cli.benchmarks.timing import Effort, Side, plainly, random_plan, time_sides
 from asyncmem.devices import Simulated
 from asyncmem.replay import Trace
-
-Invoke = Callable[..., Result]
+from benchmarks import growth
+from benchmarks.__main__ import main
+from benchmarks.allocators import FLOOR, OURS, AsyncmemPool
+from benchmarks.alone import DRIVER, POOL, SUITE
+from benchmarks.growth import ticking
+from benchmarks.report import show
+from benchmarks.rows import circular, plan_of
+from benchmarks.suite import Failed, Family, Measured, Run, Task, absent, collect, measure, run
 
 RECORDED = Path(__file__).parents[1] / "traces" / "four_streams.npz"
 
@@ -33,6 +30,11 @@ def a_moment(*rows: str, device: str = "simulated") -> Task:
     """Ask for as little as can be measured."""
     traces = (str(RECORDED),)
     return Task(suite=SUITE.module, family=OURS, device=device, rows=rows, effort=Effort(2, 1000, 0.01), traces=traces)
+
+
+def invoke(*arguments: str) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(main, list(arguments))
 
 
 def found(row: str, peer: str, ns: float, case: str = "", **figures: float) -> Measured:
@@ -57,8 +59,7 @@ def test_every_row_measures_our_pool(name: str) -> None:
 @pytest.mark.parametrize("row", ["growth", "loop_stall"])
 def test_a_device_that_is_too_small_ends_a_row(monkeypatch: pytest.MonkeyPatch, row: str) -> None:
     """Where the last of the blocks would wait for ever, the row ends with an error, and what it held is given back."""
-    module = import_module("asyncmem.cli.benchmarks.device.growth")  # the package has the row by this name
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(growth, "PATIENCE_SECONDS", 0.05)
     device = Simulated(1 << 30)
     with pytest.raises(TimeoutError):
         list(SUITE.rows[row].measure(AsyncmemPool(device), replace(a_moment(row), effort=Effort(2, 1000, 1.0))))
@@ -118,12 +119,12 @@ def test_a_recording_is_replayed_to_its_end() -> None:
     assert plan_of(trace) == [(0, 512, 0), (2, 700, 0), (0, 0, 512), (3, 9, 0), (2, 0, 700), (3, 0, 9)]
 
 
-def test_programs_are_replayed_only_where_they_are_named(invoke: Invoke) -> None:
+def test_programs_are_replayed_only_where_they_are_named() -> None:
     """Without a recording the row is a usage error; with one, it says what was reserved, over pages as well."""
-    refused = invoke("bench", "replay", "--device", "simulated")
+    refused = invoke("replay", "--device", "simulated")
     assert refused.exit_code == 2
     assert "--trace" in refused.output
-    result = invoke("bench", "replay", "--device", "simulated", "--trace", str(RECORDED), "--quick", "--json")
+    result = invoke("replay", "--device", "simulated", "--trace", str(RECORDED), "--quick", "--json")
     assert result.exit_code == 0, result.output
     plain, paged = json.loads(result.stdout)["figures"]
     assert (plain["case"], paged["case"]) == ("four_streams", "four_streams, paged")
@@ -132,9 +133,9 @@ def test_programs_are_replayed_only_where_they_are_named(invoke: Invoke) -> None
 
 
 @pytest.mark.may_block
-def test_json_lists_objects(invoke: Invoke) -> None:
+def test_json_lists_objects() -> None:
     """`--json` prints a list of figures with their bounds, and nothing else on standard output."""
-    result = invoke("bench", "hit", "batch", "--device", "simulated", "--quick", "--json")
+    result = invoke("hit", "batch", "--device", "simulated", "--quick", "--json")
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     assert [(line["row"], line["case"], line["peer"]) for line in printed["figures"]] == [
@@ -151,9 +152,9 @@ def test_json_lists_objects(invoke: Invoke) -> None:
 
 
 @pytest.mark.may_block
-def test_a_person_gets_a_table_with_the_versions(invoke: Invoke) -> None:
+def test_a_person_gets_a_table_with_the_versions() -> None:
     """Without `--json` there is a table, and below it the versions of what took part."""
-    result = invoke("bench", "hit", "--device", "simulated", "--quick")
+    result = invoke("hit", "--device", "simulated", "--quick")
     assert result.exit_code == 0, result.output
     assert "to ours" in result.stdout
     assert "numpy" in result.stdout
@@ -182,17 +183,17 @@ def test_a_narrow_terminal_cuts_nothing() -> None:
         assert part in words
 
 
-@pytest.mark.parametrize(("row", "options"), [("scale", ["--device", "simulated"]), ("streams", [])])
-def test_a_row_of_the_other_kind_is_a_usage_error(invoke: Invoke, row: str, options: list[str]) -> None:
-    """A row that is measured only with a device, or only without, exits with 2 and lists those that there are."""
-    result = invoke("bench", row, *options)
+def test_a_row_of_the_peers_is_a_usage_error_without_them() -> None:
+    """It exits with 2 and lists the rows that there are."""
+    result = invoke("streams", "--device", "simulated")
     assert result.exit_code == 2
+    assert "streams is not measured on simulated without --peers" in result.output
     assert "await_hit" in result.output
 
 
-def test_a_device_that_is_not_there_says_what_is_missing(invoke: Invoke) -> None:
+def test_a_device_that_is_not_there_says_what_is_missing() -> None:
     """A card with a number that no machine has cannot be measured, and the text says what to do."""
-    result = invoke("bench", "hit", "--device", "cuda:99")
+    result = invoke("hit", "--device", "cuda:99")
     assert result.exit_code == 1
     assert "cuda:99" in result.output
 
@@ -268,25 +269,11 @@ def test_a_broken_promise_is_not_met_without_a_bound() -> None:
     assert one.as_json()["broken"] == "nothing was taken back"
 
 
-def test_peers_without_a_card_are_a_usage_error(invoke: Invoke) -> None:
+def test_peers_without_a_card_are_a_usage_error() -> None:
     """`--peers` on the host exits with 2 and says which device they have."""
-    result = invoke("bench", "--device", "host", "--peers")
+    result = invoke("--device", "host", "--peers")
     assert result.exit_code == 2
     assert "cuda:0" in result.output
-
-
-def test_peers_outside_of_a_checkout_are_refused_in_one_line(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Where the comparison cannot be imported, the text says where it is."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not Path(path, "benchmarks").is_dir() and path])
-    monkeypatch.delitem(sys.modules, "benchmarks", raising=False)
-    monkeypatch.delitem(sys.modules, "benchmarks.comparison", raising=False)
-    result = invoke("bench", "--peers")
-    assert result.exit_code == 1
-    assert len(result.output.splitlines()) == 1
-    assert "benchmarks/" in result.output
 
 
 def test_a_card_is_measured_beside_its_driver() -> None:

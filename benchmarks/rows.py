@@ -10,8 +10,6 @@ from typing import Final
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.allocations import CHURN_SIZES, LIVE, STEPS, trivial
-from asyncmem.cli.benchmarks.device.allocators import FLOOR, Allocator, AsyncmemPool, Calls, Crossing, Plan
-from asyncmem.cli.benchmarks.device.suite import Measured, Task, timed
 from asyncmem.cli.benchmarks.timing import (
     Effort,
     Side,
@@ -24,6 +22,8 @@ from asyncmem.cli.benchmarks.timing import (
     unrolled,
 )
 from asyncmem.replay import Trace, read
+from benchmarks.allocators import FLOOR, Allocator, AsyncmemPool, Calls, Crossing, Plan
+from benchmarks.suite import Measured, Task, timed
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30

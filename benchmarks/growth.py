@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from asyncmem import Buffer
-from asyncmem.cli.benchmarks.device.allocators import Allocator, AsyncmemPool, index_of
-from asyncmem.cli.benchmarks.device.driver import empty_launches
-from asyncmem.cli.benchmarks.device.suite import Measured, Task, timed
 from asyncmem.cli.benchmarks.event_loop import GROWING, GROWING_SIZES, WatchedLoop, run_watched
 from asyncmem.cli.benchmarks.timing import Effort, collector_off, percentile, random_plan, summary
+from benchmarks.allocators import Allocator, AsyncmemPool, index_of
+from benchmarks.driver import empty_launches
+from benchmarks.suite import Measured, Task, timed
 
 RUNS: Final = 5
 PATIENCE_SECONDS: Final = 60.0
