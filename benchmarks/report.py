@@ -10,7 +10,7 @@ from rich.text import Text
 
 from asyncmem.cli.bench import RunOptions, known_rows
 from asyncmem.cli.machine import PACKAGES, describe_machine, find_nvidia, installed_version
-from asyncmem.cli.tables import add, columns, output, progress, show_table, verdict
+from asyncmem.cli.tables import output, progress, show_table, table_of, verdict
 from asyncmem.devices import device as find_device
 from asyncmem.figures import format_duration
 from asyncmem.text import printable, to_json
@@ -92,12 +92,13 @@ def show(lines: Sequence[Measured], found: Run, rows: Sequence[str], console: Co
     console.print(
         "The fastest repeat, the median, the floor in the same process, and how many times asyncmem's fastest it is"
     )
-    table = columns("row", "peer", "min", "median", "floor", "to ours", left=("row", "peer"))
+    cells = []
     for one in ordered:
         number = f" {reasons.index(one.unlike) + 1})" if one.unlike else ""
         values = (_value(value, one.unit) for value in (one.min, one.median, one.floor))
-        add(table, f"{one.row} {one.case}".strip(), f"{one.peer}{number}", *values, _ratio(one))
-    show_table(table, console)
+        cells.append((f"{one.row} {one.case}".strip(), f"{one.peer}{number}", *values, _ratio(one)))
+    headings = ("row", "peer", "min", "median", "floor", "to ours")
+    show_table(table_of(headings, cells, left=("row", "peer")), console)
     for place, reason in enumerate(reasons, 1):
         console.print(f"{place}) {printable(reason)}")
     for one in ordered:

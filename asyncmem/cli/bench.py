@@ -17,7 +17,7 @@ from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
 from asyncmem.cli.benchmarks.contention import TASKS
 from asyncmem.cli.benchmarks.timing import FULL, QUICK, Row
 from asyncmem.cli.machine import describe_machine, installed_version
-from asyncmem.cli.tables import add, columns, output, progress, show_table, verdict
+from asyncmem.cli.tables import Cell, output, progress, show_table, table_of, verdict
 from asyncmem.figures import format_duration
 from asyncmem.text import to_json
 
@@ -206,49 +206,47 @@ def _cases(name: str, row: Row) -> list[tuple[str, Row]]:
 
 def _rows_table(results: Mapping[str, Row]) -> Table:
     """Return the fastest repeat of each side, the median beside it, and whether the bound is met."""
-    table = columns("row", "asyncmem", "median", "floor", "median", "ratio", "at most", "bound", left=("row",))
-    for name, row in results.items():
-        for label, case in _cases(name, row):
-            sides = (case.ours.ns, case.ours.median_ns, case.floor.ns, case.floor.median_ns)
-            times = (format_duration(ns / 1e9) for ns in sides)
-            add(table, label, *times, f"{case.ratio:.2f}", f"{case.bound:.1f}", _verdict(case))
-    table.columns[-1].justify = "left"
-    return table
+    headings = ("row", "asyncmem", "median", "floor", "median", "ratio", "at most", "bound")
+    cases = [
+        (label, *_times(case), *_ratio(case)) for name, row in results.items() for label, case in _cases(name, row)
+    ]
+    return table_of(headings, cases, left=("row", "bound"))
 
 
 def _programs_table(row: Row) -> Table:
     """Return steps a second beside the semaphore's."""
     headings = ("contention", "tasks", "steps/s", "of a semaphore", "share", "at least", "proofs", "bound")
-    table = columns(*headings, left=("contention", "bound"))
-    for case in row.cases.values():
-        if "program" not in case.figures:
-            continue
-        figures = case.figures
-        least = figures["least_share"]
-        add(
-            table,
-            str(figures["program"]),
-            *(f"{figures[name]:,}" for name in ("tasks", "steps_per_second", "floor_steps_per_second")),
-            f"{figures['share']:.2f}",
-            f"{least:.1f}" if least else "-",
-            f"{figures['proofs_share']:.2%}",
-            _verdict(case),
+    rows = [
+        (
+            one["program"], one["tasks"], one["steps_per_second"], one["floor_steps_per_second"], f"{one['share']:.2f}",
+            f"{one['least_share']:.1f}" if one["least_share"] else "-", f"{one['proofs_share']:.2%}", _verdict(case),
         )
-    return table
+        for case in row.cases.values()
+        if "program" in (one := case.figures)
+    ]  # fmt: skip
+    return table_of(headings, rows, left=("contention", "bound"))
 
 
 def _queue_table(row: Row) -> Table:
     """Return what has a time of its own."""
     headings = ("contention", "asyncmem", "against", "ratio", "at most", "bytes each", "bound")
-    table = columns(*headings, left=("contention", "bound"))
+    rows = []
     for name, case in row.cases.items():
-        if "program" in case.figures:
-            continue
-        nbytes = case.figures.get("bytes_each")
-        of_bytes = "" if nbytes is None else f"{nbytes} of {case.figures['bytes_allowed']} ({case.figures['bytes_by']})"
-        times = (format_duration(ns / 1e9) for ns in (case.ours.ns, case.floor.ns))
-        add(table, name, *times, f"{case.ratio:.2f}", f"{case.bound:.1f}", of_bytes, _verdict(case))
-    return table
+        if "program" not in (one := case.figures):
+            ours, _, floor, _ = _times(case)
+            nbytes = f"{one['bytes_each']} of {one['bytes_allowed']} ({one['bytes_by']})" if "bytes_each" in one else ""
+            ratio, bound, met = _ratio(case)
+            rows.append((name, ours, floor, ratio, bound, nbytes, met))
+    return table_of(headings, rows, left=("contention", "bound"))
+
+
+def _times(case: Row) -> list[Cell]:
+    sides = (case.ours.ns, case.ours.median_ns, case.floor.ns, case.floor.median_ns)
+    return [format_duration(ns / 1e9) for ns in sides]
+
+
+def _ratio(case: Row) -> tuple[Cell, Cell, Cell]:
+    return f"{case.ratio:.2f}", f"{case.bound:.1f}", _verdict(case)
 
 
 def _verdict(case: Row) -> Text:

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import click
 
-from asyncmem.cli.tables import columns, output, progress, show_table
+from asyncmem.cli.tables import output, progress, show_table, table_of
 from asyncmem.devices import device as make_device
 from asyncmem.figures import format_duration, format_size
 from asyncmem.replay import measure_costs
@@ -34,8 +34,6 @@ def costs(name: str, *, as_json: bool) -> None:
         click.echo(to_json({call: [[nbytes, round(ns)] for nbytes, ns in curve] for call, curve in found.items()}))
         return
     sizes = sorted({nbytes for curve in found.values() for nbytes, _ in curve})
-    table = columns(label, *map(format_size, sizes), left=(label,))
-    for call, curve in found.items():
-        by_size = dict(curve)
-        table.add_row(call, *(format_duration(by_size[nbytes] / 1e9) if nbytes in by_size else "" for nbytes in sizes))
-    show_table(table, output())
+    curves = {call: {nbytes: format_duration(ns / 1e9) for nbytes, ns in curve} for call, curve in found.items()}
+    rows = [(call, *(curve.get(nbytes, "") for nbytes in sizes)) for call, curve in curves.items()]
+    show_table(table_of((label, *map(format_size, sizes)), rows, left=(label,)), output())

@@ -16,7 +16,7 @@ from rich.text import Text
 import asyncmem
 from asyncmem.cli.demo_pipeline import Plan, Report, Show, open_device, run
 from asyncmem.cli.parameters import SIZE
-from asyncmem.cli.tables import add, columns, output, show_table
+from asyncmem.cli.tables import output, show_table, table_of
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.stats import Pressure
 from asyncmem.text import to_json
@@ -162,7 +162,6 @@ def as_table(report: Report) -> Table:
     share = format_share(stats.peak_reserved / plan.limit)
     average = stats.wait_seconds / stats.waits if stats.waits else 0.0
     wrong = f"{report.wrong:,} wrong" if report.wrong else "all right"
-    table = columns("name", "value", left=("name", "value"), header=False)
     rows = {
         "wanted at once": f"{format_size(plan.demand)}, {plan.demand / plan.limit:.1f} times the limit",
         "peak": f"{format_size(stats.peak_reserved)} reserved of {format_size(plan.limit)} ({share})",
@@ -172,6 +171,4 @@ def as_table(report: Report) -> Table:
         "loop stalls": f"longest {format_duration(report.longest_stall)}, p99 {format_duration(report.stall_p99)}",
         "results": f"{wrong}; checked: {report.checks}",
     }
-    for name, value in rows.items():
-        add(table, name, value)
-    return table
+    return table_of(("name", "value"), list(rows.items()), left=("name", "value"), header=False)

@@ -2,16 +2,15 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from asyncmem.cli.machine import KINDS, Card, Machine, NvidiaFindings, describe_machine, find_devices, find_nvidia
-from asyncmem.cli.tables import add, columns, output, progress, show_table
+from asyncmem.cli.tables import Cell, output, progress, show_table, table_of
 from asyncmem.devices import Host
 from asyncmem.environment import unknown_variables
 from asyncmem.errors import AsyncmemWarning, InvalidRequest
@@ -38,6 +37,7 @@ def doctor(as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
+_WORDS = ("name", "value", "detail")
 _COUNTS = ("max_waiting", "fence_every")
 """Options that are whole numbers and no sizes, in addition to numbers of blocks."""
 
@@ -218,30 +218,24 @@ def _advice(machine: Machine, nvidia: NvidiaFindings, options_error: str | None)
 
 def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print it in four parts; what to do comes last."""
-    tables = {"Devices": _devices_table, "This process": _machine_table, "Options in force": _options_table}
-    for title, make in tables.items():
+    parts = {"Devices": _device_rows, "This process": _machine_rows, "Options in force": _option_rows}
+    for title, rows in parts.items():
         console.print(Text(title, style="bold"))
-        show_table(make(diagnosis), console)
+        table = table_of(_WORDS, list(rows(diagnosis)), left=_WORDS, header=False)
+        table.padding, table.pad_edge = (0, 2, 0, 2), True
+        show_table(table, console)
         console.print()
     console.print(Text("What to do", style="bold"))
     for line in diagnosis.advice:
         console.print(Text(f"  {printable(line)}"))
 
 
-def _grid(*names: str) -> Table:
-    table = columns(*names, left=names, header=False)
-    table.padding, table.pad_edge = (0, 2, 0, 2), True
-    return table
-
-
-def _devices_table(diagnosis: Diagnosis) -> Table:
-    table = _grid("name", "state", "detail")
+def _device_rows(diagnosis: Diagnosis) -> Iterator[Sequence[Cell]]:
     for device in diagnosis.devices:
         mark = Text("ready", style="green") if device.available else Text("no", style="yellow")
-        add(table, device.name, mark, device.detail)
+        yield device.name, mark, device.detail
         for line in _about(device):
-            add(table, "", "", line)
-    return table
+            yield "", "", line
 
 
 def _about(device: DeviceLine) -> Iterator[str]:
@@ -254,21 +248,18 @@ def _about(device: DeviceLine) -> Iterator[str]:
     yield f"peers: {', '.join(device.peers or ()) or 'none'}"
 
 
-def _machine_table(diagnosis: Diagnosis) -> Table:
-    machine, nvidia, table = diagnosis.machine, diagnosis.nvidia, _grid("name", "value")
-    add(table, "python", f"{machine.implementation} {machine.python}, {machine.executable}")
-    add(table, "platform", f"{machine.platform}, {machine.processors} processors")
-    add(table, "core", machine.core)
-    add(table, "event loop", f"asyncmem.run uses {machine.loop}")
+def _machine_rows(diagnosis: Diagnosis) -> Iterator[Sequence[Cell]]:
+    machine, nvidia = diagnosis.machine, diagnosis.nvidia
+    yield "python", f"{machine.implementation} {machine.python}, {machine.executable}"
+    yield "platform", f"{machine.platform}, {machine.processors} processors"
+    yield "core", machine.core
+    yield "event loop", f"asyncmem.run uses {machine.loop}"
     if nvidia["cuda"]:
-        add(table, "NVIDIA driver", f"{nvidia['driver'] or 'version unknown'}, for CUDA {nvidia['cuda']}")
+        yield "NVIDIA driver", f"{nvidia['driver'] or 'version unknown'}, for CUDA {nvidia['cuda']}"
     for name, version in machine.packages.items():
-        add(table, name, version or "not installed")
-    return table
+        yield name, version or "not installed"
 
 
-def _options_table(diagnosis: Diagnosis) -> Table:
-    table = _grid("name", "value", "origin")
+def _option_rows(diagnosis: Diagnosis) -> Iterator[Sequence[Cell]]:
     for option in diagnosis.options:
-        add(table, option.name, option.value, option.origin)
-    return table
+        yield option.name, option.value, option.origin

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from asyncmem.cli.tables import add, columns, show_table
+from asyncmem.cli.tables import show_table, table_of
 from asyncmem.core import ReplaySample
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.replay import Advice, LiveReplay, Replay, Suggestion
@@ -92,10 +92,7 @@ def show_replays(entries: list[Entry], console: Console) -> None:
     """Print the table, and below it the requests that could not be served."""
     waited = any(one.replay.waits or isinstance(one.replay, LiveReplay) for one in entries)
     rows = [_cells(entry, waited=waited) for entry in entries]
-    table = columns(*rows[0], left=_NAMES)
-    for row in rows:
-        add(table, *row.values())
-    show_table(table, console)
+    show_table(table_of(list(rows[0]), [list(row.values()) for row in rows], left=_NAMES), console)
     for one in (entry.replay for entry in entries):
         if not one.completed:
             wanted = f"row {one.failed_row:,} asks for {format_size(one.failed_bytes)}"
@@ -107,14 +104,12 @@ def show_advice(file: str, advice: Advice, console: Console) -> None:
     """Print what was tried in a table, and below it the lines to paste."""
     before, after = advice.before, advice.after
     first = f"{printable(before.name)}: {format_size(before.peak_requested)} requested"
-    table = columns(first, "advised", *_ADVISED, left=("advised",))
-    table.columns[0].justify = "left"
     lines = [(f"as it is, {before.policy}", "", before)]
     lines += [(f"  {one}", _verdict(one), one.after) for one in advice.suggestions]
-    for name, advised, one in (*lines, ("all that is advised", "", after)):
-        cells = _cells(Entry(file, "", one), waited=True)
-        add(table, name, advised, *(cells[heading] for heading in _ADVISED))
-    show_table(table, console)
+    lines.append(("all that is advised", "", after))
+    cells = [_cells(Entry(file, "", one), waited=True) for _, _, one in lines]
+    rows = [(*line[:2], *(found[heading] for heading in _ADVISED)) for line, found in zip(lines, cells, strict=True)]
+    show_table(table_of((first, "advised", *_ADVISED), rows, left=("advised",), whole=(first,)), console)
     console.print()
     console.print(advice.code(), soft_wrap=True, end="")
 

@@ -1,10 +1,10 @@
 """How figures are printed: numbers are never cut, and without a terminal no line is wrapped or filled up."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
-from rich.console import Console, RenderableType
+from rich.console import Console, JustifyMethod, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
@@ -19,6 +19,8 @@ _LETTERS: Final = 12
 _GAP: Final = 2
 """Columns of the screen between one column of a table and the next."""
 
+Cell: TypeAlias = str | float | Text
+
 
 def output() -> Console:
     """Return standard output for figures. Text is printed as it is: names have brackets and colons that are no markup.
@@ -29,20 +31,37 @@ def output() -> Console:
     return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_UNLIMITED)
 
 
-def columns(*headings: str, left: Sequence[str] = (), header: bool = True) -> Table:
-    """Make a table of numbers; the columns named `left` are text."""
+def table_of(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    left: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    header: bool = True,
+) -> Table:
+    """Make a table. Words in it are no markup and steer no terminal; `Text` is taken as it is.
+
+    Args:
+        headings: Those of its columns.
+        rows: Their cells; numbers get separators.
+        left: The columns that are words, and may be folded; the others are figures.
+        whole: The columns that begin at the left and are never folded.
+        header: Whether the headings are shown.
+    """
     table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=header)
     for heading in headings:
-        if heading in left:
-            table.add_column(printable(heading), overflow="fold")
-        else:
-            table.add_column(heading, justify="right", no_wrap=True)
+        folds = heading in left
+        justify: JustifyMethod = "left" if folds or heading in whole else "right"
+        table.add_column(printable(heading), justify=justify, no_wrap=not folds, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row))
     return table
 
 
-def add(table: Table, *cells: str | Text) -> None:
-    """Add a row of words that are no markup and steer no terminal; `Text` is taken as it is."""
-    table.add_row(*(one if isinstance(one, Text) else Text(printable(one)) for one in cells))
+def _cell(value: Cell) -> Text:
+    if isinstance(value, Text):
+        return value
+    return Text(printable(value) if isinstance(value, str) else f"{value:,}")
 
 
 def verdict(met: bool) -> Text:

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from asyncmem.cli.parameters import TIME
-from asyncmem.cli.tables import add, columns, output, show
+from asyncmem.cli.tables import output, show, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight.live.client import NotServing, ask, serving
 from asyncmem.text import printable, to_json
@@ -168,10 +168,7 @@ def _parts(now: ProcessLook, before: ProcessLook | None, hint: str) -> Iterator[
     for title, key in (("held by tag", "tags"), ("held by line", "sites")):
         if held := _most(now, key):
             yield Text()
-            table = columns("bytes", title, left=(title,))
-            for name, nbytes in held:
-                add(table, format_size(nbytes), name)
-            yield table
+            yield table_of(("bytes", title), [(format_size(nbytes), name) for name, nbytes in held], left=(title,))
 
 
 class _Pools:
@@ -191,10 +188,7 @@ class _Pools:
         yield self._table(headings)
 
     def _table(self, headings: list[str]) -> Table:
-        table = columns(*headings, left=_WORDS)
-        for row in self._rows:
-            table.add_row(*(row[heading] for heading in headings))
-        return table
+        return table_of(headings, [[row[heading] for heading in headings] for row in self._rows], left=_WORDS)
 
 
 def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> dict[str, Text]:
@@ -213,11 +207,14 @@ def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> di
 
 
 def _waiters(waiting: list[tuple[PoolLook, WaiterLook]]) -> Table:
-    table = columns("waiting", "wants", "owner", "pool", left=("owner", "pool"))
-    for pool, one in waiting:
-        owner = printable(one["owner"]) + (" (the pool grows)" if one["growing"] else "")
-        add(table, format_duration(one["age"]), format_size(one["nbytes"]), owner, _name(pool))
-    return table
+    rows = [
+        (
+            format_duration(one["age"]), format_size(one["nbytes"]),
+            printable(one["owner"]) + (" (the pool grows)" if one["growing"] else ""), _name(pool),
+        )
+        for pool, one in waiting
+    ]  # fmt: skip
+    return table_of(("waiting", "wants", "owner", "pool"), rows, left=("owner", "pool"))
 
 
 def _bar(stats: dict[str, Any]) -> Text:

@@ -5,17 +5,16 @@ import io
 import pytest
 from rich.console import Console
 
-from asyncmem.cli.tables import add, columns, output, show_table
+from asyncmem.cli.tables import output, show_table, table_of
 
 
 def printed(width: int) -> list[str]:
     console = Console(
         file=io.StringIO(), width=width, highlight=False, markup=False, force_terminal=True, color_system=None
     )
-    table = columns("bytes", "allocations", "at the peak", "line", "map", left=["line", "map"])
-    table.columns[-1].no_wrap = True
-    add(table, "28.50 GiB", "1,234,567", "160 MiB", "/home/somebody/work/train.py:5 (step)", "█" * 30)
-    show_table(table, console)
+    row = ("28.50 GiB", 1_234_567, "160 MiB", "/home/somebody/work/train.py:5 (step)", "█" * 30)
+    headings = ("bytes", "allocations", "at the peak", "line", "map")
+    show_table(table_of(headings, [row], left=["line"], whole=["map"]), console)
     assert console.width == width
     found = console.file
     assert isinstance(found, io.StringIO)
