@@ -66,7 +66,7 @@ def measure(asked: Sequence[str], device: str, *, peers: bool, **options: Unpack
 
 
 def _surroundings(suite: Suite, task: Task, *, quick: bool) -> dict[str, object]:
-    machine = asdict(describe_machine())
+    machine = describe_machine()
     machine["packages"] |= {name: installed_version(name) for name in suite.packages}
     loop = "uvloop" if task.effort.uvloop else "asyncio"
     return {

@@ -29,8 +29,8 @@ from rich.console import Console
 import asyncmem
 from asyncmem import AsyncMemoryPool, OutOfMemoryError, errors
 from asyncmem.cli.app import commands
-from asyncmem.cli.doctor import DeviceLine, Diagnosis, OptionLine, show_diagnosis
-from asyncmem.cli.machine import describe_machine
+from asyncmem.cli.doctor import Diagnosis, OptionLine, show_diagnosis
+from asyncmem.cli.machine import DeviceLine, describe_machine
 from asyncmem.cli.top import listed, picture
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, Shortfall
 from asyncmem.insight import (

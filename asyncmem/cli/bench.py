@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -172,7 +172,7 @@ def _on_host(asked: tuple[str, ...], tasks: tuple[int, ...], options: RunOptions
     if as_json:
         document = {
             "rows": {name: row.as_json() for name, row in results.items()},
-            "machine": asdict(describe_machine()),
+            "machine": describe_machine(),
             "method": {"quick": quick, "loop": "uvloop" if uvloop else "asyncio"},
         }
         click.echo(to_json(document, indent=2))

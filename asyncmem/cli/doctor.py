@@ -3,13 +3,24 @@
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from asyncmem.cli.machine import KINDS, Card, Machine, NvidiaFindings, describe_machine, find_devices, find_nvidia
+from asyncmem.cli.machine import (
+    KINDS,
+    Card,
+    DeviceLine,
+    NvidiaFindings,
+    describe_machine,
+    device_line,
+    find_devices,
+    find_nvidia,
+)
+from asyncmem.cli.parameters import json_option
 from asyncmem.cli.tables import Cell, output, progress, show_table, table_of
 from asyncmem.devices import Host
 from asyncmem.environment import unknown_variables
@@ -20,7 +31,7 @@ from asyncmem.text import printable, to_json
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON on standard output.")
+@json_option
 def doctor(as_json: bool) -> None:
     """List the devices here, or why there are none, the versions in use, and the options in force.
 
@@ -39,26 +50,7 @@ def doctor(as_json: bool) -> None:
 
 _WORDS = ("name", "value", "detail")
 _COUNTS = ("max_waiting", "fence_every")
-"""Options that are whole numbers and no sizes, in addition to numbers of blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLine:
-    """One device: whether a pool can be opened on it here, and what is known about it."""
-
-    name: str
-    available: bool
-    detail: str
-    total_bytes: int | None = None
-    free_bytes: int | None = None
-    segments: tuple[str, ...] = ()
-    """The kinds that a GPU has, the one that "auto" takes first."""
-    segments_reason: str | None = None
-    """Why "auto" takes that one."""
-    over_budget_notices: bool | None = None
-    """Whether the driver gives notice when a process has more of a GPU's memory than its budget."""
-    peers: tuple[str, ...] | None = None
-    """The GPUs that can be given access to this one's memory."""
+"""Options that are counts and no sizes, besides numbers of blocks; other whole numbers are sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +67,7 @@ class OptionLine:
 class Diagnosis:
     """Everything that the command reports."""
 
-    machine: Machine
+    machine: dict[str, Any]
     devices: tuple[DeviceLine, ...]
     nvidia: NvidiaFindings
     options: tuple[OptionLine, ...]
@@ -99,7 +91,7 @@ def diagnose(environ: Mapping[str, str] = os.environ) -> Diagnosis:
         nvidia=nvidia,
         options=options,
         options_error=options_error,
-        advice=tuple(_advice(machine, nvidia, options_error)),
+        advice=tuple(_advice(machine["packages"], nvidia, options_error)),
     )
 
 
@@ -114,37 +106,17 @@ def _devices(nvidia: NvidiaFindings) -> Iterator[DeviceLine]:
     for index, card in enumerate(nvidia["cards"]):
         yield _gpu(f"cuda:{index}", card)
     for kind in KINDS:
-        yield from _others(kind)
-
-
-def _others(kind: str) -> Iterator[DeviceLine]:
-    found = find_devices(kind)
-    if not found["devices"]:
-        yield DeviceLine(name=kind, available=False, detail=found["reason"] or "")
-    for one in found["devices"]:
-        what, total, free = one["what"], one["total_bytes"], one["free_bytes"]
-        if free is None:
-            state = f"{format_size(total)}; not usable: {one['reason']}"
-        else:
-            state = f"{format_size(free)} of {format_size(total)} free"
-        yield DeviceLine(
-            name=one["name"], available=free is not None, detail=f"{what}, {state}", total_bytes=total, free_bytes=free
-        )
+        yield from find_devices(kind)
 
 
 def _gpu(name: str, card: Card) -> DeviceLine:
-    total, use = card["total_bytes"], card["use"]
-    what = f"{card['name']}, compute capability {card['compute_capability']}"
-    if not use["usable"] or use["free_bytes"] is None:
-        detail = f"{what}, {format_size(total)}; not usable: {use['reason']}"
-        return DeviceLine(name=name, available=False, detail=detail, total_bytes=total)
-    return DeviceLine(
-        name=name,
-        available=True,
-        detail=f"{what}, {format_size(use['free_bytes'])} of {format_size(total)} free",
-        total_bytes=total,
-        free_bytes=use["free_bytes"],
-        segments=tuple(use["segments"]),
+    use, what = card["use"], f"{card['name']}, compute capability {card['compute_capability']}"
+    line = device_line(name, what, card["total_bytes"], use["free_bytes"], use["reason"])
+    if not line.available:
+        return line
+    return replace(
+        line,
+        segments=use["segments"],
         segments_reason=_reason(card),
         over_budget_notices=use["over_budget_notices"],
         peers=tuple(f"cuda:{peer}" for peer in card["peers"]),
@@ -181,24 +153,19 @@ def _shown(name: str, value: object) -> str:
             return "none"
         case bool():
             return "on" if value else "off"
-        case int():
-            # Counts are the only whole numbers that are no sizes.
-            return str(value) if name.endswith("_blocks") or name in _COUNTS else format_size(value)
+        case int() if not name.endswith("_blocks") and name not in _COUNTS:
+            return format_size(value)
+        case float() if name in ("timeout", "stall_after"):
+            return format_duration(value)
         case float():
-            return _shown_float(name, value)
+            return f"{value:g} times the limit" if name == "bypass" else format_share(value)
     return str(value)
 
 
-def _shown_float(name: str, value: float) -> str:
-    if name in ("timeout", "stall_after"):
-        return format_duration(value)
-    return f"{value:g} times the limit" if name == "bypass" else format_share(value)
-
-
-def _advice(machine: Machine, nvidia: NvidiaFindings, options_error: str | None) -> Iterator[str]:
+def _advice(packages: dict[str, str | None], nvidia: NvidiaFindings, options_error: str | None) -> Iterator[str]:
     if options_error is not None:
         yield f"correct the environment: {options_error}"
-    if machine.packages["uvloop"] is None:
+    if packages["uvloop"] is None:
         yield "pip install uvloop: asyncmem.run then uses it, and hand-overs take about half the time"
     for index, card in enumerate(nvidia["cards"]):
         if card["use"]["usable"]:
@@ -207,7 +174,7 @@ def _advice(machine: Machine, nvidia: NvidiaFindings, options_error: str | None)
             yield f"cuda:{index} is not: {card['use']['help'] or card['use']['reason']}"
     if nvidia["found"]:
         return
-    if machine.packages["cuda-bindings"] is None:
+    if packages["cuda-bindings"] is None:
         yield "pip install cuda-python: without it no NVIDIA driver can be looked for"
     else:
         yield 'no GPU is needed to develop and test: use the devices "host" and "simulated"'
@@ -249,14 +216,14 @@ def _about(device: DeviceLine) -> Iterator[str]:
 
 
 def _machine_rows(diagnosis: Diagnosis) -> Iterator[Sequence[Cell]]:
-    machine, nvidia = diagnosis.machine, diagnosis.nvidia
-    yield "python", f"{machine.implementation} {machine.python}, {machine.executable}"
-    yield "platform", f"{machine.platform}, {machine.processors} processors"
-    yield "core", machine.core
-    yield "event loop", f"asyncmem.run uses {machine.loop}"
+    nvidia = diagnosis.nvidia
+    yield "python", "{implementation} {python}, {executable}".format_map(diagnosis.machine)
+    yield "platform", "{platform}, {processors} processors".format_map(diagnosis.machine)
+    yield "core", diagnosis.machine["core"]
+    yield "event loop", f"asyncmem.run uses {diagnosis.machine['loop']}"
     if nvidia["cuda"]:
         yield "NVIDIA driver", f"{nvidia['driver'] or 'version unknown'}, for CUDA {nvidia['cuda']}"
-    for name, version in machine.packages.items():
+    for name, version in diagnosis.machine["packages"].items():
         yield name, version or "not installed"
 
 

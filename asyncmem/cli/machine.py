@@ -9,18 +9,20 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Final, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 import asyncmem.core._core
 from asyncmem.devices import Cuda, Device, Metal, OpenCL, Rocm
 from asyncmem.devices.metal.driver import find_devices as find_metal
 from asyncmem.devices.opencl.driver import find_devices as find_opencl
 from asyncmem.errors import AsyncmemError, BackendUnavailable, DeviceError
+from asyncmem.figures import format_size
 from asyncmem.text import to_json
 
 PACKAGES: Final = (
@@ -30,35 +32,22 @@ PACKAGES: Final = (
 """The distributions whose versions belong to every report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The environment of a process, as `doctor` and `bench` print it."""
+def describe_machine() -> dict[str, Any]:
+    """Return the environment of this process, as `doctor` and `bench` print it.
 
-    python: str
-    implementation: str
-    executable: str
-    platform: str
-    processors: int
-    packages: dict[str, str | None]
-    """Version of each distribution of `PACKAGES`, or None if it is not installed."""
-    loop: str
-    """What `asyncmem.run` uses here: "uvloop" or "asyncio"."""
-    core: str
-    """File of the compiled core."""
-
-
-def describe_machine() -> Machine:
-    """Return the facts."""
-    return Machine(
-        python=platform.python_version(),
-        implementation=platform.python_implementation(),
-        executable=sys.executable,
-        platform=platform.platform(),
-        processors=os.cpu_count() or 1,
-        packages={name: installed_version(name) for name in PACKAGES},
-        loop="uvloop" if installed_version("uvloop") else "asyncio",
-        core=str(asyncmem.core._core.__file__),
-    )
+    `packages` has the version of each distribution of `PACKAGES`, None if it is not installed; `loop` is what
+    `asyncmem.run` uses here; `core` is the file of the compiled core.
+    """
+    return {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "processors": os.cpu_count() or 1,
+        "packages": {name: installed_version(name) for name in PACKAGES},
+        "loop": "uvloop" if installed_version("uvloop") else "asyncio",
+        "core": str(asyncmem.core._core.__file__),
+    }
 
 
 def installed_version(distribution: str) -> str | None:
@@ -78,25 +67,35 @@ _NO_AMD: Final = "asyncmem has never been run on AMD hardware: please try `tox -
 _NO_METAL: Final = "this device has never run on hardware: please try `tox -e metal`, and report"
 
 
-class Found(TypedDict):
-    """One device as its driver names it; `reason` says why it cannot be used."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLine:
+    """One device: whether a pool can be opened on it here, and what is known about it."""
 
     name: str
-    what: str
-    total_bytes: int
-    free_bytes: int | None
-    reason: str | None
+    available: bool
+    detail: str
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    segments: Sequence[str] = ()
+    """The kinds that a GPU has, the one that "auto" takes first."""
+    segments_reason: str | None = None
+    """Why "auto" takes that one."""
+    over_budget_notices: bool | None = None
+    """Whether the driver gives notice when a process has more of a GPU's memory than its budget."""
+    peers: Sequence[str] | None = None
+    """The GPUs that can be given access to this one's memory."""
 
 
-class Findings(TypedDict):
-    """What a probe found; `reason` says why there is nothing."""
+def device_line(name: str, what: str, total: int, free: int | None, reason: str | None) -> DeviceLine:
+    """Describe a device: one that cannot be used has no free bytes, and a reason."""
+    room = format_size(total)
+    state = f"{room}; not usable: {reason}" if free is None else f"{format_size(free)} of {room} free"
+    return DeviceLine(
+        name=name, available=free is not None, detail=f"{what}, {state}", total_bytes=total, free_bytes=free
+    )
 
-    devices: list[Found]
-    reason: str | None
 
-
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of devices whose driver comes with another package."""
 
     package: str
@@ -130,15 +129,12 @@ KINDS: Final = {
 }
 
 
-def find_devices(kind: str) -> Findings:
-    """Run `probe` in a child process, and return a reason whatever becomes of it."""
+def find_devices(kind: str) -> list[DeviceLine]:
+    """Run `probe` in a child process, and return a line that has the reason where there is no device."""
     if find_spec(KINDS[kind].package) is None:
-        return {"devices": [], "reason": KINDS[kind].lacking}
+        return [DeviceLine(name=kind, available=False, detail=KINDS[kind].lacking)]
     answer, reason = ask(kind)
-    if answer is None:
-        return {"devices": [], "reason": reason}
-    findings: Findings = answer
-    return findings
+    return [DeviceLine(**one) for one in answer or [{"name": kind, "available": False, "detail": reason}]]
 
 
 def ask(kind: str) -> tuple[Any, str | None]:
@@ -154,6 +150,25 @@ def ask(kind: str) -> tuple[Any, str | None]:
     return json.loads(child.stdout), None
 
 
+def probe(kind: str) -> list[DeviceLine]:
+    """List the devices of a kind, and open each of them (blocks)."""
+    try:
+        found = [_look_at(kind, index, *one) for index, one in enumerate(KINDS[kind].find())]
+        reason = "the drivers show no device"
+    except AsyncmemError as error:
+        found, reason = [], _sentence(error)
+    return found or [DeviceLine(name=kind, available=False, detail=reason)]
+
+
+def _look_at(kind: str, index: int, what: str, total: int) -> DeviceLine:
+    name = f"{kind}:{index}"
+    try:
+        with closing(KINDS[kind].make(index)) as device:
+            return device_line(name, what, total, device.memory().free, None)
+    except AsyncmemError as error:
+        return device_line(name, what, total, None, _sentence(error))
+
+
 def _words(error: AsyncmemError) -> tuple[str, str]:
     """Divide an error's sentence into what happened and what to do."""
     if isinstance(error, BackendUnavailable):
@@ -162,26 +177,8 @@ def _words(error: AsyncmemError) -> tuple[str, str]:
     return str(error).removesuffix(advice).removesuffix(". "), advice
 
 
-def probe(kind: str) -> Findings:
-    """List the devices of a kind, and open each of them (blocks)."""
-    try:
-        devices = [_look_at(kind, index, *found) for index, found in enumerate(KINDS[kind].find())]
-    except AsyncmemError as error:
-        return {"devices": [], "reason": ". ".join(filter(None, _words(error)))}
-    return {"devices": devices, "reason": None if devices else "the drivers show no device"}
-
-
-def _look_at(kind: str, index: int, what: str, total: int) -> Found:
-    found: Found = {
-        "name": f"{kind}:{index}", "what": what, "total_bytes": total, "free_bytes": None, "reason": None,
-    }  # fmt: skip
-    try:
-        device = KINDS[kind].make(index)
-    except AsyncmemError as error:
-        return found | {"reason": ". ".join(filter(None, _words(error)))}
-    found["free_bytes"] = device.memory().free
-    device.close()
-    return found
+def _sentence(error: AsyncmemError) -> str:
+    return ". ".join(filter(None, _words(error)))
 
 
 # -- NVIDIA's cards ----------------------------------------------------------------------------------------------------
@@ -229,9 +226,7 @@ class NvidiaFindings(TypedDict):
 def find_nvidia() -> NvidiaFindings:
     """Run `probe_nvidia` in a child process, and return a reason whatever becomes of it."""
     answer, reason = ask("cuda")
-    if answer is None:
-        return _nothing(reason or "no answer")
-    findings: NvidiaFindings = answer
+    findings: NvidiaFindings = answer or _nothing(reason or "no answer")
     return findings
 
 
@@ -319,4 +314,4 @@ def checked(answer: tuple[Any, ...]) -> Any:  # noqa: ANN401 - cuda-python says 
 
 if __name__ == "__main__":
     name = sys.argv[1]
-    sys.stdout.write(to_json(probe_nvidia() if name == "cuda" else probe(name)))
+    sys.stdout.write(to_json(probe_nvidia() if name == "cuda" else [asdict(one) for one in probe(name)]))

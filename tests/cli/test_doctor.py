@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from click.testing import Result
@@ -108,12 +107,13 @@ def test_a_device_of_opencl_that_cannot_be_used_says_why(monkeypatch: pytest.Mon
     def refuse(index: int) -> None:
         raise BackendUnavailable(f"opencl:{index}", tried=("no shared memory",), install="Use another")
 
-    monkeypatch.setitem(machine.KINDS, "opencl", replace(machine.KINDS["opencl"], make=refuse))
-    (one, *_) = machine.probe("opencl")["devices"]
-    assert (one["name"], one["free_bytes"], one["reason"]) == ("opencl:0", None, "no shared memory. Use another")
+    monkeypatch.setitem(machine.KINDS, "opencl", machine.KINDS["opencl"]._replace(make=refuse))
+    (one, *_) = machine.probe("opencl")
+    assert (one.name, one.available, one.free_bytes) == ("opencl:0", False, None)
+    assert one.detail.endswith("; not usable: no shared memory. Use another")
 
 
 def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started then."""
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
-    assert "asyncmem[opencl]" in str(machine.find_devices("opencl")["reason"])
+    assert "asyncmem[opencl]" in machine.find_devices("opencl")[0].detail

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import sys
 import threading
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -392,12 +393,12 @@ class TestFinding:
 
     def test_is_reported_as_never_tried(self, machine: FakeMetal, monkeypatch: pytest.MonkeyPatch) -> None:
         """Somebody has to do it: the doctor asks for that, with or without a device."""
-        monkeypatch.setattr(probing, "ask", lambda *_: (probing.probe("metal"), None))
-        (found,) = probing.find_devices("metal")["devices"]
-        assert (found["name"], found["total_bytes"]) == ("metal:0", machine.total)
-        assert "never run on hardware" in found["what"]
+        monkeypatch.setattr(probing, "ask", lambda *_: ([asdict(one) for one in probing.probe("metal")], None))
+        (found,) = probing.find_devices("metal")
+        assert (found.name, found.total_bytes) == ("metal:0", machine.total)
+        assert "never run on hardware" in found.detail
         monkeypatch.setattr(probing, "find_spec", lambda _: None)
-        assert "never run on hardware" in str(probing.find_devices("metal")["reason"])
+        assert "never run on hardware" in probing.find_devices("metal")[0].detail
 
 
 def test_the_stand_in_has_what_is_used_of_metal() -> None:

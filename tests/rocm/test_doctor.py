@@ -27,14 +27,14 @@ def test_a_card_is_told_with_what_it_has(fake: FakeDriver, monkeypatch: pytest.M
 def test_a_card_that_cannot_be_used_says_why(fake: FakeDriver) -> None:
     """In the words of the error."""
     fake.fail("cuMemGetInfo", 1, 719)
-    (one,) = machine.probe("rocm")["devices"]
-    assert (one["name"], one["free_bytes"]) == ("rocm:0", None)
-    assert "hipErrorLaunchFail" in (one["reason"] or "")
+    (one,) = machine.probe("rocm")
+    assert (one.name, one.free_bytes) == ("rocm:0", None)
+    assert "hipErrorLaunchFail" in one.detail
     fake.devices(0)
-    assert "no GPU" in (machine.probe("rocm")["reason"] or "")
+    assert "no GPU" in machine.probe("rocm")[0].detail
 
 
 def test_without_hip_python_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """No child is started for that."""
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
-    assert "asyncmem[rocm]" in str(machine.find_devices("rocm")["reason"])
+    assert "asyncmem[rocm]" in machine.find_devices("rocm")[0].detail
