@@ -11,7 +11,6 @@ import click
 from click.shell_completion import get_completion_class
 
 from asyncmem.cli.bench import bench
-from asyncmem.cli.costs import costs
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.estimate import estimate
@@ -19,7 +18,7 @@ from asyncmem.cli.export import export
 from asyncmem.cli.journal import journal
 from asyncmem.cli.plan import plan
 from asyncmem.cli.program import INTERRUPTED
-from asyncmem.cli.replay import replay
+from asyncmem.cli.replay import costs, replay
 from asyncmem.cli.report import report
 from asyncmem.cli.reports import leaks, segments, stats, summary, table, timeline, tree, waits
 from asyncmem.cli.run import run

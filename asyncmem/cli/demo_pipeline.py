@@ -1,13 +1,12 @@
 """The pipeline of `asyncmem demo`: three stages, many more items in flight than memory, and a watch on the loop."""
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TypeAlias
@@ -18,8 +17,7 @@ import numpy.typing as npt
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.timing import percentile
 from asyncmem.core import Buffer
-from asyncmem.devices import Device, Host, Simulated, device
-from asyncmem.devices.host import HostStream
+from asyncmem.devices import Device, Host, HostStream, Simulated, SimulatedStream, Stream, device
 from asyncmem.errors import InvalidRequest, PoolTimeout
 from asyncmem.figures import format_size
 from asyncmem.stats import PoolStats
@@ -146,59 +144,17 @@ def plain_totals(nbytes: int) -> list[Totals]:
     return results
 
 
-class Stages:
-    """Three stages. The first two queue their work and return at once; the last is awaited, and checks the result.
-
-    On the host the work is numpy's, in order on each stage's own thread. On the simulated device it only takes time,
-    and the device raises when two stages touch a buffer without order between them.
-
-    Raises:
-        InvalidRequest: There are no stages for the device.
-    """
-
-    def __init__(self, device: Device, item_bytes: int) -> None:
-        if not isinstance(device, Host | Simulated):
-            expected = 'one that the demonstration has stages for: "host" or "simulated"'
-            raise InvalidRequest("device", device.name, expected)
-        self.streams = [device.create_stream(name) for name in ("decode", "transform", "reduce")]
-        self._expected = plain_totals(item_bytes) if isinstance(device, Host) else []
-        self.checks = "every result against plain numpy" if self._expected else "the stream order of every access"
-
-    def decode(self, index: int, raw: Buffer) -> None:
-        """Queue the first stage."""
-        self._queue(0, functools.partial(decode, index), writes=raw)
-
-    def transform(self, raw: Buffer, features: Buffer) -> None:
-        """Queue the second, behind the first of the same item."""
-        self._queue(1, transform, reads=raw, writes=features)
-
-    async def reduce(self, index: int, features: Buffer, totals: Buffer) -> bool:
-        """Run the third behind the second, and return whether the item's result is right."""
-        self._queue(2, reduce, reads=features, writes=totals)
-        await self.streams[2].synchronize()
-        if not self._expected:
-            return True
-        return bool(np.array_equal(np.asarray(totals.view("float64")), self._expected[index % VARIETIES]))
-
-    def _queue(self, stage: int, work: Callable[..., None], *, writes: Buffer, reads: Buffer | None = None) -> None:
-        stream, used = self.streams[stage], [] if reads is None else [reads]
-        for buffer in used:
-            buffer.use_on(stream)
-        if isinstance(stream, HostStream):
-            result = writes.view("float64" if work is reduce else "float32")
-            stream.run(work, *(np.asarray(one.view("float32")) for one in used), np.asarray(result))
-        else:
-            stream.launch(SIMULATED_SECONDS, reads=used, writes=[writes])
-
-
 def open_device(name: str) -> Device:
     """Open a device. The simulated one runs by the wall clock here, so that waiting really takes time.
 
     Raises:
-        InvalidRequest: No such device.
+        InvalidRequest: There is no such device, or the demonstration has no stages for it.
         BackendUnavailable: It is not here.
     """
     found = device(name)
+    if not isinstance(found, Host | Simulated):
+        found.close()
+        raise InvalidRequest("device", name, 'one that the demonstration has stages for: "host" or "simulated"')
     return Simulated(clock="wall") if isinstance(found, Simulated) else found
 
 
@@ -210,41 +166,40 @@ async def run(device: Device, plan: Plan, show: Show) -> Report:
 
     Cancelling it leaves nothing behind: every buffer is held by a `with` block, and so is the pool.
     """
-    stages = Stages(device, plan.item_bytes)
     async with (
         AsyncMemoryPool(device, limit=plan.limit, segment_size=plan.limit // 8, name="demo") as pool,
         Ticker() as ticker,
     ):
-        pipeline = Pipeline(pool, stages, plan, ticker)
+        pipeline = Pipeline(pool, plan, ticker)
         await pipeline.run(show)
         return pipeline.report()
 
 
 class Pipeline:
-    """Three stages over one pool.
+    """Three stages over one pool. The first two queue their work and return at once; the last is awaited.
 
-    The first two have a budget each. Otherwise items that wait for their second buffer could hold all of the memory
-    with their first, and none would ever finish.
+    On the host the work is numpy's, in order on each stage's own thread, and every result is checked. On the simulated
+    device it only takes time, and the device raises when two stages touch a buffer without order between them.
+
+    The first two stages have a budget each. Otherwise items that wait for their second buffer could hold all of the
+    memory with their first, and none would ever finish.
     """
 
-    def __init__(self, pool: AsyncMemoryPool, stages: Stages, plan: Plan, ticker: "Ticker") -> None:
-        self.pool = pool
-        self.stages = stages
-        self.plan = plan
-        self.ticker = ticker
-        self.raws = pool.budget("decode", limit=plan.stage_limit)
-        self.features = pool.budget("transform", limit=plan.stage_limit)
+    def __init__(self, pool: AsyncMemoryPool, plan: Plan, ticker: "Ticker") -> None:
+        self._pool, self._plan, self._ticker = pool, plan, ticker
+        self._streams = [pool.device.create_stream(name) for name in ("decode", "transform", "reduce")]
+        self._raws, self._features = (pool.budget(one, limit=plan.stage_limit) for one in ("decode", "transform"))
+        self._expected = plain_totals(plan.item_bytes) if isinstance(pool.device, Host) else []
         self._started = time.monotonic()
         self._numbers = itertools.count()
-        self._items = 0
-        self._wrong = 0
+        self._items = self._wrong = 0
 
     async def run(self, show: Show) -> None:
         """Begin items until the plan's time is over, finish them, and show the progress meanwhile."""
         async with asyncio.TaskGroup() as both:
             showing = both.create_task(self._show(show))
             async with asyncio.TaskGroup() as workers:
-                for _ in range(self.plan.in_flight):
+                for _ in range(self._plan.in_flight):
                     workers.create_task(self._work())
                     # One after the other, as work comes in: all in one turn of the loop would be a stall of our own.
                     await asyncio.sleep(0)
@@ -253,43 +208,58 @@ class Pipeline:
     def report(self) -> Report:
         """Return what has been done so far."""
         return Report(
-            plan=self.plan,
-            device=self.pool.device.name,
-            checks=self.stages.checks,
-            stats=self.pool.stats(),
+            plan=self._plan,
+            device=self._pool.device.name,
+            checks="every result against plain numpy" if self._expected else "the stream order of every access",
+            stats=self._pool.stats(),
             seconds=time.monotonic() - self._started,
             items=self._items,
             wrong=self._wrong,
-            longest_stall=self.ticker.longest,
-            stall_p99=self.ticker.p99,
+            longest_stall=self._ticker.longest,
+            stall_p99=self._ticker.p99,
         )
 
+    async def _show(self, show: Show) -> None:
+        while True:
+            await asyncio.sleep(REFRESH)
+            with self._ticker.excused():
+                show(self.report())
+
     async def _work(self) -> None:
-        deadline = self._started + self.plan.seconds
+        deadline = self._started + self._plan.seconds
         # Items that have not begun by the deadline give up waiting; those that have are finished.
-        with contextlib.suppress(PoolTimeout):
+        with suppress(PoolTimeout):
             while (left := deadline - time.monotonic()) > 0:
                 right = await self._item(next(self._numbers), left)
                 self._items += 1
                 self._wrong += not right
 
     async def _item(self, index: int, timeout: float) -> bool:
-        nbytes, stages = self.plan.item_bytes, self.stages
-        first, second, third = stages.streams
-        async with self.raws.allocate_async(nbytes, stream=first, tag="raw", timeout=timeout) as raw:
-            stages.decode(index, raw)
-            async with self.features.allocate_async(nbytes, stream=second, tag="features") as features:
-                stages.transform(raw, features)
+        """Take an item through the stages, and return whether its result is right."""
+        nbytes, (first, second, third) = self._plan.item_bytes, self._streams
+        async with self._raws.allocate_async(nbytes, stream=first, tag="raw", timeout=timeout) as raw:
+            queue(first, functools.partial(decode, index), raw)
+            async with self._features.allocate_async(nbytes, stream=second, tag="features") as features:
+                queue(second, transform, features, reads=raw)
                 # The work that reads it is still queued: its memory comes back in the order of the stream.
                 raw.free()
-                async with self.pool.allocate_async(TOTAL_BYTES, stream=third, tag="totals") as totals:
-                    return await stages.reduce(index, features, totals)
+                async with self._pool.allocate_async(TOTAL_BYTES, stream=third, tag="totals") as totals:
+                    queue(third, reduce, totals, reads=features)
+                    await third.synchronize()
+                    found = np.asarray(totals.view("float64")) if self._expected else None
+                    return found is None or np.array_equal(found, self._expected[index % VARIETIES])
 
-    async def _show(self, show: Show) -> None:
-        while True:
-            await asyncio.sleep(REFRESH)
-            with self.ticker.excused():
-                show(self.report())
+
+def queue(stream: Stream, work: Callable[..., None], writes: Buffer, *, reads: Buffer | None = None) -> None:
+    """Queue a stage's work on its stream, behind what is queued for the buffer that it reads."""
+    used = [] if reads is None else [reads]
+    for buffer in used:
+        buffer.use_on(stream)
+    if isinstance(stream, HostStream):
+        result = writes.view("float64" if work is reduce else "float32")
+        stream.run(work, *(np.asarray(one.view("float32")) for one in used), np.asarray(result))
+    elif isinstance(stream, SimulatedStream):
+        stream.launch(SIMULATED_SECONDS, reads=used, writes=[writes])
 
 
 # -- the watch on the loop ---------------------------------------------------------------------------------------------

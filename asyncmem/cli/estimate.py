@@ -1,10 +1,10 @@
 """`asyncmem estimate`: what a model would take, and whether the devices here have room for it."""
 
-from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 
-from asyncmem.cli.parameters import SIZE, json_option
+from asyncmem.cli.parameters import SIZE, json_option, refuse
 from asyncmem.cli.tables import progress
 from asyncmem.devices import devices
 from asyncmem.figures import format_size
@@ -14,25 +14,6 @@ from asyncmem.planning.training import OPTIMIZERS
 from asyncmem.text import printable, to_json
 
 _DTYPE = click.Choice(list(DTYPES))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
-    """How a model fits one device, or a size that stands for one."""
-
-    name: str
-    reason: str | None
-    """Why the device cannot be used, or None."""
-    room: int
-    """Bytes that a pool may have there."""
-    left: int
-    """What the model leaves of them; below zero, what it lacks."""
-    fits: bool
-    """Whether the model runs there."""
-    largest_batch: int
-    """Sequences of this length that fit."""
-    largest_seq_len: int
-    """Tokens that each of these sequences may have."""
 
 
 @click.command()
@@ -56,11 +37,10 @@ def estimate(
     batch: int,
     chunk: int | None,
     optimizer: str | None,
-    checkpointing: bool,
-    master_weights: bool,
-    fused: bool,
     room: int | None,
+    *,
     as_json: bool,
+    **training: bool,
 ) -> None:
     """Estimate what a model takes, and whether the devices here have room for it.
 
@@ -71,66 +51,52 @@ def estimate(
     For each device it says what a pool may have there, what the model would leave of that, and the largest batch, and
     the largest length, that would fit with the other one as it is.
     """
-    model = read_model(config)
+    asked: dict[str, Any] = {"model": read_model(config), "seq_len": seq, "batch": batch, "bytes_per_value": dtype}
     one: MemoryEstimate
     if optimizer is None:
-        _refuse("goes with --train only", checkpointing=checkpointing, master_weights=master_weights, fused=fused)
-        kv_bytes = None if kv_dtype is None else DTYPES[kv_dtype]
-        one = InferenceMemoryEstimate(
-            model=model, seq_len=seq, batch=batch, bytes_per_value=DTYPES[dtype], kv_bytes=kv_bytes, chunk=chunk
-        )
+        refuse("goes with --train only", **training)
+        one = InferenceMemoryEstimate(**asked | {"kv_bytes": kv_dtype, "chunk": chunk})
     else:
-        _refuse("does not go with --train", kv_dtype=kv_dtype, chunk=chunk)
-        one = TrainingMemoryEstimate(
-            model=model,
-            seq_len=seq,
-            batch=batch,
-            bytes_per_value=DTYPES[dtype],
-            optimizer=optimizer,
-            checkpointing=checkpointing,
-            master_weights=master_weights,
-            fused=fused,
-        )
+        refuse("does not go with --train", kv_dtype=kv_dtype, chunk=chunk)
+        one = TrainingMemoryEstimate(**asked | training, optimizer=optimizer)
     fits = [_fit(one, format_size(room), room)] if room is not None else _fits_here(one)
     if as_json:
-        click.echo(to_json(one.as_dict() | {"devices": [asdict(fit) for fit in fits]}, indent=2))
+        click.echo(to_json(one.as_dict() | {"devices": fits}, indent=2))
         return
-    wide = max(len(fit.name) for fit in fits)
+    wide = max(len(fit["name"]) for fit in fits)
     click.echo(one.summary() + "\n")
     for fit in fits:
-        click.echo(f"  {printable(fit.name):{wide}}  {_words(fit)}")
+        click.echo(f"  {printable(fit['name']):{wide}}  {_words(fit)}")
 
 
-def _refuse(reason: str, **given: object) -> None:
-    for name, value in given.items():
-        if value:
-            raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
-
-
-def _fits_here(one: MemoryEstimate) -> list[Fit]:
+def _fits_here(one: MemoryEstimate) -> list[dict[str, Any]]:
     with progress("asking the devices"):
         found = devices()
     return [_fit(one, device.name, device.room(), device.reason) for device in found]
 
 
-def _fit(one: MemoryEstimate, name: str, room: int, reason: str | None = None) -> Fit:
+def _fit(one: MemoryEstimate, name: str, room: int, reason: str | None = None) -> dict[str, Any]:
+    """Return how a model fits a device, or a size that stands for one.
+
+    `left` is what the model leaves of the bytes that a pool may have there, below zero what it lacks. The largest batch
+    and length are those that would fit with the other one as it is.
+    """
     left = one.left(room)
-    return Fit(
-        name=name,
-        reason=reason,
-        room=room,
-        left=left,
-        fits=reason is None and left >= 0,
-        largest_batch=one.largest_batch(room),
-        largest_seq_len=one.largest_seq_len(room),
-    )
+    return {
+        "name": name,
+        "reason": reason,
+        "room": room,
+        "left": left,
+        "fits": reason is None and left >= 0,
+        "largest_batch": one.largest_batch(room),
+        "largest_seq_len": one.largest_seq_len(room),
+    }
 
 
-def _words(fit: Fit) -> str:
-    if fit.reason is not None:
-        return f"cannot be used: {printable(fit.reason)}"
-    most = f"; at most batch {fit.largest_batch:,}, or {fit.largest_seq_len:,} tokens" if fit.largest_seq_len else ""
-    room = format_size(fit.room)
-    if fit.fits:
-        return f"fits: {format_size(fit.left)} of {room} are left{most}"
-    return f"too small: {format_size(-fit.left)} more than {room} are needed{most}"
+def _words(fit: dict[str, Any]) -> str:
+    if fit["reason"] is not None:
+        return f"cannot be used: {printable(fit['reason'])}"
+    most = "; at most batch {largest_batch:,}, or {largest_seq_len:,} tokens".format_map(fit)
+    left, room = (format_size(abs(fit[name])) for name in ("left", "room"))
+    text = f"fits: {left} of {room} are left" if fit["fits"] else f"too small: {left} more than {room} are needed"
+    return text + most if fit["largest_seq_len"] else text

@@ -53,18 +53,34 @@ SIZE: Final = Quantity("size", parse_size, ("MiB", "B"))
 TIME: Final = Quantity("time", parse_duration, ("ms", "s"))
 
 
-def need_free(path: str, *, force: bool, source: str | None = None) -> None:
+def refuse(reason: str, **given: object) -> None:
+    """Refuse options that are given where they make no sense.
+
+    Raises:
+        click.UsageError: One is given; the reason comes after its name.
+    """
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
+
+
+def need_free(path: str, *, force: bool, source: str | None = None, as_json: bool = False, option: str = "-o") -> None:
     """Check that an output file may be written, before the work begins.
 
     Args:
         path: Its name, or "-" for standard output.
         force: Whether a file that exists may be overwritten.
         source: The file that is read, which is never overwritten.
+        as_json: Whether figures go to standard output.
+        option: What named the file.
 
     Raises:
         click.BadParameter: The file exists and may not be overwritten.
+        click.UsageError: Standard output would be written to twice.
     """
     found = Path(path)
+    if path == STANDARD_OUTPUT and as_json:
+        raise click.UsageError(f'--json and "{option} -" both write to standard output')
     if path == STANDARD_OUTPUT or not found.is_file():
         return
     if source is not None and found.samefile(source):

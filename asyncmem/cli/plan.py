@@ -1,44 +1,20 @@
 """`asyncmem plan`: how little memory the recorded buffers would need, and where each of them would lie in it."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import click
-from rich.console import Console
 
 from asyncmem.cli.parameters import STANDARD_OUTPUT, TIME, force_option, json_option, need_free, written
 from asyncmem.cli.recordings import file_argument, load, pool_of, pool_option, print_json, within
 from asyncmem.cli.tables import output as standard_output
 from asyncmem.cli.tables import progress
 from asyncmem.figures import format_size
-from asyncmem.insight import LifetimeAnalyzer, SharedBuffer
+from asyncmem.insight import LifetimeAnalyzer
 from asyncmem.insight.plan_files import spelled
 from asyncmem.text import printable, quoted
 
 _MANY: Final = 20_000
 """How many buffers take about ten seconds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """The figures of a plan. Sizes are bytes."""
-
-    pool: str
-    """The pool whose buffers it places."""
-    buffers: int
-    """How many they are."""
-    total: int
-    """What they would take if each had memory of its own."""
-    most_live: int
-    """The most that is live at once, rounded as it is placed."""
-    peak: int
-    """The length of the range that has a place for all of them."""
-    most_reserved: int
-    """The most that the pool reserved while it was recorded."""
-    shared: tuple[SharedBuffer, ...]
-    """Buffers that could be one, what saves most first."""
-    output: str | None
-    """The file that the plan was written to, or None."""
 
 
 @click.command()
@@ -66,16 +42,15 @@ def plan(
     of one. What was live before is left out; what is not freed is live to the end. Ten thousand buffers take some
     seconds.
     """
-    if output == STANDARD_OUTPUT and as_json:
-        raise click.UsageError('--json and "-o -" both write to standard output')
     if output is not None:
-        need_free(output, force=force, source=file)
+        need_free(output, force=force, source=file, as_json=as_json)
     records = load(file)
     start, end = within(records, since, "--since"), within(records, until, "--until")
     if start is not None and end is not None and end <= start:
         raise click.BadParameter("expected a time after --since", param_hint="--until")
-    pool = pool_of(records, name)
-    analyzer = LifetimeAnalyzer.from_records(records.in_pool(pool), since=start or 0.0, until=end)
+    pool = pool_of(records, name).name
+    records = records.in_pool(pool)
+    analyzer = LifetimeAnalyzer.from_records(records, since=start or 0.0, until=end)
     buffers = len(analyzer.lifetimes())
     if buffers > _MANY:
         click.echo(f"{buffers:,} buffers take a while to place: --since and --until take those of one step", err=True)
@@ -84,28 +59,25 @@ def plan(
     if output is not None:
         with written(output, force=force) as out:
             out.write(spelled(found).encode("utf-8"))
-    planned = Planned(
-        pool=pool,
-        buffers=len(found.places),
-        total=found.total,
-        most_live=found.lower_bound,
-        peak=found.peak,
-        most_reserved=records.in_pool(pool).most_reserved(),
-        shared=suggestions.shared,
-        output=output,
-    )
     if as_json:
-        print_json(records, planned)
+        # Sizes are bytes; `shared` has buffers that could be one, what saves most first.
+        figures = {
+            "pool": pool,
+            "buffers": len(found.places),
+            "total": found.total,
+            "most_live": found.lower_bound,
+            "peak": found.peak,
+            "most_reserved": records.most_reserved(),
+            "shared": suggestions.shared,
+            "output": output,
+        }
+        print_json(records, figures)
     elif output != STANDARD_OUTPUT:
-        _show(planned, [str(found), str(suggestions) if suggestions.shared else ""], standard_output())
-
-
-def _show(planned: Planned, sentences: list[str], console: Console) -> None:
-    found, shared = sentences
-    console.print(found, soft_wrap=True)
-    console.print(f"Pool {quoted(planned.pool)} had up to {format_size(planned.most_reserved)} from the device.")
-    if shared:
-        console.print(f"\n{shared}", soft_wrap=True)
-    if planned.output is not None:
-        use = f"pool.apply_plan(asyncmem.insight.read_plan({planned.output!r}))"
-        console.print(f"\n{printable(planned.output)} written: {use}", soft_wrap=True)
+        console = standard_output()
+        console.print(str(found), soft_wrap=True)
+        console.print(f"Pool {quoted(pool)} had up to {format_size(records.most_reserved())} from the device.")
+        if suggestions.shared:
+            console.print(f"\n{suggestions}", soft_wrap=True)
+        if output is not None:
+            use = f"pool.apply_plan(asyncmem.insight.read_plan({output!r}))"
+            console.print(f"\n{printable(output)} written: {use}", soft_wrap=True)

@@ -5,16 +5,13 @@ from dataclasses import fields, is_dataclass
 from typing import Final, TypeVar
 
 import click
-import numpy as np
 from rich.console import Console
 
 from asyncmem.cli.parameters import TIME
 from asyncmem.cli.tables import output, progress
-from asyncmem.core import Kind
 from asyncmem.figures import format_count, format_duration
 from asyncmem.insight import Records, read
-from asyncmem.replay import Trace
-from asyncmem.replay.recording import trace_of
+from asyncmem.insight.names import PoolName
 from asyncmem.text import printable, to_json
 
 Figures = TypeVar("Figures")
@@ -55,33 +52,22 @@ def within(records: Records, time: float | None, option: str) -> float | None:
     return time
 
 
-def pool_of(records: Records, name: str | None) -> str:
-    """Return the name of the pool that is meant: the only one, or the one that is named.
+def pool_of(records: Records, name: str | None) -> PoolName:
+    """Return the pool that is meant: the only one, or the one that is named.
 
     Raises:
         click.BadParameter: There is none of that name, or there are several and none is named.
         click.ClickException: The recording has no pool.
     """
-    names = sorted({pool.name for pool in records.names.pools})
-    for one in names:
-        if name in {one, printable(one)}:
-            return one
-    if name is None and len(names) == 1:
-        return names[0]
-    if not names:
+    pools = {pool.name: pool for pool in reversed(records.names.pools)}
+    for one, pool in pools.items():
+        if name in {one, printable(one)} or (name is None and len(pools) == 1):
+            return pool
+    if not pools:
         raise click.ClickException("the recording has no pool")
     got = printable(name) if name else "none, and there are several"
-    message = f"expected one of {', '.join(map(printable, names))}, got {got}"
+    message = f"expected one of {', '.join(map(printable, sorted(pools)))}, got {got}"
     raise click.BadParameter(message, param_hint="--pool")
-
-
-def program_of(records: Records, name: str) -> Trace:
-    """Return what a pool was asked for as a trace that can be replayed."""
-    rows = records.in_pool(name).rows
-    device = next(pool.device for pool in records.names.pools if pool.name == name)
-    known = rows["number"][(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
-    rows = rows[(rows["kind"] <= Kind.HELD) & np.isin(rows["number"], known)]
-    return trace_of(rows, records.began, name=name, device=device, note=records.note)
 
 
 def print_figures(

@@ -2,86 +2,66 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import click
+import numpy as np
 
 from asyncmem import AsyncMemoryPool, readers
 from asyncmem.cli.parameters import (
-    SIZE,
     STANDARD_OUTPUT,
     TIME,
     Quantity,
     force_option,
     json_option,
     need_free,
+    refuse,
     written,
 )
-from asyncmem.cli.recordings import load, plain, pool_of, pool_option, program_of
-from asyncmem.cli.replays import Entry, advice_as_json, figures_of, page, show_advice, show_replays
-from asyncmem.cli.tables import output, progress
-from asyncmem.devices import Device, Simulated
+from asyncmem.cli.recordings import load, pool_of, pool_option
+from asyncmem.cli.replays import Entry, Recorded, advice_as_json, figures_of, page, show_advice, show_replays
+from asyncmem.cli.tables import output, progress, show_table, table_of
+from asyncmem.core import Kind
+from asyncmem.devices import Simulated
 from asyncmem.devices import device as make_device
+from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_duration, format_size
 from asyncmem.files import open_file
-from asyncmem.insight.names import PoolName
 from asyncmem.readers import Patience
-from asyncmem.replay import Model, Policy, Replay, Trace, advise, fit, pool_options, read, read_costs
+from asyncmem.replay import Model, Policy, Replay, Trace, advise, fit, measure_costs, pool_options, read, read_costs
 from asyncmem.replay import replay as run
 from asyncmem.replay import replay_on as run_live
 from asyncmem.replay.model import H200
 from asyncmem.replay.policy import policy_like
+from asyncmem.replay.recording import trace_of
 from asyncmem.text import printable, to_json
+from asyncmem.units import parse_size
 
 SAMPLES: Final = 2000
 """About how many moments a plot shows."""
 
 _RECORDS: Final = b"asyncmem"
 """How a file that `asyncmem run` wrote begins."""
-_AS_RECORDED: Final = "recorded"
-"""The name that stands for the device of a recording."""
 
 Limit: TypeAlias = Callable[[Trace], int]
 """Returns the bytes that may be reserved for a program."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A program that was read from a file."""
-
-    file: str
-    trace: Trace
-    pool: PoolName | None = None
-    """The pool that `asyncmem run` recorded; None for other files."""
-
-    def limit(self, limit: Limit | None) -> int | None:
-        """Return the bytes that may be reserved: those asked for, else those of the recorded pool, else any number."""
-        if limit is not None:
-            return limit(self.trace)
-        return None if self.pool is None else self.pool.limit
-
-    def figures(self, found: dict[str, object]) -> dict[str, object]:
-        """Return figures of it with what is missing in the recording, and the pool that was recorded."""
-        pool = {} if self.pool is None else {"recorded": plain(self.pool)}
-        return {**found, "note": self.trace.note, **pool}
+def _read_limit(text: str) -> Limit:
+    if not text.endswith("x"):
+        nbytes = parse_size(text)
+        return lambda _: nbytes
+    try:
+        factor = float(text[:-1])
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor < 1e6:
+        raise InvalidRequest("limit", text, 'a size such as "40 GiB", or a multiple such as "1.02x"')
+    return lambda trace: int(trace.peak_requested * factor)
 
 
-class _LimitType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
-    name = "limit"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        if not isinstance(value, str) or not value.endswith("x"):
-            nbytes = SIZE.convert(value, param, ctx)
-            return lambda _: nbytes
-        try:
-            factor = float(value[:-1])
-        except ValueError:
-            factor = 0.0
-        if not 0 < factor < 1e6:
-            self.fail(f'expected a size such as "40 GiB", or a multiple such as "1.02x", got {value!r}', param, ctx)
-        return lambda trace: int(trace.peak_requested * factor)
-
-
+_LIMIT: Final = Quantity("limit", _read_limit, ("MiB", "B"))
 _PATIENCE: Final = Quantity("patience", lambda text: readers.patience(text, "patience"), ("ms", "%"))
 
 
@@ -95,7 +75,7 @@ _PATIENCE: Final = Quantity("patience", lambda text: readers.patience(text, "pat
     help="A kind of segments and settings, as in paged,small_limit=512KiB; may be repeated, to compare.",
 )
 @click.option("--device", metavar="NAME", help="Replay through a real pool: host, simulated, cuda:0, or recorded.")
-@click.option("--limit", type=_LimitType(), metavar="1.02x|SIZE", help="What may be reserved at most.")
+@click.option("--limit", type=_LIMIT, metavar="1.02x|SIZE", help="What may be reserved at most.")
 @click.option("--lag", type=TIME, default="0s", show_default=True, metavar="TIME", help="How late the GPU is.")
 @click.option("--patience", type=_PATIENCE, metavar="2%|TIME", help="How long growth may wait for unfinished work.")
 @click.option("--pace", type=click.FloatRange(min=0), metavar="FACTOR", help="Scales the recorded times.")
@@ -150,40 +130,31 @@ def replay(
 
     Exits with 1 if a replay does not complete under its limit.
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
-    if plot == STANDARD_OUTPUT and as_json:
-        raise click.UsageError('--json and "--plot -" both write to standard output')
     if plot is not None:
-        need_free(plot, force=force)
+        need_free(plot, force=force, as_json=as_json, option="--plot")
     programs = [_read(file, recorded, name) for file in files]
     model = Model(lag=lag, pace=1.0 if pace is None else pace, costs=read_costs(costs) if costs else H200)
     if advising:
-        _refuse("--advise", limit=limit, patience=patience, fit=fitting, plot=plot, device=device)
+        refuse("does not go with --advise", limit=limit, patience=patience, fit=fitting, plot=plot, device=device)
         _advise(programs, policies, model, as_json=as_json)
         return
     if device is not None:
-        _refuse("--device", patience=patience, costs=costs, fit=fitting, plot=plot)
-        found = [_on_device(device, one, policies, one.limit(limit), lag=lag, pace=pace) for one in programs]
-    else:
-        samples = SAMPLES if plot else 0
-        found = [
-            _on_model(one, policies, patience, model, one.limit(limit), samples=samples, fitting=fitting)
-            for one in programs
-        ]
-    entries = [(one, entry) for one, some in zip(programs, found, strict=True) for entry in some]
+        refuse("does not go with --device", patience=patience, costs=costs, fit=fitting, plot=plot)
+
+    def replayed(one: Recorded, text: str) -> Entry:
+        most = one.limit if limit is None else limit(one.trace)
+        if device is not None:
+            return _on_device(device, one, text, most, lag=lag, pace=pace)
+        policy = Policy.parse(text)
+        chosen = policy if patience is None else replace(policy, patience=patience)
+        with progress(f"replaying {one.trace.name}"):
+            found = run(one.trace, chosen, model, limit=most, samples=SAMPLES if plot else 0)
+            return Entry(one, str(policy), found, fit(one.trace, chosen, model) if fitting else None)
+
+    entries = [replayed(one, text) for one in programs for text in policies or (_policy_of(one, device),)]
     _print(entries, plot, force=force, as_json=as_json)
-    if not all(entry.replay.completed for _, entry in entries):
+    if not all(entry.replay.completed for entry in entries):
         raise click.exceptions.Exit(1)
-
-
-def _print(entries: list[tuple[Recorded, Entry]], plot: str | None, *, force: bool, as_json: bool) -> None:
-    if plot:
-        drawn = page(one.replay for _, one in entries if isinstance(one.replay, Replay))
-        with written(plot, force=force) as out:
-            out.write(drawn.encode("utf-8"))
-    if as_json:
-        click.echo(to_json([one.figures(figures_of(entry)) for one, entry in entries], indent=2))
-    elif plot != STANDARD_OUTPUT:
-        show_replays([entry for _, entry in entries], output())
 
 
 def _read(file: str, device: int | None, pool: str | None) -> Recorded:
@@ -199,63 +170,50 @@ def _read(file: str, device: int | None, pool: str | None) -> Recorded:
     if device is not None:
         raise click.UsageError("--of is for snapshots; --pool chooses a pool that `asyncmem run` recorded")
     records = load(file)
-    name = pool_of(records, pool)
-    found = next(one for one in records.names.pools if one.name == name)
-    return Recorded(file, program_of(records, name), found)
+    found = pool_of(records, pool)
+    rows = records.in_pool(found.name).rows
+    known = rows["number"][(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
+    rows = rows[(rows["kind"] <= Kind.HELD) & np.isin(rows["number"], known)]
+    trace = trace_of(rows, records.began, name=found.name, device=found.device, note=records.note)
+    return Recorded(file, trace, found)
 
 
-def _policy_of(one: Recorded) -> str | None:
-    """Return the policy of the model that comes closest to the recorded pool's options."""
-    return None if one.pool is None else policy_like(one.pool.options)
+def _policy_of(one: Recorded, device: str | None) -> str:
+    """Return the options of the recorded pool, or the policy of the model that comes closest to them."""
+    if one.pool is None:
+        return "paged" if device is None else "auto"
+    return policy_like(one.pool.options) if device is None else one.pool.options
 
 
-def _on_model(
-    one: Recorded,
-    policies: tuple[str, ...],
-    patience: Patience | None,
-    model: Model,
-    limit: int | None,
-    *,
-    samples: int,
-    fitting: bool,
-) -> list[Entry]:
-    entries = []
-    for policy in map(Policy.parse, policies or (_policy_of(one) or "paged",)):
-        chosen = policy if patience is None else replace(policy, patience=patience)
-        with progress(f"replaying {one.trace.name}"):
-            found = run(one.trace, chosen, model, limit=limit, samples=samples)
-            fitted = fit(one.trace, chosen, model) if fitting else None
-        entries.append(Entry(one.file, str(policy), found, fitted))
-    return entries
-
-
-def _on_device(
-    device: str, one: Recorded, policies: tuple[str, ...], limit: int | None, *, lag: float, pace: float | None
-) -> list[Entry]:
-    if device == _AS_RECORDED:
+def _on_device(device: str, one: Recorded, policy: str, limit: int | None, *, lag: float, pace: float | None) -> Entry:
+    if device == "recorded":
         if one.pool is None:
-            raise click.UsageError(f'"--device {_AS_RECORDED}" is for what `asyncmem run` recorded')
+            raise click.UsageError('"--device recorded" is for what `asyncmem run` recorded')
         device = one.pool.device
-    entries = []
-    for policy in policies or ("auto" if one.pool is None else one.pool.options,):
-        options = pool_options(policy)
-        if limit is not None:
-            options = options.replace(limit=limit)
-        with (
-            progress(f"replaying {one.trace.name} on {device}", redraws=False),
-            closing(_opened(device, late=lag > 0)) as opened,
-            AsyncMemoryPool(opened, options=options) as pool,
-        ):
-            entries.append(Entry(one.file, policy, run_live(pool, one.trace, lag=lag, pace=pace)))
-    return entries
-
-
-def _opened(name: str, *, late: bool) -> Device:
-    found = make_device(name)
-    if late and isinstance(found, Simulated):
+    options = pool_options(policy)
+    if limit is not None:
+        options = options.replace(limit=limit)
+    found = make_device(device)
+    if lag > 0 and isinstance(found, Simulated):
         # A pool's worker goes by real time, from which a virtual clock runs away.
-        return Simulated(clock="wall", index=int(found.name.partition(":")[2]))
-    return found
+        found = Simulated(clock="wall", index=int(found.name.partition(":")[2]))
+    with (
+        progress(f"replaying {one.trace.name} on {device}", redraws=False),
+        closing(found),
+        AsyncMemoryPool(found, options=options) as pool,
+    ):
+        return Entry(one, policy, run_live(pool, one.trace, lag=lag, pace=pace))
+
+
+def _print(entries: list[Entry], plot: str | None, *, force: bool, as_json: bool) -> None:
+    if plot:
+        drawn = page(entry.replay for entry in entries if isinstance(entry.replay, Replay))
+        with written(plot, force=force) as out:
+            out.write(drawn.encode("utf-8"))
+    if as_json:
+        click.echo(to_json([figures_of(entry) | entry.program.about() for entry in entries], indent=2))
+    elif plot != STANDARD_OUTPUT:
+        show_replays(entries, output())
 
 
 def _advise(programs: list[Recorded], policies: tuple[str, ...], model: Model, *, as_json: bool) -> None:
@@ -263,17 +221,39 @@ def _advise(programs: list[Recorded], policies: tuple[str, ...], model: Model, *
         raise click.UsageError("--advise is about one policy: the one that the program has now")
     found = []
     for one in programs:
-        given = policies[0] if policies else _policy_of(one)
+        given = policies[0] if policies else one.pool and _policy_of(one, None)
         with progress(f"trying options for {one.trace.name}"):
             found.append((one, advise(one.trace, None if given is None else Policy.parse(given), model)))
     if as_json:
-        click.echo(to_json([one.figures(advice_as_json(one.file, advice)) for one, advice in found], indent=2))
+        click.echo(to_json([advice_as_json(*pair) | pair[0].about() for pair in found], indent=2))
         return
     for one, advice in found:
-        show_advice(one.file, advice, output())
+        show_advice(one, advice, output())
 
 
-def _refuse(mode: str, **given: object) -> None:
-    for name, value in given.items():
-        if value:
-            raise click.UsageError(f"--{name} does not go with {mode}")
+@click.command()
+@click.option("--device", "name", default="auto", show_default=True, metavar="NAME", help="Measure this device.")
+@click.option("--json", "as_json", is_flag=True, help="Print what `replay --costs` reads, and nothing else.")
+def costs(name: str, *, as_json: bool) -> None:
+    """Measure what the driver's calls for memory take on this machine.
+
+    A replay assumes the calls of an H200, made from C. In a virtual machine, or on another card, they may take several
+    times as long, and a pool that moves memory does so less often there. This measures how long they take:
+
+    \b
+      asyncmem costs --device cuda:0 --json > costs.json
+      asyncmem replay --costs costs.json program.npz
+
+    The names are the CUDA driver's, whatever the device; calls that have no counterpart there are left out. It takes
+    about a second, and up to half of the device's free memory meanwhile.
+    """  # noqa: D301 -- to click a backspace means that lines are not to be joined
+    with closing(make_device(name)) as device, progress(f"measuring the driver calls of {device.name}"):
+        found = measure_costs(device)
+        label = device.name
+    if as_json:
+        click.echo(to_json({call: [[nbytes, round(ns)] for nbytes, ns in curve] for call, curve in found.items()}))
+        return
+    sizes = sorted({nbytes for curve in found.values() for nbytes, _ in curve})
+    curves = {call: {nbytes: format_duration(ns / 1e9) for nbytes, ns in curve} for call, curve in found.items()}
+    rows = [(call, *(curve.get(nbytes, "") for nbytes in sizes)) for call, curve in curves.items()]
+    show_table(table_of((label, *map(format_size, sizes)), rows, left=(label,)), output())

@@ -11,7 +11,8 @@ from rich.text import Text
 from asyncmem.cli.tables import show_table, table_of
 from asyncmem.core import ReplaySample
 from asyncmem.figures import format_duration, format_share, format_size
-from asyncmem.replay import Advice, LiveReplay, Replay, Suggestion
+from asyncmem.insight.names import PoolName
+from asyncmem.replay import Advice, LiveReplay, Replay, Trace
 from asyncmem.replay.run import Outcome
 from asyncmem.text import printable
 
@@ -19,11 +20,29 @@ _NAMES: Final = ("program", "device", "policy")
 _ADVISED: Final = ("reserved", "ratio", "driver calls", "their time", "waits", "waited")
 
 
+class Recorded(NamedTuple):
+    """A program that was read from a file."""
+
+    file: str
+    trace: Trace
+    pool: PoolName | None = None
+    """The pool that `asyncmem run` recorded; None for other files."""
+
+    @property
+    def limit(self) -> int | None:
+        """What the recorded pool might reserve; None where that is not known."""
+        return None if self.pool is None else self.pool.limit
+
+    def about(self) -> dict[str, object]:
+        """Return what is missing in the recording, and the pool that was recorded."""
+        pool = {} if self.pool is None else {"recorded": self.pool._asdict()}
+        return {"note": self.trace.note, **pool}
+
+
 class Entry(NamedTuple):
     """One replay, a line of the table."""
 
-    file: str
-    """The file that was replayed."""
+    program: Recorded
     policy: str
     """The policy or the options, as they were written."""
     replay: Replay | LiveReplay
@@ -36,7 +55,7 @@ def figures_of(entry: Entry) -> dict[str, object]:
     """Return the figures of one replay by their names."""
     one = entry.replay
     found: dict[str, object] = {
-        "file": entry.file,
+        "file": entry.program.file,
         "policy": entry.policy,
         "limit": one.limit,
         "completed": one.completed,
@@ -63,14 +82,14 @@ def figures_of(entry: Entry) -> dict[str, object]:
     }
 
 
-def advice_as_json(file: str, advice: Advice) -> dict[str, object]:
+def advice_as_json(program: Recorded, advice: Advice) -> dict[str, object]:
     """Return what was tried with its figures, all that helps together, and the lines to paste."""
 
     def figures(one: Replay) -> dict[str, object]:
-        return figures_of(Entry(file, str(one.policy), one))
+        return figures_of(Entry(program, str(one.policy), one))
 
     return {
-        "file": file,
+        "file": program.file,
         "before": figures(advice.before),
         "suggestions": [
             {
@@ -100,22 +119,20 @@ def show_replays(entries: list[Entry], console: Console) -> None:
             console.print(f"{printable(one.name)}: out of memory under {limit}: {wanted}", soft_wrap=True)
 
 
-def show_advice(file: str, advice: Advice, console: Console) -> None:
+def show_advice(program: Recorded, advice: Advice, console: Console) -> None:
     """Print what was tried in a table, and below it the lines to paste."""
-    before, after = advice.before, advice.after
+    before = advice.before
     first = f"{printable(before.name)}: {format_size(before.peak_requested)} requested"
     lines = [(f"as it is, {before.policy}", "", before)]
-    lines += [(f"  {one}", _verdict(one), one.after) for one in advice.suggestions]
-    lines.append(("all that is advised", "", after))
-    cells = [_cells(Entry(file, "", one), waited=True) for _, _, one in lines]
-    rows = [(*line[:2], *(found[heading] for heading in _ADVISED)) for line, found in zip(lines, cells, strict=True)]
+    lines += [(f"  {one}", "yes" if one.helps else f"no: {one.against}", one.after) for one in advice.suggestions]
+    lines.append(("all that is advised", "", advice.after))
+    rows = []
+    for tried, advised, one in lines:
+        cells = _cells(Entry(program, "", one), waited=True)
+        rows.append((tried, advised, *(cells[heading] for heading in _ADVISED)))
     show_table(table_of((first, "advised", *_ADVISED), rows, left=("advised",), whole=(first,)), console)
     console.print()
     console.print(advice.code(), soft_wrap=True, end="")
-
-
-def _verdict(one: Suggestion) -> str:
-    return "yes" if one.helps else f"no: {one.against}"
 
 
 def _cells(entry: Entry, *, waited: bool) -> dict[str, str | Text]:

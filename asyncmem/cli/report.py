@@ -32,9 +32,7 @@ def report(file: str, output: str | None, *, force: bool, as_json: bool) -> None
     what was never freed, and what waited for how long. --json prints the figures of it.
     """
     path = output or str(Path(file).with_suffix(".html"))
-    if path == STANDARD_OUTPUT and as_json:
-        raise click.UsageError('--json and "-o -" both write to standard output')
-    need_free(path, force=force, source=file)
+    need_free(path, force=force, source=file, as_json=as_json)
     records = load(file)
     with progress(f"drawing {file}"):
         drawn = page(records, Path(file).name).encode("utf-8", "xmlcharrefreplace")
