@@ -2,11 +2,11 @@
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.cli.benchmarks.allocations import CHURN_SIZES, LIVE, STEPS, trivial
@@ -15,7 +15,6 @@ from asyncmem.cli.benchmarks.timing import (
     Side,
     Timing,
     collector_off,
-    plainly,
     random_plan,
     summary,
     time_sides,
@@ -24,6 +23,8 @@ from asyncmem.cli.benchmarks.timing import (
 from asyncmem.replay import Trace, read
 from benchmarks.allocators import FLOOR, Allocator, AsyncmemPool, Calls, Crossing, Plan
 from benchmarks.suite import Measured, Task, timed
+
+Result = TypeVar("Result")
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
@@ -123,6 +124,17 @@ def empty(calls: Calls, plan: Plan, held: list[object]) -> None:
     sizes = [before[slot] for slot in range(len(held)) if slot in before]
     held.clear()
     calls.give(kept, sizes)
+
+
+def plainly(main: Coroutine[object, object, Result]) -> Result:
+    """Run a coroutine that never waits, without any event loop."""
+    try:
+        main.send(None)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    main.close()
+    raise RuntimeError("a measurement outside of an event loop has waited")
 
 
 # -- the rows ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
-from asyncmem.cli.benchmarks.contention import TASKS
-from asyncmem.cli.benchmarks.timing import FULL, QUICK, Row
+from asyncmem.cli.benchmarks import LONG, ROWS
+from asyncmem.cli.benchmarks.timing import FULL, QUICK, TASKS, Row
 from asyncmem.cli.machine import describe_machine, installed_version
 from asyncmem.cli.tables import Cell, output, progress, show_table, table_of, verdict
 from asyncmem.figures import format_duration
@@ -69,7 +68,7 @@ def read_tasks(context: click.Context, parameter: click.Parameter, text: str) ->
 
 def complete_row(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
     """Return the rows whose names begin so."""
-    return [name for name in (*ROWS, *LONG_ROWS) if name.startswith(begun)]
+    return [name for name in ROWS if name.startswith(begun)]
 
 
 @click.command()
@@ -162,13 +161,13 @@ def known_rows(asked: Sequence[str], there: Iterable[str], how: str) -> list[str
 def _on_host(asked: tuple[str, ...], tasks: tuple[int, ...], options: RunOptions) -> bool:
     """Measure rows against floors on the host, print them, and return whether all bounds are met."""
     quick, uvloop, as_json = options["quick"], options["uvloop"], options["as_json"]
-    names = known_rows(asked, [*ROWS, *(name for name in LONG_ROWS if name in asked)], "without --device")
-    effort = replace(QUICK if quick else FULL, uvloop=uvloop)
+    names = known_rows(asked or [name for name in ROWS if name != LONG], ROWS, "without --device")
+    effort = replace(QUICK if quick else FULL, uvloop=uvloop, tasks=tasks)
     results: dict[str, Row] = {}
     with progress("measuring", quiet=as_json, redraws=False) as report:
         for name in names:
             report(f"measuring {name}")
-            results[name] = LONG_ROWS[name](effort, tasks) if name in LONG_ROWS else ROWS[name](effort)
+            results[name] = ROWS[name](effort)
     if as_json:
         document = {
             "rows": {name: row.as_json() for name, row in results.items()},
@@ -185,15 +184,17 @@ def _on_host(asked: tuple[str, ...], tasks: tuple[int, ...], options: RunOptions
 
 
 def _show(results: Mapping[str, Row], console: Console) -> None:
-    short = {name: row for name, row in results.items() if name not in LONG_ROWS}
-    if short:
+    cases = [one for name, row in results.items() if name != LONG for one in _cases(name, row)]
+    if cases:
+        headings = ("row", "asyncmem", "median", "floor", "median", "ratio", "at most", "bound")
+        rows = [(label, *_times(case), *_ratio(case)) for label, case in cases]
         console.print("The fastest repeat of each side, and the median beside it")
-        show_table(_rows_table(short), console)
-    for row in (row for name, row in results.items() if name in LONG_ROWS):
+        show_table(table_of(headings, rows, left=("row", "bound")), console)
+    if LONG in results:
         console.print("Steps a second, and a semaphore's; proofs: the time spent on looking for deadlocks")
-        show_table(_programs_table(row), console)
+        show_table(_programs_table(results[LONG]), console)
         console.print()
-        show_table(_queue_table(row), console)
+        show_table(_queue_table(results[LONG]), console)
     for name, row in results.items():
         for label, case in _cases(name, row):
             if case.broken:
@@ -202,15 +203,6 @@ def _show(results: Mapping[str, Row], console: Console) -> None:
 
 def _cases(name: str, row: Row) -> list[tuple[str, Row]]:
     return [(f"{name} {case}", part) for case, part in row.cases.items()] or [(name, row)]
-
-
-def _rows_table(results: Mapping[str, Row]) -> Table:
-    """Return the fastest repeat of each side, the median beside it, and whether the bound is met."""
-    headings = ("row", "asyncmem", "median", "floor", "median", "ratio", "at most", "bound")
-    cases = [
-        (label, *_times(case), *_ratio(case)) for name, row in results.items() for label, case in _cases(name, row)
-    ]
-    return table_of(headings, cases, left=("row", "bound"))
 
 
 def _programs_table(row: Row) -> Table:

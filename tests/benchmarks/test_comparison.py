@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncmem.cli.benchmarks.timing import Effort, plainly, random_plan, unrolled
+from asyncmem.cli.benchmarks.timing import Effort, random_plan, unrolled
 from benchmarks import alone
 from benchmarks.allocators import OURS, AsyncmemPool, Calls
 from benchmarks.comparison import SUITE, TOGETHER, TORCH
-from benchmarks.rows import circular, empty, fill
+from benchmarks.rows import circular, empty, fill, plainly
 from benchmarks.suite import Family, Measured, Task, absent, measure, run
 from benchmarks.workloads import LIMIT, PRESSED, PROGRAMS, pressure
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from asyncmem.cli.benchmarks.timing import Effort, Side, plainly, random_plan, time_sides
+from asyncmem.cli.benchmarks.timing import Effort, Side, random_plan, time_sides
 from asyncmem.devices import Simulated
 from asyncmem.replay import Trace
 from benchmarks import growth
@@ -20,7 +20,7 @@ from benchmarks.allocators import FLOOR, OURS, AsyncmemPool
 from benchmarks.alone import DRIVER, POOL, SUITE
 from benchmarks.growth import ticking
 from benchmarks.report import show
-from benchmarks.rows import circular, plan_of
+from benchmarks.rows import circular, plainly, plan_of
 from benchmarks.suite import Failed, Family, Measured, Run, Task, absent, collect, measure, run
 
 RECORDED = Path(__file__).parents[1] / "traces" / "four_streams.npz"

@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 
 from asyncmem import AsyncMemoryPool, DeadlockError
-from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
-from asyncmem.cli.benchmarks.contention import PROGRAMS, TASKS, contention, proof_seconds, used_memory
-from asyncmem.cli.benchmarks.timing import Effort, Row, Timing, compare, worst_of
+from asyncmem.cli.benchmarks import ROWS
+from asyncmem.cli.benchmarks.contention import PROGRAMS, contention, proof_seconds, used_memory
+from asyncmem.cli.benchmarks.timing import TASKS, Effort, Row, Timing, compare, worst_of
 
 Invoke = Callable[..., Result]
 
@@ -23,7 +23,7 @@ BOTH = (3, 40)
 @pytest.mark.may_block  # threads are among the programs
 def test_every_program_runs_beside_a_semaphore() -> None:
     """Each program has a part for each number of tasks, with steps a second of both sides; and the queue has three."""
-    row = contention(A_MOMENT, BOTH)
+    row = contention(replace(A_MOMENT, tasks=BOTH))
     for program in PROGRAMS:
         for count in [program.threads] if program.threads else BOTH:
             part = row.cases[f"{program.name}, {count}"]
@@ -58,14 +58,13 @@ def test_it_is_measured_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, 
     """Without rows all others are measured; with its name it is, with the tasks that were asked for."""
     told: list[Sequence[int]] = []
 
-    def measure(effort: Effort, tasks: Sequence[int]) -> Row:
-        del effort
-        told.append(tasks)
+    def measure(effort: Effort) -> Row:
+        told.append(effort.tasks)
         return a_row()
 
     for name in ROWS:
         monkeypatch.setitem(ROWS, name, lambda _: part(1, 2))
-    monkeypatch.setitem(LONG_ROWS, "contention", measure)
+    monkeypatch.setitem(ROWS, "contention", measure)
     assert "contention" not in json.loads(invoke("bench", "--json").stdout)["rows"]
     assert told == []
     assert invoke("bench", "contention", "--tasks", "20,200").exit_code == 0
@@ -77,7 +76,7 @@ def test_it_is_measured_only_where_it_is_named(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_person_sees_steps_and_bounds(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
     """The tables have steps a second of both sides, the share and its bound, and the bytes of a request."""
-    monkeypatch.setitem(LONG_ROWS, "contention", lambda *_: a_row())
+    monkeypatch.setitem(ROWS, "contention", lambda _: a_row())
     shown = invoke("bench", "contention").stdout
     for word in ("leases", "800", "1,000", "0.80", "0.6", "0.10%", "900 of 1024", "resident set"):
         assert word in shown
@@ -86,17 +85,17 @@ def test_a_person_sees_steps_and_bounds(monkeypatch: pytest.MonkeyPatch, invoke:
 
 def test_what_has_no_bound_is_only_told(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
     """JSON has null for it, and `--check` looks at the others."""
-    monkeypatch.setitem(LONG_ROWS, "contention", lambda *_: a_row())
+    monkeypatch.setitem(ROWS, "contention", lambda _: a_row())
     shown = invoke("bench", "contention", "--json", "--check")
     assert shown.exit_code == 0
     cases = json.loads(shown.stdout)["rows"]["contention"]["cases"]
     assert cases["trio, 20"]["bound"] is None
     assert cases["leases, 20"]["bound"] == pytest.approx(1 / 0.6)
-    monkeypatch.setitem(LONG_ROWS, "contention", lambda *_: a_row(0.5))
+    monkeypatch.setitem(ROWS, "contention", lambda _: a_row(0.5))
     missed = invoke("bench", "contention", "--check")
     assert missed.exit_code == 1
     assert "not met" in missed.stdout
-    monkeypatch.setitem(LONG_ROWS, "contention", lambda *_: replace(a_row(), broken="too long"))
+    monkeypatch.setitem(ROWS, "contention", lambda _: replace(a_row(), broken="too long"))
     assert invoke("bench", "contention", "--check").exit_code == 1
 
 

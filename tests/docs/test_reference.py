@@ -15,7 +15,7 @@ import asyncmem.pipeline
 from asyncmem import errors, insight, planning
 from asyncmem.arrays.elements import SHORT_FLOATS, element_type
 from asyncmem.cli.app import commands
-from asyncmem.cli.benchmarks import LONG_ROWS, ROWS
+from asyncmem.cli.benchmarks import ROWS
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import pictures, reports
 from asyncmem.insight.prometheus import PoolCollector
@@ -272,4 +272,4 @@ def test_every_command_is_listed_with_its_options() -> None:
 def test_every_benchmark_has_a_row_on_its_page() -> None:
     """The page of benchmarks lists the rows that there are, those against floors and those of a device."""
     page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*ROWS, *LONG_ROWS, *comparison.SUITE.rows]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*ROWS, *comparison.SUITE.rows]

@@ -3,7 +3,7 @@
 A benchmark is a function that returns a `Row`; its docstring says what is compared with what.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Final, TypeAlias
 
 from asyncmem.cli.benchmarks.allocations import await_hit, batch, buckets, churn, hit, large, scale
@@ -30,8 +30,9 @@ ROWS: Final[dict[str, Benchmark]] = {
     "stall": stall,
     "pipeline": _on_loop(pipeline),
     "scale": _on_loop(scale),
+    "contention": contention,
 }
-"""Each row's name and its benchmark. `scale` comes last because it leaves the process's own heap large."""
+"""Each row's name and its benchmark. `scale` comes late because it leaves the process's own heap large."""
 
-LONG_ROWS: Final[dict[str, Callable[[Effort, Sequence[int]], Row]]] = {"contention": contention}
-"""Rows that are measured only if they are named, because they take minutes. They take the numbers of tasks."""
+LONG: Final = "contention"
+"""The row that is measured only if it is named, because it takes minutes."""

@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -27,19 +27,15 @@ from asyncmem.cli.machine import installed_version
 from asyncmem.core import Request
 from asyncmem.pool.loops import EventLoop, Timer
 
-TASKS: Final = (20, 200, 1_000, 5_000, 20_000)
 SHARE: Final = 0.6
 """The least share of a semaphore's steps a second, on asyncio."""
-BOUND: Final = 1 / SHARE
 GROWTH: Final = 1.5
 """How much a step may grow from the fewest tasks to the most."""
 PROOFS: Final = 0.01
 """The most of the time that may be spent on looking for deadlocks."""
 
 LIMIT: Final = 16 << 20
-SMALLEST: Final = 512
-LARGEST: Final = 4 << 20
-ONE_SIZE: Final = 1 << 20
+SIZES: Final = (512, 4 << 20)
 PAUSE: Final = 0.0005
 PERMITS: Final = 16
 STEPS: Final = 20_000
@@ -47,15 +43,199 @@ EACH: Final = 3
 """Steps of each task at least."""
 FEWEST_STEPS: Final = 200
 MINUTE: Final = 60
-PRIORITIES: Final = 3
 BUDGETS: Final = 100
 DEEP: Final = 3
 MOST_REPEATS: Final = 3
 
+Sleep: TypeAlias = Callable[[float], Awaitable[object]]
 Step: TypeAlias = Callable[[int, float], Awaitable[object]]
 """One step of a task: how many bytes, and how long they are held."""
-Work: TypeAlias = Callable[[AsyncMemoryPool, int], Step]
+Work: TypeAlias = Callable[[AsyncMemoryPool, int, Sleep], Step]
 """Makes the steps of a task by its number."""
+
+
+def contention(effort: Effort) -> Row:
+    """Time the queue first, in a process as small as it is, then every program with every number of tasks."""
+    cases = _measure_queue(effort)
+    for program in PROGRAMS:
+        if program.loop and installed_version(program.loop) is None:
+            continue
+        counts = [program.threads] if program.threads else effort.tasks
+        parts = {f"{program.name}, {count:,}": _measure(program, count, effort) for count in counts}
+        cases |= parts
+        if program.bounded and len(parts) > 1:
+            few, many = list(parts.values())[:: len(parts) - 1]
+            cases[f"{program.name}, growth"] = compare(GROWTH, many.ours, few.ours)
+    return worst_of(cases)
+
+
+def _measure(program: "Program", count: int, effort: Effort) -> Row:
+    """Time both sides in turn."""
+    steps = max(round(STEPS * effort.share), EACH * count, FEWEST_STEPS)
+    times, floor, shares = [], [], []
+    with collector_off():
+        for _ in range(max(1, min(MOST_REPEATS, effort.repeats // 5))):
+            with proof_seconds() as spent:
+                times.append(_run(program, count, steps, effort, semaphore=False))
+            shares.append(sum(spent) / (times[-1] * steps / 1e9))
+            floor.append(_run(program, count, steps, effort, semaphore=True))
+    row = compare(1 / SHARE if program.bounded else inf, summary(times), summary(floor))
+    proofs = statistics.median(shares)
+    figures: dict[str, Number] = {
+        "program": program.name,
+        "tasks": count,
+        "steps_per_second": round(1e9 / row.ours.ns),
+        "floor_steps_per_second": round(1e9 / row.floor.ns),
+        "share": round(row.floor.ns / row.ours.ns, 3),
+        "least_share": SHARE if program.bounded else 0,
+        "proofs_share": round(proofs, 5),
+    }
+    broken = f"{proofs:.1%} of the time went into looking for deadlocks" if proofs > PROOFS else ""
+    return replace(row, figures=figures, broken=broken)
+
+
+@contextmanager
+def proof_seconds() -> Iterator[list[float]]:
+    """Note how long each search for a deadlock takes: a callback of the loop, which is wrapped as it is set."""
+    spent: list[float] = []
+    plain = EventLoop.call_at
+
+    def call_at(loop: EventLoop, when: float, callback: Callable[[], object]) -> Timer:
+        def look() -> None:
+            started = time.perf_counter()
+            callback()
+            spent.append(time.perf_counter() - started)
+
+        return plain(loop, when, look if getattr(callback, "__name__", "") == "look_for_deadlock" else callback)
+
+    EventLoop.call_at = call_at  # type: ignore[assignment, method-assign]
+    try:
+        yield spent
+    finally:
+        EventLoop.call_at = plain  # type: ignore[method-assign]
+
+
+# -- a program, in nanoseconds a step ----------------------------------------------------------------------------------
+
+
+def _run(program: "Program", count: int, steps: int, effort: Effort, *, semaphore: bool) -> float:
+    if program.threads:
+        return _threads(count, steps, semaphore=semaphore)
+    if program.loop == "trio":
+        import trio
+
+        gate = trio.Semaphore(PERMITS) if semaphore else None
+        found: float = trio.run(_tasks, program, count, steps, gate, trio.sleep)
+        return found
+    loop = replace(effort, uvloop=effort.uvloop or program.loop == "uvloop")
+    return loop.run(_tasks(program, count, steps, asyncio.Semaphore(PERMITS) if semaphore else None, asyncio.sleep))
+
+
+async def _tasks(program: "Program", count: int, steps: int, semaphore: Any, sleep: Sleep) -> float:  # noqa: ANN401  # asyncio's or trio's
+    plan = draw_plan(steps, program.size)
+
+    async def through_semaphore(_: int, pause: float) -> None:
+        async with semaphore:
+            await sleep(pause)
+
+    async with AsyncMemoryPool("host", limit=LIMIT) as pool:
+
+        async def task(number: int) -> None:
+            step = program.work(pool, number, sleep) if semaphore is None else through_semaphore
+            for nbytes, pause in plan:
+                await step(nbytes, pause)
+
+        started = time.perf_counter_ns()
+        if program.loop == "trio":
+            async with anyio.create_task_group() as group:
+                for number in range(count):
+                    group.start_soon(task, number)
+        else:
+            await asyncio.gather(*[task(number) for number in range(count)])
+        return (time.perf_counter_ns() - started) / steps
+
+
+def draw_plan(steps: int, size: int = 0) -> Iterator[tuple[int, float]]:
+    """Draw the bytes and the pause of each step: half of them sleep, and sizes are even over their logarithm."""
+    draw = random.Random(1)  # noqa: S311  # no secret
+    least, most = map(math.log, SIZES)
+    return iter([(size or int(math.exp(draw.uniform(least, most))), draw.choice((0.0, PAUSE))) for _ in range(steps)])
+
+
+def _threads(count: int, steps: int, *, semaphore: bool) -> float:
+    plan = list(draw_plan(steps))
+    numbers = itertools.count()
+    gate = threading.Semaphore(PERMITS)
+
+    def work() -> None:
+        while (number := next(numbers)) < steps:
+            nbytes, pause = plan[number]
+            if semaphore:
+                with gate:
+                    time.sleep(pause)
+            else:
+                buffer = pool.allocate(nbytes, timeout=MINUTE)
+                time.sleep(pause)
+                buffer.free()
+
+    with AsyncMemoryPool("host", limit=LIMIT) as pool:
+        threads = [threading.Thread(target=work) for _ in range(count)]
+        started = time.perf_counter_ns()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return (time.perf_counter_ns() - started) / steps
+
+
+# -- the steps of each program -----------------------------------------------------------------------------------------
+
+Take: TypeAlias = Callable[[int], Awaitable[Buffer | Batch]]
+
+
+def _by(take_of: Callable[[AsyncMemoryPool, int], Take]) -> Work:
+    def make(pool: AsyncMemoryPool, number: int, sleep: Sleep) -> Step:
+        take = take_of(pool, number)
+
+        async def step(nbytes: int, pause: float) -> None:
+            taken = await take(nbytes)
+            await sleep(pause)
+            taken.free()
+
+        return step
+
+    return make
+
+
+def _in_budgets(pool: AsyncMemoryPool, number: int) -> Take:
+    """Take from one of the pool's budgets, which are three deep. The first task makes them."""
+    budgets = [one for one in pool._inside if isinstance(one, Budget)]
+    above: AsyncMemoryPool | Budget = pool
+    for made in range(len(budgets), BUDGETS):
+        above = (above if made % DEEP else pool).budget(str(made), limit=LIMIT)
+        budgets.append(above)
+    return budgets[DEEP * (number % (BUDGETS // DEEP)) + DEEP - 1].allocate_async
+
+
+def _entered(pool: AsyncMemoryPool, number: int, sleep: Sleep) -> Step:  # noqa: ARG001
+    async def step(nbytes: int, pause: float) -> None:
+        async with pool.allocate_async(nbytes):
+            await sleep(pause)
+
+    return step
+
+
+def _in_leases(pool: AsyncMemoryPool, number: int, sleep: Sleep) -> Step:  # noqa: ARG001
+    async def step(nbytes: int, pause: float) -> None:
+        async with pool.lease(nbytes) as lease:
+            buffer = await lease.allocate_async(nbytes)
+            await sleep(pause)
+            buffer.free()
+
+    return step
+
+
+_plain: Final = _by(lambda pool, _: pool.allocate_async)
 
 
 @dataclass(frozen=True)
@@ -71,7 +251,7 @@ class Program:
     """
 
     name: str
-    work: Work | None = None
+    work: Work = _plain
     size: int = 0
     loop: str = ""
     threads: int = 0
@@ -82,235 +262,17 @@ class Program:
         return not self.loop and not self.threads
 
 
-def contention(effort: Effort, tasks: Sequence[int] = TASKS) -> Row:
-    """Time the queue first, in a process as small as it is, then every program with every number of tasks."""
-    cases = _measure_queue(effort)
-    for program in PROGRAMS:
-        if program.loop and installed_version(program.loop) is None:
-            continue
-        counts = [program.threads] if program.threads else tasks
-        parts = {f"{program.name}, {count:,}": _measure(program, count, effort) for count in counts}
-        cases |= parts
-        if program.bounded and len(parts) > 1:
-            few, many = list(parts.values())[:: len(parts) - 1]
-            cases[f"{program.name}, growth"] = compare(GROWTH, many.ours, few.ours)
-    return worst_of(cases)
-
-
-def _measure(program: Program, count: int, effort: Effort) -> Row:
-    """Time both sides in turn."""
-    steps = max(round(STEPS * effort.share), EACH * count, FEWEST_STEPS)
-    times, floor, shares = [], [], []
-    with collector_off():
-        for _ in range(max(1, min(MOST_REPEATS, effort.repeats // 5))):
-            with proof_seconds() as spent:
-                times.append(_run(program, count, steps, effort, semaphore=False))
-            shares.append(sum(spent) / (times[-1] * steps / 1e9))
-            floor.append(_run(program, count, steps, effort, semaphore=True))
-    row = compare(BOUND if program.bounded else inf, summary(times), summary(floor))
-    proofs = statistics.median(shares)
-    figures: dict[str, Number] = {
-        "program": program.name,
-        "tasks": count,
-        "steps_per_second": round(1e9 / row.ours.ns),
-        "floor_steps_per_second": round(1e9 / row.floor.ns),
-        "share": round(row.floor.ns / row.ours.ns, 3),
-        "least_share": SHARE if program.bounded else 0,
-        "proofs_share": round(proofs, 5),
-    }
-    broken = f"{proofs:.1%} of the time went into looking for deadlocks" if proofs > PROOFS else ""
-    return replace(row, figures=figures, broken=broken)
-
-
-# -- a program, in nanoseconds a step ----------------------------------------------------------------------------------
-
-
-def _run(program: Program, count: int, steps: int, effort: Effort, *, semaphore: bool) -> float:
-    if program.threads:
-        return _threads(count, steps, semaphore=semaphore)
-    if program.loop == "trio":
-        import trio
-
-        found: float = trio.run(_tasks, program, count, steps, trio.Semaphore if semaphore else None)
-        return found
-    loop = replace(effort, uvloop=effort.uvloop or program.loop == "uvloop")
-    return loop.run(_tasks(program, count, steps, asyncio.Semaphore if semaphore else None))
-
-
-async def _tasks(program: Program, count: int, steps: int, semaphore: Callable[[int], Any] | None) -> float:
-    plan = draw_plan(steps, program.size)
-    make = program.work if semaphore is None else _through(semaphore(PERMITS))
-    assert make is not None
-    async with AsyncMemoryPool("host", limit=LIMIT) as pool:
-
-        async def task(number: int) -> None:
-            step = make(pool, number)
-            for nbytes, pause in plan:
-                await step(nbytes, pause)
-
-        return await _all(task, count, program.loop) / steps
-
-
-async def _all(task: Callable[[int], Coroutine[Any, Any, None]], count: int, loop: str) -> int:
-    started = time.perf_counter_ns()
-    if loop == "trio":
-        async with anyio.create_task_group() as group:
-            for number in range(count):
-                group.start_soon(task, number)
-    else:
-        await asyncio.gather(*[task(number) for number in range(count)])
-    return time.perf_counter_ns() - started
-
-
-def _through(semaphore: Any) -> Work:  # noqa: ANN401  # asyncio's or trio's
-    def make(pool: AsyncMemoryPool, number: int) -> Step:  # noqa: ARG001
-        sleep = _sleep()
-
-        async def step(nbytes: int, pause: float) -> None:  # noqa: ARG001
-            async with semaphore:
-                await sleep(pause)
-
-        return step
-
-    return make
-
-
-def _sleep() -> Callable[[float], Awaitable[object]]:
-    if asyncio._get_running_loop() is not None:
-        return asyncio.sleep
-    import trio
-
-    return trio.sleep
-
-
-def draw_plan(steps: int, size: int) -> Iterator[tuple[int, float]]:
-    """Draw the bytes and the pause of each step: half of them sleep, and sizes are even over their logarithm."""
-    draw = random.Random(1)  # noqa: S311  # no secret
-    least, most = math.log(SMALLEST), math.log(LARGEST)
-    plan = [(size or int(math.exp(draw.uniform(least, most))), draw.choice((0.0, PAUSE))) for _ in range(steps)]
-    return iter(plan)
-
-
-def _threads(count: int, steps: int, *, semaphore: bool) -> float:
-    plan = list(draw_plan(steps, 0))
-    numbers = itertools.count()
-    gate = threading.Semaphore(PERMITS)
-    pool = AsyncMemoryPool("host", limit=LIMIT)
-
-    def work() -> None:
-        while (number := next(numbers)) < steps:
-            nbytes, pause = plan[number]
-            if semaphore:
-                with gate:
-                    time.sleep(pause)
-            else:
-                buffer = pool.allocate(nbytes, timeout=MINUTE)
-                time.sleep(pause)
-                buffer.free()
-
-    with pool:
-        threads = [threading.Thread(target=work) for _ in range(count)]
-        started = time.perf_counter_ns()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (time.perf_counter_ns() - started) / steps
-
-
-@contextmanager
-def proof_seconds() -> Iterator[list[float]]:
-    """Note how long each search for a deadlock takes: a callback of the loop, which is wrapped as it is set."""
-    spent: list[float] = []
-    plain = EventLoop.call_at
-
-    def noted(callback: Callable[[], object]) -> Callable[[], object]:
-        if getattr(callback, "__name__", "") != "look_for_deadlock":
-            return callback
-
-        def look() -> None:
-            started = time.perf_counter()
-            callback()
-            spent.append(time.perf_counter() - started)
-
-        return look
-
-    def call_at(loop: EventLoop, when: float, callback: Callable[[], object]) -> Timer:
-        return plain(loop, when, noted(callback))
-
-    EventLoop.call_at = call_at  # type: ignore[assignment, method-assign]
-    try:
-        yield spent
-    finally:
-        EventLoop.call_at = plain  # type: ignore[method-assign]
-
-
-# -- the steps of each program -----------------------------------------------------------------------------------------
-
-Take: TypeAlias = Callable[[int], Awaitable[Buffer | Batch]]
-
-
-def _by(take_of: Callable[[AsyncMemoryPool, int], Take]) -> Work:
-    def make(pool: AsyncMemoryPool, number: int) -> Step:
-        take, sleep = take_of(pool, number), _sleep()
-
-        async def step(nbytes: int, pause: float) -> None:
-            taken = await take(nbytes)
-            await sleep(pause)
-            taken.free()
-
-        return step
-
-    return make
-
-
-def _in_budgets(pool: AsyncMemoryPool, number: int) -> Take:
-    return _budgets(pool)[DEEP * (number % (BUDGETS // DEEP)) + DEEP - 1].allocate_async
-
-
-def _budgets(pool: AsyncMemoryPool) -> list[Budget]:
-    """Return the pool's budgets, three deep. The first task makes them."""
-    budgets = [one for one in pool._inside if isinstance(one, Budget)]
-    above: AsyncMemoryPool | Budget = pool
-    for number in range(len(budgets), BUDGETS):
-        above = (above if number % DEEP else pool).budget(str(number), limit=LIMIT)
-        budgets.append(above)
-    return budgets
-
-
-def _entered(pool: AsyncMemoryPool, number: int) -> Step:  # noqa: ARG001
-    async def step(nbytes: int, pause: float) -> None:
-        async with pool.allocate_async(nbytes):
-            await asyncio.sleep(pause)
-
-    return step
-
-
-def _in_leases(pool: AsyncMemoryPool, number: int) -> Step:  # noqa: ARG001
-    async def step(nbytes: int, pause: float) -> None:
-        async with pool.lease(nbytes) as lease:
-            buffer = await lease.allocate_async(nbytes)
-            await asyncio.sleep(pause)
-            buffer.free()
-
-    return step
-
-
-_plain: Final = _by(lambda pool, _: pool.allocate_async)
 PROGRAMS: Final = (
-    Program("one size", _plain, size=ONE_SIZE),
-    Program("mixed sizes", _plain),
+    Program("one size", size=1 << 20),
+    Program("mixed sizes"),
     Program("async with", _entered),
     Program("timeouts", _by(lambda pool, _: lambda nbytes: pool.allocate_async(nbytes, timeout=MINUTE))),
     Program("batches of 3", _by(lambda pool, _: lambda nbytes: pool.allocate_batch([nbytes // 3] * 3))),
-    Program(
-        "3 priorities",
-        _by(lambda pool, number: lambda nbytes: pool.allocate_async(nbytes, priority=number % PRIORITIES)),
-    ),
+    Program("3 priorities", _by(lambda pool, number: lambda nbytes: pool.allocate_async(nbytes, priority=number % 3))),
     Program("100 budgets", _by(_in_budgets)),
     Program("leases", _in_leases),
-    Program("trio", _plain, loop="trio"),
-    Program("uvloop", _plain, loop="uvloop"),
+    Program("trio", loop="trio"),
+    Program("uvloop", loop="uvloop"),
     Program("threads", threads=8),
 )
 
@@ -328,14 +290,15 @@ MARGIN: Final = 0.5
 """Seconds between the last request and the deadline of all."""
 
 Queue: TypeAlias = list[Request[object]]
+Measure: TypeAlias = Callable[[AsyncMemoryPool, list[int]], Awaitable[tuple[float, ...]]]
 
 
 def _measure_queue(effort: Effort) -> dict[str, Row]:
     """Time to queue, cancel and expire all requests; the time allowed is proportional to their number."""
     count = max(1_000, round(REQUESTS * effort.share))
     with collector_off():
-        queued, nbytes, cancelled = effort.run(_in_full_pool(lambda pool: _cancel(pool, count)))
-        (expired,) = effort.run(_in_full_pool(lambda pool: _expire(pool, count)))
+        queued, nbytes, cancelled = effort.run(_in_full_pool(_cancel, count))
+        (expired,) = effort.run(_in_full_pool(_expire, count))
     part = count / REQUESTS
     broken = f"a request takes {nbytes:.0f} bytes, more than {BYTES}" if nbytes > BYTES else ""
     figures: dict[str, Number] = {
@@ -354,23 +317,20 @@ def _row(seconds: float, allowed: float) -> Row:
     return compare(1.0, *(Timing(ns=1e9 * one, median_ns=1e9 * one) for one in (seconds, allowed)))
 
 
-async def _in_full_pool(
-    measure: Callable[[AsyncMemoryPool], Awaitable[tuple[float, ...]]],
-) -> tuple[float, ...]:
+async def _in_full_pool(measure: Measure, count: int) -> tuple[float, ...]:
     async with AsyncMemoryPool("host", limit=LIMIT, segment_size=LIMIT) as pool:
         full = await pool.allocate_async(LIMIT)
-        found = await measure(pool)
+        found = await measure(pool, [nbytes for nbytes, _ in draw_plan(count)])
         full.free()
         return found
 
 
-async def _cancel(pool: AsyncMemoryPool, count: int) -> tuple[float, ...]:
-    sizes = [nbytes for nbytes, _ in draw_plan(count, 0)]
+async def _cancel(pool: AsyncMemoryPool, sizes: list[int]) -> tuple[float, ...]:
     before = used_memory()
     started = time.perf_counter()
     queue: Queue = [pool.allocate_async(nbytes) for nbytes in sizes]  # type: ignore[misc]  # none of them is a hit
     queued = time.perf_counter() - started
-    each = (used_memory() - before) / count
+    each = (used_memory() - before) / len(sizes)
     await asyncio.sleep(0)
     random.Random(1).shuffle(queue)  # noqa: S311  # no secret
     started = time.perf_counter()
@@ -379,10 +339,9 @@ async def _cancel(pool: AsyncMemoryPool, count: int) -> tuple[float, ...]:
     return queued, each, time.perf_counter() - started
 
 
-async def _expire(pool: AsyncMemoryPool, count: int) -> tuple[float, ...]:
+async def _expire(pool: AsyncMemoryPool, sizes: list[int]) -> tuple[float, ...]:
     loop = asyncio.get_running_loop()
-    sizes = [nbytes for nbytes, _ in draw_plan(count, 0)]
-    until = loop.time() + MARGIN + 2 * QUEUED * count / REQUESTS
+    until = loop.time() + MARGIN + 2 * QUEUED * len(sizes) / REQUESTS
     queue: Queue = [
         pool.allocate_async(nbytes, timeout=until - loop.time())  # type: ignore[misc]  # none of them is a hit
         for nbytes in sizes

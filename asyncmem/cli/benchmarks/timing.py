@@ -25,6 +25,7 @@ Loop: TypeAlias = Callable[[int], Coroutine[object, object, int]]
 """Runs so many turns and returns the nanoseconds they took."""
 Result = TypeVar("Result")
 
+TASKS: Final = (20, 200, 1_000, 5_000, 20_000)
 UNROLL: Final = 10
 SETTLE_NS: Final = 20_000_000
 """How long a side runs before it is timed: caches fill, and a pool's worker gets ahead of demand."""
@@ -55,6 +56,8 @@ class Effort:
     """How much of the full amount of work the rows do that do not repeat a statement."""
     uvloop: bool = False
     """Whether uvloop's event loop is used, and not asyncio's own."""
+    tasks: Sequence[int] = TASKS
+    """How many tasks `contention` has, one number after the other."""
 
     def run(self, main: Coroutine[object, object, Result]) -> Result:
         """Run a coroutine on a fresh loop of that kind."""
@@ -134,17 +137,6 @@ async def _calibrate(side: Side, effort: Effort) -> int:
     while warm < SETTLE_NS and effort.repeat_ns >= QUICK.repeat_ns:
         warm += await side.run(turns)
     return turns
-
-
-def plainly(main: Coroutine[object, object, Result]) -> Result:
-    """Run a coroutine that never waits, without any event loop."""
-    try:
-        main.send(None)
-    except StopIteration as end:
-        result: Result = end.value
-        return result
-    main.close()
-    raise RuntimeError("a measurement outside of an event loop has waited")
 
 
 def summary(samples: Sequence[float]) -> Timing:
