@@ -14,12 +14,9 @@ from asyncmem.cli.bench import bench
 from asyncmem.cli.demo import demo
 from asyncmem.cli.doctor import doctor
 from asyncmem.cli.estimate import estimate
-from asyncmem.cli.export import export
-from asyncmem.cli.journal import journal
-from asyncmem.cli.plan import plan
+from asyncmem.cli.exports import export, plan, report
 from asyncmem.cli.program import INTERRUPTED
-from asyncmem.cli.replay import costs, replay
-from asyncmem.cli.report import report
+from asyncmem.cli.replay import costs, journal, replay
 from asyncmem.cli.reports import leaks, segments, stats, summary, table, timeline, tree, waits
 from asyncmem.cli.run import run
 from asyncmem.cli.top import top
@@ -57,14 +54,8 @@ _WIDEST: Final = 2000
 """Characters of a line of an error."""
 
 
-class Refusal(click.ClickException):
-    """An error of asyncmem, shown as its sentence."""
-
-    exit_code = 1
-
-
-class WrongInput(Refusal):
-    """A value that cannot be right; it exits as click's own usage errors do."""
+class WrongInput(click.ClickException):
+    """A value that cannot be right, shown as its sentence; it exits as click's own usage errors do."""
 
     exit_code = 2
 
@@ -94,7 +85,7 @@ class Commands(click.Group):
             raise _refusal(_only_error(group)) from group
         except OSError as error:
             if error.errno in _DISK_FULL:
-                raise Refusal(f"the output cannot be written: {error.strerror}") from error
+                raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
             if error.filename is None:
                 raise
             raise click.FileError(str(error.filename), error.strerror) from error
@@ -115,8 +106,8 @@ def _harmless() -> Iterator[None]:
         raise
 
 
-def _refusal(error: AsyncmemError) -> Refusal:
-    return (WrongInput if isinstance(error, InvalidRequest) else Refusal)(str(error))
+def _refusal(error: AsyncmemError) -> click.ClickException:
+    return (WrongInput if isinstance(error, InvalidRequest) else click.ClickException)(str(error))
 
 
 def _only_error(group: ExceptionGroup[Exception]) -> AsyncmemError:

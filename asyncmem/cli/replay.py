@@ -1,5 +1,9 @@
-"""`asyncmem replay`: what a pool would have reserved for a recorded program, and what that would have cost."""
+"""`asyncmem replay`: what a pool would have reserved for a recorded program, and what that would have cost.
 
+Beside it `costs`, which measures what a replay assumes, and `journal`, the replay of a single pool's decisions.
+"""
+
+import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -15,11 +19,13 @@ from asyncmem.cli.parameters import (
     Quantity,
     force_option,
     json_option,
+    load,
     need_free,
+    pool_of,
+    pool_option,
     refuse,
     written,
 )
-from asyncmem.cli.recordings import load, pool_of, pool_option
 from asyncmem.cli.replays import Entry, Recorded, advice_as_json, figures_of, page, show_advice, show_replays
 from asyncmem.cli.tables import output, progress, show_table, table_of
 from asyncmem.core import Kind
@@ -29,7 +35,19 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_duration, format_size
 from asyncmem.files import open_file
 from asyncmem.readers import Patience
-from asyncmem.replay import Model, Policy, Replay, Trace, advise, fit, measure_costs, pool_options, read, read_costs
+from asyncmem.replay import (
+    Journal,
+    Model,
+    Policy,
+    Replay,
+    Trace,
+    advise,
+    fit,
+    measure_costs,
+    pool_options,
+    read,
+    read_costs,
+)
 from asyncmem.replay import replay as run
 from asyncmem.replay import replay_on as run_live
 from asyncmem.replay.model import H200
@@ -257,3 +275,53 @@ def costs(name: str, *, as_json: bool) -> None:
     curves = {call: {nbytes: format_duration(ns / 1e9) for nbytes, ns in curve} for call, curve in found.items()}
     rows = [(call, *(curve.get(nbytes, "") for nbytes in sizes)) for call, curve in curves.items()]
     show_table(table_of((label, *map(format_size, sizes)), rows, left=(label,)), output())
+
+
+# -- journal: the calls of a pool's heap and scheduler -----------------------------------------------------------------
+
+
+def _read_changes(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            raise click.BadParameter(f"expected SETTING=VALUE, got {text!r}", ctx=context, param=parameter)
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = parse_size(value, what=name)
+    return changes
+
+
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@click.option("--replay", "replaying", is_flag=True, help="Replay the calls on a fresh scheduler, and compare effects.")
+@click.option(
+    "--with",
+    "changes",
+    multiple=True,
+    metavar="SETTING=VALUE",
+    callback=_read_changes,
+    help="Replay with another setting of the scheduler, as in bypass=0; may be repeated.",
+)
+def journal(file: str, changes: dict[str, object], *, replaying: bool) -> None:
+    """Print the calls of a pool's heap and scheduler, and what they decided.
+
+    FILE was written by a pool with the option `journal`. Each call is a line, with its time in seconds if it has one;
+    below it are its effects. Requests are numbered in their order.
+
+    With --replay, or --with, the calls are made on a fresh heap and scheduler instead, and the first call is printed
+    whose effects differ. Exits with 1 if there is one.
+    """
+    found = Journal(file)
+    if not (replaying or changes):
+        for line in found.lines():
+            click.echo(line)
+        return
+    with progress(f"replaying {file}"):
+        difference = found.replay(**changes)
+    if difference is None:
+        click.echo(f"{printable(file)}: the same is decided again")
+        return
+    click.echo(f"{printable(file)}, {difference}")
+    raise click.exceptions.Exit(1)

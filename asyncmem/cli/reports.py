@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Branch
 
-from asyncmem.cli.parameters import json_option
-from asyncmem.cli.recordings import at_option, file_argument, print_figures, within
+from asyncmem.cli.parameters import at_option, file_argument, json_option, print_figures, within
 from asyncmem.cli.tables import Cell, output, show, show_table, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight import reports

@@ -1,7 +1,6 @@
 """`asyncmem plan`: the plan of a recorded step, that a pool then serves by."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from click.testing import Result
 
 from asyncmem import AsyncMemoryPool
+from asyncmem.cli import exports
 from asyncmem.insight import Recording, read, read_plan
 from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, pack
 
@@ -70,7 +70,7 @@ def test_it_says_what_takes_so_long(invoke: Invoke, recorded: Path, monkeypatch:
     """And what to do about it, where there are very many buffers."""
     ask = ("plan", str(recorded), "--pool", "mine")
     assert not invoke(*ask).stderr
-    monkeypatch.setattr(sys.modules["asyncmem.cli.plan"], "_MANY", 6)
+    monkeypatch.setattr(exports, "_MANY", 6)
     assert "7 buffers take a while" in invoke(*ask).stderr
 
 
