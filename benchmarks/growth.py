@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from asyncmem import Buffer
-from asyncmem.cli.benchmarks.event_loop import GROWING, GROWING_SIZES, WatchedLoop, run_watched
-from asyncmem.cli.benchmarks.timing import Effort, collector_off, percentile, random_plan, summary
+from asyncmem.cli.bench.event_loop import GROWING, GROWING_SIZES, WatchedLoop, run_watched
+from asyncmem.cli.bench.timing import Effort, collector_off, percentile, random_plan, summary
 from benchmarks.allocators import Allocator, AsyncmemPool, index_of
 from benchmarks.driver import empty_launches
 from benchmarks.suite import Measured, Task, timed

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.allocations import CHURN_SIZES, LIVE, STEPS, trivial
-from asyncmem.cli.benchmarks.timing import (
+from asyncmem.cli.bench.allocations import CHURN_SIZES, LIVE, STEPS, trivial
+from asyncmem.cli.bench.timing import (
     Effort,
     Side,
     Timing,

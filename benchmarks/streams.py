@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.timing import Effort, Timing, collector_off, summary
+from asyncmem.cli.bench.timing import Effort, Timing, collector_off, summary
 from benchmarks.allocators import Allocator
 from benchmarks.pytorch import AsyncmemAndTorch, PooledTensor, Tensors, TorchEmpty
 from benchmarks.suite import Measured, Task

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from asyncmem.cli.benchmarks.timing import Effort, Number, Timing
+from asyncmem.cli.bench.timing import Effort, Number, Timing
 from benchmarks.allocators import OURS, Allocator, AsyncmemPool
 
 LEAST: Final = "at least"

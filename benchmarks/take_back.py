@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Final, Self, TypeAlias
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.timing import Effort, collector_off
+from asyncmem.cli.bench.timing import Effort, collector_off
 from asyncmem.figures import format_size
 from benchmarks.allocators import Allocator
 from benchmarks.driver import Driver

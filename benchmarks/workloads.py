@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from asyncmem.cli.benchmarks.timing import random_plan
+from asyncmem.cli.bench.timing import random_plan
 from benchmarks.allocators import Allocator, AsyncmemPool, Plan
 from benchmarks.rows import circular, time_plan, time_program
 from benchmarks.suite import Measured, Task

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.timing import percentile
+from asyncmem.cli.bench.timing import percentile
 from asyncmem.core import Buffer
 from asyncmem.devices import Device, Host, HostStream, Simulated, SimulatedStream, Stream, device
 from asyncmem.errors import InvalidRequest, PoolTimeout

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from asyncmem import Buffer, InvalidRequest
-from asyncmem.cli.benchmarks.pipeline import by_pipeline, by_queues, same
+from asyncmem.cli.bench.pipeline import by_pipeline, by_queues, same
 from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
 from asyncmem.pipeline.progress import show
 

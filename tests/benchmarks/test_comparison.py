@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncmem.cli.benchmarks.timing import Effort, random_plan, unrolled
+from asyncmem.cli.bench.timing import Effort, random_plan, unrolled
 from benchmarks import alone
 from benchmarks.allocators import OURS, AsyncmemPool, Calls
 from benchmarks.comparison import SUITE, TOGETHER, TORCH

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from asyncmem.cli.benchmarks.timing import Effort, Side, random_plan, time_sides
+from asyncmem.cli.bench.timing import Effort, Side, random_plan, time_sides
 from asyncmem.devices import Simulated
 from asyncmem.replay import Trace
 from benchmarks import growth

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from asyncmem.cli.benchmarks import LONG, ROWS
-from asyncmem.cli.benchmarks.allocations import nodes_touched
-from asyncmem.cli.benchmarks.timing import (
+from asyncmem.cli.bench import LONG, ROWS
+from asyncmem.cli.bench.allocations import nodes_touched
+from asyncmem.cli.bench.timing import (
     Effort,
     Row,
     Side,

@@ -10,9 +10,9 @@ import pytest
 from click.testing import Result
 
 from asyncmem import AsyncMemoryPool, DeadlockError
-from asyncmem.cli.benchmarks import ROWS
-from asyncmem.cli.benchmarks.contention import PROGRAMS, contention, proof_seconds, used_memory
-from asyncmem.cli.benchmarks.timing import TASKS, Effort, Row, Timing, compare, worst_of
+from asyncmem.cli.bench import ROWS
+from asyncmem.cli.bench.contention import PROGRAMS, contention, proof_seconds, used_memory
+from asyncmem.cli.bench.timing import TASKS, Effort, Row, Timing, compare, worst_of
 
 Invoke = Callable[..., Result]
 

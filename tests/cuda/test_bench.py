@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncmem import AsyncMemoryPool
-from asyncmem.cli.benchmarks.timing import Effort
+from asyncmem.cli.bench.timing import Effort
 from asyncmem.devices import Cuda
 from benchmarks import comparison
 from benchmarks.allocators import OURS

@@ -15,7 +15,7 @@ import asyncmem.pipeline
 from asyncmem import errors, insight, planning
 from asyncmem.arrays.elements import SHORT_FLOATS, element_type
 from asyncmem.cli.app import commands
-from asyncmem.cli.benchmarks import ROWS
+from asyncmem.cli.bench import ROWS
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight import pictures, reports
 from asyncmem.insight.prometheus import PoolCollector

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.cli.benchmarks.timing import Effort, Loop, Row, Side, compare, summary, time_sides, worst_of
+from asyncmem.cli.bench.timing import Effort, Loop, Row, Side, compare, summary, time_sides, worst_of
 from asyncmem.pipeline import Pipeline, StageShare, stage
 
 BOUND: Final = 4.0

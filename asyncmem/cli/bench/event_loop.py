@@ -10,7 +10,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, TypeVarTuple
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.cli.benchmarks.timing import (
+from asyncmem.cli.bench.timing import (
     Effort,
     Row,
     Side,

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from asyncmem import AsyncMemoryPool, BucketPool
-from asyncmem.cli.benchmarks.timing import (
+from asyncmem.cli.bench.timing import (
     QUICK,
     Effort,
     Row,

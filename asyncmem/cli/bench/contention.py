@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 import anyio
 
 from asyncmem import AsyncMemoryPool, Batch, Budget, Buffer
-from asyncmem.cli.benchmarks.timing import Effort, Number, Row, Timing, collector_off, compare, summary, worst_of
+from asyncmem.cli.bench.timing import Effort, Number, Row, Timing, collector_off, compare, summary, worst_of
 from asyncmem.cli.machine import installed_version
 from asyncmem.core import Request
 from asyncmem.pool.loops import EventLoop, Timer

@@ -1,24 +1,55 @@
-"""`asyncmem bench`: what allocations cost on this machine, each next to a floor measured in the same process."""
+"""`asyncmem bench`: what allocations cost on this machine, each next to a floor measured in the same process.
+
+A benchmark is a function that returns a `Row`; its docstring says what is compared with what.
+"""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncmem.cli.benchmarks import LONG, ROWS
-from asyncmem.cli.benchmarks.timing import FULL, QUICK, TASKS, Row
+from asyncmem.cli.bench.allocations import await_hit, batch, buckets, churn, hit, large, scale
+from asyncmem.cli.bench.contention import contention
+from asyncmem.cli.bench.event_loop import handover, stall
+from asyncmem.cli.bench.pipeline import pipeline
+from asyncmem.cli.bench.timing import FULL, QUICK, TASKS, Effort, Row
 from asyncmem.cli.machine import describe_machine, installed_version
 from asyncmem.cli.tables import Cell, output, progress, show_table, table_of, verdict
 from asyncmem.figures import format_duration
 from asyncmem.text import to_json
+
+Benchmark: TypeAlias = Callable[[Effort], Row]
+
+
+def _on_loop(measure: Callable[[Effort], Coroutine[object, object, Row]]) -> Benchmark:
+    return lambda effort: effort.run(measure(effort))
+
+
+ROWS: Final[dict[str, Benchmark]] = {
+    "hit": _on_loop(hit),
+    "await_hit": _on_loop(await_hit),
+    "churn": _on_loop(churn),
+    "batch": _on_loop(batch),
+    "large": _on_loop(large),
+    "buckets": _on_loop(buckets),
+    "handover": handover,
+    "stall": stall,
+    "pipeline": _on_loop(pipeline),
+    "scale": _on_loop(scale),
+    "contention": contention,
+}
+"""Each row's name and its benchmark. `scale` comes late because it leaves the process's own heap large."""
+
+LONG: Final = "contention"
+"""The row that is measured only if it is named, because it takes minutes."""
 
 Command = TypeVar("Command", bound=Callable[..., object])
 
