@@ -11,7 +11,7 @@ from rich.text import Text
 
 from asyncmem.text import printable
 
-_UNLIMITED: Final = 1 << 15
+UNLIMITED: Final = 1 << 15
 """Columns of output that goes to a file or to another program: nothing is wrapped there."""
 
 _LETTERS: Final = 12
@@ -28,7 +28,7 @@ def output() -> Console:
     Without a terminal its lines are as long as they need to be.
     """
     console = Console(highlight=False, markup=False, emoji=False)
-    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_UNLIMITED)
+    return console if console.is_terminal else Console(highlight=False, markup=False, emoji=False, width=UNLIMITED)
 
 
 def table_of(

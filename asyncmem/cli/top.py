@@ -1,32 +1,26 @@
 """`asyncmem top`: the pools of a running process, as they are now."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from asyncmem.cli.parameters import TIME
-from asyncmem.cli.tables import output, show, table_of
+from asyncmem.cli.tables import UNLIMITED, Cell, output, show, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight.live.client import NotServing, ask, serving
+from asyncmem.insight.live.look import PoolLook, ProcessLook
 from asyncmem.text import printable, to_json
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.table import Table
-
-    from asyncmem.insight.live.look import Holder, PoolLook, ProcessLook, WaiterLook
 
 _HOW: Final = (
     "A process shows its pools if it was started with `asyncmem run --live PROGRAM`, or has called "
@@ -47,21 +41,40 @@ def top(process: int | None, interval: float, *, once: bool, as_json: bool) -> N
     or a call of asyncmem.insight.serve_live(), to programs of the same user alone. Holders are known while they are
     recorded, as `run` does. Press q to leave.
     """
-    first = _only() if process is None else _asked(process)
+    first = _find(process)
     console = output()
     if as_json:
         click.echo(to_json(first, indent=2))
     elif once or not console.is_terminal:
-        show(picture(first), console)
+        show(picture(first, width=console.width), console)
     else:
         _watch(first, interval, console)
+
+
+def _find(process: int | None) -> ProcessLook:
+    """Return what the process of that number shows, or the only one that shows its pools."""
+    if process is None:
+        found = serving()
+        if not found:
+            raise click.ClickException(f"no process shows its pools. {_HOW}")
+        if len(found) > 1:
+            raise click.UsageError(f"several processes show their pools; choose one:\n{listed(found)}")
+        return found[0]
+    try:
+        return ask(process)
+    except NotServing as error:
+        others = serving()
+        hint = f"These do:\n{listed(others)}" if others else _HOW
+        raise click.ClickException(f"{error}. {hint}") from error
+    except OSError as error:
+        raise click.ClickException(f"process {process} does not answer: {error}") from error
 
 
 def _watch(now: ProcessLook, interval: float, console: Console) -> None:
     before, hint = None, _HINT
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(picture(now, before, hint=hint), refresh=True)
+            live.update(picture(now, before, width=console.width, hint=hint), refresh=True)
             if "q" in key(max(interval, 0.05)).lower():
                 return
             try:
@@ -70,7 +83,7 @@ def _watch(now: ProcessLook, interval: float, console: Console) -> None:
                 hint = f"{_HINT}, no answer now"  # it is busy, or stopped
             except OSError:
                 break
-    show(picture(now), console)
+    show(picture(now, width=console.width), console)
     ended = f"has ended, or shows its pools no more ({format_count(len(now['pools']), 'pool')})"
     click.echo(f"process {now['process']} {ended}", err=True)
 
@@ -84,46 +97,20 @@ def _keys() -> Iterator[Callable[[float], str]]:
     import termios  # absent on Windows
     import tty
 
-    if not sys.stdin.isatty():
-        yield _no_key
-        return
-    number = sys.stdin.fileno()
-    before = termios.tcgetattr(number)
-    tty.setcbreak(number)
+    keyboard = [sys.stdin.fileno()] if sys.stdin.isatty() else []
+    before = [termios.tcgetattr(one) for one in keyboard]
 
     def key(seconds: float) -> str:
-        ready, _, _ = select.select([number], [], [], seconds)
-        return os.read(number, 64).decode(errors="replace") if ready else ""
+        ready, _, _ = select.select(keyboard, [], [], seconds)
+        return os.read(ready[0], 64).decode(errors="replace") if ready else ""
 
     try:
+        for one in keyboard:
+            tty.setcbreak(one)
         yield key
     finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
-
-
-def _no_key(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""
-
-
-def _only() -> ProcessLook:
-    found = serving()
-    if not found:
-        raise click.ClickException(f"no process shows its pools. {_HOW}")
-    if len(found) > 1:
-        raise click.UsageError(f"several processes show their pools; choose one:\n{listed(found)}")
-    return found[0]
-
-
-def _asked(process: int) -> ProcessLook:
-    try:
-        return ask(process)
-    except NotServing as error:
-        others = serving()
-        hint = f"These do:\n{listed(others)}" if others else _HOW
-        raise click.ClickException(f"{error}. {hint}") from error
-    except OSError as error:
-        raise click.ClickException(f"process {process} does not answer: {error}") from error
+        for one, attributes in zip(keyboard, before, strict=True):
+            termios.tcsetattr(one, termios.TCSADRAIN, attributes)
 
 
 def listed(found: Sequence[ProcessLook]) -> str:
@@ -141,18 +128,19 @@ _SPARE: Final = ("of the limit", "device", "per second", "hits", "limit")
 _COLOURS: Final = {"LOW": "green", "MEDIUM": "cyan", "HIGH": "yellow", "CRITICAL": "red"}
 
 
-def picture(now: ProcessLook, before: ProcessLook | None = None, *, hint: str = "") -> Group:
+def picture(now: ProcessLook, before: ProcessLook | None = None, *, width: int = UNLIMITED, hint: str = "") -> Group:
     """Lay out what a process shows: a line for each pool, the waiting requests, the holders.
 
     Args:
         now: What it shows now.
         before: What it showed before, for what happens in a second.
+        width: Columns of the screen.
         hint: Stands in the first line, before the program, which may be longer than that.
     """
-    return Group(*_parts(now, before, hint))
+    return Group(*_parts(now, before, width, hint))
 
 
-def _parts(now: ProcessLook, before: ProcessLook | None, hint: str) -> Iterator[RenderableType]:
+def _parts(now: ProcessLook, before: ProcessLook | None, width: int, hint: str) -> Iterator[RenderableType]:
     moment = time.strftime("%H:%M:%S", time.localtime(now["time"]))
     head = (moment, f"process {now['process']}", hint, printable(" ".join(now["program"])))
     yield Text("  ".join(filter(None, head)), style="bold", no_wrap=True, overflow="ellipsis")
@@ -160,61 +148,59 @@ def _parts(now: ProcessLook, before: ProcessLook | None, hint: str) -> Iterator[
     if not now["pools"]:
         yield Text("No pool is open.")
         return
-    yield _Pools(now, before)
-    waiting = [(pool, one) for pool in now["pools"] for one in pool["waiters"]]
+    yield _pools(now, before, width)
+    waiting = sorted(
+        ((pool, one) for pool in now["pools"] for one in pool["waiters"]), key=lambda pair: -pair[1]["age"]
+    )
     if waiting:
+        rows = [
+            (
+                format_duration(one["age"]), format_size(one["nbytes"]),
+                printable(one["owner"]) + (" (the pool grows)" if one["growing"] else ""), _name(pool),
+            )
+            for pool, one in waiting[:_SHOWN]
+        ]  # fmt: skip
         yield Text()
-        yield _waiters(sorted(waiting, key=lambda pair: -pair[1]["age"])[:_SHOWN])
-    for title, key in (("held by tag", "tags"), ("held by line", "sites")):
-        if held := _most(now, key):
+        yield table_of(("waiting", "wants", "owner", "pool"), rows, left=("owner", "pool"))
+    for title, holders in (
+        ("held by tag", (one for pool in now["pools"] for one in pool["tags"])),
+        ("held by line", (one for pool in now["pools"] for one in pool["sites"])),
+    ):
+        sums: Counter[str] = Counter()
+        for one in holders:
+            sums[one["name"]] += one["nbytes"]
+        if sums:
+            held = [(format_size(nbytes), name) for name, nbytes in sums.most_common(_SHOWN)]
             yield Text()
-            yield table_of(("bytes", title), [(format_size(nbytes), name) for name, nbytes in held], left=(title,))
+            yield table_of(("bytes", title), held, left=(title,))
 
 
-class _Pools:
-    """The table of pools, with as many of its columns as the screen has room for."""
-
-    def __init__(self, now: ProcessLook, before: ProcessLook | None) -> None:
-        earlier = {_name(pool): pool["stats"] for pool in before["pools"]} if before else {}
-        seconds = now["time"] - before["time"] if before else 0
-        self._rows = [_cells(pool, earlier.get(_name(pool)), seconds) for pool in now["pools"]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        headings, unlimited = list(self._rows[0]), options.update(max_width=1 << 20)
-        for heading in _SPARE:
-            if console.measure(self._table(headings), options=unlimited).maximum <= options.max_width:
-                break
-            headings.remove(heading)
-        yield self._table(headings)
-
-    def _table(self, headings: list[str]) -> Table:
-        return table_of(headings, [[row[heading] for heading in headings] for row in self._rows], left=_WORDS)
+def _pools(now: ProcessLook, before: ProcessLook | None, width: int) -> Table:
+    """Return the table of pools, with as many of its columns as the screen has room for."""
+    earlier = {_name(pool): pool["stats"] for pool in before["pools"]} if before else {}
+    seconds = now["time"] - before["time"] if before else 0
+    rows = [_cells(pool, earlier.get(_name(pool)), seconds) for pool in now["pools"]]
+    headings, spare = list(rows[0]), list(_SPARE)
+    while True:
+        table = table_of(headings, [[row[heading] for heading in headings] for row in rows], left=_WORDS)
+        if not spare or Console(width=UNLIMITED).measure(table).maximum <= width:
+            return table
+        headings.remove(spare.pop(0))
 
 
-def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> dict[str, Text]:
+def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> dict[str, Cell]:
     stats: dict[str, Any] = pool["stats"]
     return {
-        "pool": Text(_name(pool) + (" (closed)" if pool["closed"] else "")),
-        "device": Text(printable(str(stats["device"]))),
-        "live": Text(format_size(stats["allocated_bytes"])),
-        "reserved": Text(format_size(stats["reserved_bytes"])),
-        "limit": Text(format_size(stats["limit"])),
+        "pool": _name(pool) + (" (closed)" if pool["closed"] else ""),
+        "device": str(stats["device"]),
+        "live": format_size(stats["allocated_bytes"]),
+        "reserved": format_size(stats["reserved_bytes"]),
+        "limit": format_size(stats["limit"]),
         "of the limit": _bar(stats),
-        "waiting": Text(_waiting(stats)),
-        "hits": Text(format_share(stats["cache_hit_rate"])),
-        "per second": Text(_pace(stats, earlier, seconds)),
+        "waiting": _waiting(stats),
+        "hits": format_share(stats["cache_hit_rate"]),
+        "per second": _pace(stats, earlier, seconds),
     }
-
-
-def _waiters(waiting: list[tuple[PoolLook, WaiterLook]]) -> Table:
-    rows = [
-        (
-            format_duration(one["age"]), format_size(one["nbytes"]),
-            printable(one["owner"]) + (" (the pool grows)" if one["growing"] else ""), _name(pool),
-        )
-        for pool, one in waiting
-    ]  # fmt: skip
-    return table_of(("waiting", "wants", "owner", "pool"), rows, left=("owner", "pool"))
 
 
 def _bar(stats: dict[str, Any]) -> Text:
@@ -237,15 +223,6 @@ def _pace(stats: dict[str, Any], earlier: dict[str, Any] | None, seconds: float)
     if earlier is None or seconds <= 0 or stats["num_allocations"] < earlier["num_allocations"]:
         return "-"
     return f"{(stats['num_allocations'] - earlier['num_allocations']) / seconds:,.0f}"
-
-
-def _most(now: ProcessLook, key: str) -> list[tuple[str, int]]:
-    sums: dict[str, int] = {}
-    for pool in now["pools"]:
-        holders: list[Holder] = pool[key]  # type: ignore[literal-required]  # one of the two lists of holders
-        for one in holders:
-            sums[one["name"]] = sums.get(one["name"], 0) + one["nbytes"]
-    return sorted(sums.items(), key=lambda pair: -pair[1])[:_SHOWN]
 
 
 def _name(pool: PoolLook) -> str:

@@ -64,7 +64,7 @@ def pool() -> Iterator[AsyncMemoryPool]:
 def shown(now: ProcessLook, before: ProcessLook | None = None, *, width: int = 200) -> list[str]:
     console = Console(width=width, color_system=None, markup=False)
     with console.capture() as captured:
-        console.print(picture(now, before))
+        console.print(picture(now, before, width=width))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
