@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack
 
 import click
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from asyncmem.cli.bench.allocations import await_hit, batch, buckets, churn, hit, large, scale
@@ -22,6 +21,7 @@ from asyncmem.cli.bench.event_loop import handover, stall
 from asyncmem.cli.bench.pipeline import pipeline
 from asyncmem.cli.bench.timing import FULL, QUICK, TASKS, Effort, Row
 from asyncmem.cli.machine import describe_machine, installed_version
+from asyncmem.cli.parameters import json_option
 from asyncmem.cli.tables import Cell, output, progress, show_table, table_of, verdict
 from asyncmem.figures import format_duration
 from asyncmem.text import to_json
@@ -69,7 +69,7 @@ def run_options(command: Command) -> Command:
     text = "A recording for the row `replay`; may be repeated."
     options = (
         click.option("--trace", "traces", multiple=True, metavar="FILE", type=file, help=text),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output, and nothing else."),
+        json_option,
         click.option("--quick", is_flag=True, help="Fewer and shorter repeats: for a look, not for a verdict."),
         click.option("--uvloop", is_flag=True, callback=need_uvloop, help="Use uvloop, not asyncio's own loop."),
         click.option("--check", is_flag=True, help="Exit with 1 if a bound is not met."),
@@ -215,61 +215,38 @@ def _on_host(asked: tuple[str, ...], tasks: tuple[int, ...], options: RunOptions
 
 
 def _show(results: Mapping[str, Row], console: Console) -> None:
-    cases = [one for name, row in results.items() if name != LONG for one in _cases(name, row)]
-    if cases:
+    cases = [
+        (f"{name} {part}".strip(), case)
+        for name, row in results.items()
+        for part, case in (row.cases or {"": row}).items()
+    ]
+    if timed := [(label, *_cells(case)) for label, case in cases if "program" not in case.figures]:
         headings = ("row", "asyncmem", "median", "floor", "median", "ratio", "at most", "bound")
-        rows = [(label, *_times(case), *_ratio(case)) for label, case in cases]
         console.print("The fastest repeat of each side, and the median beside it")
-        show_table(table_of(headings, rows, left=("row", "bound")), console)
-    if LONG in results:
+        show_table(table_of(headings, timed, left=("row", "bound")), console)
+    if programs := [_program_cells(case) for _, case in cases if "program" in case.figures]:
+        headings = ("contention", "tasks", "steps/s", "of a semaphore", "share", "at least", "proofs", "bound")
         console.print("Steps a second, and a semaphore's; proofs: the time spent on looking for deadlocks")
-        show_table(_programs_table(results[LONG]), console)
-        console.print()
-        show_table(_queue_table(results[LONG]), console)
-    for name, row in results.items():
-        for label, case in _cases(name, row):
-            if case.broken:
-                console.print(f"{label}: {case.broken}", soft_wrap=True)
+        show_table(table_of(headings, programs, left=("contention", "bound")), console)
+    for label, case in cases:
+        if "bytes_each" in case.figures:
+            console.print(label + ": {bytes_each} of {bytes_allowed} bytes each ({bytes_by})".format_map(case.figures))
+        if case.broken:
+            console.print(f"{label}: {case.broken}", soft_wrap=True)
 
 
-def _cases(name: str, row: Row) -> list[tuple[str, Row]]:
-    return [(f"{name} {case}", part) for case, part in row.cases.items()] or [(name, row)]
-
-
-def _programs_table(row: Row) -> Table:
-    """Return steps a second beside the semaphore's."""
-    headings = ("contention", "tasks", "steps/s", "of a semaphore", "share", "at least", "proofs", "bound")
-    rows = [
-        (
-            one["program"], one["tasks"], one["steps_per_second"], one["floor_steps_per_second"], f"{one['share']:.2f}",
-            f"{one['least_share']:.1f}" if one["least_share"] else "-", f"{one['proofs_share']:.2%}", _verdict(case),
-        )
-        for case in row.cases.values()
-        if "program" in (one := case.figures)
-    ]  # fmt: skip
-    return table_of(headings, rows, left=("contention", "bound"))
-
-
-def _queue_table(row: Row) -> Table:
-    """Return what has a time of its own."""
-    headings = ("contention", "asyncmem", "against", "ratio", "at most", "bytes each", "bound")
-    rows = []
-    for name, case in row.cases.items():
-        if "program" not in (one := case.figures):
-            ours, _, floor, _ = _times(case)
-            nbytes = f"{one['bytes_each']} of {one['bytes_allowed']} ({one['bytes_by']})" if "bytes_each" in one else ""
-            ratio, bound, met = _ratio(case)
-            rows.append((name, ours, floor, ratio, bound, nbytes, met))
-    return table_of(headings, rows, left=("contention", "bound"))
-
-
-def _times(case: Row) -> list[Cell]:
+def _cells(case: Row) -> list[Cell]:
     sides = (case.ours.ns, case.ours.median_ns, case.floor.ns, case.floor.median_ns)
-    return [format_duration(ns / 1e9) for ns in sides]
+    times = [format_duration(ns / 1e9) for ns in sides]
+    return [*times, f"{case.ratio:.2f}", f"{case.bound:.1f}", _verdict(case)]
 
 
-def _ratio(case: Row) -> tuple[Cell, Cell, Cell]:
-    return f"{case.ratio:.2f}", f"{case.bound:.1f}", _verdict(case)
+def _program_cells(case: Row) -> list[Cell]:
+    """Return steps a second beside the semaphore's."""
+    figures = case.figures
+    counts = [figures[name] for name in ("program", "tasks", "steps_per_second", "floor_steps_per_second")]
+    least = f"{figures['least_share']:.1f}" if figures["least_share"] else "-"
+    return [*counts, f"{figures['share']:.2f}", least, f"{figures['proofs_share']:.2%}", _verdict(case)]
 
 
 def _verdict(case: Row) -> Text:
