@@ -1,6 +1,6 @@
 """Figures of replays, on the model and on a device: a table, an object each, and a page that draws them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 from math import ceil, log10
 from typing import Final, NamedTuple
@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from asyncmem.cli.tables import show_table, table_of
-from asyncmem.core import ReplaySample
+from asyncmem.cli.tables import Cell, show_table, table_of
 from asyncmem.figures import format_duration, format_share, format_size
 from asyncmem.insight.names import PoolName
 from asyncmem.replay import Advice, LiveReplay, Replay, Trace
@@ -51,23 +50,19 @@ class Entry(NamedTuple):
     """The smallest limit that completes, if that was asked for."""
 
 
+_SAME: Final = (
+    "limit", "completed", "peak_requested", "peak_active", "peak_reserved", "reserved_over_requested", "waits",
+    "ns_per_op",
+)  # fmt: skip
+"""Figures of every replay that are printed by their names."""
+
+
 def figures_of(entry: Entry) -> dict[str, object]:
     """Return the figures of one replay by their names."""
     one = entry.replay
-    found: dict[str, object] = {
-        "file": entry.program.file,
-        "policy": entry.policy,
-        "limit": one.limit,
-        "completed": one.completed,
-        "peak_requested": one.peak_requested,
-        "peak_active": one.peak_active,
-        "peak_reserved": one.peak_reserved,
-        "reserved_over_requested": one.reserved_over_requested,
-        "waits": one.waits,
-        "wait_ms": one.wait_seconds * 1e3,
-        "recorded_ms": one.duration * 1e3,
-        "ns_per_op": one.ns_per_op,
-    }
+    found: dict[str, object] = {"file": entry.program.file, "policy": entry.policy}
+    found |= {name: getattr(one, name) for name in _SAME}
+    found |= {"wait_ms": one.wait_seconds * 1e3, "recorded_ms": one.duration * 1e3}
     if isinstance(one, LiveReplay):
         return found | {"device": one.device, "driver_calls": one.driver_calls}
     if entry.fitted is not None:
@@ -135,9 +130,9 @@ def show_advice(program: Recorded, advice: Advice, console: Console) -> None:
     console.print(advice.code(), soft_wrap=True, end="")
 
 
-def _cells(entry: Entry, *, waited: bool) -> dict[str, str | Text]:
+def _cells(entry: Entry, *, waited: bool) -> dict[str, Cell]:
     one = entry.replay
-    cells: dict[str, str | Text] = {"program": one.name}
+    cells: dict[str, Cell] = {"program": one.name}
     if isinstance(one, LiveReplay):
         cells["device"] = one.device
     cells |= {
@@ -148,13 +143,12 @@ def _cells(entry: Entry, *, waited: bool) -> dict[str, str | Text]:
     }
     if entry.fitted is not None:
         cells["fits"] = f"{_over(entry.fitted, one):.4f}"
-    if isinstance(one, Replay):
-        cells["driver calls"] = f"{sum(one.driver_calls.values()):,}"
-        cells["their time"] = _of_time(one.driver_seconds, one)
+    if isinstance(one, LiveReplay):
+        cells["driver calls"] = one.driver_calls
     else:
-        cells["driver calls"] = f"{one.driver_calls:,}"
+        cells |= {"driver calls": sum(one.driver_calls.values()), "their time": _of_time(one.driver_seconds, one)}
     if waited:
-        cells |= {"waits": f"{one.waits:,}", "waited": _of_time(one.wait_seconds, one)}
+        cells |= {"waits": one.waits, "waited": _of_time(one.wait_seconds, one)}
     if isinstance(one, LiveReplay):
         cells["an operation"] = f"{one.ns_per_op:,.0f} ns"
     return cells
@@ -171,36 +165,25 @@ def _of_time(seconds: float, one: Outcome) -> str:
 
 # -- a page that draws them, without scripts ---------------------------------------------------------------------------
 
-_WIDTH: Final = 1000
-_HEIGHT: Final = 320
-_LEFT: Final = 80
-_RIGHT: Final = 20
-_TOP: Final = 10
-_BOTTOM: Final = 30
-
-_LINES: Final[dict[str, Callable[[ReplaySample], int]]] = {
-    "reserved": lambda one: one.reserved,
-    "live": lambda one: one.live,
-    "largest hole": lambda one: one.largest_hole,
-}
+_LINES: Final = {"reserved": "reserved", "live": "live", "hole": "largest_hole"}
+"""The classes of a figure's lines, and what of a sample each shows."""
 
 _STYLE: Final = """
 body { font: 14px/1.5 system-ui, sans-serif; max-width: 1040px; margin: 2em auto; padding: 0 1em; color: #1b1f24;
   background: #fff }
 svg { width: 100%; height: auto } text { font-size: 12px; fill: #57606a } .grid { stroke: #d0d7de }
-polyline { fill: none; stroke-width: 1.5; vector-effect: non-scaling-stroke }
-.reserved { stroke: #c2410c } .live { stroke: #1d4ed8 } .hole { stroke: #6b7280; stroke-dasharray: 3 2 }
+polyline { fill: none; stroke: currentColor; stroke-width: 1.5; vector-effect: non-scaling-stroke }
 .key { display: inline-block; width: 2em; border-top: 2px solid; margin: 0 .4em .3em 1.2em }
-.key.reserved { color: #c2410c } .key.live { color: #1d4ed8 } .key.hole { color: #6b7280; border-top-style: dashed }
+.reserved { color: #c2410c } .live { color: #1d4ed8 } .hole { color: #6b7280; stroke-dasharray: 3 2 }
+.key.hole { border-top-style: dashed }
 @media (prefers-color-scheme: dark) { body { background: #0d1117; color: #e6edf3 } text { fill: #8b949e }
-  .grid { stroke: #30363d } .reserved { stroke: #fb923c } .live { stroke: #60a5fa } .key.reserved { color: #fb923c }
-  .key.live { color: #60a5fa } }
+  .grid { stroke: #30363d } .reserved { color: #fb923c } .live { color: #60a5fa } }
 """
 
 
 def page(replays: Iterable[Replay]) -> str:
     """Return the page as HTML, one figure a replay; each must have been run with `samples`."""
-    figures = "\n".join(_figure(one) for one in replays)
+    figures = "\n".join("\n".join(_figure(one)) for one in replays)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>asyncmem replay</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n<h1>asyncmem replay</h1>\n"
@@ -209,42 +192,30 @@ def page(replays: Iterable[Replay]) -> str:
     )
 
 
-def _figure(one: Replay) -> str:
+def _figure(one: Replay) -> Iterator[str]:
     end = max((sample.time_us for sample in one.samples), default=0.0) or 1.0
     most = max((sample.reserved for sample in one.samples), default=0) or 1
-    lines = "\n".join(
-        f'<polyline class="{name.split()[-1]}" points="{_points(one.samples, look, end, most)}"/>'
-        for name, look in _LINES.items()
-    )
+
+    def x(time_us: float) -> str:
+        return f"{80 + 900 * time_us / end:.1f}"
+
+    def y(nbytes: int, below: int = 0) -> str:
+        return f"{290 - 280 * nbytes / most + below:.1f}"
+
     limit = "" if one.limit is None else f" under a limit of {format_size(one.limit)}"
-    return (
-        f"<h2>{escape(printable(one.name))}: {escape(printable(str(one.policy)))}</h2>\n"
-        f"<p>{format_size(one.peak_reserved)} reserved for {format_size(one.peak_requested)} requested"
-        f" ({one.reserved_over_requested:.3f}){limit}.</p>\n"
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">\n{"".join(_grid(end, most))}\n{lines}\n</svg>'
-    )
-
-
-def _points(samples: Iterable[ReplaySample], look: Callable[[ReplaySample], int], end: float, most: int) -> str:
-    return " ".join(f"{_x(sample.time_us / end):.1f},{_y(look(sample) / most):.1f}" for sample in samples)
-
-
-def _x(share: float) -> float:
-    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-
-
-def _y(share: float) -> float:
-    return _TOP + (1 - share) * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _grid(end_us: float, most: int) -> Iterator[str]:
+    yield f"<h2>{escape(printable(one.name))}: {escape(printable(str(one.policy)))}</h2>"
+    yield f"<p>{format_size(one.peak_reserved)} reserved for {format_size(one.peak_requested)} requested"
+    yield f" ({one.reserved_over_requested:.3f}){limit}.</p>"
+    yield '<svg viewBox="0 0 1000 320" role="img">'
     for nbytes in _ticks(most, 1 << max(0, most.bit_length() - 3)):
-        y = _y(nbytes / most)
-        yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{format_size(nbytes)}</text>'
-    for time_us in _ticks(ceil(end_us), 10 ** max(0, int(log10(end_us / 2)))):
-        yield f'<text x="{_x(time_us / end_us):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">'
-        yield f"{format_duration(time_us / 1e6)}</text>"
+        yield f'<line class="grid" x1="80" x2="980" y1="{y(nbytes)}" y2="{y(nbytes)}"/>'
+        yield f'<text x="72" y="{y(nbytes, 4)}" text-anchor="end">{format_size(nbytes)}</text>'
+    for time_us in _ticks(ceil(end), 10 ** max(0, int(log10(end / 2)))):
+        yield f'<text x="{x(time_us)}" y="312" text-anchor="middle">{format_duration(time_us / 1e6)}</text>'
+    for name, field in _LINES.items():
+        points = " ".join(f"{x(sample.time_us)},{y(getattr(sample, field))}" for sample in one.samples)
+        yield f'<polyline class="{name}" points="{points}"/>'
+    yield "</svg>"
 
 
 def _ticks(most: int, step: int) -> range:

@@ -85,11 +85,24 @@ def run(
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.FileError(path, error.strerror) from error
-    ending = _Ending(recording, path)
+    status, process = 0, os.getpid()
+
+    def end() -> None:
+        if os.getpid() != process:  # a fork that ends on its own
+            return
+        try:
+            recording.__exit__(None, None, None)
+        except OSError as error:
+            sys.stderr.write(f"asyncmem: {printable(path)} is incomplete: {error.strerror}\n")
+        else:
+            sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem report (or summary) {printable(path)}\n")
+        if status == INTERRUPTED and os.name == "posix":
+            _die_by_interruption()
+
     # At exit, because other threads may go on for longer than the program's own last line.
-    atexit.register(ending)
-    ending.status = found.run(arguments)
-    context.exit(ending.status)
+    atexit.register(end)
+    status = found.run(arguments)
+    context.exit(status)
 
 
 def _serve() -> None:
@@ -99,28 +112,6 @@ def _serve() -> None:
         click.echo(f"asyncmem: live view unavailable: {printable(str(error))}", err=True)
     else:
         click.echo(f"asyncmem: live view: asyncmem top {os.getpid()}", err=True)
-
-
-class _Ending:
-    """Ends the recording when the process ends."""
-
-    def __init__(self, recording: Recording, path: str) -> None:
-        self.status = 0
-        self._recording = recording
-        self._path = printable(path)
-        self._process = os.getpid()
-
-    def __call__(self) -> None:
-        if os.getpid() != self._process:  # a fork that ends on its own
-            return
-        try:
-            self._recording.__exit__(None, None, None)
-        except OSError as error:
-            sys.stderr.write(f"asyncmem: {self._path} is incomplete: {error.strerror}\n")
-        else:
-            sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem report (or summary) {self._path}\n")
-        if self.status == INTERRUPTED and os.name == "posix":
-            _die_by_interruption()
 
 
 def _die_by_interruption() -> None:
