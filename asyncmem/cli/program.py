@@ -12,12 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+import click
+
 INTERRUPTED: Final = 130
 """The status of a program that Ctrl-C has ended, by the shells' convention: 128 and the signal's number."""
-
-
-class NoProgram(Exception):
-    """The program was not found; the text says what is missing."""
 
 
 class Program:
@@ -31,7 +29,7 @@ class Program:
         file: The file of its source.
 
     Raises:
-        NoProgram: There is none of that name.
+        click.ClickException: There is none of that name; the text says what is missing.
     """
 
     def __init__(self, name: str, *, is_module: bool) -> None:
@@ -53,19 +51,19 @@ class Program:
             code = self._loader.source_to_code(self._loader.get_data(self.file), self.file)
             exec(code, vars(self._main))  # noqa: S102 -- that is what it is for
         except SystemExit as end:
-            return _status(end.code)
-        except KeyboardInterrupt as error:
-            _show(error)
-            return INTERRUPTED
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0
+            sys.stderr.write(f"{end.code}\n")
+            return 1
         except BaseException as error:  # noqa: BLE001 -- the program's last error, whatever it is
             _show(error)
-            return 1
+            return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         return 0
 
     def _find_script(self, name: str) -> SourceFileLoader:
         path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 -- as the interpreter names it: "./" is kept
         if not Path(path).is_file():
-            raise NoProgram(f"{name!r} is no file")
+            raise click.ClickException(f"{name!r} is no file")
         _lead_imports_with(str(Path(path).resolve().parent))
         return SourceFileLoader("__main__", path)
 
@@ -75,7 +73,7 @@ class Program:
         if spec.submodule_search_locations is not None:
             spec = _spec(f"{name}.__main__")
         if not isinstance(spec.loader, SourceFileLoader):
-            raise NoProgram(f"module {name!r} has no source that could be run")
+            raise click.ClickException(f"module {name!r} has no source that could be run")
         self._main.__spec__ = spec
         self._main.__package__ = spec.parent
         return spec.loader
@@ -85,24 +83,15 @@ def _spec(name: str) -> ModuleSpec:
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise NoProgram(f"module {name!r} was not found: {error}") from error
+        raise click.ClickException(f"module {name!r} was not found: {error}") from error
     if spec is None:
-        raise NoProgram(f"there is no module {name!r}")
+        raise click.ClickException(f"there is no module {name!r}")
     return spec
 
 
 def _lead_imports_with(folder: str) -> None:
     if not sys.flags.safe_path:
         sys.path[0] = folder
-
-
-def _status(code: object) -> int:
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code
-    sys.stderr.write(f"{code}\n")
-    return 1
 
 
 def _show(error: BaseException) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from asyncmem.cli.parameters import STANDARD_OUTPUT, force_option, need_free
-from asyncmem.cli.program import INTERRUPTED, NoProgram, Program
+from asyncmem.cli.program import INTERRUPTED, Program
 from asyncmem.insight import Recording, serve_live
 from asyncmem.text import printable
 
@@ -81,7 +81,7 @@ def run(
         recording.__enter__()
         if live:
             _serve()
-    except (NoProgram, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.FileError(path, error.strerror) from error

@@ -5,8 +5,9 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, TypeVarTuple
 
 from asyncmem import AsyncMemoryPool, Buffer
@@ -146,33 +147,52 @@ Baton = TypeVar("Baton")
 
 
 class Relay(Generic[Baton]):
-    """Passes one baton among workers so many times, then takes it back; the workers stay in their queue between."""
+    """Passes one baton among workers so many times, then takes it back; the workers stay in their queue between.
 
-    def __init__(self, baton: Baton, release: Callable[[Baton], None]) -> None:
+    Args:
+        baton: What changes hands.
+        release: Lets the next worker have it.
+    """
+
+    def __init__(self, baton: Baton, release: Callable[[Baton], object]) -> None:
         self.baton = baton
-        self.release = release
-        self.left = 0
-        self.ended = 0
-        self.back: asyncio.Future[Baton] = asyncio.get_running_loop().create_future()
+        self._release = release
+        self._left = self._ended = 0
+        self._back: asyncio.Future[Baton]
 
     async def run(self, turns: int) -> int:
         """Let the baton change hands `turns` times and return the nanoseconds from the first to the last."""
-        self.left = turns
-        self.back = asyncio.get_running_loop().create_future()
+        self._left = turns
+        self._back = asyncio.get_running_loop().create_future()
         started = time.perf_counter_ns()
-        self.release(self.baton)
+        self._release(self.baton)
         del self.baton
-        self.baton = await self.back
-        return self.ended - started
+        self.baton = await self._back
+        return self._ended - started
 
-    def passed(self, baton: Baton) -> None:
-        """Count one worker's turn and pass the baton on."""
-        self.left -= 1
-        if self.left:
-            self.release(baton)
-        else:
-            self.ended = time.perf_counter_ns()
-            self.back.set_result(baton)
+    async def work(self, take: Callable[[], Awaitable[Baton]]) -> None:
+        """Wait for the baton, count the turn and pass it on, again and again."""
+        while True:
+            baton = await take()
+            self._left -= 1
+            if self._left:
+                self._release(baton)
+            else:
+                self._ended = time.perf_counter_ns()
+                self._back.set_result(baton)
+            del baton
+
+    @contextlib.asynccontextmanager
+    async def side(self, takes: Iterable[Callable[[], Awaitable[Baton]]]) -> AsyncIterator[Side]:
+        """Start a worker for each way to take the baton, and let each reach its first wait; cancel them in the end."""
+        tasks = [asyncio.create_task(self.work(take)) for take in takes]
+        await asyncio.sleep(0)
+        try:
+            yield Side(self.run, 1)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def handover(effort: Effort) -> Row:
@@ -187,57 +207,28 @@ def handover(effort: Effort) -> Row:
 
 
 async def _handover(waiting: int, effort: Effort) -> Row:
-    async with pool_relay(waiting) as ours, queue_relay(waiting) as floor:
+    async with pool_relay(waiting + 1) as ours, queue_relay(waiting + 1) as floor:
         return compare(HANDOVER_BOUND, *await time_sides([ours, floor], effort), waiting=waiting)
 
 
 @contextlib.asynccontextmanager
-async def pool_relay(waiting: int) -> AsyncIterator[Side]:
-    """Let `waiting` workers and one more wait for the one buffer of a full pool that changes hands."""
+async def pool_relay(workers: int) -> AsyncIterator[Side]:
+    """Let workers wait for the one buffer of a full pool that changes hands."""
     limit = SIZE * (RESIDENTS + 1)
     async with AsyncMemoryPool("host", limit=limit, segment_size=limit) as pool:
         residents = [await pool.allocate_async(SIZE) for _ in range(RESIDENTS)]
         relay = Relay(await pool.allocate_async(SIZE), Buffer.free)
-
-        async def worker() -> None:
-            while True:
-                relay.passed(await pool.allocate_async(SIZE))
-
-        async with workers(waiting + 1, worker):
-            yield Side(relay.run, 1)
+        async with relay.side([partial(pool.allocate_async, SIZE)] * workers) as side:
+            yield side
             relay.baton.free()
         residents.clear()
 
 
 @contextlib.asynccontextmanager
-async def queue_relay(waiting: int) -> AsyncIterator[Side]:
-    """Let `waiting` workers and one more wait for one token, half of them at each of two queues it goes to in turn."""
+async def queue_relay(workers: int) -> AsyncIterator[Side]:
+    """Let workers wait for one token, half of them at each of two queues it goes to in turn."""
     lanes: tuple[asyncio.Queue[str], ...] = (asyncio.Queue(), asyncio.Queue())
     order = itertools.cycle(lanes)
-    places = itertools.cycle(lanes)
-
-    def release(token: str) -> None:
-        next(order).put_nowait(token)
-
-    relay = Relay("token", release)
-
-    async def worker() -> None:
-        lane = next(places)
-        while True:
-            relay.passed(await lane.get())
-
-    async with workers(waiting + 1, worker):
-        yield Side(relay.run, 1)
-
-
-@contextlib.asynccontextmanager
-async def workers(count: int, work: Callable[[], Coroutine[object, object, None]]) -> AsyncIterator[None]:
-    """Start so many tasks, let each reach its first wait, and cancel them in the end."""
-    tasks = [asyncio.create_task(work()) for _ in range(count)]
-    await asyncio.sleep(0)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    relay = Relay("token", lambda token: next(order).put_nowait(token))
+    async with relay.side([lane.get for lane, _ in zip(itertools.cycle(lanes), range(workers))]) as side:
+        yield side
