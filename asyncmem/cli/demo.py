@@ -1,10 +1,8 @@
 """`asyncmem demo`: a pipeline that wants several times the memory there is, and waits instead of failing."""
 
 import functools
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Final
 
 import click
 from rich.console import Console
@@ -15,10 +13,9 @@ from rich.text import Text
 
 import asyncmem
 from asyncmem.cli.demo_pipeline import Plan, Report, Show, open_device, run
-from asyncmem.cli.parameters import SIZE
-from asyncmem.cli.tables import output, show_table, table_of
+from asyncmem.cli.parameters import SIZE, json_option
+from asyncmem.cli.tables import COLOURS, output, show_table, table_of
 from asyncmem.figures import format_duration, format_share, format_size
-from asyncmem.stats import Pressure
 from asyncmem.text import to_json
 
 
@@ -28,8 +25,8 @@ from asyncmem.text import to_json
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1, max=3600), default=5.0, show_default=True, help="How long to run."
 )
-@click.option("--json", "print_json", is_flag=True, help="Print only the report, as JSON on standard output.")
-def demo(name: str, limit: int, seconds: float, print_json: bool) -> None:
+@json_option
+def demo(name: str, limit: int, seconds: float, as_json: bool) -> None:
     """Run a pipeline of three stages in far less memory than it wants.
 
     Items are decoded, transformed and reduced, each stage on a stream of its own; on the host this is real numpy work.
@@ -38,7 +35,7 @@ def demo(name: str, limit: int, seconds: float, print_json: bool) -> None:
     whether every result is right. Exits with 1 if any of that went wrong.
     """
     plan = Plan.for_limit(limit, seconds)
-    console = Console(quiet=True) if print_json else output()
+    console = Console(quiet=True) if as_json else output()
     with closing(open_device(name)) as device:
         console.print(
             f"decode, transform, reduce on {device.name}: {plan.in_flight} items at once want "
@@ -47,8 +44,8 @@ def demo(name: str, limit: int, seconds: float, print_json: bool) -> None:
         )
         with _display(console) as show:
             report = asyncmem.run(functools.partial(run, device, plan, show))
-    if print_json:
-        click.echo(to_json(as_json(report), indent=2))
+    if as_json:
+        click.echo(to_json(figures_of(report), indent=2))
     else:
         show_table(as_table(report), console)
     problems = list(shortcomings(report))
@@ -59,11 +56,6 @@ def demo(name: str, limit: int, seconds: float, print_json: bool) -> None:
 
 
 # -- while it runs -----------------------------------------------------------------------------------------------------
-
-_COLOURS: Final = {
-    Pressure.LOW: "green", Pressure.MEDIUM: "cyan", Pressure.HIGH: "yellow", Pressure.CRITICAL: "red",
-}  # fmt: skip
-_LINE_SECONDS: Final = 1.0
 
 
 @contextmanager
@@ -82,7 +74,7 @@ def _picture(report: Report) -> Table:
     bar = ProgressBar(total=report.plan.limit, completed=stats.allocated_bytes, width=40)
     table = Table.grid(padding=(0, 2))
     table.add_row("in use", bar, _in_use(report))
-    table.add_row("pressure", Text(stats.pressure.name, style=_COLOURS[stats.pressure]))
+    table.add_row("pressure", Text(stats.pressure.name, style=COLOURS[stats.pressure.name]))
     table.add_row("waiting", f"{stats.waiting:,} requests for {format_size(stats.waiting_bytes)}")
     table.add_row("waits", f"{stats.waits:,} so far, the longest {format_duration(stats.longest_wait)}")
     table.add_row("items", f"{report.items:,} done, {report.items_per_s:,.0f} a second")
@@ -94,13 +86,13 @@ def _in_use(report: Report) -> str:
 
 
 def _line_a_second(console: Console) -> Show:
-    due = time.monotonic() + _LINE_SECONDS
+    due = 1.0
 
     def show(report: Report) -> None:
         nonlocal due
-        if time.monotonic() < due:
+        if report.seconds < due:
             return
-        due += _LINE_SECONDS
+        due += 1.0
         stats = report.stats
         console.print(
             f"{report.seconds:.1f} s: {_in_use(report)} in use, pressure {stats.pressure.name}, "
@@ -130,7 +122,7 @@ def shortcomings(report: Report) -> Iterator[str]:
         yield f"{format_size(stats.allocated_bytes)} were still held at the end"
 
 
-def as_json(report: Report) -> dict[str, object]:
+def figures_of(report: Report) -> dict[str, object]:
     """Return the figures by name, each with its unit in the name unless it is bytes or a count."""
     stats, plan = report.stats, report.plan
     return {

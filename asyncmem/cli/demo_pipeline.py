@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 import numpy as np
@@ -304,9 +303,7 @@ class Ticker:
         await asyncio.to_thread(self._thread.start)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
 

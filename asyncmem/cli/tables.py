@@ -19,6 +19,9 @@ _LETTERS: Final = 12
 _GAP: Final = 2
 """Columns of the screen between one column of a table and the next."""
 
+COLOURS: Final = {"LOW": "green", "MEDIUM": "cyan", "HIGH": "yellow", "CRITICAL": "red"}
+"""Of the levels of a pool's pressure."""
+
 Cell: TypeAlias = str | float | Text
 
 

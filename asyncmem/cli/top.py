@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncmem.cli.parameters import TIME
-from asyncmem.cli.tables import UNLIMITED, Cell, output, show, table_of
+from asyncmem.cli.tables import COLOURS, UNLIMITED, Cell, output, show, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight.live.client import NotServing, ask, serving
 from asyncmem.insight.live.look import PoolLook, ProcessLook
@@ -125,7 +125,6 @@ _SHOWN: Final = 8
 _WORDS: Final = ("pool", "device", "of the limit")
 _SPARE: Final = ("of the limit", "device", "per second", "hits", "limit")
 """Columns that a narrow screen does without, the one that is missed least first."""
-_COLOURS: Final = {"LOW": "green", "MEDIUM": "cyan", "HIGH": "yellow", "CRITICAL": "red"}
 
 
 def picture(now: ProcessLook, before: ProcessLook | None = None, *, width: int = UNLIMITED, hint: str = "") -> Group:
@@ -207,7 +206,7 @@ def _bar(stats: dict[str, Any]) -> Text:
     limit = max(stats["limit"], 1)
     live = min(round(_BAR * stats["allocated_bytes"] / limit), _BAR)
     reserved = min(round(_BAR * stats["reserved_bytes"] / limit), _BAR)
-    colour = _COLOURS.get(stats["pressure"], "")
+    colour = COLOURS.get(stats["pressure"], "")
     return Text.assemble(
         ("█" * live, colour), ("▒" * max(reserved - live, 0), colour), "·" * (_BAR - max(live, reserved))
     )
