@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from asyncmem.core import Buffer
 from asyncmem.devices import Device, Host, HostStream, Simulated, SimulatedStream, Stream, device
 from asyncmem.errors import InvalidRequest, PoolTimeout
 from asyncmem.figures import format_size
+from asyncmem.pool.share import Share
 from asyncmem.stats import PoolStats
 
 OVERSUBSCRIPTION: Final = 5
@@ -30,69 +30,6 @@ TOTAL_BYTES: Final = 16
 """What the last stage needs for one item: two numbers of 8 bytes."""
 REFRESH: Final = 0.25
 """Seconds between two looks at the pool."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much work to take on, so that the demand is several times the limit. Sizes are bytes, times seconds."""
-
-    limit: int
-    """The most the pool may reserve."""
-    item_bytes: int
-    """What each of the first two stages needs for one item."""
-    in_flight: int
-    """Items worked on at once."""
-    seconds: float
-    """How long new items are begun."""
-
-    @property
-    def demand(self) -> int:
-        """What the items in flight would hold together with unlimited memory."""
-        return self.in_flight * (2 * self.item_bytes + TOTAL_BYTES)
-
-    @property
-    def stage_limit(self) -> int:
-        """The share of each of the first two stages; an eighth stays for the last, so the last can always finish."""
-        return self.limit * 7 // 16
-
-    @classmethod
-    def for_limit(cls, limit: int, seconds: float) -> Self:
-        """Choose items of a 32nd of the limit, and so many that together they need several times that.
-
-        Raises:
-            InvalidRequest: The limit leaves no room for a pipeline.
-        """
-        if limit < SMALLEST_LIMIT:
-            raise InvalidRequest("limit", limit, f"at least {format_size(SMALLEST_LIMIT)} for the demonstration")
-        item_bytes = min(limit // 32, LARGEST_ITEM) // 4096 * 4096
-        in_flight = OVERSUBSCRIPTION * limit // (2 * item_bytes)
-        return cls(limit=limit, item_bytes=item_bytes, in_flight=in_flight, seconds=seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a run has done so far."""
-
-    plan: Plan
-    device: str
-    checks: str
-    """What is compared for every result."""
-    stats: PoolStats
-    seconds: float
-    items: int
-    wrong: int
-    longest_stall: float
-    """Seconds."""
-    stall_p99: float
-    """Seconds."""
-
-    @property
-    def items_per_s(self) -> float:
-        """Items finished a second so far."""
-        return self.items / self.seconds if self.seconds else 0.0
-
-
-Show: TypeAlias = Callable[[Report], None]
 
 
 # -- the stages, as work on streams ------------------------------------------------------------------------------------
@@ -160,93 +97,116 @@ def open_device(name: str) -> Device:
 # -- the run -----------------------------------------------------------------------------------------------------------
 
 
-async def run(device: Device, plan: Plan, show: Show) -> Report:
-    """Keep the plan's items in flight for its seconds, finish those begun, and return the result.
+class Demonstration:
+    """Three stages over one pool, with so many items in flight that they would need several times its limit.
 
-    Cancelling it leaves nothing behind: every buffer is held by a `with` block, and so is the pool.
+    The first two stages queue their work and return at once; the last is awaited. On the host the work is numpy's, in
+    order on each stage's own thread, and every result is checked. On the simulated device it only takes time, and the
+    device raises when two stages touch a buffer without order between them.
+
+    Args:
+        device: Where to run.
+        limit: The most that the pool may reserve.
+        seconds: How long new items are begun.
+
+    Attributes:
+        item_bytes: What each of the first two stages needs for one item.
+        in_flight: Items worked on at once.
+        demand: What they would hold together with unlimited memory.
+        checks: What is compared for every result.
+        stats: The pool's, when it was looked at last.
+        elapsed: Seconds until then.
+        items: How many are finished,
+        wrong: and how many of them have a wrong result.
+        longest_stall: The longest stall of the loop, in seconds,
+        stall_p99: and what 99 of 100 did not exceed.
+
+    Raises:
+        InvalidRequest: The limit leaves no room for a pipeline.
     """
-    async with (
-        AsyncMemoryPool(device, limit=plan.limit, segment_size=plan.limit // 8, name="demo") as pool,
-        Ticker() as ticker,
-    ):
-        pipeline = Pipeline(pool, plan, ticker)
-        await pipeline.run(show)
-        return pipeline.report()
 
+    def __init__(self, device: Device, limit: int, seconds: float) -> None:
+        if limit < SMALLEST_LIMIT:
+            raise InvalidRequest("limit", limit, f"at least {format_size(SMALLEST_LIMIT)} for the demonstration")
+        self.device, self.limit, self.seconds = device, limit, seconds
+        self.item_bytes = min(limit // 32, LARGEST_ITEM) // 4096 * 4096
+        self.in_flight = OVERSUBSCRIPTION * limit // (2 * self.item_bytes)
+        self.demand = self.in_flight * (2 * self.item_bytes + TOTAL_BYTES)
+        self._is_real = isinstance(device, Host)
+        self.checks = "every result against plain numpy" if self._is_real else "the stream order of every access"
+        self.stats = PoolStats()
+        self.elapsed = self.longest_stall = self.stall_p99 = 0.0
+        self.items = self.wrong = 0
 
-class Pipeline:
-    """Three stages over one pool. The first two queue their work and return at once; the last is awaited.
+    @property
+    def items_per_s(self) -> float:
+        """Items finished a second so far."""
+        return self.items / self.elapsed if self.elapsed else 0.0
 
-    On the host the work is numpy's, in order on each stage's own thread, and every result is checked. On the simulated
-    device it only takes time, and the device raises when two stages touch a buffer without order between them.
+    async def run(self, show: "Show") -> None:
+        """Begin items until the time is over, finish them, and show the progress meanwhile.
 
-    The first two stages have a budget each. Otherwise items that wait for their second buffer could hold all of the
-    memory with their first, and none would ever finish.
-    """
-
-    def __init__(self, pool: AsyncMemoryPool, plan: Plan, ticker: "Ticker") -> None:
-        self._pool, self._plan, self._ticker = pool, plan, ticker
-        self._streams = [pool.device.create_stream(name) for name in ("decode", "transform", "reduce")]
-        self._raws, self._features = (pool.budget(one, limit=plan.stage_limit) for one in ("decode", "transform"))
-        self._expected = plain_totals(plan.item_bytes) if isinstance(pool.device, Host) else []
-        self._started = time.monotonic()
+        Cancelling it leaves nothing behind: every buffer is held by a `with` block, and so is the pool.
+        """
+        stages = ("decode", "transform", "reduce")
+        self._streams = [self.device.create_stream(name) for name in stages]
+        self._expected = plain_totals(self.item_bytes) if self._is_real else []
         self._numbers = itertools.count()
-        self._items = self._wrong = 0
+        async with (
+            AsyncMemoryPool(self.device, limit=self.limit, segment_size=self.limit // 8, name="demo") as pool,
+            Ticker() as ticker,
+            asyncio.TaskGroup() as both,
+        ):
+            # Otherwise items that wait for their second buffer could hold all of the memory with their first, and none
+            # would ever finish. An eighth stays for the last stage.
+            shares = [pool.budget(name, limit=self.limit * 7 // 16) for name in stages[:2]]
+            started = time.monotonic()
 
-    async def run(self, show: Show) -> None:
-        """Begin items until the plan's time is over, finish them, and show the progress meanwhile."""
-        async with asyncio.TaskGroup() as both:
-            showing = both.create_task(self._show(show))
+            def look() -> None:
+                self.stats, self.elapsed = pool.stats(), time.monotonic() - started
+                self.longest_stall, self.stall_p99 = ticker.longest, ticker.p99
+
+            async def look_again() -> None:
+                while True:
+                    await asyncio.sleep(REFRESH)
+                    with ticker.excused():
+                        look()
+                        show(self)
+
+            showing = both.create_task(look_again())
             async with asyncio.TaskGroup() as workers:
-                for _ in range(self._plan.in_flight):
-                    workers.create_task(self._work())
+                for _ in range(self.in_flight):
+                    workers.create_task(self._work(started + self.seconds, *shares, pool))
                     # One after the other, as work comes in: all in one turn of the loop would be a stall of our own.
                     await asyncio.sleep(0)
             showing.cancel()
+            look()
 
-    def report(self) -> Report:
-        """Return what has been done so far."""
-        return Report(
-            plan=self._plan,
-            device=self._pool.device.name,
-            checks="every result against plain numpy" if self._expected else "the stream order of every access",
-            stats=self._pool.stats(),
-            seconds=time.monotonic() - self._started,
-            items=self._items,
-            wrong=self._wrong,
-            longest_stall=self._ticker.longest,
-            stall_p99=self._ticker.p99,
-        )
-
-    async def _show(self, show: Show) -> None:
-        while True:
-            await asyncio.sleep(REFRESH)
-            with self._ticker.excused():
-                show(self.report())
-
-    async def _work(self) -> None:
-        deadline = self._started + self._plan.seconds
+    async def _work(self, deadline: float, *shares: Share) -> None:
         # Items that have not begun by the deadline give up waiting; those that have are finished.
         with suppress(PoolTimeout):
             while (left := deadline - time.monotonic()) > 0:
-                right = await self._item(next(self._numbers), left)
-                self._items += 1
-                self._wrong += not right
+                right = await self._item(next(self._numbers), left, *shares)
+                self.items += 1
+                self.wrong += not right
 
-    async def _item(self, index: int, timeout: float) -> bool:
+    async def _item(self, index: int, timeout: float, raws: Share, features: Share, totals: Share) -> bool:
         """Take an item through the stages, and return whether its result is right."""
-        nbytes, (first, second, third) = self._plan.item_bytes, self._streams
-        async with self._raws.allocate_async(nbytes, stream=first, tag="raw", timeout=timeout) as raw:
+        nbytes, (first, second, third) = self.item_bytes, self._streams
+        async with raws.allocate_async(nbytes, stream=first, tag="raw", timeout=timeout) as raw:
             queue(first, functools.partial(decode, index), raw)
-            async with self._features.allocate_async(nbytes, stream=second, tag="features") as features:
-                queue(second, transform, features, reads=raw)
+            async with features.allocate_async(nbytes, stream=second, tag="features") as feature:
+                queue(second, transform, feature, reads=raw)
                 # The work that reads it is still queued: its memory comes back in the order of the stream.
                 raw.free()
-                async with self._pool.allocate_async(TOTAL_BYTES, stream=third, tag="totals") as totals:
-                    queue(third, reduce, totals, reads=features)
+                async with totals.allocate_async(TOTAL_BYTES, stream=third, tag="totals") as total:
+                    queue(third, reduce, total, reads=feature)
                     await third.synchronize()
-                    found = np.asarray(totals.view("float64")) if self._expected else None
+                    found = np.asarray(total.view("float64")) if self._expected else None
                     return found is None or np.array_equal(found, self._expected[index % VARIETIES])
+
+
+Show: TypeAlias = Callable[[Demonstration], None]
 
 
 def queue(stream: Stream, work: Callable[..., None], writes: Buffer, *, reads: Buffer | None = None) -> None:

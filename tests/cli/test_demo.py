@@ -10,7 +10,8 @@ import pytest
 from click.testing import Result
 
 from asyncmem.cli.demo import as_table, shortcomings
-from asyncmem.cli.demo_pipeline import OVERSUBSCRIPTION, Plan, Report, Ticker
+from asyncmem.cli.demo_pipeline import OVERSUBSCRIPTION, Demonstration, Ticker
+from asyncmem.devices import Simulated
 from asyncmem.errors import InvalidRequest
 from asyncmem.stats import PoolStats
 
@@ -69,26 +70,25 @@ def test_a_device_that_is_not_here_says_what_to_use(invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize("mib", [2, 8, 32, 100, 1024, 4096])
-def test_a_plan_always_wants_several_times_its_limit(mib: int) -> None:
+def test_it_always_wants_several_times_its_limit(mib: int) -> None:
     """Whatever the limit, the items in flight want about five times of it, and each stage has room for some."""
-    plan = Plan.for_limit(mib << 20, 1.0)
-    assert plan.demand / plan.limit == pytest.approx(OVERSUBSCRIPTION, rel=0.1)
-    assert plan.stage_limit >= 4 * plan.item_bytes
-    assert plan.item_bytes % 4096 == 0
+    one = Demonstration(Simulated(), mib << 20, 1.0)
+    assert one.demand / one.limit == pytest.approx(OVERSUBSCRIPTION, rel=0.1)
+    assert one.limit * 7 // 16 >= 4 * one.item_bytes
+    assert one.item_bytes % 4096 == 0
 
 
 def test_a_limit_without_room_is_refused() -> None:
     """A limit below what a pipeline needs is refused by name."""
     with pytest.raises(InvalidRequest, match="limit"):
-        Plan.for_limit(1 << 20, 1.0)
+        Demonstration(Simulated(), 1 << 20, 1.0)
 
 
-def report(stats: PoolStats, *, items: int = 10, wrong: int = 0) -> Report:
-    """Make the report of a run of one second with these figures."""
-    return Report(
-        plan=Plan.for_limit(8 << 20, 1.0), device="host", checks="", stats=stats, seconds=1.0, items=items, wrong=wrong,
-        longest_stall=0.001, stall_p99=0.001,
-    )  # fmt: skip
+def ran(stats: PoolStats, *, items: int = 10, wrong: int = 0) -> Demonstration:
+    """Make a run of one second that has these figures."""
+    one = Demonstration(Simulated(), 8 << 20, 1.0)
+    one.stats, one.elapsed, one.items, one.wrong = stats, 1.0, items, wrong
+    return one
 
 
 GOOD = PoolStats(waits=5, peak_reserved=8 << 20)
@@ -97,16 +97,16 @@ GOOD = PoolStats(waits=5, peak_reserved=8 << 20)
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (report(GOOD), []),
-        (report(replace(GOOD, waits=0)), ["no request ever waited"]),
-        (report(replace(GOOD, peak_reserved=9 << 20)), ["reserved 9 MiB under a limit of 8 MiB"]),
-        (report(GOOD, wrong=2), ["2 of 10 results differ"]),
-        (report(GOOD, items=0), ["no item was finished"]),
-        (report(replace(GOOD, allocated_bytes=512)), ["512 B were still held"]),
+        (ran(GOOD), []),
+        (ran(replace(GOOD, waits=0)), ["no request ever waited"]),
+        (ran(replace(GOOD, peak_reserved=9 << 20)), ["reserved 9 MiB under a limit of 8 MiB"]),
+        (ran(GOOD, wrong=2), ["2 of 10 results differ"]),
+        (ran(GOOD, items=0), ["no item was finished"]),
+        (ran(replace(GOOD, allocated_bytes=512)), ["512 B were still held"]),
     ],
     ids=["all well", "no waits", "over the limit", "wrong results", "nothing done", "something kept"],
 )
-def test_what_a_run_failed_to_show_is_said_in_words(run: Report, words: list[str]) -> None:
+def test_what_a_run_failed_to_show_is_said_in_words(run: Demonstration, words: list[str]) -> None:
     """Each promise of the demonstration that did not hold is one sentence; a good run has none."""
     found = list(shortcomings(run))
     assert len(found) == len(words)
