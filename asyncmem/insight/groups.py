@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from asyncmem.insight.names import Names
 
+T = TypeVar("T")
 
 COLUMNS: Final = ("tag", "site", "task", "thread", "pool", "nbytes")
 
@@ -23,24 +24,64 @@ class Group(NamedTuple):
     """Allocations that have something in common."""
 
     name: str
-    """What: a tag, a line, a task, a thread, a pool or a size; "?" for those of which it is not known."""
+    """A tag, a line, a task, a thread, a pool or a size; "?" where it is not known."""
     nbytes: int
     """Their bytes together."""
     allocations: int
     """How many they are."""
 
 
-def naming(names: Names, column: str) -> Callable[[int], str | None]:
-    """Return how the numbers in a column are spelled out."""
-    spelled: dict[str, Callable[[int], object]] = {
-        "tag": names.tag,
-        "site": names.site,
-        "task": names.task,
-        "thread": names.thread,
-        "pool": lambda number: names.pools[number].name,
-    }
-    spell = spelled.get(column, int)
-    return lambda number: None if (found := spell(number)) is None else str(found)
+class Grouped(Generic[T]):
+    """Rows grouped by what the numbers in a column stand for, and sums over each group.
+
+    Attributes:
+        keys: What the rows of each group have in common. Different numbers may stand for the same.
+        places: For each row the number of its group.
+    """
+
+    def __init__(self, numbers: NDArray[Any], key_of: Callable[[int], T]) -> None:
+        values, places = np.unique(numbers, return_inverse=True)
+        found: dict[T, int] = {}
+        groups = [found.setdefault(key_of(value), len(found)) for value in values.tolist()]
+        self.keys = list(found)
+        self.places = np.array(groups, np.intp)[places]
+
+    def count(self, among: NDArray[np.bool_] | None = None) -> list[int]:
+        """Count the rows of each group, or those that are marked."""
+        counts: list[int] = np.bincount(self.places[... if among is None else among], minlength=len(self.keys)).tolist()
+        return counts
+
+    def sum(self, values: NDArray[Any]) -> list[int]:
+        """Add up a whole number of each row."""
+        sums: list[int] = np.bincount(self.places, values, len(self.keys)).astype(np.int64).tolist()
+        return sums
+
+    def most(self, values: NDArray[Any]) -> list[int]:
+        """Return the largest value in each group, at least 0."""
+        found = np.zeros(len(self.keys), np.int64)
+        np.maximum.at(found, self.places, values.astype(np.int64))
+        largest: list[int] = found.tolist()
+        return largest
+
+    def names(self, numbers: NDArray[Any], name_of: Callable[[int], str | None]) -> list[tuple[str, ...]]:
+        """Return the names that the rows of each group have in another column, sorted."""
+        found: list[set[str]] = [set() for _ in self.keys]
+        for place, number in set(zip(self.places.tolist(), numbers.tolist(), strict=True)):
+            if name := name_of(number):
+                found[place].add(name)
+        return [tuple(sorted(names)) for names in found]
+
+
+def group_by(rows: NDArray[np.void], names: Names, column: str) -> Grouped[str]:
+    """Group rows by the name of what they have in a column.
+
+    Raises:
+        InvalidRequest: There is no such column to group by.
+    """
+    if column not in COLUMNS:
+        raise InvalidRequest("column", column, f"one of {', '.join(COLUMNS)}")
+    name_of = str if column == "nbytes" else getattr(names, column)
+    return Grouped(rows[column], lambda number: str(name_of(number) or "?"))
 
 
 def grouped(rows: NDArray[np.void], names: Names, column: str) -> tuple[Group, ...]:
@@ -49,31 +90,9 @@ def grouped(rows: NDArray[np.void], names: Names, column: str) -> tuple[Group, .
     Raises:
         InvalidRequest: There is no such column to group by.
     """
-    if column not in COLUMNS:
-        raise InvalidRequest("column", column, f"one of {', '.join(COLUMNS)}")
-    numbers, places = np.unique(rows[column], return_inverse=True)
-    nbytes = np.bincount(places, rows["nbytes"], len(numbers)).astype(np.int64)
-    counts = np.bincount(places, minlength=len(numbers))
-    spell = naming(names, column)
-    together: dict[str, tuple[int, int]] = {}
-    for number, size, count in zip(numbers.tolist(), nbytes.tolist(), counts.tolist(), strict=True):
-        name = spell(number) or "?"
-        before = together.get(name, (0, 0))
-        together[name] = before[0] + size, before[1] + count
-    found = (Group(name, *sums) for name, sums in together.items())
+    by = group_by(rows, names, column)
+    found = map(Group, by.keys, by.sum(rows["nbytes"]), by.count())
     return tuple(sorted(found, key=lambda one: (-one.nbytes, one.name)))
-
-
-def seconds_by(rows: NDArray[np.void], names: Names, column: str) -> dict[str, float]:
-    """Add up the spans of rows that have the same in a column; "?" where that is not known."""
-    numbers, places = np.unique(rows[column], return_inverse=True)
-    spans = np.bincount(places, rows["span_ns"], len(numbers)) / 1e9
-    spell = naming(names, column)
-    found: dict[str, float] = {}
-    for number, seconds in zip(numbers.tolist(), spans.tolist(), strict=True):
-        name = spell(number) or "?"
-        found[name] = found.get(name, 0.0) + seconds
-    return found
 
 
 def parts(rows: NDArray[np.void], column: str) -> Iterator[tuple[int, NDArray[np.void]]]:

@@ -18,7 +18,7 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.insight.debug import Source, records_of
 from asyncmem.insight.packing import packed
-from asyncmem.insight.rows import identity_of
+from asyncmem.insight.rows import find, identity_of
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_size
@@ -310,14 +310,10 @@ def _lasting(
     numbers: NDArray[np.integer[Any]], taken: NDArray[np.bool_], freed: NDArray[np.bool_], window: slice
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the rows of a window in which something is allocated, and when each ends: its row, or the window's end."""
-    starts = np.flatnonzero(taken[window]) + window.start
-    frees = np.flatnonzero(freed)
-    frees = frees[np.argsort(numbers[frees], kind="stable")]
+    starts, frees = np.flatnonzero(taken[window]) + window.start, np.flatnonzero(freed)
+    at, known = find(numbers[starts], numbers[frees])
     ends = np.full(len(starts), window.stop)
-    if len(frees):
-        at = np.minimum(numbers[frees].searchsorted(numbers[starts]), len(frees) - 1)
-        known = numbers[frees[at]] == numbers[starts]
-        ends[known] = np.minimum(frees[at[known]], window.stop)
+    ends[known] = np.minimum(frees[at[known]], window.stop)
     return starts, ends
 
 

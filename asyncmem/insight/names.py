@@ -134,6 +134,10 @@ class Names:
         """Return a tag, None without one."""
         return self.tags[number] or None
 
+    def pool(self, number: int) -> str:
+        """Return a pool's name."""
+        return self.pools[number].name
+
     def thread(self, number: int) -> str | None:
         """Return a thread's name; one that only freed has none but its number."""
         if not number:

@@ -201,12 +201,16 @@ class Records:
 
     def live_at(self, time: float | None = None) -> Records:
         """Return the allocations that are live at a time, in seconds since the beginning; at the end without one."""
-        rows = self.rows
-        if time is not None:
-            rows = rows[rows["time_ns"] <= self.began + round(time * 1e9)]
-        taken = rows[(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
-        ended = rows[rows["kind"] == Kind.FREED]
-        return self.with_rows(taken[~np.isin(identity_of(taken), identity_of(ended))])
+        return self.with_rows(self.rows[self.is_live(time)])
+
+    def is_live(self, time: float | None = None) -> NDArray[np.bool_]:
+        """Return for each row whether it is an allocation that `live_at` returns."""
+        kinds = self.rows["kind"]
+        past = np.True_ if time is None else self.rows["time_ns"] <= self.began + round(time * 1e9)
+        live: NDArray[np.bool_] = np.isin(kinds, (Kind.ALLOCATED, Kind.HELD)) & past
+        ended = self.rows[(kinds == Kind.FREED) & past]
+        live[live] = ~np.isin(identity_of(self.rows[live]), identity_of(ended))
+        return live
 
     def leaked(self) -> Records:
         """Return what was allocated while it was recorded and never freed; nothing where the end is not known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -76,6 +76,15 @@ def identity_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
     """Return which allocation each row is about: pools number theirs each from 0."""
     identity: NDArray[np.uint64] = rows["pool"].astype(np.uint64) << np.uint64(48) | rows["number"]
     return identity
+
+
+def find(wanted: NDArray[Any], known: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return where each wanted number is among those known, of which no two are equal, and whether it is there."""
+    if not len(known):
+        return np.zeros(len(wanted), np.intp), np.zeros(len(wanted), np.bool_)
+    order = np.argsort(known, kind="stable")
+    at = order[np.minimum(known[order].searchsorted(wanted), len(known) - 1)]
+    return at, known[at] == wanted
 
 
 def priority_of(waits: NDArray[np.void]) -> NDArray[np.int64]:

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from asyncmem.core import Kind
 from asyncmem.figures import format_count, format_duration, format_share, format_size
-from asyncmem.insight.reports import leaks, waits
+from asyncmem.insight.reports.lines import leaks, lines_of, waits
 from asyncmem.insight.reports.segments import memory_map
 from asyncmem.insight.reports.summary import summarize
 from asyncmem.insight.reports.timeline import NO_TAG, PARTS, live_by_tag, marks
-from asyncmem.insight.reports.tree import lines_of
 from asyncmem.text import printable, to_json
 
 if TYPE_CHECKING:
     from asyncmem.insight.records import Records
-    from asyncmem.insight.reports.lines import Leaks, WaitingLine, Waits
+    from asyncmem.insight.reports.lines import Leaks, Line, WaitingLine, Waits
     from asyncmem.insight.reports.timeline import LiveByTag, Marks
-    from asyncmem.insight.reports.tree import Line
 
 __all__ = ["mimebundle", "page"]
 

@@ -3,20 +3,22 @@
 from asyncmem.insight.reports.lines import (
     Leak,
     Leaks,
+    Node,
     Row,
     Table,
+    Tree,
     WaitClass,
     WaitingLine,
     Waits,
     leaks,
     table,
+    tree,
     waits,
 )  # fmt: skip
 from asyncmem.insight.reports.segments import Piece, Segment, Segments, segments
 from asyncmem.insight.reports.stats import LifeClass, SizeClass, Stats, stats
 from asyncmem.insight.reports.summary import Summary, summary
 from asyncmem.insight.reports.timeline import Moment, Timeline, timeline
-from asyncmem.insight.reports.tree import Node, Tree, tree
 
 __all__ = [
     "Leak",

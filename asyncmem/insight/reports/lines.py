@@ -1,144 +1,197 @@
-"""`table`, `leaks` and `waits`: what each line (or tag, task, thread, pool, size) allocated, kept, and waited for."""
+"""`table`, `leaks`, `waits` and `tree`: what each line (or tag, task, ...) allocated, kept, and waited for."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import numpy as np
 
 from asyncmem.core import Kind
-from asyncmem.insight.groups import Group, naming, parts, seconds_by
+from asyncmem.insight.groups import Grouped, group_by
 from asyncmem.insight.names import Site
-from asyncmem.insight.rows import identity_of, priority_of
+from asyncmem.insight.rows import find, identity_of, priority_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from numpy.typing import NDArray
 
     from asyncmem.insight.records import Records
 
-_NOTHING: Final = Group("", 0, 0)
+_NO_SITE: Final = Site("", 0, "")
 _GRANTED: Final = 0  # how a wait ended, as its level says
 _STEPS: Final = np.array([step * 10**power for power in range(3, 18) for step in (1, 2, 5)])
 """Nanoseconds: the borders of the classes of waits."""
-_BORDERS: Final = (*(_STEPS / 1e9).tolist(), float("inf"))
-"""The same in seconds, with that of the last class."""
 
 
 class Row(NamedTuple):
-    """Allocations that have something in common."""
+    """Allocations that have something in common.
+
+    Attributes:
+        name: A line, a tag, a task, a thread, a pool or a size; "?" where it is not known.
+        at_peak: Their bytes that were live at the peak.
+        at_end: Their bytes that were live at the end.
+        allocations: How many there were.
+        allocated: Their bytes together.
+        mean_lifetime: Seconds from allocation to free, on average over those that were freed.
+        waited: Seconds that their requests waited for other owners to free memory.
+    """
 
     name: str
-    """What: a line, a tag, a task, a thread, a pool or a size; "?" for those of which it is not known."""
     at_peak: int
-    """Bytes of theirs that were live when the most was,"""
     at_end: int
-    """and at the end."""
     allocations: int
-    """How many there were,"""
     allocated: int
-    """and their bytes together."""
     mean_lifetime: float
-    """Seconds that those which were freed were held, on average."""
     waited: float
-    """Seconds that requests of theirs waited for others to free memory."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Allocations by what they have in common."""
+    """Allocations by what they have in common.
+
+    Attributes:
+        by: The column: "site", "tag", "task", "thread", "pool" or "nbytes".
+        rows: A row for each value of it, what was largest at the peak first.
+    """
 
     by: str
-    """What that is: "site", "tag", "task", "thread", "pool" or "nbytes"."""
     rows: tuple[Row, ...]
-    """A row for each, what was largest at the peak first."""
 
 
 class Leak(NamedTuple):
-    """A line that allocated what was never freed."""
+    """A line whose buffers were never freed.
+
+    Attributes:
+        file: Its file; empty where no line is known.
+        line: Its number in the file, or 0.
+        function: The function that it is in, or empty.
+        nbytes: Bytes of its buffers that were still live at the end.
+        buffers: How many they are.
+        age: Seconds that the oldest of them was live.
+        tags: What they were allocated under.
+        pools: The names of their pools.
+        outlived: How many of them have outlived their pool: it was closed while they were live.
+    """
 
     file: str
-    """Its file,"""
     line: int
-    """its number in that,"""
     function: str
-    """and the function that it is in; empty, 0 and empty where no line is known."""
     nbytes: int
-    """Bytes of its buffers that were still live at the end,"""
     buffers: int
-    """how many they are,"""
     age: float
-    """and for how many seconds the oldest of them was."""
     tags: tuple[str, ...]
-    """What they were allocated under."""
     pools: tuple[str, ...]
-    """Where."""
     outlived: int
-    """How many of the buffers have outlived their pool: it was closed while they were live."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Leaks:
-    """What was never freed."""
+    """What was never freed.
+
+    Attributes:
+        known: False if the end of the records is missing, and frees with it.
+        nbytes: Bytes of all leaked buffers.
+        buffers: How many they are.
+        outlived: How many of them have outlived their pool.
+        lines: One for each line, the most bytes first.
+    """
 
     known: bool
-    """Whether that is known: not where the end of the records is missing, and frees with it."""
     nbytes: int
-    """Bytes of it,"""
     buffers: int
-    """in how many buffers,"""
     outlived: int
-    """how many of which have outlived their pool."""
     lines: tuple[Leak, ...]
-    """By lines, the most bytes first."""
 
 
 class WaitingLine(NamedTuple):
-    """Requests that waited for others to free memory, and have something in common."""
+    """Requests that waited for other owners to free memory, and have something in common.
+
+    Attributes:
+        name: The line, the tag or the priority; "?" where none is known.
+        waits: How many waits there were.
+        seconds: How long they took together.
+        longest: Seconds of the longest.
+        given_up: How many did not end with a grant: they were cancelled, timed out or failed.
+    """
 
     name: str
-    """The line, the tag or the priority; "?" where none is known."""
     waits: int
-    """How often,"""
     seconds: float
-    """for how long together,"""
     longest: float
-    """and the longest time."""
     given_up: int
-    """How many of them were not granted: cancelled, timed out or failed."""
 
 
 class WaitClass(NamedTuple):
-    """Waits that took about as long."""
+    """Waits of about the same length.
+
+    Attributes:
+        below: They took fewer seconds than this, and at least as many as the class before.
+        waits: How many they are.
+    """
 
     below: float
-    """They took fewer seconds than this, and at least as many as the class before."""
     waits: int
-    """How many they are."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """The waits for memory."""
+    """The waits for memory.
+
+    Attributes:
+        waits: How many there were.
+        seconds: How long they took together.
+        lines: By line, the longest first.
+        tags: By tag, the longest first.
+        priorities: By priority, the highest first.
+        classes: By length, shortest first: up to 1, 2, 5, 10, 20, 50 ... microseconds.
+    """
 
     waits: int
-    """How many there were,"""
     seconds: float
-    """and for how long together."""
     lines: tuple[WaitingLine, ...]
-    """By line, the longest first,"""
     tags: tuple[WaitingLine, ...]
-    """by tag,"""
     priorities: tuple[WaitingLine, ...]
-    """by priority, the highest first,"""
     classes: tuple[WaitClass, ...]
-    """and by how long they took, shortest first: at 1, 2, 5, 10, 20, 50 ... microseconds."""
+
+
+@final
+@dataclass(kw_only=True)
+class Node:
+    """A line, and what it called.
+
+    Attributes:
+        name: The line; "?" where none is known.
+        nbytes: Bytes that are live, of what it and the lines that it called asked for.
+        buffers: How many buffers that is.
+        calls: The lines that it called, the largest first.
+    """
+
+    name: str
+    nbytes: int
+    buffers: int
+    calls: list[Node]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """What was live at one time, by the lines that had called for it.
+
+    Attributes:
+        time: When, in seconds from the beginning.
+        nbytes: Bytes that were live.
+        buffers: How many buffers that was.
+        calls: The outermost lines that are known, the largest first.
+    """
+
+    time: float
+    nbytes: int
+    buffers: int
+    calls: tuple[Node, ...]
 
 
 def table(records: Records, by: str = "site") -> Table:
@@ -151,43 +204,40 @@ def table(records: Records, by: str = "site") -> Table:
     Raises:
         InvalidRequest: There is no such column.
     """
-    freed, names = _freed(records), records.names
-    taken = _named(records.of(Kind.ALLOCATED).by(by))
-    peak = _named(records.live_at(records.peak().time).by(by))
-    end = _named(records.live_at().by(by))
-    lived, waited = (seconds_by(those.rows, names, by) for those in (freed, records.of(Kind.WAITED)))
-    counts = _named(freed.by(by))
-    rows = [
-        Row(
-            name=name,
-            at_peak=peak.get(name, _NOTHING).nbytes,
-            at_end=end.get(name, _NOTHING).nbytes,
-            allocations=taken.get(name, _NOTHING).allocations,
-            allocated=taken.get(name, _NOTHING).nbytes,
-            mean_lifetime=lived.get(name, 0.0) / max(counts.get(name, _NOTHING).allocations, 1),
-            waited=waited.get(name, 0.0),
-        )
-        for name in {**taken, **peak, **end, **waited}
+    rows = records.rows
+    if by == "thread":  # a free counts for the thread that had allocated, whichever thread freed
+        rows = rows.copy()
+        rows["thread"] = _allocating_threads(rows)
+    groups = group_by(rows, records.names, by)
+    taken, freed, waited = (rows["kind"] == kind for kind in (Kind.ALLOCATED, Kind.FREED, Kind.WAITED))
+    nbytes, spans = rows["nbytes"], rows["span_ns"]
+    columns = zip(
+        groups.keys,
+        groups.sum(nbytes * records.is_live(records.peak().time)),
+        groups.sum(nbytes * records.is_live()),
+        groups.count(taken),
+        groups.sum(nbytes * taken),
+        groups.sum(spans * freed),
+        groups.count(freed),
+        groups.sum(spans * waited),
+        groups.count(waited),
+        strict=True,
+    )
+    found = [
+        Row(name, at_peak, at_end, allocations, allocated, held / max(frees, 1) / 1e9, waiting / 1e9)
+        for name, at_peak, at_end, allocations, allocated, held, frees, waiting, waits in columns
+        if at_peak or at_end or allocations or waits
     ]
-    rows.sort(key=lambda row: (-row.at_peak, -row.allocated, row.name))
-    return Table(by=by, rows=tuple(rows))
+    return Table(by=by, rows=tuple(sorted(found, key=lambda row: (-row.at_peak, -row.allocated, row.name))))
 
 
-def _freed(records: Records) -> Records:
-    """Return what was freed, each with the thread that had allocated it, whichever thread freed it."""
-    rows = records.of(Kind.FREED).rows.copy()
-    taken = records.of(Kind.ALLOCATED, Kind.HELD).rows
-    taken = taken[np.argsort(identity_of(taken))]
-    known, wanted = identity_of(taken), identity_of(rows)
-    at = np.searchsorted(known, wanted)
-    there = np.flatnonzero(at < len(known))
-    there = there[known[at[there]] == wanted[there]]
-    rows["thread"][there] = taken["thread"][at[there]]
-    return records.with_rows(rows)
-
-
-def _named(groups: tuple[Group, ...]) -> dict[str, Group]:
-    return {group.name: group for group in groups}
+def _allocating_threads(rows: NDArray[np.void]) -> NDArray[np.uint16]:
+    """Return for each row the thread that made its allocation, or its own where that is not known."""
+    taken = rows[np.isin(rows["kind"], (Kind.ALLOCATED, Kind.HELD))]
+    at, known = find(identity_of(rows), identity_of(taken))
+    threads: NDArray[np.uint16] = rows["thread"].copy()
+    threads[known] = taken["thread"][at[known]]
+    return threads
 
 
 def leaks(records: Records) -> Leaks:
@@ -197,21 +247,21 @@ def leaks(records: Records) -> Leaks:
     """
     rows, names = records.leaked().rows, records.names
     outlived = np.isin(rows["pool"], records.of(Kind.CLOSED).rows["pool"])
-    found: dict[Site, Leak] = {}
-    tags: defaultdict[Site, set[str]] = defaultdict(set)
-    pools: defaultdict[Site, set[str]] = defaultdict(set)
-    for number, those in parts(rows, "site"):
-        site = names.site(number) or Site("", 0, "")
-        before = found.get(site, Leak(*site, 0, 0, 0.0, (), (), 0))
-        tags[site].update(tag for one in np.unique(those["tag"]).tolist() if (tag := names.tag(one)))
-        pools[site].update(names.pools[one].name for one in np.unique(those["pool"]).tolist())
-        found[site] = before._replace(
-            nbytes=before.nbytes + int(those["nbytes"].sum()),
-            buffers=before.buffers + len(those),
-            age=max(before.age, (records.ended - int(those["time_ns"].min())) / 1e9),
-            outlived=before.outlived + int(outlived[rows["site"] == number].sum()),
-        )
-    lines = [one._replace(tags=tuple(sorted(tags[at])), pools=tuple(sorted(pools[at]))) for at, one in found.items()]
+    by_site = Grouped(rows["site"], lambda number: names.site(number) or _NO_SITE)
+    columns = zip(
+        by_site.keys,
+        by_site.sum(rows["nbytes"]),
+        by_site.count(),
+        by_site.most(records.ended - rows["time_ns"]),
+        by_site.names(rows["tag"], names.tag),
+        by_site.names(rows["pool"], names.pool),
+        by_site.count(outlived),
+        strict=True,
+    )
+    lines = [
+        Leak(site.file, site.line, site.function, nbytes, buffers, age / 1e9, *rest)
+        for site, nbytes, buffers, age, *rest in columns
+    ]
     return Leaks(
         known=records.end_known,
         nbytes=int(rows["nbytes"].sum()),
@@ -222,33 +272,85 @@ def leaks(records: Records) -> Leaks:
 
 
 def waits(records: Records) -> Waits:
-    """Return who waited for memory, and for how long. A wait that still goes on at the end is not in it."""
+    """Return what waited for memory, and for how long. A wait that still goes on at the end is not in it."""
     rows, names = records.of(Kind.WAITED).rows, records.names
-    priorities = priority_of(rows)
-    by_priority = ((number, rows[priorities == number]) for number in np.unique(priorities).tolist())
-    counts = np.bincount(np.searchsorted(_STEPS, rows["span_ns"], side="right"), minlength=len(_STEPS) + 1).tolist()
+    borders = (*(_STEPS / 1e9).tolist(), float("inf"))
+    counts = np.bincount(np.searchsorted(_STEPS, rows["span_ns"], side="right"), minlength=len(borders)).tolist()
+    priorities = _longest_first(Grouped(priority_of(rows), str), rows)
     return Waits(
         waits=len(rows),
         seconds=float(rows["span_ns"].sum(dtype=float)) / 1e9,
-        lines=_longest_first(parts(rows, "site"), naming(names, "site")),
-        tags=_longest_first(parts(rows, "tag"), naming(names, "tag")),
-        priorities=tuple(sorted(_longest_first(by_priority, str), key=lambda one: -int(one.name))),
-        classes=tuple(WaitClass(below, count) for below, count in zip(_BORDERS, counts, strict=True) if count),
+        lines=_longest_first(group_by(rows, names, "site"), rows),
+        tags=_longest_first(group_by(rows, names, "tag"), rows),
+        priorities=tuple(sorted(priorities, key=lambda one: -int(one.name))),
+        classes=tuple(WaitClass(below, count) for below, count in zip(borders, counts, strict=True) if count),
     )
 
 
-def _longest_first(
-    groups: Iterable[tuple[int, NDArray[np.void]]], spell: Callable[[int], str | None]
-) -> tuple[WaitingLine, ...]:
-    found: dict[str, WaitingLine] = {}
-    for number, rows in groups:
-        spans, name = rows["span_ns"], spell(number) or "?"
-        before = found.get(name, WaitingLine(name, 0, 0.0, 0.0, 0))
-        found[name] = WaitingLine(
-            name,
-            before.waits + len(rows),
-            before.seconds + float(spans.sum(dtype=float)) / 1e9,
-            max(before.longest, int(spans.max()) / 1e9),
-            before.given_up + int(np.count_nonzero(rows["level"] != _GRANTED)),
-        )
-    return tuple(sorted(found.values(), key=lambda one: (-one.seconds, one.name)))
+def _longest_first(groups: Grouped[str], rows: NDArray[np.void]) -> tuple[WaitingLine, ...]:
+    spans = rows["span_ns"]
+    given_up = groups.count(rows["level"] != _GRANTED)
+    columns = zip(groups.keys, groups.count(), groups.sum(spans), groups.most(spans), given_up, strict=True)
+    found = (
+        WaitingLine(name, count, all_ns / 1e9, most_ns / 1e9, lost) for name, count, all_ns, most_ns, lost in columns
+    )
+    return tuple(sorted(found, key=lambda one: (-one.seconds, one.name)))
+
+
+def tree(records: Records, time: float | None = None) -> Tree:
+    """Return what is live, as a tree of lines.
+
+    Args:
+        records: What happened. They have as many lines of each call as the recording's `frames` says.
+        time: When, in seconds from the beginning; when the most was live without it.
+    """
+    when = records.peak().time if time is None else time
+    live = records.live_at(when)
+    root = _node(lines_of(live, live.rows["nbytes"]))
+    return Tree(time=when, nbytes=root.nbytes, buffers=root.buffers, calls=tuple(root.calls))
+
+
+def _node(line: Line) -> Node:
+    calls = [_node(one) for one in line.largest_first()]
+    return Node(name=str(line.site or "?"), nbytes=round(line.weight), buffers=line.requests, calls=calls)
+
+
+@dataclass
+class Line:
+    """A line, with the sums over it and all lines that it called.
+
+    Attributes:
+        site: The line; None for the root, and where none is known.
+        weight: Bytes or seconds.
+        requests: The number of buffers or waits.
+        tags: The weight of each tag, by its number.
+        calls: The lines that it called.
+    """
+
+    site: Site | None = None
+    weight: float = 0.0
+    requests: int = 0
+    tags: Counter[int] = field(default_factory=Counter)
+    calls: dict[Site | None, Line] = field(default_factory=dict)
+
+    def largest_first(self) -> list[Line]:
+        """Return the lines that it called."""
+        return sorted(self.calls.values(), key=lambda one: (-one.weight, str(one.site)))
+
+
+def lines_of(records: Records, weights: NDArray[np.generic]) -> Line:
+    """Return the root of a tree of lines, in which each record counts for its call with a weight."""
+    rows = records.rows
+    keys, places = np.unique(rows["site"].astype(np.uint64) << np.uint64(16) | rows["tag"], return_inverse=True)
+    sums = np.bincount(places, weights, len(keys)).tolist()
+    counts = np.bincount(places, minlength=len(keys)).tolist()
+    root = Line()
+    for key, weight, count in zip(keys.tolist(), sums, counts, strict=True):
+        way = [root]
+        for site in records.names.frames(key >> 16)[::-1] or (None,):
+            way.append(way[-1].calls.setdefault(site, Line(site)))
+        for line in way:
+            line.weight += weight
+            line.requests += count
+            line.tags[key & 0xFFFF] += weight
+    return root
