@@ -1,7 +1,7 @@
 """Where memory goes: records of what pools do, what is live and since when, and reports on it.
 
 `recording` records pools, into a ring or a file (`spool`, `amem`, `reading`). `records` has what is read, `rows` puts
-it in order, `names` has what its numbers stand for, `groups` adds it up. `profile` and `allocations` look at a block of
+it in order, `names` has what its numbers stand for, `groups` adds it up. `trackers` answer questions about a block of
 a program, `debug` records in the background, `live` shows a process to other programs, `prometheus` and `watch` show it
 to a metrics server and to tests. `lifetimes` finds out when buffers are in use and which could share memory, `packing`
 where each would lie, and `plan_files` keeps that. `reports` has the figures that the commands print, `pictures` the
@@ -9,18 +9,17 @@ page of `asyncmem report` and of notebooks, `exports` the formats of others.
 """
 
 from asyncmem.core import Kind, Level
-from asyncmem.insight.allocations import AllocationTracker, LiveBuffer
 from asyncmem.insight.debug import dump_allocation_trace, memory_debug, set_memory_debug
 from asyncmem.insight.groups import Group
 from asyncmem.insight.lifetimes import Lifetime, LifetimeAnalyzer, ReuseSuggestions, SharedBuffer, TraceLike
 from asyncmem.insight.live import LiveServer, serve_live
 from asyncmem.insight.names import Origin, PoolName, Site
 from asyncmem.insight.plan_files import read_plan, write_plan
-from asyncmem.insight.profile import MemoryTracker, Profile, profile_memory
 from asyncmem.insight.reading import read
 from asyncmem.insight.recording import Recording
 from asyncmem.insight.records import Peak, Record, Records
 from asyncmem.insight.reports.stats import AllocationPatterns, SizePattern, analyze_allocation_patterns
+from asyncmem.insight.trackers import AllocationTracker, LiveBuffer, MemoryTracker, Profile, profile_memory
 from asyncmem.pool.owners import tag
 from asyncmem.pool.placement import PlannedPlace, ReusePlan
 from asyncmem.pool.planned import PlanUse

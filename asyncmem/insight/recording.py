@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import anyio
 import numpy as np
@@ -40,7 +40,6 @@ _BATCH: Final = 4096
 """Rows that are copied at a time: as long as that takes, the pool waits."""
 
 
-@final
 class Recording:
     """Records of pools while entered by ``with`` or ``async with``.
 
@@ -87,7 +86,7 @@ class Recording:
     def __repr__(self) -> str:
         state = "over" if self._over else "going on" if self._witness is not None else "not begun"
         names = ", ".join(printable(one.name.name) for one in self._recorded)
-        return f"<asyncmem.insight.Recording of {names or 'no pool'}: {state}>"
+        return f"<asyncmem.insight.{type(self).__name__} of {names or 'no pool'}: {state}>"
 
     def __enter__(self) -> Self:
         """Begin; a pool that is not open is opened.
@@ -191,18 +190,18 @@ class Recording:
     async def _enter_on_thread(self) -> Self:
         first = threading.Lock()  # is taken by the first to be done, so that the other one ends what has begun
 
-        def enter() -> Self:
+        def enter() -> None:
             self.__enter__()
             if not first.acquire(blocking=False):
                 self.__exit__(None, None, None)
-            return self
 
         try:
-            return await to_thread.run_sync(enter)
+            await to_thread.run_sync(enter)
         except BaseException:  # asyncio's own cancellation does not wait for the thread
             if not first.acquire(blocking=False):
                 await self.__aexit__(None, None, None)
             raise
+        return self
 
     def records(self) -> Records:
         """Return what was recorded: all of it, or, while recording goes on, what there is so far.
@@ -212,16 +211,21 @@ class Recording:
         Raises:
             InvalidRequest: It has not begun.
         """
-        if self._witness is None:
-            raise InvalidRequest("records()", self, 'a recording that has begun: "with Recording(pool) as recording"')
+        witness = self._need_begun()
         if self._spool is not None:
             return self._spool.records()
         if self._found is not None:
             return self._found
-        found = self._read(self._witness)
+        found = self._read(witness)
         if self._over:
             self._found = found
         return found
+
+    def _need_begun(self) -> Witness:
+        if self._witness is None:
+            name = type(self).__name__
+            raise InvalidRequest("with", self, f'a {name} that has begun: "with {name}(pool) as found"')
+        return self._witness
 
     def _add(self, opened: OpenPool) -> None:
         assert self._witness is not None
@@ -255,13 +259,12 @@ def _whole(name: str, value: object, most: int) -> int:
     return value
 
 
-class _Part:
+class _Part(NamedTuple):
     """Rows of a pool that were read together."""
 
-    def __init__(self, rows: NDArray[np.void], lost: int, *, cut: bool) -> None:
-        self.rows = rows
-        self.lost = lost  # so far, because they were not read in time
-        self.cut = cut  # whether there was no memory for later ones
+    rows: NDArray[np.void]
+    lost: int  # so far, because they were not read in time
+    cut: bool  # whether there was no memory for later ones
 
 
 class RecordedPool:
@@ -305,7 +308,7 @@ class RecordedPool:
             rows = self._of_pool(found.rows)
             count = len(rows)
             if count:
-                yield _Part(rows, found.lost, cut=found.cut)
+                yield _Part(rows, found.lost, found.cut)
 
     def collect(self) -> None:
         """Take out the rows that have come since, and keep the newest of all."""
@@ -326,6 +329,11 @@ class RecordedPool:
     def held(self) -> NDArray[np.void]:
         """Return the rows of what is live now, or was at the end."""
         return self._of_pool(self.core.held()) if self._last is None else self._last
+
+    def kept_by_block(self) -> NDArray[np.void]:
+        """Return the rows of what is live now, or was at the end, and was allocated since the beginning."""
+        before, held = self.before["number"][self.before["kind"] == Kind.HELD], self.held()
+        return held[held["number"] > before.max()] if len(before) else held
 
     def outline(self) -> NDArray[np.void]:
         """Return `before` where its rows are followed by those kept; else buffers, and all that was reserved as one."""

@@ -1,4 +1,4 @@
-"""`Watch`: what a test does with the memory of all pools, and what there is to say against it."""
+"""`Watch`: records what a test does with the memory of all pools, and says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncmem.core import Kind
 from asyncmem.figures import format_count, format_size
 from asyncmem.insight.groups import grouped
 from asyncmem.insight.recording import Recording
-from asyncmem.insight.rows import ROW, change_of, identity_of
+from asyncmem.insight.rows import ROW, identity_of
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
@@ -19,14 +19,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from asyncmem.insight.recording import RecordedPool
-
 _KEEP: Final = 1 << 21
 _SHOWN: Final = 10
 
 
 @final
-class Watch:
+class Watch(Recording):
     """Watches what is allocated while it is entered by ``with``. What was there before does not count.
 
     Args:
@@ -35,10 +33,9 @@ class Watch:
     """
 
     def __init__(self, *, limit: int | None, leaks: bool) -> None:
+        super().__init__(keep=1 if limit is None else _KEEP)  # what is live at the end is known without records
         self._limit = limit
         self._leaks = leaks
-        # What is live at the end is known without records.
-        self._recording = Recording(keep=1 if limit is None else _KEEP)
         self._collects = False
         self._at_the_end = np.empty(0, ROW)
 
@@ -48,8 +45,7 @@ class Watch:
         if self._collects:
             gc.collect()
             gc.disable()
-        self._recording.__enter__()
-        return self
+        return super().__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,42 +56,40 @@ class Watch:
             if self._collects:
                 gc.enable()
             gc.collect()
-        self._recording.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
 
     def complaint(self) -> str:
         """Return what is wrong, with the lines that did it; empty for nothing."""
-        found = (self._over_limit() if self._limit is not None else "", self._left() if self._leaks else "")
+        found = [self._exceeded(self._limit)] if self._limit is not None else []
+        if self._leaks:
+            kept, last = self._live(), self._at_the_end
+            cycles = last[~np.isin(identity_of(last), identity_of(kept))]
+            found.append(self._leaked(kept, "still live after the test that allocated them"))
+            found.append(self._leaked(cycles, "in reference cycles, live until the garbage collector runs"))
         return "\n".join(filter(None, found))
 
-    def _over_limit(self) -> str:
-        assert self._limit is not None
-        records = self._recording.records()
-        nbytes, rows = _most_live(records.rows)
-        if nbytes > self._limit:
-            head = f"{format_size(nbytes)} were live at once where {format_size(self._limit)} are allowed:"
-            return self._told("asyncmem_limit", head, rows)
+    def _exceeded(self, limit: int) -> str:
+        records = self.records()
+        own = identity_of(records.of(Kind.ALLOCATED).rows)
+        mine = records.with_rows(records.rows[np.isin(identity_of(records.rows), own)])
+        peak = mine.peak()
+        if peak.nbytes > limit:
+            head = f"{format_size(peak.nbytes)} were live at once where {format_size(limit)} are allowed"
+            return self._told("asyncmem_limit", head, mine.live_at(peak.time).rows)
         if records.lost:
             return f"asyncmem_limit: the first {records.lost:,} records are not known, because only {_KEEP:,} are kept"
         return ""
 
-    def _left(self) -> str:
-        rows, kept = self._at_the_end, self._live()
-        told = []
-        if len(kept):
-            head = f"{_sum(kept)} still live after the test that allocated them:"
-            told.append(self._told("asyncmem_no_leaks", head, kept))
-        cycles = rows[~np.isin(identity_of(rows), identity_of(kept))]
-        if len(cycles):
-            head = f"{_sum(cycles)} in reference cycles, live until the garbage collector runs:"
-            told.append(self._told("asyncmem_no_leaks", head, cycles))
-        return "\n".join(told)
+    def _leaked(self, rows: NDArray[np.void], how: str) -> str:
+        count = f"{format_count(len(rows), 'buffer')} of {format_size(int(rows['nbytes'].sum()))}"
+        return self._told("asyncmem_no_leaks", f"{count} {how}", rows) if len(rows) else ""
 
     def _live(self) -> NDArray[np.void]:
-        return np.concatenate([np.empty(0, ROW), *map(_left_in, self._recording._recorded)])
+        return np.concatenate([np.empty(0, ROW), *(one.kept_by_block() for one in self._recorded)])
 
     def _told(self, mark: str, head: str, rows: NDArray[np.void]) -> str:
-        sites = grouped(rows, self._recording.records().names, "site")
-        lines = [f"{mark}: {head}"]
+        sites = grouped(rows, self.records().names, "site")
+        lines = [f"{mark}: {head}:"]
         lines += [
             f"  {format_size(one.nbytes)} in {format_count(one.allocations, 'buffer')} at {printable(one.name)}"
             for one in sites[:_SHOWN]
@@ -103,25 +97,3 @@ class Watch:
         if len(sites) > _SHOWN:
             lines.append(f"  and at {len(sites) - _SHOWN:,} more lines")
         return "\n".join(lines)
-
-
-def _sum(rows: NDArray[np.void]) -> str:
-    return f"{format_count(len(rows), 'buffer')} of {format_size(int(rows['nbytes'].sum()))}"
-
-
-def _most_live(rows: NDArray[np.void]) -> tuple[int, NDArray[np.void]]:
-    """Return the most bytes that allocations of these rows had live at once, and the rows of those allocations."""
-    born = rows["kind"] == Kind.ALLOCATED
-    rows = rows[born | ((rows["kind"] == Kind.FREED) & np.isin(identity_of(rows), identity_of(rows[born])))]
-    live = np.cumsum(change_of(rows, Kind.FREED))
-    if not len(live):
-        return 0, rows
-    rows, most = rows[: int(np.argmax(live)) + 1], int(live.max())
-    born = rows["kind"] == Kind.ALLOCATED
-    return most, rows[born & ~np.isin(identity_of(rows), identity_of(rows[~born]))]
-
-
-def _left_in(pool: RecordedPool) -> NDArray[np.void]:
-    before = pool.before[pool.before["kind"] == Kind.HELD]["number"]
-    rows = pool.held()
-    return rows[rows["number"] > before.max()] if len(before) else rows
