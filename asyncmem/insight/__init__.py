@@ -15,8 +15,7 @@ from asyncmem.insight.lifetimes import Lifetime, LifetimeAnalyzer, ReuseSuggesti
 from asyncmem.insight.live import LiveServer, serve_live
 from asyncmem.insight.names import Origin, PoolName, Site
 from asyncmem.insight.plan_files import read_plan, write_plan
-from asyncmem.insight.reading import read
-from asyncmem.insight.recording import Recording
+from asyncmem.insight.recording import Recording, read
 from asyncmem.insight.records import Peak, Record, Records
 from asyncmem.insight.reports.stats import AllocationPatterns, SizePattern, analyze_allocation_patterns
 from asyncmem.insight.trackers import AllocationTracker, LiveBuffer, MemoryTracker, Profile, profile_memory

@@ -17,12 +17,18 @@ import re
 import zlib
 from typing import IO, TYPE_CHECKING, Annotated, Final, TypeAlias
 
-import msgspec
 import numpy as np
 
 from asyncmem.core import LOG_ROW
 from asyncmem.errors import BadTrace
 from asyncmem.text import encodable
+
+try:
+    import msgspec
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "a file of records needs msgspec: pip install 'asyncmem[insight]'", name="msgspec"
+    ) from missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,14 +144,11 @@ def _encodable(value: object) -> object:
 
 
 class Unread(enum.Enum):
-    """What stands for parts of a file that were not read."""
+    """What stands for parts of a file that were not read: a sentence about each."""
 
-    UNKNOWN = enum.auto()
-    """A whole block of a kind that is not known."""
-    DAMAGED = enum.auto()
-    """Something before the next whole block."""
-    TORN = enum.auto()
-    """The rest of the file, which has no whole block any more."""
+    DAMAGED = "The file is damaged, and parts of it are missing."
+    TORN = "The file is damaged: it ends in the middle, and what came after is missing."
+    UNKNOWN = "Parts of it are of a newer asyncmem, and were left out."
 
 
 Unit: TypeAlias = Block | Unread
@@ -157,7 +160,7 @@ def unpack(file: IO[bytes]) -> Iterator[Unit]:
     Raises:
         BadTrace: A whole block says what none can.
     """
-    decode = msgspec.msgpack.Decoder(Block).decode
+    kind_of, decode = (msgspec.msgpack.Decoder(kind).decode for kind in (_AnyBlock, Block))
     at = file.tell()
     while at < (size := os.fstat(file.fileno()).st_size):
         payload = _payload_at(file, at, size)
@@ -165,17 +168,16 @@ def unpack(file: IO[bytes]) -> Iterator[Unit]:
             at = _next_block(file, at + 1, size)
             yield Unread.DAMAGED if at < size else Unread.TORN
             continue
+        at += _HEAD
         try:
-            block: Unit = decode(payload)
+            block: Unit = decode(payload) if kind_of(payload).type in _KNOWN else Unread.UNKNOWN
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            if _is_known(payload):
-                raise BadTrace(f"a damaged block at byte {at + _HEAD} ({error})", "blocks of records") from error
-            block = Unread.UNKNOWN
+            raise BadTrace(f"a damaged block at byte {at} ({error})", "blocks of records") from error
         if isinstance(block, Rows) and block.count > len(payload):
-            what = f"{block.count:,} records in {len(payload):,} bytes at byte {at + _HEAD}"
+            what = f"{block.count:,} records in {len(payload):,} bytes at byte {at}"
             raise BadTrace(what, "as many bytes as records")
         yield block
-        at += _HEAD + len(payload)
+        at += len(payload)
 
 
 def _payload_at(file: IO[bytes], at: int, size: int) -> bytes | None:
@@ -208,13 +210,6 @@ def _next_block(file: IO[bytes], at: int, size: int) -> int:
                 break
         at += max(len(part) - _OVERLAP, 1)
     return size
-
-
-def _is_known(payload: bytes) -> bool:
-    try:
-        return msgspec.msgpack.decode(payload, type=_AnyBlock).type in _KNOWN
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return True  # it is no structure at all
 
 
 def pack_rows(rows: NDArray[np.void]) -> dict[str, bytes]:

@@ -92,12 +92,12 @@ class Names:
         pools: The pools that were recorded.
     """
 
-    places: Sequence[Site | None]
-    sites: Sequence[tuple[int, int]]
-    tasks: Sequence[str]
-    tags: Sequence[str]
-    threads: Sequence[str | None]
-    pools: Sequence[PoolName] = ()
+    places: list[Site | None]
+    sites: list[tuple[int, int]]
+    tasks: list[str]
+    tags: list[str]
+    threads: list[str | None]
+    pools: list[PoolName]
     _frames: dict[int, tuple[Site, ...]] = field(default_factory=dict)  # those that were spelled out
 
     @classmethod

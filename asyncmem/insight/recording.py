@@ -1,4 +1,4 @@
-"""`Recording`: records of pools, into a ring in memory or a file."""
+"""`Recording`: records of pools, into a ring in memory or a file; and `read`, which takes them from a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncmem.core import LOG_ROW, Kind, log_time_ns
 from asyncmem.errors import InvalidRequest
 from asyncmem.insight.names import Names, Origin, PoolName, join_witness, leave_witness
 from asyncmem.insight.records import Records
-from asyncmem.insight.rows import MOST_FRAMES, NO_NUMBER, ROW, in_order
+from asyncmem.insight.rows import CUT, MOST_FRAMES, NO_NUMBER, ROW, in_order
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.open_pool import arrivals, open_pools
 from asyncmem.pool.snapshot import segment_infos
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from asyncmem.pool.open_pool import OpenPool
 
 KEEP: Final = 1 << 18
-_CUT: Final = "There was no memory for more records."
 _BATCH: Final = 4096
 """Rows that are copied at a time: as long as that takes, the pool waits."""
 
@@ -245,12 +244,28 @@ class Recording:
         lost = sum(pool.lost for pool in pools)
         names = Names.of(witness, [pool.name for pool in pools])
         together = in_order(np.concatenate(held), np.concatenate(rows), self._began, lost=lost)
-        note = _CUT if any(pool.cut for pool in pools) else ""
+        note = CUT if any(pool.cut for pool in pools) else ""
         ended = self._ended or log_time_ns()
         return Records(
             together, names, began=self._began, wall=self._wall, ended=ended, lost=lost, note=note,
             origin=Origin.of_this_process(),
         )  # fmt: skip
+
+
+def read(path: str | PathLike[str]) -> Records:
+    """Read a file of records, ``.amem``.
+
+    Of a file whose process died, or that is damaged, all blocks that are whole are read; `Records.note` says what is
+    missing. What was freed in a damaged part counts as freed; where the end is missing, `Records.end_known` is False.
+
+    Raises:
+        BadTrace: It is no such file, or of a version that this asyncmem does not know.
+        ModuleNotFoundError: The extra `insight` is not installed.
+        OSError: It cannot be read.
+    """
+    from asyncmem.insight.reading import read_file
+
+    return read_file(path)
 
 
 def _whole(name: str, value: object, most: int) -> int:

@@ -22,6 +22,8 @@ NO_NUMBER: Final = (1 << 64) - 1
 MOST_FRAMES: Final = 128
 """Lines of a call that are kept at most."""
 
+CUT: Final = "There was no memory for more records."
+
 WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
 """How a wait ends, by the level of its row."""
 

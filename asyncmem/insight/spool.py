@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from asyncmem.core import log_time_ns
 from asyncmem.errors import InvalidRequest
+from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.names import Origin
-from asyncmem.insight.reading import need_msgspec, read
+from asyncmem.insight.reading import read_file
 from asyncmem.pool.appended import AppendedFile
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ class Spool:
     """Writes the rows of recorded pools. Made before recording begins, so that errors of the file are raised then."""
 
     def __init__(self, path: str | PathLike[str], *, force: bool) -> None:
-        need_msgspec("recording to a file")
-        from asyncmem.insight.amem import MAGIC
-
         self.path = Path(path).absolute()  # which it stays where the program goes elsewhere
         if self.path.is_dir():
             raise InvalidRequest("file", str(path), "the name of a file")
@@ -56,8 +54,6 @@ class Spool:
 
     def run(self, witness: Witness, recorded: Sequence[RecordedPool], *, began: int, wall: float, frames: int) -> None:
         """Write the heading, and from now on the rows of the pools; more of them may come."""
-        from asyncmem.insight.amem import VERSION, Heading, pack
-
         self._witness, self._recorded = witness, recorded
         origin = Origin.of_this_process()._asdict() | {"program": list(sys.orig_argv)}
         self._start += pack(Heading(version=VERSION, began=began, wall=wall, frames=frames, **origin))
@@ -86,7 +82,7 @@ class Spool:
         """Return what has been recorded so far, or all of it."""
         if not self._stop.is_set():
             self.drain()
-        return read(self.path)
+        return read_file(self.path)
 
     def drain(self, *, last: bool = False) -> None:
         """Write what has come since, and hand it to the system. The first error ends all writing."""
@@ -104,8 +100,6 @@ class Spool:
                 self._error = error
 
     def _write_rows_of(self, pool: RecordedPool) -> None:
-        from asyncmem.insight.amem import Pool, pack
-
         if pool.number >= self._pools:
             self._pools += 1
             self._file.write(pack(Pool(number=pool.number, **pool.name._asdict())))
@@ -116,15 +110,11 @@ class Spool:
     def _write(
         self, pool: RecordedPool, rows: NDArray[np.void], *, lost: int = 0, cut: bool = False, held: bool = False
     ) -> None:
-        from asyncmem.insight.amem import Rows, pack, pack_rows
-
         self._write_names()  # behind the rows were taken, so that all that they name is there
         block = Rows(pool=pool.number, count=len(rows), columns=pack_rows(rows), lost=lost, cut=cut, held=held)
         self._file.write(pack(block))
 
     def _write_names(self) -> None:
-        from asyncmem.insight.amem import NewNames, pack
-
         seen = self._witness
         tags_end, tasks_end, sites_end = len(seen.tags), len(seen.tasks), len(seen.sites)
         places_end = len(seen.places)  # after the sites: a site's place is there before the site
@@ -142,8 +132,6 @@ class Spool:
         self._threads |= threads
 
     def _write_end(self) -> None:
-        from asyncmem.insight.amem import End, pack
-
         # Before the rest is read, so that what comes meanwhile is in that.
         held = [(pool, pool.held()) for pool in self._recorded]
         for pool, rows in held:

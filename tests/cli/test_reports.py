@@ -223,7 +223,9 @@ def test_what_is_missing_is_said_beside_the_report(invoke: Invoke, leaky: str, t
 
 def test_a_person_is_told_what_to_install(invoke: Invoke, leaky: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the extra for files is missing."""
-    monkeypatch.setattr("asyncmem.insight.reading.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    for name in ("amem", "reading"):
+        monkeypatch.delitem(sys.modules, f"asyncmem.insight.{name}")
     result = invoke("summary", leaky)
     assert result.exit_code == 1
     assert "pip install 'asyncmem[insight]'" in result.output

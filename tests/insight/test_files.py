@@ -274,7 +274,9 @@ def test_a_file_that_exists_is_not_written_over_unless_asked(file: Path) -> None
 
 def test_without_msgspec_the_error_names_the_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings need nothing; files say what to install."""
-    monkeypatch.setattr("asyncmem.insight.reading.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    for name in ("amem", "reading", "spool"):
+        monkeypatch.delitem(sys.modules, f"asyncmem.insight.{name}")
     with AsyncMemoryPool("simulated") as pool:
         with pytest.raises(ModuleNotFoundError, match=r"asyncmem\[insight\]"), Recording(pool, file=file):
             pass
