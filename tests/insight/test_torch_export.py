@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError
 from asyncmem.insight import Kind, PoolName, Recording, Records
-from asyncmem.insight.exports.torch import AddressSpace, Block, Extent, snapshot, tiles, write_torch
+from asyncmem.insight.exports.torch import AddressSpace, Extent, snapshot, tiles, write_torch
 from asyncmem.insight.names import Names
 from asyncmem.insight.reports.segments import segments
 from asyncmem.replay import Op, Trace, from_snapshot, record
@@ -301,7 +301,7 @@ def test_a_block_takes_the_place_of_what_lay_there() -> None:
     one.take(block(512), SAID)
     assert actions(one) == ["segment_alloc", "alloc", "free_requested", "free_completed", "alloc"]
     other = space(SEGMENT)
-    other.begin_with(SEGMENT)
+    other.grow(SEGMENT, before=True)
     other.take(block(0), SAID, before=True)
     other.take(block(512), SAID, before=True)
     assert actions(other) == []
@@ -309,7 +309,7 @@ def test_a_block_takes_the_place_of_what_lay_there() -> None:
 
 def test_tiles_do_not_overlap() -> None:
     """A block has its granules, as far as there is room for them."""
-    held = [Block(Extent(0, 300, 0), 0, SAID), Block(Extent(400, 600, 0), 0, SAID), Block(Extent(2000, 1, 0), 0, SAID)]
+    held = [(Extent(0, 300, 0), SAID), (Extent(400, 600, 0), SAID), (Extent(2000, 1, 0), SAID)]
     found = [(one["address"], one["size"], one["requested_size"]) for one in tiles(Extent(0, 2100, 0), held)]
     assert found == [(0, 400, 300), (400, 1024, 600), (1424, 576, 0), (2000, 100, 1)]
 

@@ -13,23 +13,19 @@ import pickle
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import GRANULE, Kind
 from asyncmem.insight.groups import parts
+from asyncmem.insight.names import Site
+from asyncmem.insight.records import Records
 from asyncmem.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.names import Site
-    from asyncmem.insight.records import Records
 
 PROTOCOL: Final = 4
 """Of the pickle. The viewer refuses a later one."""
@@ -41,22 +37,20 @@ _SETTINGS: Final = {
     "expandable_segments": False, "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False,
     "pinned_use_cuda_host_register": False, "roundup_power2_divisions": {},
 }  # fmt: skip
-_SMALL: Final = 2 << 20
-"""Segments up to so many bytes are called small."""
+_SMALL: Final = 2 << 20  # segments up to so many bytes are called small
 _PAGE: Final = 2 << 20
 _NUMBERED: Final = re.compile(r"(?:cuda:)?([0-9]{1,3})")
 """Devices with a number; a snapshot has a list for each below the largest."""
-
 
 Entry: TypeAlias = dict[str, Any]
 What: TypeAlias = dict[str, Any]
 """What is said alike of every entry about a block."""
 
-UNKNOWN: Final[What] = {"stream": 0, "frames": [], "compile_context": "N/A", "user_metadata": ""}
+_UNKNOWN: Final[What] = {"stream": 0, "frames": [], "compile_context": "N/A", "user_metadata": ""}
 
 
 class Extent(NamedTuple):
-    """A range of addresses."""
+    """A range of addresses, at least one, of a segment or a block."""
 
     address: int
     nbytes: int
@@ -67,14 +61,33 @@ class Extent(NamedTuple):
         return self.address + self.nbytes
 
 
-class Block(NamedTuple):
-    """What is live."""
+class _Ranges:
+    """Ranges that do not overlap, each with what is said of it."""
 
-    extent: Extent
-    segment: int
-    """Where the segment begins that it lies in."""
-    what: What
-    """What is said of it."""
+    def __init__(self) -> None:
+        self._starts: list[int] = []  # in order
+        self._by_start: dict[int, tuple[Extent, What]] = {}
+
+    def add(self, extent: Extent, what: What) -> None:
+        insort(self._starts, extent.address)
+        self._by_start[extent.address] = extent, what
+
+    def remove(self, address: int) -> tuple[Extent, What]:
+        del self._starts[bisect_left(self._starts, address)]
+        return self._by_start.pop(address)
+
+    def at(self, address: int) -> Extent | None:
+        """Return the range that begins there."""
+        return self._by_start[address][0] if address in self._by_start else None
+
+    def over(self, extent: Extent) -> list[tuple[Extent, What]]:
+        """Return those that have an address in common with a range, in order."""
+        first, last = bisect_right(self._starts, extent.address), bisect_left(self._starts, extent.end)
+        found = [self._by_start[start] for start in self._starts[max(first - 1, 0) : last]]
+        return [one for one in found if one[0].end > extent.address]
+
+    def __iter__(self) -> Iterator[Extent]:
+        return (self._by_start[start][0] for start in self._starts)
 
 
 class AddressSpace:
@@ -95,66 +108,66 @@ class AddressSpace:
         self.now = 0
         self.entries: list[Entry] = []
         self._come: Counter[int] = Counter()  # how many of those known have come, by pool
-        self._addresses: list[int] = []  # of the segments that there are, in order
-        self._segments: dict[int, Extent] = {}
-        self._inside: dict[int, list[int]] = {}  # where blocks begin, in order, by segments
-        self._blocks: dict[int, Block] = {}
+        self._segments = _Ranges()
+        self._blocks = _Ranges()
 
-    def begin_with(self, extent: Extent) -> None:
-        """Have a segment that was there from the beginning."""
+    def grow(self, extent: Extent, *, before: bool = False) -> None:
+        """Have a segment come, or be there from the beginning; it may be there already."""
         self._come[extent.pool] += 1
-        if self._segments.get(extent.address) != extent:
-            self._add(extent)
-
-    def grow(self, extent: Extent) -> None:
-        """Have a segment come; it may be there already."""
-        self._come[extent.pool] += 1
-        if not self.fixed and self._segments.get(extent.address) != extent:
-            self._add(extent)
-            self._note("segment_alloc", extent, UNKNOWN)
+        if not self.fixed and self._segments.at(extent.address) != extent:
+            self.add_segment(extent, before=before)
 
     def trim(self, extent: Extent) -> None:
         """Have a segment go; one with blocks in it has come again."""
-        if not self.fixed and self._segments.get(extent.address) == extent and not self._inside[extent.address]:
-            self._addresses.remove(extent.address)
-            del self._segments[extent.address]
-            self._note("segment_free", extent, UNKNOWN)
+        there = self._segments.at(extent.address) == extent
+        if there and not self.fixed and not self._blocks.over(extent):
+            self._segments.remove(extent.address)
+            self._note("segment_free", extent, _UNKNOWN)
 
     def take(self, extent: Extent, what: What, *, before: bool = False) -> None:
         """Have a block taken, or be there from the beginning. What lay there is gone, whether or not that was told."""
-        segment = self._segment_at(extent.address) or self._make_segment_for(extent, before=before)
-        inside = self._inside[segment.address]
-        for gone in self._blocks_over(extent, inside):
+        if not self._segments.over(extent._replace(nbytes=1)):
+            # The segment that comes next there, or else the one that was there last.
+            known, come = self.known[extent.pool], self._come[extent.pool]
+            order = [*known[come:], *reversed(known[:come])]
+            self.add_segment(next(one for one in order if one.address <= extent.address < one.end), before=before)
+        for gone, _ in self._blocks.over(extent):
             if before:
-                self._forget(gone)
+                self._blocks.remove(gone.address)
             else:
-                self.free(gone.extent)
-        insort(inside, extent.address)
-        self._blocks[extent.address] = Block(extent, segment.address, what)
+                self.free(gone)
+        self._blocks.add(extent, what)
         if not before:
             self._note("alloc", extent, what)
 
     def free(self, extent: Extent) -> None:
         """Have a block freed. What is said of it is what was said when it was taken."""
-        block = self._blocks.get(extent.address)
-        if block is not None:
-            self._forget(block)
-            self._note("free_requested", block.extent, block.what)
-            self._note("free_completed", block.extent, block.what)
+        if self._blocks.at(extent.address):
+            freed, what = self._blocks.remove(extent.address)
+            self._note("free_requested", freed, what)
+            self._note("free_completed", freed, what)
 
     def refuse(self, nbytes: int, free: int, what: What) -> None:
         """Have a request refused for which there was no memory."""
         self.entries.append({"action": "oom", "device_free": free, "size": nbytes, "time_us": self.now, **what})
 
+    def add_segment(self, extent: Extent, *, before: bool) -> None:
+        """Put a segment there, in the place of others that lie there."""
+        for old, _ in self._segments.over(extent):
+            for block, _ in self._blocks.over(old):
+                self.free(block)
+            self.trim(old)
+        self._segments.add(extent, _UNKNOWN)
+        if not before:
+            self._note("segment_alloc", extent, _UNKNOWN)
+
     def segments(self) -> Iterator[Entry]:
         """Return what there is now."""
-        for start in self._addresses:
-            segment = self._segments[start]
-            held = [self._blocks[one] for one in self._inside[start]]
-            blocks = list(tiles(segment, held))
+        for segment in self._segments:
+            blocks = list(tiles(segment, self._blocks.over(segment)))
             live = sum(one["size"] for one in blocks if one["state"] != "inactive")
             yield {
-                "device": self.number, "address": start, "total_size": segment.nbytes, "allocated_size": live,
+                "device": self.number, "address": segment.address, "total_size": segment.nbytes, "allocated_size": live,
                 "active_size": live, "requested_size": sum(one["requested_size"] for one in blocks), "stream": 0,
                 "segment_type": "small" if segment.nbytes <= _SMALL else "large",
                 "segment_pool_id": (0, segment.pool), "is_expandable": False, "frames": [], "blocks": blocks,
@@ -164,53 +177,12 @@ class AddressSpace:
         entry = {"action": action, "addr": extent.address, "size": extent.nbytes, "time_us": self.now}
         self.entries.append(entry | what)
 
-    def _add(self, extent: Extent) -> None:
-        for old in list(self._overlapping(extent)):
-            for address in tuple(self._inside[old.address]):
-                self.free(self._blocks[address].extent)
-            self.trim(old)
-        insort(self._addresses, extent.address)
-        self._inside[extent.address] = []
-        self._segments[extent.address] = extent
 
-    def _forget(self, block: Block) -> None:
-        inside = self._inside[block.segment]
-        del inside[bisect_left(inside, block.extent.address)]
-        del self._blocks[block.extent.address]
-
-    def _blocks_over(self, extent: Extent, inside: list[int]) -> list[Block]:
-        first, last = bisect_left(inside, extent.address), bisect_left(inside, extent.end)
-        found = [self._blocks[one] for one in inside[max(first - 1, 0) : last]]
-        return [one for one in found if one.extent.end > extent.address]
-
-    def _segment_at(self, address: int) -> Extent | None:
-        at = bisect_right(self._addresses, address)
-        found = self._segments[self._addresses[at - 1]] if at else None
-        return found if found is not None and address < found.end else None
-
-    def _overlapping(self, extent: Extent) -> Iterator[Extent]:
-        first = max(bisect_right(self._addresses, extent.address) - 1, 0)
-        last = bisect_right(self._addresses, extent.end - 1)
-        there = (self._segments[address] for address in self._addresses[first:last])
-        return (one for one in there if one.end > extent.address)
-
-    def _make_segment_for(self, extent: Extent, *, before: bool) -> Extent:
-        # The segment that comes next there, or else the one that was there last.
-        known, come = self.known[extent.pool], self._come[extent.pool]
-        segment = next(
-            one for one in [*known[come:], *reversed(known[:come])] if one.address <= extent.address < one.end
-        )
-        self._add(segment)
-        if not before:
-            self._note("segment_alloc", segment, UNKNOWN)
-        return segment
-
-
-def tiles(segment: Extent, held: list[Block]) -> Iterator[Entry]:
+def tiles(segment: Extent, held: list[tuple[Extent, What]]) -> Iterator[Entry]:
     """Lay blocks and what is free between them side by side, from end to end."""
     at = segment.address
-    limits = [one.extent.address for one in held] + [segment.end]
-    for (extent, _, what), limit in zip(held, limits[1:], strict=True):
+    limits = [extent.address for extent, _ in held] + [segment.end]
+    for (extent, what), limit in zip(held, limits[1:], strict=True):
         if extent.address > at:
             yield _tile(at, extent.address - at)
         nbytes = min(-(-extent.nbytes // GRANULE) * GRANULE, limit - extent.address)
@@ -242,21 +214,16 @@ def spaces_of(records: Records) -> list[AddressSpace]:
     rows_of = dict(parts(records.rows[records.rows["nbytes"] > 0], "pool"))  # what has no bytes lies nowhere
     for pool, number in enumerate(numbers):
         rows = rows_of.get(pool, records.rows[:0])
-        segments = list(_ranges_of_segments(rows[rows["kind"] == Kind.GREW], pool))
+        grown = rows[rows["kind"] == Kind.GREW]
         blocks = rows[(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
+        segments = [Extent(address, nbytes, pool) for address, nbytes in grown[["address", "nbytes"]].tolist()]
         fixed = not _all_in(blocks["address"], segments)
         space = AddressSpace(next(further), fixed=fixed) if fixed or number is None else devices[number]
-        space.known[pool] = list(_ranges(blocks, pool)) if fixed else segments
-        if fixed:
-            for extent in space.known[pool]:
-                space.begin_with(extent)
+        space.known[pool] = segments
+        for extent in _ranges(blocks, pool) if fixed and len(blocks) else ():
+            space.add_segment(extent, before=True)
         found.append(space)
     return found
-
-
-def _ranges_of_segments(rows: NDArray[np.void], pool: int) -> Iterator[Extent]:
-    for address, nbytes in zip(rows["address"].tolist(), rows["nbytes"].tolist(), strict=True):
-        yield Extent(address, nbytes, pool)
 
 
 def _all_in(addresses: NDArray[np.uint64], segments: list[Extent]) -> bool:
@@ -275,11 +242,9 @@ def _ranges(blocks: NDArray[np.void], pool: int) -> Iterator[Extent]:
     starts = blocks["address"].astype(np.int64) // _PAGE * _PAGE
     ends = -(-(blocks["address"].astype(np.int64) + blocks["nbytes"].astype(np.int64)) // _PAGE) * _PAGE
     ends = np.maximum.accumulate(ends)
-    apart = np.flatnonzero(starts[1:] > ends[:-1]) + 1
-    for first, last in zip([0, *apart.tolist()], [*apart.tolist(), len(blocks)], strict=True):
-        if last > first:
-            start = int(starts[first])
-            yield Extent(start, int(ends[last - 1]) - start, pool)
+    first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1]))
+    lengths = np.maximum.reduceat(ends, first) - starts[first]
+    return (Extent(start, nbytes, pool) for start, nbytes in zip(starts[first].tolist(), lengths.tolist(), strict=True))
 
 
 def write_torch(records: Records, file: BinaryIO) -> None:
@@ -294,7 +259,7 @@ def snapshot(records: Records) -> dict[str, Any]:
     known where their segments lie, have the numbers behind those, one each.
     """
     by_pool = spaces_of(records)
-    _History(records, by_pool).carry_out()
+    _carry_out(records, by_pool)
     spaces = sorted(set(by_pool), key=lambda one: one.number)
     traces: list[list[Entry]] = [[] for _ in range(1 + max((one.number for one in spaces), default=0))]
     for space in spaces:
@@ -307,65 +272,41 @@ def snapshot(records: Records) -> dict[str, Any]:
     }
 
 
-class _History:
-    """Carries out in the address spaces what happened, in its order."""
+def _carry_out(records: Records, by_pool: list[AddressSpace]) -> None:
+    """Carry out in the address spaces what happened, in its order."""
+    rows, names = records.rows, records.names
+    reserved: Counter[int] = Counter()
 
-    def __init__(self, records: Records, by_pool: list[AddressSpace]) -> None:
-        self._records = records
-        self._by_pool = by_pool
-        self._frames: dict[int, list[dict[str, Any]]] = {}
-        self._lines: dict[Site, dict[str, Any]] = {}
-        self._reserved = [0] * len(by_pool)
+    @cache
+    def spelled(line: Site) -> dict[str, Any]:
+        return {"filename": _shown(line.file), "line": line.line, "name": _shown(line.function)}
 
-    def carry_out(self) -> None:
-        """Carry out all of it."""
-        rows = self._records.rows
-        columns = (rows[name].tolist() for name in ("kind", "pool", "address", "nbytes", "stream", "site", "tag"))
-        began = rows["time_ns"] == rows["time_ns"][:1]
-        since = round(self._records.wall * 1e9) - self._records.began
-        times = ((rows["time_ns"] + since) // 1000).tolist()
-        for time, early, kind, pool, address, nbytes, stream, site, tag in zip(
-            times, began.tolist(), *columns, strict=True
-        ):
-            space = self._by_pool[pool]
-            space.now = time
-            extent = Extent(address, nbytes, pool)
-            if not nbytes:
-                continue  # it lies nowhere
-            match kind:
-                case Kind.GREW | Kind.TRIMMED:
-                    self._move(space, extent, came=kind == Kind.GREW, early=early)
-                case Kind.ALLOCATED | Kind.HELD:
-                    before = early and kind == Kind.HELD
-                    space.take(extent, self._what(pool, stream, site, tag), before=before)
-                case Kind.FREED:
-                    space.free(extent)
-                case Kind.OUT_OF_MEMORY:
-                    free = max(self._records.names.pools[pool].limit - self._reserved[pool], 0)
-                    space.refuse(nbytes, free, self._what(pool, stream, site, tag))
+    @cache  # the same list for all of a site, so that the file has it once
+    def frames(site: int) -> list[dict[str, Any]]:
+        return [spelled(line) for line in names.frames(site)]
 
-    def _move(self, space: AddressSpace, extent: Extent, *, came: bool, early: bool) -> None:
-        self._reserved[extent.pool] += extent.nbytes if came else -extent.nbytes
-        if not came:
-            space.trim(extent)
-        elif early and not space.fixed:
-            space.begin_with(extent)
-        else:
-            space.grow(extent)
-
-    def _what(self, pool: int, stream: int, site: int, tag: int) -> What:
-        names = self._records.names
-        frames = self._frames.get(site)
-        if frames is None:  # the same list for all of a site, so that the file has it once
-            lines = names.frames(site)
-            frames = [self._spelled(one) for one in lines]
-            self._frames[site] = frames
-        return {
-            "stream": stream and pool * _STREAMS + stream, "frames": frames,
+    began = (rows["time_ns"] == rows["time_ns"][:1]).tolist()
+    times = ((rows["time_ns"] + round(records.wall * 1e9) - records.began) // 1000).tolist()
+    columns = (rows[name].tolist() for name in ("kind", "pool", "address", "nbytes", "stream", "site", "tag"))
+    for time, early, kind, pool, address, nbytes, stream, site, tag in zip(times, began, *columns, strict=True):
+        if not nbytes:
+            continue  # it lies nowhere
+        space, extent = by_pool[pool], Extent(address, nbytes, pool)
+        space.now = time
+        what = {
+            "stream": stream and pool * _STREAMS + stream, "frames": frames(site),
             "compile_context": "N/A", "user_metadata": _shown(names.tag(tag) or ""),
         }  # fmt: skip
-
-    def _spelled(self, line: Site) -> dict[str, Any]:
-        return self._lines.setdefault(
-            line, {"filename": _shown(line.file), "line": line.line, "name": _shown(line.function)}
-        )
+        match kind:
+            case Kind.GREW:
+                reserved[pool] += nbytes
+                space.grow(extent, before=early)
+            case Kind.TRIMMED:
+                reserved[pool] -= nbytes
+                space.trim(extent)
+            case Kind.ALLOCATED | Kind.HELD:
+                space.take(extent, what, before=early and kind == Kind.HELD)
+            case Kind.FREED:
+                space.free(extent)
+            case Kind.OUT_OF_MEMORY:
+                space.refuse(nbytes, max(names.pools[pool].limit - reserved[pool], 0), what)
