@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from asyncmem import AsyncMemoryPool, OutOfMemoryError
-from asyncmem.insight import Kind, Recording, Records
-from asyncmem.insight.exports import FORMATS, perfetto
+from asyncmem.insight import Kind, Recording, Records, exports
+from asyncmem.insight.exports import FORMATS
 
 from .support import MIB
 
@@ -117,7 +117,7 @@ def test_counters_are_what_is_live(records: Records) -> None:
 
 def test_long_counters_keep_their_peaks(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many points the highest are kept, in their order."""
-    monkeypatch.setattr(perfetto, "MOST_POINTS", 10)
+    monkeypatch.setattr(exports, "MOST_POINTS", 10)
     points = [one for one in events(records) if one["ph"] == "C" and one["pid"] == 2 and one["name"] == "live"]
     assert len(points) == 10
     assert [one["ts"] for one in points] == sorted(one["ts"] for one in points)
