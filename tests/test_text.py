@@ -46,8 +46,7 @@ from asyncmem.insight import (
     write_plan,
 )
 from asyncmem.insight.exports import FORMATS
-from asyncmem.insight.live.look import look
-from asyncmem.insight.live.server import _said
+from asyncmem.insight.live.server import _said, look
 from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.insight.reports.summary import summarize
 from asyncmem.insight.watch import Watch

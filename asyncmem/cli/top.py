@@ -18,8 +18,7 @@ from rich.text import Text
 from asyncmem.cli.parameters import TIME
 from asyncmem.cli.tables import COLOURS, UNLIMITED, Cell, output, show, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
-from asyncmem.insight.live.client import NotServing, ask, serving
-from asyncmem.insight.live.look import PoolLook, ProcessLook
+from asyncmem.insight.live.client import NotServing, PoolLook, ProcessLook, ask, serving
 from asyncmem.text import printable, to_json
 
 _HOW: Final = (

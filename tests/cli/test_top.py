@@ -25,7 +25,7 @@ from asyncmem import AsyncMemoryPool, tag
 from asyncmem.cli.top import picture
 from asyncmem.insight import LiveServer, MemoryTracker, serve_live
 from asyncmem.insight.live import server
-from asyncmem.insight.live.look import ProcessLook, look
+from asyncmem.insight.live.server import ProcessLook, look
 
 Invoke = Callable[..., Result]
 

@@ -302,7 +302,7 @@ def _journal() -> list[bytes]:
 
 def _look() -> list[bytes]:
     from asyncmem import AsyncMemoryPool
-    from asyncmem.insight.live.look import look as said
+    from asyncmem.insight.live.server import look as said
 
     with AsyncMemoryPool("simulated", limit="1 MiB", name="p") as pool, pool.allocate(500):
         return _json(said())

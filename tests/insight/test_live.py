@@ -19,7 +19,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, tag
 from asyncmem.insight import LiveServer, MemoryTracker, serve_live
-from asyncmem.insight.live import client, look, server
+from asyncmem.insight.live import client, server
 from asyncmem.insight.live.client import NotServing, ask, serving
 
 ME = os.getpid()
@@ -113,7 +113,7 @@ async def take(pool: AsyncMemoryPool) -> None:
 @pytest.mark.usefixtures("live")
 def test_of_many_buffers_nobody_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """To go through them would hold the pool up."""
-    monkeypatch.setattr(look, "_MANY", 1)
+    monkeypatch.setattr(server, "_MANY", 1)
     with AsyncMemoryPool("simulated", name="mine") as pool, MemoryTracker(pool):
         held = [pool.allocate(1000)]
         assert [len(one["sites"]) for one in ask(ME)["pools"] if one["stats"]["name"] == "mine"] == [1]
@@ -293,7 +293,7 @@ def test_a_process_that_ends_removes_its_socket(folder: Path) -> None:
 def test_clients_that_do_not_read_hold_up_nobody_for_long(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is left after its time, and the next is answered; those that ask and go away cost nothing."""
     monkeypatch.setattr(server, "_TIMEOUT", 0.05)
-    large = look.look() | {"program": ["x" * (4 << 20)]}
+    large = server.look() | {"program": ["x" * (4 << 20)]}
     monkeypatch.setattr(server, "look", lambda: large)
     idle = [client.connect(live.path, 60) for _ in range(5)]
     for _ in range(5):
@@ -310,9 +310,9 @@ def test_clients_that_do_not_read_hold_up_nobody_for_long(live: LiveServer, monk
 @pytest.mark.usefixtures("live")
 def test_a_look_that_fails_ends_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks is told, and who asks next is answered."""
-    said = look.look()
+    said = server.look()
 
-    def fail() -> look.ProcessLook:
+    def fail() -> client.ProcessLook:
         raise RuntimeError("on purpose")
 
     monkeypatch.setattr(server, "look", fail)

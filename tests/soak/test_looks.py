@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from asyncmem import AsyncMemoryPool, Budget, PoolClosed
-from asyncmem.insight.live.look import look
+from asyncmem.insight.live.server import look
 from asyncmem.pool import snapshot
 
 from .onlookers import agree

@@ -1,7 +1,4 @@
-"""A running process shows its pools to programs of the same user: `server` answers, `client` asks.
-
-`place` is where they meet, a socket in a folder that only the user can enter; `look` is what is said.
-"""
+"""A running process shows its pools to programs of the same user: `server` answers, `client` asks."""
 
 from asyncmem.insight.live.server import LiveServer, serve_live
 

@@ -12,29 +12,68 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, TypedDict, cast
 
 from asyncmem.files import parse_json
-from asyncmem.insight.live.look import FORMAT
+from asyncmem.stats import Figure
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+FORMAT: Final = 1
+"""Of an answer; another one is refused."""
 
-    from asyncmem.insight.live.look import ProcessLook
-
-_LONGEST: Final = 103
-"""Bytes of a socket's path: 104 with its end on macOS, four more on Linux."""
-
+_LONGEST: Final = 103  # bytes of a socket's path: 104 with its end on macOS, four more on Linux
 _LOCAL_PEERCRED: Final = 1  # of macOS
-
-_MOST: Final = 16 << 20
-"""Bytes of an answer."""
-
+_MOST: Final = 16 << 20  # bytes of an answer
 _LARGEST: Final = 1 << 60
-_LATEST: Final = 1 << 36
-"""Seconds since 1970: calendars end in the year 9999."""
+_LATEST: Final = 1 << 36  # seconds since 1970: calendars end in the year 9999
+
+
+class WaiterLook(TypedDict):
+    """A request that waits: `age` in seconds, and whether it is `growing`, as in `WaiterInfo`."""
+
+    owner: str
+    nbytes: int
+    age: float
+    tag: str | None
+    growing: bool
+
+
+class Holder(TypedDict):
+    """What a tag or a line holds."""
+
+    name: str
+    nbytes: int
+
+
+class PoolLook(TypedDict):
+    """A pool that has memory.
+
+    A closed pool only goes on for the buffers that are held. `stats` are those of the pool and `budgets` those of its
+    budgets, as `PoolStats.as_dict` has them. The longest waits come first; tags and lines ("sites") that hold most are
+    there as far as they are recorded.
+    """
+
+    closed: bool
+    stats: dict[str, Figure]
+    budgets: list[dict[str, Figure]]
+    waiters: list[WaiterLook]
+    tags: list[Holder]
+    sites: list[Holder]
+
+
+class ProcessLook(TypedDict):
+    """What a process says: its number, its arguments, the version of asyncmem, the time since 1970, and its pools."""
+
+    format: int
+    process: int
+    program: list[str]
+    asyncmem: str
+    time: float
+    pools: list[PoolLook]
+
+
 _HOLDERS: Final = [{"name": str, "nbytes": int}]
 _LOOK: Final = {
     "process": int, "program": [str], "time": float,
@@ -162,11 +201,6 @@ def make_path(name: str) -> Path:
         else:
             return path
     raise OSError(f"there is no folder for a socket: {'; '.join(reasons)}")
-
-
-def path_of(process: int) -> str:
-    """Return the name of a process's socket."""
-    return f"{process}.sock"
 
 
 def sockets() -> Iterator[tuple[int, Path]]:

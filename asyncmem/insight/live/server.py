@@ -6,17 +6,35 @@ import atexit
 import os
 import selectors
 import socket
+import sys
 import threading
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Self, final
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Final, Self, final
 
-from asyncmem.insight.live.client import connect, is_same_user, make_path, path_of, sockets
-from asyncmem.insight.live.look import look
+from asyncmem.errors import PoolClosed
+from asyncmem.insight.live.client import (
+    FORMAT,
+    Holder,
+    PoolLook,
+    ProcessLook,
+    connect,
+    is_same_user,
+    make_path,
+    sockets,
+)
+from asyncmem.pool.holders import held_by_site, held_by_tag
+from asyncmem.pool.open_pool import OpenPool, open_pools
+from asyncmem.pool.snapshot import waiter_infos
+from asyncmem.stats import Figure
 from asyncmem.text import printable, to_json
 
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
+_SHOWN: Final = 10
+_MANY: Final = 10_000
+"""Of more buffers it is not told who holds them: to go through them would hold the pool up for milliseconds."""
 
 _TIMEOUT: Final = 1.0
 """Seconds in which a client must have taken its answer."""
@@ -55,7 +73,7 @@ class LiveServer:
             raise OSError("a process shows its pools through a Unix socket, which there is not on this system")
         _sweep()
         self._process = os.getpid()
-        self.path = make_path(path_of(self._process))
+        self.path = make_path(f"{self._process}.sock")
         self._listener = _listen(self.path)
         self._waker, self._woken = socket.socketpair()
         self._closed = threading.Event()
@@ -69,9 +87,7 @@ class LiveServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -114,25 +130,25 @@ class LiveServer:
 def _listen(path: Path) -> socket.socket:
     # It gets its name once it listens: a socket that refuses is known to be left over.
     early = path.with_name(f"{path.name}~")
-    with ExitStack() as unless_listening:
-        listener = unless_listening.enter_context(socket.socket(socket.AF_UNIX))
+    listener = socket.socket(socket.AF_UNIX)
+    try:
         listener.setblocking(False)
         early.unlink(missing_ok=True)
         listener.bind(str(early))
         early.chmod(0o600)
         listener.listen()
         early.replace(path)
-        unless_listening.pop_all()
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 
 def _answer(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # a client that does not take an answer gets none
         connection.settimeout(_TIMEOUT)
         if is_same_user(connection):
             connection.sendall(_said().encode())
-    except OSError:
-        pass  # a client that does not take an answer gets none
 
 
 def _said() -> str:
@@ -142,14 +158,54 @@ def _said() -> str:
         return to_json({"error": repr(error)})
 
 
+def look() -> ProcessLook:
+    """Look at all pools of this process, by their names. None is held up for longer than about a millisecond."""
+    from asyncmem import __version__
+
+    found = sorted(open_pools(), key=lambda opened: opened.name)
+    return {
+        "format": FORMAT,
+        "process": os.getpid(),
+        "program": list(sys.argv),
+        "asyncmem": __version__,
+        "time": time.time(),
+        "pools": [_look_at(opened) for opened in found],
+    }
+
+
+def _look_at(opened: OpenPool) -> PoolLook:
+    core = opened.core
+    stats = opened.pool.stats()
+    few = stats.active_buffers <= _MANY
+    return {
+        "closed": opened.closed is not None,
+        "stats": stats.as_dict(),
+        "budgets": list(_budgets(opened)),
+        "waiters": [
+            {"owner": one.owner, "nbytes": one.nbytes, "age": one.age, "tag": one.tag, "growing": one.growing}
+            for one in islice(waiter_infos(opened.pool), _SHOWN)
+        ],
+        "tags": _holders(held_by_tag(core, _SHOWN) if few else []),
+        "sites": _holders(held_by_site(core, _SHOWN) if few else []),
+    }
+
+
+def _budgets(opened: OpenPool) -> Iterator[dict[str, Figure]]:
+    for budget in opened.budgets[:_SHOWN]:
+        with suppress(PoolClosed):  # by another thread, since
+            yield budget.stats().as_dict()
+
+
+def _holders(held: list[tuple[str, int]]) -> list[Holder]:
+    return [{"name": name, "nbytes": nbytes} for name, nbytes in held]
+
+
 def _sweep() -> None:
     """Remove what processes have left that could not do it themselves."""
     for process, path in sockets():
         if process != os.getpid():
-            try:
+            with suppress(OSError):
                 connect(path, _TIMEOUT).close()
-            except OSError:
-                continue
 
 
 def _forked() -> None:
