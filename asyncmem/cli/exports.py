@@ -25,7 +25,7 @@ from asyncmem.figures import format_size
 from asyncmem.insight import LifetimeAnalyzer, reports
 from asyncmem.insight.exports import FORMATS
 from asyncmem.insight.pictures import page
-from asyncmem.insight.plan_files import spelled
+from asyncmem.insight.plans import spelled
 from asyncmem.text import printable, quoted
 
 _FIGURES: Final = (reports.summary, reports.timeline, reports.segments, reports.tree, reports.waits, reports.leaks)

@@ -14,7 +14,7 @@ from asyncmem.insight.groups import Group
 from asyncmem.insight.lifetimes import Lifetime, LifetimeAnalyzer, ReuseSuggestions, SharedBuffer, TraceLike
 from asyncmem.insight.live import LiveServer, serve_live
 from asyncmem.insight.names import Origin, PoolName, Site
-from asyncmem.insight.plan_files import read_plan, write_plan
+from asyncmem.insight.plans import read_plan, write_plan
 from asyncmem.insight.recording import Recording, read
 from asyncmem.insight.records import Peak, Record, Records
 from asyncmem.insight.reports.stats import AllocationPatterns, SizePattern, analyze_allocation_patterns

@@ -17,7 +17,7 @@ from asyncmem.core import GRANULE, Buffer, Kind
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.insight.debug import Source, records_of
-from asyncmem.insight.packing import packed
+from asyncmem.insight.plans import packed
 from asyncmem.insight.rows import find, identity_of
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
 from asyncmem.text import printable, quoted
