@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, final
+from typing import Any, Final, NamedTuple, Protocol, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.arrays import Array, ArrayBatch
 from asyncmem.core import GRANULE, Buffer, Kind
@@ -18,17 +19,11 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.insight.debug import Source, records_of
 from asyncmem.insight.plans import packed
+from asyncmem.insight.records import Records
 from asyncmem.insight.rows import find, identity_of
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.records import Records
 
 _TOLERANCE: Final = 0.01
 _ALLOCATE, _FREE = 0, 1  # what a trace calls them
@@ -56,29 +51,35 @@ class TraceLike(Protocol):
 
 
 class Lifetime(NamedTuple):
-    """A buffer, and when it is in use."""
+    """A buffer, and when it is in use.
+
+    Attributes:
+        key: What it is called: a name, a tag, a line of the program; None for nothing.
+        nbytes: Its size.
+        start: When it is allocated or first used, in steps or in allocations and frees.
+        end: When it is free again: behind its last use.
+    """
 
     key: str | None
-    """What it is called: a name, a tag, a line of the program; None for nothing."""
     nbytes: int
-    """Its size."""
     start: int
-    """When it is allocated or first used, in steps or in allocations and frees."""
     end: int
-    """When it is free again: behind its last use."""
 
 
 class SharedBuffer(NamedTuple):
-    """Buffers of which no two are live at the same time, so that one could serve as all of them."""
+    """Buffers of which no two are live at the same time, so that one could serve as all of them.
+
+    Attributes:
+        nbytes: The size of that one: the largest's.
+        buffers: How many they are.
+        saved: Bytes that the others need no more.
+        keys: What they are called, and how many of each, the most first; those without a key are left out.
+    """
 
     nbytes: int
-    """The size of that one: the largest's."""
     buffers: int
-    """How many they are."""
     saved: int
-    """Bytes that the others need no more."""
     keys: tuple[tuple[str, int], ...]
-    """What they are called, and how many of each, the most first; those without a key are left out."""
 
     def __str__(self) -> str:
         """Return one line about it."""
@@ -93,16 +94,19 @@ class SharedBuffer(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ReuseSuggestions:
-    """What could be saved if buffers shared memory, and which could."""
+    """What could be saved if buffers shared memory, and which could.
+
+    Attributes:
+        buffers: How many there are.
+        total_bytes: Bytes if each has memory of its own.
+        most_live: The most bytes that are live at once: what no sharing can go below.
+        shared: Buffers that could be one, what saves the most first; those that cannot share are left out.
+    """
 
     buffers: int
-    """How many there are."""
     total_bytes: int
-    """Bytes if each has memory of its own."""
     most_live: int
-    """The most bytes that are live at once: what no sharing can go below."""
     shared: tuple[SharedBuffer, ...]
-    """Who could be one buffer, what saves the most first; those that cannot share with another are left out."""
 
     @property
     def reusable_bytes(self) -> int:
@@ -122,17 +126,14 @@ class ReuseSuggestions:
         return "\n".join(lines)
 
 
+@dataclass
 class _Use:
-    """From when to when a buffer was used so far."""
+    """A buffer, and the first and the last step that used it so far."""
 
-    def __init__(self, key: str | None, step: int) -> None:
-        self.key = key
-        self.nbytes = 0
-        self.first = self.last = step
-
-    def again(self, step: int, nbytes: int) -> None:
-        self.first, self.last = min(self.first, step), max(self.last, step)
-        self.nbytes = max(self.nbytes, nbytes)
+    key: str | None
+    first: int
+    last: int
+    nbytes: int = 0
 
 
 @final
@@ -221,29 +222,26 @@ class LifetimeAnalyzer:
             InvalidRequest: The step is no number, or one of the buffers has no size, or cannot be told apart later.
         """
         step = _whole(step)
-        if isinstance(buffers, Mapping):
-            for name, one in buffers.items():
-                if name not in self._named:
-                    self._named[name] = _Use(name, step)
-                self._named[name].again(step, _size(one))
-            return
-        for one in buffers:
-            whose = one.buffer if isinstance(one, Array | ArrayBatch) else one
-            self._use_of(whose, step).again(step, _size(one))
+        named = buffers.items() if isinstance(buffers, Mapping) else ((None, one) for one in buffers)
+        for name, one in named:
+            new = _Use(name, step, step)
+            use = self._use_of(one, new) if name is None else self._named.setdefault(name, new)
+            use.first, use.last, use.nbytes = min(use.first, step), max(use.last, step), max(use.nbytes, _size(one))
 
-    def _use_of(self, one: object, step: int) -> _Use:
-        known = self._alive.get(id(one))
-        if known is not None and known[0]() is one:
+    def _use_of(self, one: object, new: _Use) -> _Use:
+        whose = one.buffer if isinstance(one, Array | ArrayBatch) else one
+        known = self._alive.get(id(whose))
+        if known is not None and known[0]() is whose:
             return known[1]
         try:
-            reference = weakref.ref(one)
+            reference = weakref.ref(whose)
         except TypeError:
             expected = 'buffers or arrays, or sizes by their names: {"hidden": "64 MiB"}'
             raise InvalidRequest("buffers", one, expected) from None
-        use = _Use(one.tag if isinstance(one, Buffer) else None, step)
-        self._nameless.append(use)
-        self._alive[id(one)] = reference, use
-        return use
+        new.key = whose.tag if isinstance(whose, Buffer) else None
+        self._nameless.append(new)
+        self._alive[id(whose)] = reference, new
+        return new
 
     def lifetimes(self) -> tuple[Lifetime, ...]:
         """Return what is known, in the order of allocation; buffers without bytes are left out."""
