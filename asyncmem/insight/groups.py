@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.names import Names
+from asyncmem.insight.names import Names
 
 T = TypeVar("T")
 
@@ -21,14 +17,17 @@ COLUMNS: Final = ("tag", "site", "task", "thread", "pool", "nbytes")
 
 
 class Group(NamedTuple):
-    """Allocations that have something in common."""
+    """Allocations that have something in common.
+
+    Attributes:
+        name: A tag, a line, a task, a thread, a pool or a size; "?" where it is not known.
+        nbytes: Their bytes together.
+        allocations: How many they are.
+    """
 
     name: str
-    """A tag, a line, a task, a thread, a pool or a size; "?" where it is not known."""
     nbytes: int
-    """Their bytes together."""
     allocations: int
-    """How many they are."""
 
 
 class Grouped(Generic[T]):
@@ -62,6 +61,17 @@ class Grouped(Generic[T]):
         np.maximum.at(found, self.places, values.astype(np.int64))
         largest: list[int] = found.tolist()
         return largest
+
+    def peaks(self, changes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the most that each group's changes add up to on the way through its rows."""
+        if not self.keys:
+            return np.empty(0, np.int64)
+        order = np.argsort(self.places, kind="stable")
+        starts = self.places[order].searchsorted(range(len(self.keys)))
+        sums = np.cumsum(changes[order])
+        before = np.append(np.int64(0), sums)[starts]
+        found: NDArray[np.int64] = np.maximum.reduceat(sums, starts) - before
+        return found
 
     def names(self, numbers: NDArray[Any], name_of: Callable[[int], str | None]) -> list[tuple[str, ...]]:
         """Return the names that the rows of each group have in another column, sorted."""

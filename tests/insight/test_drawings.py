@@ -116,7 +116,7 @@ def test_the_maps_have_their_blocks_by_value(records: Records, data: dict[str, A
     for found, time, count in zip(data["maps"], (None, records.duration), (10, 5), strict=True):
         want = memory_map(records, time)
         assert [row[2:] for row in found["rows"]] == [
-            [one.nbytes, one.since, one.live, one.largest_hole()] for one in want.rows
+            [one.nbytes, one.since, one.live, one.largest_hole] for one in want.rows
         ]
         assert [one[:5] for one in found["blocks"]] == [
             [one.row, one.left, one.right, one.nbytes, one.buffers] for one in want.blocks

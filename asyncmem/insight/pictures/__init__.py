@@ -181,12 +181,12 @@ def _map(records: Records, when: float, colours: _Colours) -> Data:
     said = (
         f"After {format_duration(when)}: {format_size(live)} of {format_size(nbytes)} held"
         f" ({format_share(live / max(nbytes, 1))}), the largest hole"
-        f" {format_size(max((one.largest_hole() for one in found.rows), default=0))}."
+        f" {format_size(max((one.largest_hole for one in found.rows), default=0))}."
     )
     if found.left_out:
         said += f" {format_count(found.left_out, 'smaller segment')} of {format_size(found.left_out_bytes)} left out."
     rows = [
-        (printable(one.pool), f"{one.address:#x}", one.nbytes, one.since, one.live, one.largest_hole())
+        (printable(one.pool), f"{one.address:#x}", one.nbytes, one.since, one.live, one.largest_hole)
         for one in found.rows
     ]
     blocks = []

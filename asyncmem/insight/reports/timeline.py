@@ -5,22 +5,19 @@ A picture has fewer moments than there were, and loses no extreme: see `LiveByTa
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import Kind
 from asyncmem.errors import InvalidRequest
+from asyncmem.insight.groups import Grouped
+from asyncmem.insight.records import Records
 from asyncmem.insight.rows import change_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.records import Records
 
 MOST_MOMENTS: Final = 100_000
 
@@ -35,44 +32,53 @@ OTHERS: Final = "all others"
 
 
 class Moment(NamedTuple):
-    """A part of the time."""
+    """A part of the time.
+
+    Attributes:
+        time: When it begins, in seconds from the beginning.
+        live: The most bytes that were live in it.
+        reserved: The most bytes that were reserved in it.
+        waits: How many requests left the queue in it.
+        out_of_memory: How many requests were refused in it.
+    """
 
     time: float
-    """When it begins, in seconds from the beginning."""
     live: int
-    """The most bytes that were live in it,"""
     reserved: int
-    """and that were had from the device."""
     waits: int
-    """How many requests left the queue in it."""
     out_of_memory: int
-    """How many requests were refused in it."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What was live and reserved over time."""
+    """What was live and reserved over time.
+
+    Attributes:
+        seconds: How long was recorded.
+        peak: The most bytes that were live.
+        limit: The most bytes that the pools might reserve together.
+        moments: The time in parts of the same length.
+    """
 
     seconds: float
-    """How long was recorded."""
     peak: int
-    """The most bytes that were live."""
     limit: int
-    """The most bytes that the pools might reserve together."""
     moments: tuple[Moment, ...]
-    """The time in parts of the same length."""
 
 
 class Band(NamedTuple):
-    """What was live under a tag."""
+    """What was live under a tag.
+
+    Attributes:
+        name: The tag; `NO_TAG` for what has none, `OTHERS` for the tags without a band.
+        tag: The tag, None for those two.
+        nbytes: Bytes at each of the picture's times.
+    """
 
     name: str
-    """The tag; `NO_TAG` and `OTHERS` for what has none, and for the tags without a band."""
     tag: str | None
-    """The tag, None for those two."""
     nbytes: NDArray[np.int64]
-    """Bytes at each of the picture's times."""
 
 
 @final
@@ -82,39 +88,44 @@ class LiveByTag:
 
     Of many moments those are kept at which something was highest or lowest in its part of the time: the whole, or a
     band. So the peak is there, and every other extreme that a screen could show.
+
+    Attributes:
+        seconds: How long was recorded.
+        times: Moments, in seconds from the beginning.
+        live: Bytes that were live at each.
+        bands: The same by tag, what was most over all the time first. They add up to `live`.
+        reserved_times: When the pools got or gave back memory.
+        reserved: Bytes that they had then.
+        limit: The most bytes that they might have together.
     """
 
     seconds: float
-    """How long was recorded."""
     times: NDArray[np.float64]
-    """Moments, in seconds from the beginning."""
     live: NDArray[np.int64]
-    """Bytes that were live at each."""
     bands: tuple[Band, ...]
-    """Whose they were, what was most over all the time first. They add up to `live`."""
     reserved_times: NDArray[np.float64]
-    """When the pools got or gave back memory, likewise,"""
     reserved: NDArray[np.int64]
-    """and how much they had then."""
     limit: int
-    """How much they might have, together."""
 
 
 class Marks(NamedTuple):
-    """Times during which something happened; those that a screen would not tell apart are one."""
+    """Times during which something happened; those that a screen would not tell apart are one.
+
+    Attributes:
+        starts: When each begins, in seconds from the beginning.
+        ends: When it ends.
+        counts: How often it happened in between.
+        nbytes: For how many bytes together.
+        largest: For how many bytes at most.
+        longest: For how many seconds at most.
+    """
 
     starts: NDArray[np.float64]
-    """When each begins, in seconds from the beginning,"""
     ends: NDArray[np.float64]
-    """and when it ends."""
     counts: NDArray[np.int64]
-    """How often it happened in between,"""
     nbytes: NDArray[np.int64]
-    """for how many bytes together,"""
     largest: NDArray[np.int64]
-    """for how many at most,"""
     longest: NDArray[np.float64]
-    """and for how many seconds at most."""
 
 
 def timeline(records: Records, moments: int = 100) -> Timeline:
@@ -132,32 +143,24 @@ def timeline(records: Records, moments: int = 100) -> Timeline:
     end = max(round(records.duration * 1e9), 1)
     edges = np.linspace(0, end, moments + 1).astype(np.int64)
     edges[-1] += 1  # what happens at the very end is in the last part
-    parts = zip(
-        (edges[:-1] / 1e9).tolist(),
-        _most(*records.live(), edges),
-        _most(*records.reserved(), edges),
-        _count(records.of(Kind.WAITED), edges),
-        _count(records.of(Kind.OUT_OF_MEMORY), edges),
-        strict=True,
+    columns = (_most(*records.live(), edges), _most(*records.reserved(), edges))
+    counts = (
+        np.histogram(records.of(kind).rows["time_ns"] - records.began, edges)[0].tolist()
+        for kind in (Kind.WAITED, Kind.OUT_OF_MEMORY)
     )
     return Timeline(
         seconds=records.duration,
         peak=records.peak().nbytes,
         limit=records.limit,
-        moments=tuple(Moment(*part) for part in parts),
+        moments=tuple(map(Moment, (edges[:-1] / 1e9).tolist(), *columns, *counts)),
     )
 
 
 def _most(times: NDArray[np.int64], values: NDArray[np.int64], edges: NDArray[np.int64]) -> list[int]:
     """Return the largest value that held in each part, that from before it included."""
     borders = np.searchsorted(times, edges).tolist()
-    held = np.concatenate((np.zeros(1, np.int64), values))  # held[i] is what holds before the change i
+    held = np.append(np.int64(0), values)  # held[i] is what holds before the change i
     return [int(held[first : last + 1].max()) for first, last in pairwise(borders)]
-
-
-def _count(records: Records, edges: NDArray[np.int64]) -> list[int]:
-    counts: list[int] = np.histogram(records.rows["time_ns"] - records.began, edges)[0].tolist()
-    return counts
 
 
 def live_by_tag(records: Records, parts: int = PARTS) -> LiveByTag:
@@ -169,20 +172,24 @@ def live_by_tag(records: Records, parts: int = PARTS) -> LiveByTag:
     """
     rows = records.rows[records.rows["kind"] <= Kind.HELD]
     change = change_of(rows, Kind.FREED)
-    times, end = rows["time_ns"] - records.began, round(records.duration * 1e9)
-    masks = _Masks(rows["tag"], change)
+    by_tag = Grouped(rows["tag"], records.names.tag)
+    tags = np.argsort(-by_tag.peaks(change), kind="stable")  # the largest first
+    tags = tags if len(tags) <= MOST_TAGS + 1 else tags[:MOST_TAGS]
+    band_of = np.full(len(by_tag.keys), len(tags))
+    band_of[tags] = np.arange(len(tags))
+    band = band_of[by_tag.places]  # of each change; what is behind the last tag is all others
+    names = [by_tag.keys[tag] for tag in tags.tolist()]
 
     def series() -> Iterator[NDArray[np.int64]]:
         yield np.cumsum(change)
-        for number in range(len(masks)):
-            yield np.cumsum(change * masks[number])
+        for number in range(len(tags) + (len(tags) < len(by_tag.keys))):
+            yield np.cumsum(change * (band == number))
 
+    times, end = rows["time_ns"] - records.began, round(records.duration * 1e9)
     kept = _extremes(series(), _starts_of_parts(times, end, parts), len(rows))
     live, *found = [_padded(values[kept]) for values in series()]
-    names = [*((records.names.tag(number) or NO_TAG) for number in masks.numbers), OTHERS]
     moments = _padded_times(times[kept], end)
-    tags = [*(records.names.tag(number) for number in masks.numbers), None]
-    bands = (Band(*one) for one in zip(names, tags, found, strict=False))
+    bands = map(Band, [*(name or NO_TAG for name in names), OTHERS], [*names, None], found)
     grown_times, grown = records.reserved()
     kept_grown = _extremes([grown], _starts_of_parts(grown_times, end, parts), len(grown))
     return LiveByTag(
@@ -194,31 +201,6 @@ def live_by_tag(records: Records, parts: int = PARTS) -> LiveByTag:
         reserved=_padded(grown[kept_grown]),
         limit=records.limit,
     )
-
-
-class _Masks:
-    """Which changes are those of which band: of each of the largest tags, and of all others where there are any."""
-
-    def __init__(self, tags: NDArray[np.uint32], change: NDArray[np.int64]) -> None:
-        order = np.argsort(tags, kind="stable")
-        numbers, starts = np.unique(tags[order], return_index=True)
-        sums = np.cumsum(change[order])
-        before = np.where(starts > 0, sums[starts - 1], 0) if len(starts) else sums
-        peaks = np.maximum.reduceat(sums, starts) - before if len(starts) else before
-        self._tags = tags
-        largest = numbers[np.argsort(-peaks, kind="stable")].tolist()
-        self.numbers: list[int] = largest if len(largest) <= MOST_TAGS + 1 else largest[:MOST_TAGS]
-        self._others = len(largest) > len(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers) + self._others
-
-    def __getitem__(self, number: int) -> NDArray[np.bool_]:
-        if number < len(self.numbers):
-            mask: NDArray[np.bool_] = self._tags == self.numbers[number]
-        else:
-            mask = ~np.isin(self._tags, self.numbers)
-        return mask
 
 
 def _padded(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -249,16 +231,10 @@ def _extremes(series: Iterable[NDArray[np.int64]], starts: NDArray[np.int64], co
     ends = np.append(starts[1:], count)
     kept = [ends - 1]
     for values in series:
-        both = (most.reduceat(values, starts) for most in (np.maximum, np.minimum))
-        kept += (_first(values == np.repeat(value, ends - starts), starts) for value in both)
+        for most in (np.maximum, np.minimum):
+            places = np.flatnonzero(values == np.repeat(most.reduceat(values, starts), ends - starts))
+            kept.append(places[np.unique(np.searchsorted(starts, places, side="right"), return_index=True)[1]])
     return np.unique(np.concatenate(kept))
-
-
-def _first(marked: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first marked place of each part."""
-    places = np.flatnonzero(marked)
-    _, first = np.unique(np.searchsorted(starts, places, side="right"), return_index=True)
-    return places[first]
 
 
 def marks(records: Records, parts: int = PARTS) -> Marks:
