@@ -1,24 +1,30 @@
 """Where memory goes: records of what pools do, what is live and since when, and reports on it.
 
-`recording` records pools, into a ring or a file (`spool`, `amem`, `reading`). `records` has what is read, `rows` puts
-it in order, `names` has what its numbers stand for, `groups` adds it up. `trackers` answer questions about a block of
-a program, `debug` records in the background, `live` shows a process to other programs, `prometheus` and `watch` show it
-to a metrics server and to tests. `lifetimes` finds out when buffers are in use and which could share memory, `packing`
-where each would lie, and `plan_files` keeps that. `reports` has the figures that the commands print, `pictures` the
-page of `asyncmem report` and of notebooks, `exports` the formats of others.
+`recording` records pools, into a ring or a file (`spool`, `amem`, `reading`), and in the background. `rows` takes the
+rows from the pools' logs and puts them in order, `records` has what comes of it, `names` what its numbers stand for,
+`groups` adds it up. `trackers` answer questions about a block of a program, `live` shows a process to other programs,
+`prometheus` and `watch` show it to a metrics server and to tests. `lifetimes` finds out when buffers are in use and
+which could share memory, `plans` where each would lie. `reports` has the figures that the commands print, `pictures`
+the page of `asyncmem report` and of notebooks, `exports` the formats of others.
 """
 
 from asyncmem.core import Kind, Level
-from asyncmem.insight.debug import dump_allocation_trace, memory_debug, set_memory_debug
 from asyncmem.insight.groups import Group
 from asyncmem.insight.lifetimes import Lifetime, LifetimeAnalyzer, ReuseSuggestions, SharedBuffer, TraceLike
 from asyncmem.insight.live import LiveServer, serve_live
 from asyncmem.insight.names import Origin, PoolName, Site
 from asyncmem.insight.plans import read_plan, write_plan
-from asyncmem.insight.recording import Recording, read
+from asyncmem.insight.recording import Recording, memory_debug, read, set_memory_debug
 from asyncmem.insight.records import Peak, Record, Records
-from asyncmem.insight.reports.stats import AllocationPatterns, SizePattern, analyze_allocation_patterns
-from asyncmem.insight.trackers import AllocationTracker, LiveBuffer, MemoryTracker, Profile, profile_memory
+from asyncmem.insight.reports.summary import AllocationPatterns, SizePattern, analyze_allocation_patterns
+from asyncmem.insight.trackers import (
+    AllocationTracker,
+    LiveBuffer,
+    MemoryTracker,
+    Profile,
+    dump_allocation_trace,
+    profile_memory,
+)
 from asyncmem.pool.owners import tag
 from asyncmem.pool.placement import PlannedPlace, ReusePlan
 from asyncmem.pool.planned import PlanUse

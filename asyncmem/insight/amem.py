@@ -15,9 +15,11 @@ import enum
 import os
 import re
 import zlib
-from typing import IO, TYPE_CHECKING, Annotated, Final, TypeAlias
+from collections.abc import Iterator
+from typing import IO, Annotated, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import LOG_ROW
 from asyncmem.errors import BadTrace
@@ -29,11 +31,6 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "a file of records needs msgspec: pip install 'asyncmem[insight]'", name="msgspec"
     ) from missing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 MAGIC: Final = b"asyncmem"
 VERSION: Final = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -103,6 +104,14 @@ def grouped(rows: NDArray[np.void], names: Names, column: str) -> tuple[Group, .
     by = group_by(rows, names, column)
     found = map(Group, by.keys, by.sum(rows["nbytes"]), by.count())
     return tuple(sorted(found, key=lambda one: (-one.nbytes, one.name)))
+
+
+def classes(values: NDArray[Any], borders: NDArray[np.int64]) -> list[tuple[float, int, int]]:
+    """Return how values spread over classes: the border that each lies below, how many there are, and their sum."""
+    at = np.searchsorted(borders, values, side="right")
+    counts, sums = np.bincount(at).tolist(), np.bincount(at, values).tolist()
+    above = [*borders.tolist(), math.inf]
+    return [(above[number], counts[number], int(sums[number])) for number in np.flatnonzero(counts).tolist()]
 
 
 def parts(rows: NDArray[np.void], column: str) -> Iterator[tuple[int, NDArray[np.void]]]:

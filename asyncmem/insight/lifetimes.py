@@ -17,8 +17,8 @@ from asyncmem.arrays import Array, ArrayBatch
 from asyncmem.core import GRANULE, Buffer, Kind
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
-from asyncmem.insight.debug import Source, records_of
 from asyncmem.insight.plans import packed
+from asyncmem.insight.recording import Source, records_of
 from asyncmem.insight.records import Records
 from asyncmem.insight.rows import find, identity_of
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live

@@ -7,17 +7,15 @@ import platform
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from asyncmem.core import Witness
 from asyncmem.pool.owners import current_tag
 from asyncmem.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _PACKAGE: Final = Path(__file__).parents[1]
 _NOT_SKIPPED: Final = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("cli", "testing"))

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import Kind, Level
 from asyncmem.errors import BadTrace
 from asyncmem.files import naming, open_file
-from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, NewNames, Pool, Rows, Unread, unpack, unpack_rows
+from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, NewNames, Pool, Rows, Unit, Unread, unpack, unpack_rows
 from asyncmem.insight.names import Names, Origin, PoolName, Site
 from asyncmem.insight.records import Records
 from asyncmem.insight.rows import CUT, MOST_FRAMES, ROW, WAIT_ENDS, bridged, in_order
 from asyncmem.stats import Pressure
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from os import PathLike
-
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.amem import Unit
 
 T = TypeVar("T")
 

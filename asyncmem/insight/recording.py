@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from os import PathLike
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 import anyio
 import numpy as np
 from anyio import to_thread
 
-from asyncmem.core import LOG_ROW, Kind, log_time_ns
+from asyncmem.core import Witness, log_time_ns
 from asyncmem.errors import InvalidRequest
-from asyncmem.insight.names import Names, Origin, PoolName, join_witness, leave_witness
+from asyncmem.insight.names import Names, Origin, join_witness, leave_witness
 from asyncmem.insight.records import Records
-from asyncmem.insight.rows import CUT, MOST_FRAMES, NO_NUMBER, ROW, in_order
+from asyncmem.insight.rows import CUT, MOST_FRAMES, ROW, RecordedPool, in_order
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.open_pool import arrivals, open_pools
-from asyncmem.pool.snapshot import segment_infos
+from asyncmem.pool.open_pool import OpenPool, arrivals, open_pools
 from asyncmem.pool.worker import uninterruptible
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from os import PathLike
-    from types import TracebackType
-
-    from numpy.typing import NDArray
-
-    from asyncmem.core import Core, Witness
     from asyncmem.insight.spool import Spool
     from asyncmem.pool import AsyncMemoryPool
-    from asyncmem.pool.open_pool import OpenPool
 
 KEEP: Final = 1 << 18
-_BATCH: Final = 4096
-"""Rows that are copied at a time: as long as that takes, the pool waits."""
 
 
 class Recording:
@@ -129,9 +118,7 @@ class Recording:
             if self._spool is not None:
                 self._spool.run(self._witness, self._recorded, began=self._began, wall=self._wall, frames=self._frames)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End; what was recorded is kept.
 
         Raises:
@@ -146,7 +133,7 @@ class Recording:
             raise
 
     @uninterruptible
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: object) -> None:
         """End, once."""
         with self._changing:
             if self._over:
@@ -176,9 +163,7 @@ class Recording:
             await pool.open()
         return self.__enter__() if self._file is None else await self._enter_on_thread()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
         """End as ``with`` does; a file is written to its end on a thread. Cancelled: it ends all the same."""
         if self._file is None:
             self.__exit__(kind, error, trace)
@@ -274,115 +259,56 @@ def _whole(name: str, value: object, most: int) -> int:
     return value
 
 
-class _Part(NamedTuple):
-    """Rows of a pool that were read together."""
+class HasRecords(Protocol):
+    """A recording, a profile or a tracker."""
 
-    rows: NDArray[np.void]
-    lost: int  # so far, because they were not read in time
-    cut: bool  # whether there was no memory for later ones
+    def records(self) -> Records:
+        """Return what was recorded."""
 
 
-class RecordedPool:
-    """One pool that is recorded, and what was read of it so far.
+Source: TypeAlias = Records | HasRecords
 
-    Attributes:
-        number: The pool's, in its recording.
-        name: The pool's.
-        core: The pool's.
-        before: The rows of what was there at the beginning: segments and buffers.
-        lost: Rows that are gone, so far.
-        cut: Whether there was no memory for later ones.
+_background = threading.Lock()
+_recording: Recording | None = None
+
+
+def set_memory_debug(on: bool, *, frames: int = 8) -> None:
+    """Begin or end recording all pools of the process in the background.
+
+    Meanwhile out-of-memory errors and the warning of a pool that is closed under its buffers name the lines that hold
+    most, and `dump_allocation_trace` and `analyze_allocation_patterns` need no argument. Ended, what was recorded is
+    gone; beginning twice goes on with the first.
+
+    Args:
+        on: Whether to record.
+        frames: How many lines of the call are kept of each request.
     """
-
-    def __init__(self, opened: OpenPool, number: int, witness: Witness, keep: int) -> None:
-        self.number = number
-        self.name = PoolName(opened.name, opened.device.name, opened.limit, opened.options.as_text())
-        self.core: Core = opened.core
-        self.lost = 0
-        self.cut = False
-        self._keep = keep
-        self._kept: deque[NDArray[np.void]] = deque()
-        self._count = 0  # rows of those
-        self._dropped = 0
-        self._last: NDArray[np.void] | None = None
-        self._reserved = 0
-        self.core.watch(witness)
-        began = log_time_ns()
-        self._reader, held = self.core.open_log(keep)
-        self.before = np.concatenate((_segments(opened), self._of_pool(held)))
-        self.before["pool"] = number
-        self.before["time_ns"] = began
-
-    def parts(self) -> Iterator[_Part]:
-        """Take out the rows that have come since, in parts that block the pool no longer than an allocation takes."""
-        if self._last is not None:
-            return
-        count = _BATCH
-        while count == _BATCH:
-            found = self.core.read_log(self._reader, _BATCH, consume=True)
-            rows = self._of_pool(found.rows)
-            count = len(rows)
-            if count:
-                yield _Part(rows, found.lost, found.cut)
-
-    def collect(self) -> None:
-        """Take out the rows that have come since, and keep the newest of all."""
-        for part in self.parts():
-            self._kept.append(part.rows)
-            self._count += len(part.rows)
-            self.lost, self.cut = part.lost + self._dropped, part.cut
-        while self._kept and self._count - len(self._kept[0]) >= self._keep:
-            oldest = len(self._kept.popleft())
-            self._count -= oldest
-            self._dropped += oldest
-            self.lost += oldest
-
-    def kept(self) -> NDArray[np.void]:
-        """Return the rows that were collected."""
-        return np.concatenate((np.empty(0, ROW), *self._kept))
-
-    def held(self) -> NDArray[np.void]:
-        """Return the rows of what is live now, or was at the end."""
-        return self._of_pool(self.core.held()) if self._last is None else self._last
-
-    def kept_by_block(self) -> NDArray[np.void]:
-        """Return the rows of what is live now, or was at the end, and was allocated since the beginning."""
-        before, held = self.before["number"][self.before["kind"] == Kind.HELD], self.held()
-        return held[held["number"] > before.max()] if len(before) else held
-
-    def outline(self) -> NDArray[np.void]:
-        """Return `before` where its rows are followed by those kept; else buffers, and all that was reserved as one."""
-        if not self.lost:
-            return self.before
-        rows = self.kept()
-        change = rows["nbytes"].astype(np.int64) * ((rows["kind"] == Kind.GREW) * 1 - (rows["kind"] == Kind.TRIMMED))
-        reserved = self._reserved if self._last is not None else self.core.reserved()
-        segment = np.zeros(1, ROW)
-        segment["kind"], segment["number"], segment["pool"] = Kind.GREW, NO_NUMBER, self.number
-        segment["nbytes"] = max(reserved - int(change.sum()), 0)
-        return np.concatenate((segment, self.before[self.before["kind"] != Kind.GREW]))
-
-    def close(self) -> None:
-        """End it; rows that were not taken out are lost."""
-        self._last, self._reserved = self.held(), self.core.reserved()
-        self.core.close_log(self._reader)
-        self.core.unwatch()
-
-    def _of_pool(self, rows: bytes) -> NDArray[np.void]:
-        found = np.frombuffer(rows, LOG_ROW)
-        whole = np.empty(len(found), ROW)
-        for name in LOG_ROW.names or ():
-            whole[name] = found[name]
-        whole["pool"] = self.number
-        return whole
+    global _recording  # noqa: PLW0603 -- one a process
+    with _background:
+        if on and _recording is None:
+            recording = Recording(frames=frames)
+            recording.__enter__()
+            _recording = recording
+        elif not on and _recording is not None:
+            ending, _recording = _recording, None
+            ending.__exit__(None, None, None)
 
 
-def _segments(opened: OpenPool) -> NDArray[np.void]:
-    segments = segment_infos(opened)
-    rows = np.zeros(len(segments), ROW)
-    rows["nbytes"] = [one.nbytes for one in segments]
-    # What lies in pages is told by its bytes alone, as their coming and going are.
-    rows["address"] = [one.address if one.kind != "paged" else 0 for one in segments]
-    rows["kind"] = Kind.GREW
-    rows["number"] = NO_NUMBER
-    return rows
+def memory_debug() -> Recording | None:
+    """Return the recording in the background, None without one."""
+    return _recording
+
+
+def records_of(source: Source | None) -> Records:
+    """Return the records of a recording, profile or tracker, or those of the background.
+
+    Raises:
+        InvalidRequest: There is no source, and nothing records in the background.
+    """
+    if isinstance(source, Records):
+        return source
+    found = memory_debug() if source is None else source
+    if found is None:
+        hint = "call set_memory_debug(True) before, or give a recording, a profile or a tracker"
+        raise InvalidRequest("source", None, "something that has records", hint=hint)
+    return found.records()

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Final, NamedTuple, final, overload
+from collections.abc import Iterator
+from typing import Final, NamedTuple, final, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import Kind, Level
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_duration
 from asyncmem.insight.groups import Group, grouped
-from asyncmem.insight.names import Origin
+from asyncmem.insight.names import Names, Origin, Site
 from asyncmem.insight.rows import NO_NUMBER, WAIT_ENDS, change_of, identity_of
 from asyncmem.stats import Pressure
 from asyncmem.text import encodable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.names import Names, Site
 
 _UNKNOWN: Final = Origin()
 
@@ -190,6 +185,16 @@ class Records:
     def nbytes(self) -> int:
         """Bytes of all of these together."""
         return int(self.rows["nbytes"].sum())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that all of these took together."""
+        return float(self.rows["span_ns"].sum(dtype=float)) / 1e9
+
+    def served(self) -> dict[str, int]:
+        """Return how many allocations each level served, by the names of `Level` in small letters."""
+        counts = np.bincount(self.of(Kind.ALLOCATED).rows["level"], minlength=len(Level)).tolist()
+        return {level.name.lower(): counts[level] for level in Level}
 
     def peak(self) -> Peak:
         """Return when the most was live; at the beginning where nothing ever was."""

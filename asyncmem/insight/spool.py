@@ -6,26 +6,22 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from asyncmem.core import log_time_ns
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmem.core import Witness, log_time_ns
 from asyncmem.errors import InvalidRequest
 from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.names import Origin
 from asyncmem.insight.reading import read_file
+from asyncmem.insight.records import Records
+from asyncmem.insight.rows import RecordedPool
 from asyncmem.pool.appended import AppendedFile
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from asyncmem.core import Witness
-    from asyncmem.insight.recording import RecordedPool
-    from asyncmem.insight.records import Records
 
 _PAUSE: Final = 0.2
 """Seconds between looks for records: what a process that dies may lose."""

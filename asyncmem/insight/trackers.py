@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NamedTuple, Self, final
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple, Self, TextIO, final
 
-from asyncmem.core import log_time_ns
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncmem.core import Kind, log_time_ns
 from asyncmem.errors import LeakWarning
 from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.insight.groups import Group, grouped
-from asyncmem.insight.names import Names
-from asyncmem.insight.recording import KEEP, Recording
+from asyncmem.insight.names import Names, Site
+from asyncmem.insight.recording import KEEP, Recording, Source, records_of
+from asyncmem.insight.records import Record
 from asyncmem.insight.reports.summary import summarize
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.snapshot import counters, since
-from asyncmem.text import quoted
+from asyncmem.stats import PoolStats
+from asyncmem.text import printable, quoted
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import TextIO
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.names import Site
     from asyncmem.pool import AsyncMemoryPool
-    from asyncmem.stats import PoolStats
 
 _SHOWN = 10
 
@@ -82,9 +80,7 @@ class Profile(Recording):
         self._before = self._pool.stats()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End; the records are kept."""
         self._after = self._pool.stats()
         super().__exit__(kind, error, trace)
@@ -171,9 +167,7 @@ class AllocationTracker(Recording):
         self._pool = pool
         self._warn = warn
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End: what is live now stays known, as `leaks` does."""
         super().__exit__(kind, error, trace)
         if self._warn and (leaks := self.leaks):
@@ -240,3 +234,47 @@ class AllocationTracker(Recording):
             )
             for time, nbytes, address, _, number, site, task, tag, thread, *_ in rows.tolist()
         )  # fmt: skip
+
+
+def dump_allocation_trace(source: Source | None = None, *, last: int | None = 100, file: TextIO | None = None) -> None:
+    """Print records, oldest first, a line each: when, what, how much, by which tag, task and line.
+
+    Args:
+        source: A recording, a profile, a tracker or records; what `set_memory_debug` records without one.
+        last: At most so many, the newest; None for all.
+        file: Where to; standard output without one.
+
+    Raises:
+        InvalidRequest: There is no source, and nothing records in the background.
+    """
+    records = records_of(source)
+    skipped = max(len(records) - last, 0) if last is not None else 0
+    out = file or sys.stdout
+    if skipped:
+        out.write(f"{skipped:,} earlier records are left out\n")
+    for record in islice(records, skipped, None):
+        out.write(f"{line_of(record)}\n")
+
+
+def line_of(record: Record) -> str:
+    """Return a record as one line."""
+    what = record.kind.name.lower().replace("_", " ")
+    parts = [f"{record.time * 1e3:12.3f} ms", f"{what:<13}", f"{format_size(record.nbytes):>11}"]
+    if record.number >= 0:
+        parts.append(f"#{record.number}")
+    parts += [f"{name} {printable(str(value))}" for name, value in _details(record)]
+    return "  ".join(parts)
+
+
+def _details(record: Record) -> list[tuple[str, object]]:
+    details: list[tuple[str, object]] = [("pool", record.pool)]
+    if record.address:
+        details.append(("at", f"{record.address:#x}"))
+    if record.level is not None:
+        details.append(("by", record.level.name.lower()))
+    if record.kind is Kind.FREED:
+        details.append(("after", format_duration(record.lifetime)))
+    elif record.duration:
+        details.append(("took", format_duration(record.duration)))
+    named = {"": record.outcome, "tag": record.tag, "task": record.task, "thread": record.thread, "in": record.site}
+    return details + [(name, value) for name, value in named.items() if value]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Final, Self, final
+from typing import Final, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import Kind
 from asyncmem.figures import format_count, format_size
@@ -13,11 +14,6 @@ from asyncmem.insight.groups import grouped
 from asyncmem.insight.recording import Recording
 from asyncmem.insight.rows import ROW, identity_of
 from asyncmem.text import printable
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from numpy.typing import NDArray
 
 _KEEP: Final = 1 << 21
 _SHOWN: Final = 10
@@ -47,9 +43,7 @@ class Watch(Recording):
             gc.disable()
         return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """End; what is live only until the garbage collector runs is known after it."""
         if self._leaks:
             self._at_the_end = self._live()

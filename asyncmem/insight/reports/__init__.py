@@ -16,8 +16,7 @@ from asyncmem.insight.reports.lines import (
     waits,
 )  # fmt: skip
 from asyncmem.insight.reports.segments import Piece, Segment, Segments, segments
-from asyncmem.insight.reports.stats import LifeClass, SizeClass, Stats, stats
-from asyncmem.insight.reports.summary import Summary, summary
+from asyncmem.insight.reports.summary import LifeClass, SizeClass, Stats, Summary, stats, summary
 from asyncmem.insight.reports.timeline import Moment, Timeline, timeline
 
 __all__ = [

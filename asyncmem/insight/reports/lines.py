@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.core import Kind
-from asyncmem.insight.groups import Grouped, group_by
+from asyncmem.insight.groups import Grouped, classes, group_by
 from asyncmem.insight.names import Site
+from asyncmem.insight.records import Records
 from asyncmem.insight.rows import find, identity_of, priority_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from asyncmem.insight.records import Records
 
 _NO_SITE: Final = Site("", 0, "")
 _GRANTED: Final = 0  # how a wait ended, as its level says
@@ -273,17 +270,16 @@ def leaks(records: Records) -> Leaks:
 
 def waits(records: Records) -> Waits:
     """Return what waited for memory, and for how long. A wait that still goes on at the end is not in it."""
-    rows, names = records.of(Kind.WAITED).rows, records.names
-    borders = (*(_STEPS / 1e9).tolist(), float("inf"))
-    counts = np.bincount(np.searchsorted(_STEPS, rows["span_ns"], side="right"), minlength=len(borders)).tolist()
+    waited, names = records.of(Kind.WAITED), records.names
+    rows = waited.rows
     priorities = _longest_first(Grouped(priority_of(rows), str), rows)
     return Waits(
         waits=len(rows),
-        seconds=float(rows["span_ns"].sum(dtype=float)) / 1e9,
+        seconds=waited.seconds,
         lines=_longest_first(group_by(rows, names, "site"), rows),
         tags=_longest_first(group_by(rows, names, "tag"), rows),
         priorities=tuple(sorted(priorities, key=lambda one: -int(one.name))),
-        classes=tuple(WaitClass(below, count) for below, count in zip(borders, counts, strict=True) if count),
+        classes=tuple(WaitClass(below / 1e9, count) for below, count, _ in classes(rows["span_ns"], _STEPS)),
     )
 
 
