@@ -35,13 +35,11 @@ except ModuleNotFoundError as missing:
 MAGIC: Final = b"asyncmem"
 VERSION: Final = 1
 
-_HEAD: Final = 8
-"""Bytes before a payload: its length and its checksum."""
+_HEAD: Final = 8  # bytes before a payload: its length and its checksum
 _BEGINNING: Final = re.compile(rb"[\x80-\x8f]\xa4type")
 """How payloads begin: a map of up to 15 entries, the first of which is the type."""
-_PART: Final = 1 << 20
-_OVERLAP: Final = 16
-"""Bytes that are searched at a time, and that two such parts have in common."""
+_PART: Final = 1 << 20  # bytes that are searched at a time
+_OVERLAP: Final = 16  # bytes that two such parts have in common
 
 Figure: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """Nanoseconds, bytes or a count, of which some may be added up."""
@@ -52,16 +50,16 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class Heading(msgspec.Struct, tag="heading", frozen=True, kw_only=True):
-    """What the file is of. Times are nanoseconds of the machine's steady clock."""
+    """What the file is of: the process as in `Origin`, and the most lines (`frames`) that are kept of each call.
+
+    Times are nanoseconds of the machine's steady clock; `wall` is `began` by the calendar, in seconds since 1970.
+    """
 
     version: int
     began: Figure
     wall: Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
-    """The time at `began` in seconds since 1970."""
     frames: int
-    """The most lines that are kept of each call."""
     program: list[str]
-    """The command line."""
     process: int
     python: str
     asyncmem: str
@@ -79,10 +77,12 @@ class Pool(msgspec.Struct, tag="pool", frozen=True, kw_only=True):
 
 
 class NewNames(msgspec.Struct, tag="names", frozen=True, kw_only=True):
-    """Names that come behind those that came before."""
+    """Names that come behind those that came before.
+
+    How many places, sites, tasks and tags came before is in `firsts`, so that what is lost can be told.
+    """
 
     firsts: tuple[Count, Count, Count, Count] | None = None
-    """How many places, sites, tasks and tags came before, so that what is lost can be told."""
     places: list[tuple[str, int, str]] = []
     sites: list[tuple[int, int]] = []
     tasks: list[str] = []
@@ -91,17 +91,20 @@ class NewNames(msgspec.Struct, tag="names", frozen=True, kw_only=True):
 
 
 class Rows(msgspec.Struct, tag="rows", frozen=True, kw_only=True):
-    """Records of one pool."""
+    """Records of one pool.
+
+    Attributes:
+        lost: Records of this pool that were dropped so far because writing was slower.
+        cut: Whether there was no memory for later ones.
+        held: Whether these are what is live where the file ends, and not what has happened.
+    """
 
     pool: Number
     count: Figure
     columns: dict[str, bytes]
     lost: Figure = 0
-    """Records of this pool that were dropped so far because writing was slower."""
     cut: bool = False
-    """Whether there was no memory for later ones."""
     held: bool = False
-    """Whether these are what is live where the file ends, and not what has happened."""
 
 
 class End(msgspec.Struct, tag="end", frozen=True, kw_only=True):

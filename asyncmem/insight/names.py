@@ -27,14 +27,17 @@ _depths: list[int] = []
 
 
 class Site(NamedTuple):
-    """A line of a program."""
+    """A line of a program.
+
+    Attributes:
+        file: Its file, as the interpreter names it.
+        line: Its number in the file.
+        function: The function that it is in, with its classes.
+    """
 
     file: str
-    """Its file, as the interpreter names it."""
     line: int
-    """Its number in the file."""
     function: str
-    """The function that it is in, with its classes."""
 
     def __str__(self) -> str:
         """Return ``file:line (function)``."""
@@ -42,31 +45,37 @@ class Site(NamedTuple):
 
 
 class PoolName(NamedTuple):
-    """A pool that was recorded."""
+    """A pool that was recorded.
+
+    Attributes:
+        name: The pool's.
+        device: Name of its device, such as "cuda:0".
+        limit: The most bytes that it might reserve when recording began.
+        options: Its other options that were not at their defaults, as text: "paged,overlap=0".
+    """
 
     name: str
-    """The pool's."""
     device: str
-    """Name of its device, such as "cuda:0"."""
     limit: int
-    """The most bytes that it might reserve when recording began."""
     options: str = ""
-    """Its other options that were not at their defaults, as text: "paged,overlap=0"."""
 
 
 class Origin(NamedTuple):
-    """The process that was recorded."""
+    """The process that was recorded.
+
+    Attributes:
+        program: The command line.
+        process: Its number.
+        host: Name of the machine.
+        python: Version of Python.
+        asyncmem: Version of asyncmem.
+    """
 
     program: tuple[str, ...] = ()
-    """The command line."""
     process: int = 0
-    """Its number."""
     host: str = ""
-    """Name of the machine."""
     python: str = ""
-    """Version of Python,"""
     asyncmem: str = ""
-    """and of asyncmem."""
 
     @classmethod
     def of_this_process(cls) -> Origin:

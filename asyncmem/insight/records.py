@@ -22,40 +22,43 @@ _UNKNOWN: Final = Origin()
 
 
 class Record(NamedTuple):
-    """One thing that happened."""
+    """One thing that happened.
+
+    Attributes:
+        kind: What it was.
+        time: Seconds since recording began.
+        nbytes: Bytes asked for, freed, waited for, refused, grown or trimmed; of pressure, those live.
+        address: Where on the device; 0 where that is no one place.
+        stream: Number of the stream in its pool: the home stream of an allocation, the last user's of a free.
+        duration: Seconds that it took: of an allocation from request to grant, 0 if it was served at once or is a free.
+        lifetime: Of a free: for how many seconds the buffer was held.
+        number: Which allocation it is about, in the order of its pool; -1 for none.
+        level: What served an allocation; None for all else and for what was there before.
+        outcome: How a wait ended, or the level of pressure; else empty.
+        tag: The tag of the allocation, of a free too.
+        task: The name of the task that asked.
+        frames: The lines that led to the request, innermost first: as many as are recorded.
+        thread: The thread that asked, or that freed.
+        pool: Name of the pool.
+        priority: Of a wait: the priority of its request.
+    """
 
     kind: Kind
-    """What it was."""
     time: float
-    """Seconds since recording began."""
     nbytes: int
-    """Bytes asked for, freed, waited for, refused, had from the device or given back; of pressure, those live."""
     address: int
-    """Where on the device; 0 where that is no one place."""
     stream: int
-    """Number of the stream in its pool: the home of what is allocated, who used last what is freed."""
     duration: float
-    """Seconds that it took: of an allocation from asking to granting, 0 where it was served at once; of a free none."""
     lifetime: float
-    """Of a free: for how many seconds the buffer was held."""
     number: int
-    """Which allocation it is about, in the order of its pool; -1 for none."""
     level: Level | None
-    """What served an allocation; None for all else and for what was there before."""
     outcome: str
-    """How a wait ended, or the level of pressure; else empty."""
     tag: str | None
-    """Of the allocation, likewise of a free what it was allocated under,"""
     task: str | None
-    """the name of the task that asked,"""
     frames: tuple[Site, ...]
-    """and the lines that led to the request, innermost first: as many as are recorded."""
     thread: str | None
-    """The thread that asked, or that freed."""
     pool: str
-    """Name of the pool."""
     priority: int = 0
-    """Of a wait: the priority of its request."""
 
     @property
     def site(self) -> Site | None:
@@ -64,12 +67,10 @@ class Record(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """When the most was live."""
+    """When the most was live: `nbytes`, as they were asked for, and `time` in seconds since recording began."""
 
     nbytes: int
-    """How much, as it was asked for."""
     time: float
-    """Seconds since recording began."""
 
 
 @final
@@ -82,8 +83,8 @@ class Records:
     Attributes:
         rows: The same as columns, of one structured array that cannot be written to. Times are nanoseconds by `began`.
         names: What the numbers in them stand for.
-        began: The time of the first by the machine's steady clock, in nanoseconds,
-        wall: and by the calendar, in seconds since 1970.
+        began: The time of the first by the machine's steady clock, in nanoseconds.
+        wall: The same by the calendar, in seconds since 1970.
         ended: When recording ended, or when it was asked for what there is so far, by the steady clock.
         lost: Records that were dropped before these because the ring was full.
         note: What is missing besides, in sentences; empty for nothing.
