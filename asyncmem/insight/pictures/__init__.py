@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from html import escape
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from asyncmem.core import Kind
 from asyncmem.figures import format_count, format_duration, format_share, format_size
-from asyncmem.insight.reports.lines import leaks, lines_of, waits
+from asyncmem.insight.records import Records
+from asyncmem.insight.reports.lines import Leaks, Line, WaitingLine, Waits, leaks, lines_of, waits
 from asyncmem.insight.reports.segments import memory_map
 from asyncmem.insight.reports.summary import summarize
-from asyncmem.insight.reports.timeline import NO_TAG, PARTS, live_by_tag, marks
+from asyncmem.insight.reports.timeline import NO_TAG, PARTS, LiveByTag, live_by_tag, marks
 from asyncmem.text import printable, to_json
-
-if TYPE_CHECKING:
-    from asyncmem.insight.records import Records
-    from asyncmem.insight.reports.lines import Leaks, Line, WaitingLine, Waits
-    from asyncmem.insight.reports.timeline import LiveByTag, Marks
 
 __all__ = ["mimebundle", "page"]
 
 Data: TypeAlias = dict[str, Any]
+ColourOf: TypeAlias = Callable[[str | None], str]
+"""The colour of a tag, the same in all pictures."""
 
 SMALLEST: Final = 1 / 1000
 """The share of the whole from which a line is shown by itself; smaller ones of one caller are shown together."""
@@ -74,44 +73,41 @@ def _document(records: Records, title: str, parts: int) -> str:
 
 def _data(records: Records, parts: int) -> Data:
     over_time = live_by_tag(records, parts)
-    colours = _Colours(over_time)
+    tags = [band.tag for band in over_time.bands if band.tag is not None][:8]
+    colours: dict[str | None, str] = {None: _UNTAGGED, **{tag: f"tag{at}" for at, tag in enumerate(tags)}}
+
+    def colour_of(tag: str | None) -> str:
+        return colours.get(tag, _OTHER)
+
     peak, leaked, waited = records.peak(), leaks(records), waits(records)
-    at_peak, never_freed = records.live_at(peak.time), records.leaked()
-    queued = records.of(Kind.WAITED)
-    kinds = {"grew": records.grown(), "gave back": records.of(Kind.TRIMMED), "waited": queued}
-    kinds["refused"] = records.of(Kind.OUT_OF_MEMORY)
+    at_peak, never_freed, queued = records.live_at(peak.time), records.leaked(), records.of(Kind.WAITED)
+    kinds = {
+        "grew": records.grown(), "gave back": records.of(Kind.TRIMMED), "waited": queued,
+        "refused": records.of(Kind.OUT_OF_MEMORY),
+    }  # fmt: skip
     return {
         "facts": _facts(records),
         "note": records.note,
         "cards": _cards(records, leaked, waited),
-        "timeline": _timeline(records, over_time, colours),
-        "marks": [{"name": name, **_marks(marks(some, parts))} for name, some in kinds.items()],
-        "maps": [
-            {"name": name, **_map(records, time, colours)}
-            for name, time in (("At the peak", peak.time), ("At the end", records.duration))
+        "timeline": _timeline(records, over_time, colour_of),
+        "marks": [
+            {"name": name, **{field: column.tolist() for field, column in marks(some, parts)._asdict().items()}}
+            for name, some in kinds.items()
         ],
-        "peak": _icicle(lines_of(at_peak, at_peak.rows["nbytes"]), records, colours),
-        "leaked": _icicle(lines_of(never_freed, never_freed.rows["nbytes"]), records, colours),
-        "waited": _icicle(lines_of(queued, queued.rows["span_ns"] / 1e9), records, colours),
-        "leaks": _leaks(leaked, colours),
+        "maps": [
+            {"name": name, **_map(records, when, colour_of)}
+            for name, when in (("At the peak", peak.time), ("At the end", records.duration))
+        ],
+        "peak": _icicle(lines_of(at_peak, at_peak.rows["nbytes"]), records, colour_of),
+        "leaked": _icicle(lines_of(never_freed, never_freed.rows["nbytes"]), records, colour_of),
+        "waited": _icicle(lines_of(queued, queued.rows["span_ns"] / 1e9), records, colour_of),
+        "leaks": _leaks(leaked, colour_of),
         "waits": {
-            "tags": [[colours.of(None if one.name == "?" else one.name), *_wait(one)] for one in waited.tags],
+            "tags": [(colour_of(None if one.name == "?" else one.name), *_wait(one)) for one in waited.tags],
             "priorities": [_wait(one) for one in waited.priorities],
-            "classes": [tuple(one) for one in waited.classes],
+            "classes": waited.classes,
         },
     }
-
-
-class _Colours:
-    """The colour of each tag, the same in all pictures: those that have a band have their own."""
-
-    def __init__(self, shown: LiveByTag) -> None:
-        tags = [band.tag for band in shown.bands if band.tag is not None]
-        self._of: dict[str | None, str] = {None: _UNTAGGED, **{tag: f"tag{at}" for at, tag in enumerate(tags[:8])}}
-
-    def of(self, tag: str | None) -> str:
-        """Return the colour of a tag, None for what has none."""
-        return self._of.get(tag, _OTHER)
 
 
 def _facts(records: Records) -> list[tuple[str, str]]:
@@ -132,37 +128,28 @@ def _facts(records: Records) -> list[tuple[str, str]]:
 
 
 def _cards(records: Records, leaked: Leaks, waited: Waits) -> list[Data]:
-    peak, limit = records.peak(), records.limit
+    peak, limit, reserved = records.peak(), records.limit, format_size(records.most_reserved())
     share = f"{format_share(peak.nbytes / limit)} of the limit, " if limit else ""
-    longest = max((one.longest for one in waited.lines), default=0.0)
+    longest = format_duration(max((one.longest for one in waited.lines), default=0.0))
     outlived = f", {format_count(leaked.outlived, 'buffer')} outlived the pool" if leaked.outlived else ""
-    refused, reserved = len(records.of(Kind.OUT_OF_MEMORY)), format_size(records.most_reserved())
-    return [
-        {
-            "name": "Peak", "to": "memory", "value": format_size(peak.nbytes), "bad": False,
-            "text": f"{share}after {format_duration(peak.time)}",
-        },
-        {
-            "name": "Limit", "to": "timeline", "value": format_size(limit), "bad": bool(refused),
-            "text": f"{reserved} reserved at most, {format_count(refused, 'request')} refused",
-        },
-        {
-            "name": "Waited", "to": "waits", "value": format_duration(waited.seconds), "bad": False,
-            "text": f"{format_count(waited.waits, 'wait')}, the longest {format_duration(longest)}",
-        },
-        {
-            "name": "Leaked", "to": "leaks", "value": format_size(leaked.nbytes) if leaked.known else "not known",
-            "bad": bool(leaked.buffers),
-            "text": f"{format_count(leaked.buffers, 'buffer')} never freed{outlived}"
-            if leaked.known else "the end of the records is missing",
-        },
+    kept = f"{format_count(leaked.buffers, 'buffer')} never freed{outlived}"
+    known, refused = leaked.known, len(records.of(Kind.OUT_OF_MEMORY))
+    told = f"{reserved} reserved at most, {format_count(refused, 'request')} refused"
+    cards = [
+        ("Peak", "memory", format_size(peak.nbytes), f"{share}after {format_duration(peak.time)}", False),
+        ("Limit", "timeline", format_size(limit), told, refused > 0),
+        ("Waited", "waits", format_duration(waited.seconds),
+         f"{format_count(waited.waits, 'wait')}, the longest {longest}", False),
+        ("Leaked", "leaks", format_size(leaked.nbytes) if known else "not known",
+         kept if known else "the end of the records is missing", leaked.buffers > 0),
     ]  # fmt: skip
+    return [dict(zip(("name", "to", "value", "text", "bad"), card, strict=True)) for card in cards]
 
 
-def _timeline(records: Records, shown: LiveByTag, colours: _Colours) -> Data:
+def _timeline(records: Records, shown: LiveByTag, colour_of: ColourOf) -> Data:
     bands = []
     for band in shown.bands:
-        colour = colours.of(band.tag) if band.tag is not None or band.name == NO_TAG else _OTHER
+        colour = colour_of(band.tag) if band.tag is not None or band.name == NO_TAG else _OTHER
         bands.append({"name": printable(band.name), "colour": colour, "bytes": band.nbytes.tolist()})
     return {
         "seconds": shown.seconds, "records": len(records), "peak": records.peak().time, "limit": shown.limit,
@@ -171,11 +158,7 @@ def _timeline(records: Records, shown: LiveByTag, colours: _Colours) -> Data:
     }  # fmt: skip
 
 
-def _marks(found: Marks) -> Data:
-    return {name: column.tolist() for name, column in found._asdict().items()}
-
-
-def _map(records: Records, when: float, colours: _Colours) -> Data:
+def _map(records: Records, when: float, colour_of: ColourOf) -> Data:
     found = memory_map(records, when)
     nbytes, live = sum(one.nbytes for one in found.rows), sum(one.live for one in found.rows)
     said = (
@@ -185,48 +168,44 @@ def _map(records: Records, when: float, colours: _Colours) -> Data:
     )
     if found.left_out:
         said += f" {format_count(found.left_out, 'smaller segment')} of {format_size(found.left_out_bytes)} left out."
-    rows = [
-        (printable(one.pool), f"{one.address:#x}", one.nbytes, one.since, one.live, one.largest_hole)
-        for one in found.rows
-    ]
     blocks = []
     for one in found.blocks:
         name = NO_TAG if one.tag is None else printable(one.tag)
         name += f" and {format_count(one.tags - 1, 'other')}" if one.tags > 1 else ""
-        blocks.append((one.row, one.left, one.right, one.nbytes, one.buffers, name, colours.of(one.tag)))
+        blocks.append((one.row, one.left, one.right, one.nbytes, one.buffers, name, colour_of(one.tag)))
+    rows = [(printable(one.pool), f"{one.address:#x}", *one[2:6]) for one in found.rows]
     return {"said": said, "rows": rows, "blocks": blocks}
 
 
-def _icicle(root: Line, records: Records, colours: _Colours) -> Data:
+def _icicle(root: Line, records: Records, colour_of: ColourOf) -> Data:
     """Return lines below their callers, each in the colour of the tag that has most of it."""
-
-    def cell(line: Line) -> Data:
-        number = max(line.tags, key=lambda one: (line.tags[one], -one)) if line.tags else 0
-        site = line.site
-        short = f"{printable(site.function)}  {printable(PurePath(site.file).name)}:{site.line}" if site else "?"
-        return {
-            "name": str(site or "?"), "short": short, "weight": line.weight, "requests": line.requests,
-            "colour": colours.of(records.names.tag(number)), "calls": list(cells(line)),
-        }  # fmt: skip
 
     def cells(line: Line) -> list[Data]:
         large = [one for one in line.largest_first() if one.weight >= root.weight * SMALLEST]
         small = [one for one in line.calls.values() if one.weight < root.weight * SMALLEST]
-        found = [cell(one) for one in large]
+        found = []
+        for one in large:
+            number = max(one.tags, key=lambda tag: (one.tags[tag], -tag))
+            site, colour = one.site, colour_of(records.names.tag(number))
+            short = f"{printable(site.function)}  {printable(PurePath(site.file).name)}:{site.line}" if site else "?"
+            found.append(_cell(str(site or "?"), short, one.weight, one.requests, colour, cells(one)))
         if weight := sum(one.weight for one in small):
-            name, requests = format_count(len(small), "smaller line"), sum(one.requests for one in small)
-            few = {"weight": weight, "requests": requests, "colour": _OTHER, "calls": []}
-            found.append({"name": name, "short": name, **few})
+            name = format_count(len(small), "smaller line")
+            found.append(_cell(name, name, weight, sum(one.requests for one in small), _OTHER, []))
         return found
 
     return {"weight": root.weight, "requests": root.requests, "calls": cells(root)}
 
 
-def _leaks(found: Leaks, colours: _Colours) -> Data:
+def _cell(name: str, short: str, weight: float, requests: int, colour: str, calls: list[Data]) -> Data:
+    return {"name": name, "short": short, "weight": weight, "requests": requests, "colour": colour, "calls": calls}
+
+
+def _leaks(found: Leaks, colour_of: ColourOf) -> Data:
     rows = []
     for one in found.lines:
         line = f"{one.file}:{one.line} ({one.function})" if one.file else "?"
-        tags = [(printable(tag), colours.of(tag)) for tag in one.tags]
+        tags = [(printable(tag), colour_of(tag)) for tag in one.tags]
         rows.append((one.nbytes, one.buffers, one.age, tags, one.outlived, printable(line)))
     return {"known": found.known, "rows": rows}
 
