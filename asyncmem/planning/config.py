@@ -29,56 +29,13 @@ def read_model(source: Source) -> ModelShape:
     """
     found = source if isinstance(source, Mapping) else _load(Path(source))
     family = printable(str(found.get("model_type") or "unknown"))
-    config = _Config(family, found)
+    config = _Config(found)
     shape = _FAMILIES.get(family, _llama)(config)
-    return ModelShape(family=family, **config.check(shape))
-
-
-Shape: TypeAlias = dict[str, Any]
-"""The arguments of a `ModelShape`."""
-
-
-class _Config:
-    """Returns keys, and remembers those that are lacking, so that all of them can be named."""
-
-    def __init__(self, family: str, found: Mapping[str, object]) -> None:
-        self._family = family
-        self._found = found
-        self._lacking: list[str] = []
-
-    def need(self, key: str) -> int:
-        """Return a whole number that must be there."""
-        if self._found.get(key) is None:
-            self._lacking.append(key)
-            return 1
-        return self.whole(key, 0)
-
-    def whole(self, key: str, otherwise: int) -> int:
-        """Return a whole number, or what the family takes for granted."""
-        value = self._found.get(key)
-        if value is None:
-            return otherwise
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidRequest(key, value, "a whole number")
-        return value
-
-    def yes(self, key: str, *, otherwise: bool = False) -> bool:
-        """Return whether a switch is on."""
-        value = self._found.get(key)
-        return otherwise if value is None else bool(value)
-
-    def listed(self, key: str) -> list[object]:
-        """Return a list; empty where there is none."""
-        value = self._found.get(key)
-        return list(value) if isinstance(value, list) else []
-
-    def check(self, shape: Shape) -> Shape:
-        """Return the shape, if no key is lacking."""
-        if self._lacking:
-            known = "" if self._family in _FAMILIES else f"known are {', '.join(_FAMILIES)}"
-            got = Described(f"a model of type {printable(reprlib.repr(self._family))} without them")
-            raise InvalidRequest("config", got, f"the keys {', '.join(self._lacking)}", hint=known)
-        return shape
+    if config.lacking:
+        known = "" if family in _FAMILIES else f"known are {', '.join(_FAMILIES)}"
+        got = Described(f"a model of type {printable(reprlib.repr(family))} without them")
+        raise InvalidRequest("config", got, f"the keys {', '.join(config.lacking)}", hint=known)
+    return ModelShape(family=family, **shape)
 
 
 def _load(path: Path) -> Mapping[str, object]:
@@ -92,16 +49,58 @@ def _load(path: Path) -> Mapping[str, object]:
     return found
 
 
+Shape: TypeAlias = dict[str, Any]
+"""The arguments of a `ModelShape`."""
+
+
+class _Config:
+    """Returns the values of keys, and remembers those that are lacking, so that all of them can be named."""
+
+    def __init__(self, found: Mapping[str, object]) -> None:
+        self.found = found
+        self.lacking: list[str] = []
+
+    def need(self, keys: Mapping[str, str]) -> Shape:
+        """Return whole numbers that must be there, by the names of a shape."""
+        self.lacking += [key for key in keys.values() if self.found.get(key) is None]
+        return {name: self.whole(key, 1) for name, key in keys.items()}
+
+    def whole(self, key: str, otherwise: int) -> int:
+        """Return a whole number, or what the family takes for granted."""
+        value = self.found.get(key)
+        if value is None:
+            return otherwise
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(key, value, "a whole number")
+        return value
+
+    def yes(self, key: str, *, otherwise: bool = False) -> bool:
+        """Return whether a switch is on."""
+        value = self.found.get(key)
+        return otherwise if value is None else bool(value)
+
+
+_LLAMA: Final = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "vocab": "vocab_size",
+    "heads": "num_attention_heads",
+}
+_GPT2: Final = {
+    "hidden": "n_embd", "layers": "n_layer", "vocab": "vocab_size", "heads": "n_head", "positions": "n_positions"
+}  # fmt: skip
+_MIXTRAL: Final = {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
+_QWEN_MOE: Final = {
+    "intermediate": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"
+}  # fmt: skip
+_BIASED: Final = {"gated": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True, "norm_bias": True}
+
+
 def _llama(config: _Config) -> Shape:
-    heads = config.need("num_attention_heads")
     bias = config.yes("attention_bias")
-    return {
-        "hidden": config.need("hidden_size"),
-        "intermediate": config.need("intermediate_size"),
-        "layers": config.need("num_hidden_layers"),
-        "vocab": config.need("vocab_size"),
-        "heads": heads,
-        "kv_heads": config.whole("num_key_value_heads", heads),
+    return config.need(_LLAMA) | {
+        "kv_heads": config.whole("num_key_value_heads", 0),
         "head_dim": config.whole("head_dim", 0),
         "tie_embeddings": config.yes("tie_word_embeddings"),
         "qkv_bias": bias,
@@ -110,24 +109,23 @@ def _llama(config: _Config) -> Shape:
     }
 
 
+def _windowed(shape: Shape, window: int, layers: int) -> Shape:
+    return shape | {"window": window, "windowed_layers": layers} if window and layers else shape
+
+
 def _mistral(config: _Config) -> Shape:
     shape = _llama(config)
-    window = config.whole("sliding_window", 0)
-    return shape | {"window": window, "windowed_layers": shape["layers"] if window else 0}
+    return _windowed(shape, config.whole("sliding_window", 0), shape["layers"])
 
 
 def _mixtral(config: _Config) -> Shape:
-    return _mistral(config) | {
-        "experts": config.need("num_local_experts"),
-        "experts_per_token": config.need("num_experts_per_tok"),
-    }
+    return _mistral(config) | config.need(_MIXTRAL)
 
 
 def _qwen2(config: _Config) -> Shape:
     shape = _llama(config) | {"qkv_bias": True, "output_bias": False}
     window = config.whole("sliding_window", 0) if config.yes("use_sliding_window") else 0
-    layers = max(shape["layers"] - config.whole("max_window_layers", shape["layers"]), 0) if window else 0
-    return shape | {"window": window if layers else 0, "windowed_layers": layers}
+    return _windowed(shape, window, max(shape["layers"] - config.whole("max_window_layers", shape["layers"]), 0))
 
 
 def _qwen3(config: _Config) -> Shape:
@@ -139,20 +137,17 @@ def _qwen3(config: _Config) -> Shape:
 def _with_experts(config: _Config, shape: Shape) -> Shape:
     layers, every = shape["layers"], max(config.whole("decoder_sparse_step", 1), 1)
     # Every so many layers one has experts, counted from 1, unless it is listed.
-    listed = {layer for layer in config.listed("mlp_only_layers") if isinstance(layer, int)}
+    named = config.found.get("mlp_only_layers")
+    listed = {layer for layer in named if isinstance(layer, int)} if isinstance(named, list) else set()
     sparse = layers // every - sum(0 <= layer < layers and (layer + 1) % every == 0 for layer in listed)
-    return shape | {
-        "intermediate": config.need("moe_intermediate_size"),
-        "experts": config.need("num_experts"),
-        "experts_per_token": config.need("num_experts_per_tok"),
-        "dense_layers": layers - sparse,
-        "dense_intermediate": shape["intermediate"],
-    }
+    dense = {"dense_layers": layers - sparse, "dense_intermediate": shape["intermediate"]}
+    return shape | dense | config.need(_QWEN_MOE)
 
 
 def _qwen2_moe(config: _Config) -> Shape:
-    shared = config.need("shared_expert_intermediate_size")
-    return _with_experts(config, _qwen2(config)) | {"shared_intermediate": shared}
+    return _with_experts(config, _qwen2(config)) | config.need(
+        {"shared_intermediate": "shared_expert_intermediate_size"}
+    )
 
 
 def _qwen3_moe(config: _Config) -> Shape:
@@ -165,10 +160,9 @@ def _gemma(config: _Config) -> Shape:
 
 
 def _gemma2(config: _Config) -> Shape:
-    shape = _gemma(config)
+    shape = _gemma(config) | {"norms": 4}
     # Every other layer looks back on a window, the first one does.
-    window = config.whole("sliding_window", 4096)
-    return shape | {"norms": 4, "window": window, "windowed_layers": -(-shape["layers"] // 2) if window else 0}
+    return _windowed(shape, config.whole("sliding_window", 4096), -(-shape["layers"] // 2))
 
 
 def _phi3(config: _Config) -> Shape:
@@ -177,33 +171,13 @@ def _phi3(config: _Config) -> Shape:
 
 def _phi(config: _Config) -> Shape:
     # Attention and the feed-forward part stand side by side behind one norm, and everything has a bias.
-    return _llama(config) | {
-        "gated": False,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-        "head_bias": True,
-        "norms": 1,
-        "norm_bias": True,
-    }
+    return _llama(config) | _BIASED | {"head_bias": True, "norms": 1}
 
 
 def _gpt2(config: _Config) -> Shape:
-    hidden = config.need("n_embd")
-    return {
-        "hidden": hidden,
-        "intermediate": config.whole("n_inner", 4 * hidden),
-        "layers": config.need("n_layer"),
-        "vocab": config.need("vocab_size"),
-        "heads": config.need("n_head"),
-        "tie_embeddings": config.yes("tie_word_embeddings", otherwise=True),
-        "positions": config.need("n_positions"),
-        "gated": False,
-        "qkv_bias": True,
-        "output_bias": True,
-        "mlp_bias": True,
-        "norm_bias": True,
-    }
+    shape = config.need(_GPT2)
+    tied = config.yes("tie_word_embeddings", otherwise=True)
+    return shape | _BIASED | {"intermediate": config.whole("n_inner", 4 * shape["hidden"]), "tie_embeddings": tied}
 
 
 _FAMILIES: Final[dict[str, Callable[[_Config], Shape]]] = {

@@ -1,6 +1,5 @@
 """What a model takes while it serves: weights, keys and values, and what one layer computes."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from asyncmem.planning.estimate import MemoryEstimate
@@ -56,31 +55,31 @@ class InferenceMemoryEstimate(MemoryEstimate):
         whole = layers(model.layers - windowed, self.seq_len)
         return (whole, layers(windowed, min(self.seq_len, model.window))) if windowed else (whole,)
 
+    def _wide(self, values: int) -> int:
+        return bytes_of(self.batch * min(self.chunk or self.seq_len, self.seq_len) * values, self.computed)
+
     def _activations(self) -> Buffers:
-        model = self.model
-        tokens = self.batch * min(self.chunk or self.seq_len, self.seq_len)
-
-        def wide(values: int) -> int:
-            return bytes_of(tokens * values, self.computed)
-
+        model, wide = self.model, self._wide
         # Queries, rotated queries and the result; keys and values are rotated before they go to the cache.
         attention = ((wide(model.query_width), 3), (wide(model.kv_width), 2))
         # The output is computed for the last token of each sequence, and sampled from in float32.
         output = ((bytes_of(self.batch * model.vocab, self.computed + 4), 1),)
         # What came into the layer, and the norm of what comes into its part, are alive beside each of them.
-        return ((wide(model.hidden), 2), *larger(attention, tuple(self._feed_forward(wide)), output))
+        return ((wide(model.hidden), 2), *larger(attention, self._feed_forward(), output))
 
-    def _feed_forward(self, wide: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-        model = self.model
-        yield wide(model.hidden), 1  # what attention has added to; its caller still holds what came into the layer
+    def _feed_forward(self) -> Buffers:
+        model, wide = self.model, self._wide
+        added = wide(model.hidden)  # what attention has added to; its caller still holds what came into the layer
         # The gate, what is gated, and their product; without a gate, before and behind the activation.
         steps = 3 if model.gated else 2
         if model.experts == 1:
-            yield wide(model.intermediate), steps
-            return
-        yield wide(model.intermediate * model.experts_per_token), steps
-        yield wide(model.hidden * model.experts_per_token), 1  # the tokens, sorted by expert
-        yield wide(model.shared_intermediate), steps
+            return ((added, 1), (wide(model.intermediate), steps))
+        return (
+            (added, 1),
+            (wide(model.intermediate * model.experts_per_token), steps),
+            (wide(model.hidden * model.experts_per_token), 1),  # the tokens, sorted by expert
+            (wide(model.shared_intermediate), steps),
+        )
 
 
 def estimate_inference_memory(

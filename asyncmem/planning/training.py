@@ -4,9 +4,8 @@ Not all of it is alive at once: gradients come as activations go. So the peak is
 begins and when it ends.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.planning.estimate import MemoryEstimate
@@ -14,8 +13,7 @@ from asyncmem.planning.model import llama_like
 from asyncmem.planning.sizes import Buffers, bytes_of, larger, times, total_of, width
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
+class Optimizer(NamedTuple):
     """What one keeps beside the parameters."""
 
     states: int
@@ -158,10 +156,8 @@ class TrainingMemoryEstimate(MemoryEstimate):
         values = self.batch * self.seq_len * self.model.vocab
         return ((bytes_of(values, self.computed), 1), (bytes_of(values, _FULL), 3))
 
-    @property
-    def _wide(self) -> Callable[[int], int]:
-        tokens = self.batch * self.seq_len
-        return lambda values: bytes_of(tokens * values, self.computed)
+    def _wide(self, values: int) -> int:
+        return bytes_of(self.batch * self.seq_len * values, self.computed)
 
 
 def estimate_training_memory(
