@@ -62,21 +62,17 @@ READ_ONLY = 1
 COPIED = 2
 
 
+ctypedef fused Managed:
+    DLManagedTensor
+    DLManagedTensorVersioned
+
+
 # Consumers call the deleters once, from any thread, with or without the GIL, and perhaps when there is no interpreter left
 # to give anything back to.
-cdef void _delete(DLManagedTensor* managed) noexcept nogil:
+cdef void _delete(Managed* managed) noexcept nogil:
     if Py_IsInitialized():
         with gil:
             Py_XDECREF(<PyObject*>managed.manager_ctx)
-            PyMem_RawFree(managed.dl_tensor.shape)
-            PyMem_RawFree(managed)
-
-
-cdef void _delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
-    if Py_IsInitialized():
-        with gil:
-            Py_XDECREF(<PyObject*>managed.manager_ctx)
-            PyMem_RawFree(managed.dl_tensor.shape)
             PyMem_RawFree(managed)
 
 
@@ -84,66 +80,54 @@ cdef void _delete_versioned(DLManagedTensorVersioned* managed) noexcept nogil:
 cdef void _drop(object capsule) noexcept:
     if PyCapsule_IsValid(capsule, "dltensor"):
         _delete(<DLManagedTensor*>PyCapsule_GetPointer(capsule, "dltensor"))
+    elif PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        _delete(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned"))
 
 
-cdef void _drop_versioned(object capsule) noexcept:
-    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
-        _delete_versioned(<DLManagedTensorVersioned*>PyCapsule_GetPointer(capsule, "dltensor_versioned"))
-
-
-cdef int _fill(DLTensor* tensor, uint64_t address, tuple shape, tuple dtype, tuple device) except -1:
+cdef Managed* _made(Managed* kind, owner, uint64_t address, tuple shape, tuple dtype, tuple device) except NULL:
+    """Return what a capsule of this kind holds: the structure, and behind it lengths and strides."""
     cdef Py_ssize_t i, ndim = len(shape)
     cdef int64_t stride = 1
+    cdef DLTensor tensor
+    cdef Managed* managed
     tensor.data = <void*><size_t>address
     tensor.device.device_type, tensor.device.device_id = device
     tensor.ndim = ndim
     tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = dtype
     tensor.byte_offset = 0
-    tensor.shape = <int64_t*>PyMem_RawMalloc(max(2 * ndim, 1) * sizeof(int64_t))
-    if not tensor.shape:
+    managed = <Managed*>PyMem_RawMalloc(sizeof(Managed) + 2 * ndim * sizeof(int64_t))
+    if not managed:
         raise MemoryError
+    tensor.shape = <int64_t*>(managed + 1)
     # Since DLPack 1.2 strides may not be left out.
     tensor.strides = tensor.shape + ndim
-    for i in reversed(range(ndim)):
-        tensor.shape[i] = shape[i]
-        tensor.strides[i] = stride
-        stride *= max(<int64_t>shape[i], 1)
-    return 0
+    try:
+        for i in reversed(range(ndim)):
+            tensor.shape[i] = shape[i]
+            tensor.strides[i] = stride
+            stride *= max(tensor.shape[i], 1)
+    except OverflowError:
+        PyMem_RawFree(managed)
+        raise
+    managed.dl_tensor = tensor
+    managed.deleter = _delete[Managed]
+    Py_INCREF(owner)
+    managed.manager_ctx = <void*>owner
+    return managed
 
 
 def legacy_capsule(owner, address, tuple shape, tuple dtype, tuple device):
     """Return a "dltensor" capsule over row-major memory; `owner` lives until the consumer is done with it."""
-    cdef DLManagedTensor* managed = <DLManagedTensor*>PyMem_RawMalloc(sizeof(DLManagedTensor))
-    if not managed:
-        raise MemoryError
-    try:
-        _fill(&managed.dl_tensor, address, shape, dtype, device)
-    except BaseException:
-        PyMem_RawFree(managed)
-        raise
-    Py_INCREF(owner)
-    managed.manager_ctx = <void*>owner
-    managed.deleter = _delete
-    return PyCapsule_New(managed, "dltensor", _drop)
+    return PyCapsule_New(_made[DLManagedTensor](NULL, owner, address, shape, dtype, device), "dltensor", _drop)
 
 
 def versioned_capsule(owner, address, tuple shape, tuple dtype, tuple device, uint64_t flags=0):
     """Return a "dltensor_versioned" capsule (DLPack 1.0) over row-major memory; `flags` add READ_ONLY and COPIED."""
-    cdef DLManagedTensorVersioned* managed = (
-        <DLManagedTensorVersioned*>PyMem_RawMalloc(sizeof(DLManagedTensorVersioned)))
-    if not managed:
-        raise MemoryError
-    try:
-        _fill(&managed.dl_tensor, address, shape, dtype, device)
-    except BaseException:
-        PyMem_RawFree(managed)
-        raise
+    cdef DLManagedTensorVersioned* managed
+    managed = _made[DLManagedTensorVersioned](NULL, owner, address, shape, dtype, device)
     managed.version.major, managed.version.minor = 1, 0
     managed.flags = flags
-    Py_INCREF(owner)
-    managed.manager_ctx = <void*>owner
-    managed.deleter = _delete_versioned
-    return PyCapsule_New(managed, "dltensor_versioned", _drop_versioned)
+    return PyCapsule_New(managed, "dltensor_versioned", _drop)
 
 
 @cython.final

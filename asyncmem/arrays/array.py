@@ -7,19 +7,15 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, final, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from asyncmem.arrays._dlpack import COPIED, READ_ONLY, legacy_capsule, versioned_capsule
 from asyncmem.arrays.elements import element_type
-from asyncmem.core import set_array_type
+from asyncmem.core import Buffer, set_array_type
 from asyncmem.errors import BufferReleased, InvalidRequest
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from numpy.typing import NDArray
-
     from asyncmem.arrays._dlpack import CapsuleType
-    from asyncmem.core import Buffer
 
 S = TypeVar("S", bound=np.generic)
 
@@ -114,11 +110,9 @@ class Array:
         self.buffer.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Free it."""
-        self.buffer.__exit__(kind, error, trace)
+        self.free()
 
     def copy_from(self, source: object, *, stream: object = None) -> Copying:
         """Start copying as many elements from the host, or from another buffer or array; see `Buffer.copy_from`.

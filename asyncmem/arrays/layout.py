@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
-from typing import TYPE_CHECKING, Self, final, overload
+from typing import NamedTuple, Self, final, overload
 
-from asyncmem.arrays.elements import element_type, lengths_of
-from asyncmem.core import GRANULE
+from asyncmem.arrays.array import Array
+from asyncmem.arrays.elements import ElementType, element_type, lengths_of
+from asyncmem.core import GRANULE, Buffer
 from asyncmem.errors import InvalidRequest
-from asyncmem.units import parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from asyncmem.arrays.array import Array
-    from asyncmem.arrays.elements import ElementType
-    from asyncmem.core import Buffer
-    from asyncmem.units import Size
+from asyncmem.units import Size, parse_size
 
 ALIGN = 256
 """Where each array begins unless something else is asked for: what DLPack expects of memory."""
@@ -28,8 +21,7 @@ ALIGN = 256
 _EXPECTED = "a shape, a pair of shape and dtype, or something that has both"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where one array lies in a range."""
 
     shape: tuple[int, ...]
@@ -95,14 +87,12 @@ class Layout:
 
     def over(self, buffer: Buffer) -> ArrayBatch:
         """Put the arrays into a buffer of `nbytes`."""
-        views = [
-            buffer.view(placement.element.name, placement.shape, placement.offset) for placement in self.placements
-        ]
+        views = (buffer.view(one.element.name, one.shape, one.offset) for one in self.placements)
         return ArrayBatch(buffer, tuple(views))
 
 
 @final
-class ArrayBatch(Sequence["Array"]):
+class ArrayBatch(Sequence[Array]):
     """Arrays that were granted together, one behind the other in one buffer. Made by `empty_batch` of a pool.
 
     `free()` and the end of a `with` block free them together; so does dropping the batch and all of its arrays.
