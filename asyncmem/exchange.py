@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -73,8 +72,7 @@ def asarray(source: object, *, stream: object = None) -> Array:
     return _borrow(_of_numpy(_bytes_of(source)), *_home_at((_CPU, 0), stream))
 
 
-@dataclass(frozen=True, slots=True)
-class _Offer:
+class _Offer(NamedTuple):
     """Memory of another library, valid as long as `owner` lives."""
 
     owner: object

@@ -5,18 +5,20 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
+from functools import partial
 from typing import Final, Self, TypedDict, TypeVar, Unpack
 
 from asyncmem import readers
 from asyncmem.environment import CONF, read_environment, unknown_option
 from asyncmem.errors import InvalidRequest
 from asyncmem.readers import OnOutOfMemory, Peers, Reader, Warmup
-from asyncmem.units import Need, Share, Size
+from asyncmem.units import Need, Share, Size, bytes_needed, parse_count, parse_duration, parse_share, parse_size
 
 _T = TypeVar("_T")
 
 DEFAULT: Final = "default"
 ARGUMENT: Final = "argument"
+_MOST_FREES: Final = 4096  # what the core takes
 
 
 class OptionArguments(TypedDict, total=False):
@@ -107,25 +109,25 @@ class PoolOptions:
     limit: int | float | None = _option(None, readers.optional(readers.size_or_share))
     """The most memory that the pool may reserve: bytes, or a share of the device's memory; None for `fraction` of
     it. A limit above what the device has counts as all of it."""
-    need: int = _option(0, readers.need, fixed=True)
+    need: int = _option(0, bytes_needed, fixed=True)
     """Memory that the device must have room for: bytes, or an estimate of `asyncmem.planning`. It is reserved when
     the pool opens; "auto" then chooses a device with room.
 
     Opening raises `NoDeviceHasRoom` where no device has room.
     """
-    pregrow: int = _option(0, readers.size)
+    pregrow: int = _option(0, parse_size)
     """Memory to reserve when the pool opens, and to keep."""
     warmup: Warmup = _option((), readers.warmup, fixed=True)
     """Pairs of size and count to allocate and free when the pool opens, at most 262,144 buffers; in the environment
     "4KiB*100; 1MiB*10"."""
-    shrink_after: float | None = _option(None, readers.optional(readers.seconds))
+    shrink_after: float | None = _option(None, readers.optional(parse_duration))
     """Seconds without an allocation or a free after which free segments go back to the device; None for never.
 
     What `pregrow` or `need` ask for stays.
     """
-    timeout: float | None = _option(None, readers.optional(readers.seconds))
+    timeout: float | None = _option(None, readers.optional(parse_duration))
     """Seconds that a request waits if it has no `timeout` of its own; None for no bound."""
-    max_waiting: int | None = _option(None, readers.optional(readers.count))
+    max_waiting: int | None = _option(None, readers.optional(parse_count))
     """Requests that may wait at once before `TooManyRequests` is raised; None for any number, 0 for none. Growing
     requests do not count."""
     fallback: str | None = _option(None, readers.optional(readers.one_of("host")))
@@ -146,7 +148,7 @@ class PoolOptions:
 
     fraction: float = _option(0.9, readers.positive_share)
     """Share of the device's memory that is the limit if `limit` is None."""
-    min_free: int = _option(512 << 20, readers.size)
+    min_free: int = _option(512 << 20, parse_size)
     """Memory to leave free for other programs, on devices that have memory of their own."""
     segments: str = _option("auto", readers.label, fixed=True)
     """How memory is obtained: "auto", "direct" (each request from the driver, no pooling), "paged" (page by page,
@@ -165,27 +167,27 @@ class PoolOptions:
     """Size below which requests are placed apart from larger ones."""
     strategy: str = _option("best_fit", readers.one_of("best_fit", "good_fit"))
     """Placement: "best_fit" looks at more candidates and wastes less, "good_fit" takes the first that is near."""
-    stream_cache_blocks: int = _option(256, readers.count)
+    stream_cache_blocks: int = _option(256, parse_count)
     """The most blocks in each stream's cache."""
-    stream_cache_bytes: int = _option(64 << 20, readers.size)
+    stream_cache_bytes: int = _option(64 << 20, parse_size)
     """The most bytes in each stream's cache."""
-    shared_cache_blocks: int = _option(1024, readers.count)
+    shared_cache_blocks: int = _option(1024, parse_count)
     """The most blocks in the cache shared by all streams."""
-    shared_cache_bytes: int = _option(256 << 20, readers.size)
+    shared_cache_bytes: int = _option(256 << 20, parse_size)
     """The most bytes in the cache shared by all streams."""
     adaptive: bool = _option(True, readers.switch)
     """Whether caches keep a quarter of their bytes, and free memory is merged across streams at once, from 80 % of
     the limit until below 60 %."""
     defragment: bool = _option(True, readers.switch)
     """Whether a quiet pool merges free memory across streams."""
-    merge_threshold: float = _option(0.1, readers.share)
+    merge_threshold: float = _option(0.1, parse_share)
     """Fragmentation (the share of free memory outside the largest hole) from which a quiet pool merges."""
     late_fences: bool = _option(True, readers.switch)
     """Whether memory of another stream may be taken, as the last resort, behind a fence that is recorded only then.
 
     Such a fence covers later work of that stream too. It is never reached if that work waits for the taking stream.
     """
-    fence_every: int = _option(16, readers.fences_shared)
+    fence_every: int = _option(16, partial(parse_count, least=1, most=_MOST_FREES))
     """How many frees on a stream other than the home stream may share a fence; 1 for a fence at every free.
 
     A larger number makes a free cheaper, and its memory available a little later. At most an eighth of the free memory
@@ -213,7 +215,7 @@ class PoolOptions:
     collect: bool = _option(False, readers.switch)
     """Whether `gc.collect()` is tried before an out-of-memory error; it can take long, on the event loop's thread
     too."""
-    stall_after: float | None = _option(10.0, readers.optional(readers.seconds))
+    stall_after: float | None = _option(10.0, readers.optional(parse_duration))
     """Seconds without progress after which waiting requests are reported by a `StallWarning`; None for never."""
     oom_snapshot: str | None = _option(None, readers.optional(readers.file))
     """File to which the facts of each out-of-memory error are written as JSON; a newer error overwrites it."""
@@ -230,9 +232,7 @@ class PoolOptions:
     def __init__(self, **settings: Unpack[OptionArguments]) -> None:
         """Read and check the options that are given; the others get their defaults."""
         given = {name: _read(name, value, name) for name, value in settings.items()}
-        for name, default in _DEFAULTS.items():
-            object.__setattr__(self, name, given.get(name, default))
-        object.__setattr__(self, "origins", dict.fromkeys(given, ARGUMENT))
+        vars(self).update(_DEFAULTS | given, origins=dict.fromkeys(given, ARGUMENT))
 
     @classmethod
     def from_environment(
@@ -340,9 +340,7 @@ class PoolOptions:
 
     def _updated(self, values: Mapping[str, object], origins: Mapping[str, str]) -> Self:
         changed = object.__new__(type(self))
-        for name in OPTIONS:
-            object.__setattr__(changed, name, values.get(name, getattr(self, name)))
-        object.__setattr__(changed, "origins", {**self.origins, **origins})
+        vars(changed).update(vars(self), **values, origins={**self.origins, **origins})
         return changed
 
 
@@ -355,16 +353,14 @@ OPTIONS: Final = tuple(_READERS)
 COMMON_OPTIONS: Final = OPTIONS[: OPTIONS.index("fraction")]
 """The names of those that programs set; the others are for experts."""
 
-RUNTIME_OPTIONS: Final = frozenset(
-    one.name for one in fields(PoolOptions) if one.metadata and not one.metadata["fixed"]
-)
+RUNTIME_OPTIONS: Final = {one.name for one in fields(PoolOptions) if one.metadata and not one.metadata["fixed"]}
 """The names of those that `pool.configure(...)` may change."""
 
 
 def _read(name: str, value: object, what: str) -> object:
     if name not in _READERS:
         raise unknown_option(name, OPTIONS)
-    return _READERS[name](value, what)
+    return _READERS[name](value, what=what)
 
 
 _OF_A_PROGRAM: Final = (

@@ -1,6 +1,7 @@
 """Readers: from what a user wrote to an option's value, one for each kind of option.
 
-A reader takes the value, as an argument or as text from the environment, and the name to blame in the error.
+A reader takes the value, as an argument or as text from the environment, and as `what` the name to blame in the error.
+Some options need no more than what `units` reads.
 """
 
 import math
@@ -8,15 +9,15 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, SupportsIndex, TypeAlias, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_duration, format_share
-from asyncmem.units import Need, Share, Size, bytes_needed, parse_count, parse_duration, parse_share, parse_size
+from asyncmem.units import Share, Size, parse_count, parse_duration, parse_share, parse_size
 
-Reader: TypeAlias = Callable[[object, str], object]
-"""Takes a value and the name to blame; returns what the option holds; raises `InvalidRequest`."""
+Reader: TypeAlias = Callable[..., object]
+"""Takes a value and, by name, `what` to blame; returns what the option holds; raises `InvalidRequest`."""
 
 OnOutOfMemory: TypeAlias = Callable[[OutOfMemoryFacts], bool]
 """Is shown the facts before an out-of-memory error; True asks for one more try."""
@@ -42,38 +43,22 @@ class Patience(NamedTuple):
 
 
 _WORDS: Final = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
-_MOST_FREES: Final = 4096  # what the core takes
 _MOST_BUFFERS: Final = 1 << 18  # of one batch, which is made in one go
 _ANY_SHARE: Final = "a size, or a share such as 0.25 or '400%'"
 _PAIR: Final = re.compile(r"(?P<size>[^*]+)\*\s*(?P<count>\d+)\s*")
 
 
-def size(value: object, what: str) -> int:
-    """Read bytes: an integer or "64 MiB"."""
-    return parse_size(cast("Size", value), what=what)
-
-
 def positive_size(value: object, what: str) -> int:
     """Read bytes, at least one."""
-    nbytes = size(value, what)
+    nbytes = parse_size(cast("Size", value), what=what)
     if nbytes == 0:
         raise InvalidRequest(what, value, "more than 0 bytes")
     return nbytes
 
 
-def need(value: object, what: str) -> int:
-    """Read bytes, or take the total of an estimate."""
-    return bytes_needed(cast("Need", value), what)
-
-
-def share(value: object, what: str) -> float:
-    """Read a share from 0 to 1, or "80%"."""
-    return parse_share(cast("Share", value), what=what)
-
-
 def positive_share(value: object, what: str) -> float:
     """Read a share above 0."""
-    part = share(value, what)
+    part = parse_share(cast("Share", value), what=what)
     if part == 0:
         raise InvalidRequest(what, value, "a share above 0")
     return part
@@ -89,7 +74,7 @@ def size_or_share_or_nothing(value: object, what: str) -> int | float:
     """Read bytes or a share, as `size_or_share` does, and 0 bytes as well."""
     if isinstance(value, float) or (isinstance(value, str) and "%" in value):
         return positive_share(value, what)
-    return size(value, what)
+    return parse_size(cast("Size", value), what=what)
 
 
 def size_or_any_share(value: object, what: str) -> int | float:
@@ -100,25 +85,10 @@ def size_or_any_share(value: object, what: str) -> int | float:
         except ValueError:
             raise InvalidRequest(what, value, _ANY_SHARE) from None
     if not isinstance(value, float):
-        return size(value, what)
+        return parse_size(cast("Size", value), what=what)
     if not 0 <= value < math.inf:
         raise InvalidRequest(what, value, _ANY_SHARE)
     return value
-
-
-def count(value: object, what: str) -> int:
-    """Read a whole number from 0."""
-    return parse_count(cast("SupportsIndex | str", value), what=what)
-
-
-def fences_shared(value: object, what: str) -> int:
-    """Read how many frees may share a fence: from 1 to 4096."""
-    return parse_count(cast("SupportsIndex | str", value), what=what, least=1, most=_MOST_FREES)
-
-
-def seconds(value: object, what: str) -> float:
-    """Read a time span: seconds, or "500 ms"."""
-    return parse_duration(cast("float | str", value), what=what)
 
 
 def patience(value: object, what: str) -> Patience:
@@ -126,8 +96,8 @@ def patience(value: object, what: str) -> Patience:
     if isinstance(value, Patience):
         return value
     if isinstance(value, str) and "%" in value:
-        return Patience(share=share(value, what))
-    return Patience(seconds=seconds(value, what))
+        return Patience(share=parse_share(value, what=what))
+    return Patience(seconds=parse_duration(cast("float | str", value), what=what))
 
 
 def factor(value: object, what: str) -> float:
@@ -185,7 +155,7 @@ def optional(reader: Reader) -> Reader:
     def read(value: object, what: str) -> object:
         if value is None or (isinstance(value, str) and value.strip().lower() == "none"):
             return None
-        return reader(value, what)
+        return reader(value, what=what)
 
     return read
 

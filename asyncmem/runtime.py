@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.stats import PoolStats
 from asyncmem.text import quoted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncmem.stats import PoolStats
 
 T = TypeVar("T")
 

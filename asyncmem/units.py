@@ -8,26 +8,7 @@ from decimal import Decimal
 from typing import Final, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.figures import format_count, format_duration, format_share, format_size
-
-__all__ = [
-    "MAX_COUNT",
-    "MAX_SIZE",
-    "HasTotal",
-    "Need",
-    "Share",
-    "Size",
-    "bytes_needed",
-    "format_count",
-    "format_duration",
-    "format_share",
-    "format_size",
-    "parse_block",
-    "parse_count",
-    "parse_duration",
-    "parse_share",
-    "parse_size",
-]
+from asyncmem.figures import format_size
 
 Size: TypeAlias = SupportsIndex | str
 """A number of bytes (any integer type), or text such as "64 MiB"."""

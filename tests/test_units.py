@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.units import (
     MAX_SIZE,
-    format_count,
-    format_duration,
-    format_share,
-    format_size,
     parse_count,
     parse_duration,
     parse_share,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from asyncmem.errors import BufferReleased, InvalidRequest
+from asyncmem.figures import format_size
 from asyncmem.pool.graph import graph_of
 from asyncmem.pool.share import RequestTerms, Share
-from asyncmem.units import format_size, parse_size
+from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer

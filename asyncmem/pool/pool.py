@@ -16,6 +16,7 @@ import anyio
 from asyncmem import readers
 from asyncmem.devices.base import DeviceT_co
 from asyncmem.errors import LeakWarning, PoolClosed
+from asyncmem.figures import format_size
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.graph import GraphMemory
@@ -28,7 +29,7 @@ from asyncmem.pool.share import Share
 from asyncmem.pool.snapshot import counters, pool_stats, segment_infos, since, summary
 from asyncmem.pool.worker import Worker, uninterrupted
 from asyncmem.text import printable, quoted
-from asyncmem.units import format_size, parse_block, parse_size
+from asyncmem.units import parse_block, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -20,7 +20,8 @@ from asyncmem.devices.simulated.timeline import Clock, Timeline, VirtualClock, m
 from asyncmem.devices.streams import StreamBook
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
-from asyncmem.units import Size, format_size, parse_size
+from asyncmem.figures import format_size
+from asyncmem.units import Size, parse_size
 
 _DEFAULT_CAPACITY = 80 << 30
 
