@@ -18,8 +18,7 @@ from asyncmem.files import naming, open_file
 from asyncmem.insight.amem import MAGIC, VERSION, End, Heading, NewNames, Pool, Rows, Unit, Unread, unpack, unpack_rows
 from asyncmem.insight.names import Names, Origin, PoolName, Site
 from asyncmem.insight.records import Records
-from asyncmem.insight.rows import CUT, MOST_FRAMES, ROW, WAIT_ENDS, bridged, in_order
-from asyncmem.stats import Pressure
+from asyncmem.insight.rows import CUT, MOST_FRAMES, OUTCOMES, ROW, bridged, in_order
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ _GAPS_OPEN: Final = "Records were lost on the way: what was freed among them cou
 _NO_POOL: Final = PoolName("?", "?", 0)
 _LARGEST: Final = 1 << 62
 """Of times, sizes and sums of sizes: two of them are added without a second thought."""
-_LEVELS: Final = {Kind.ALLOCATED: len(Level), Kind.WAITED: len(WAIT_ENDS), Kind.PRESSURE: len(Pressure)}
+_LEVELS: Final = {Kind.ALLOCATED: tuple(Level), **OUTCOMES}
 
 
 def read_file(path: str | PathLike[str]) -> Records:
@@ -196,8 +195,8 @@ def _need_sound(rows: NDArray[np.void], names: Names) -> None:
     ends = {"pool": len(names.pools), "site": len(names.sites), "task": len(names.tasks), "tag": len(names.tags)}
     for column, end in {**ends, "kind": len(Kind)}.items():
         _need_below(end, rows[column], column)
-    for kind, end in _LEVELS.items():
-        _need_below(end, rows["level"][rows["kind"] == kind], "level")
+    for kind, levels in _LEVELS.items():
+        _need_below(len(levels), rows["level"][rows["kind"] == kind], "level")
     for column in ("time_ns", "nbytes", "address", "span_ns"):
         for extreme in (rows[column].max(initial=0), rows[column].min(initial=0)):
             if abs(int(extreme)) >= _LARGEST:

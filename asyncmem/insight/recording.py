@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from os import PathLike
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 import anyio
 import numpy as np
@@ -20,6 +20,7 @@ from asyncmem.pool.alarm import alarm
 from asyncmem.pool.open_pool import OpenPool, arrivals, open_pools
 from asyncmem.pool.worker import uninterruptible
 from asyncmem.text import printable
+from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
     from asyncmem.insight.spool import Spool
@@ -57,8 +58,8 @@ class Recording:
         force: bool = False,
     ) -> None:
         self._pools = pools
-        self._keep = _whole("keep", keep, 1 << 40)
-        self._frames = _whole("frames", frames, MOST_FRAMES)
+        self._keep = parse_count(keep, what="keep", least=1, most=1 << 40)
+        self._frames = parse_count(frames, what="frames", least=1, most=MOST_FRAMES)
         self._file = file
         self._force = force
         self._recorded: list[RecordedPool] = []
@@ -253,20 +254,7 @@ def read(path: str | PathLike[str]) -> Records:
     return read_file(path)
 
 
-def _whole(name: str, value: object, most: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InvalidRequest(name, value, f"a number from 1 to {most}")
-    return value
-
-
-class HasRecords(Protocol):
-    """A recording, a profile or a tracker."""
-
-    def records(self) -> Records:
-        """Return what was recorded."""
-
-
-Source: TypeAlias = Records | HasRecords
+Source: TypeAlias = Records | Recording
 
 _background = threading.Lock()
 _recording: Recording | None = None
@@ -307,7 +295,7 @@ def records_of(source: Source | None) -> Records:
     """
     if isinstance(source, Records):
         return source
-    found = memory_debug() if source is None else source
+    found = _recording if source is None else source
     if found is None:
         hint = "call set_memory_debug(True) before, or give a recording, a profile or a tracker"
         raise InvalidRequest("source", None, "something that has records", hint=hint)

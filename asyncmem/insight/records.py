@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final, NamedTuple, final, overload
 
 import numpy as np
@@ -14,8 +15,7 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_duration
 from asyncmem.insight.groups import Group, grouped
 from asyncmem.insight.names import Names, Origin, Site
-from asyncmem.insight.rows import NO_NUMBER, WAIT_ENDS, change_of, identity_of
-from asyncmem.stats import Pressure
+from asyncmem.insight.rows import NO_NUMBER, OUTCOMES, change_of, identity_of
 from asyncmem.text import encodable
 
 _UNKNOWN: Final = Origin()
@@ -74,6 +74,7 @@ class Peak(NamedTuple):
 
 
 @final
+@dataclass(eq=False, repr=False)
 class Records:
     """What happened, oldest first: a sequence of `Record`.
 
@@ -92,20 +93,19 @@ class Records:
         end_known: Whether what is live at the end is known: not where a file is damaged and its end is missing.
     """
 
-    def __init__(
-        self, rows: NDArray[np.void], names: Names, *, began: int, wall: float, ended: int, lost: int = 0,
-        note: str = "", origin: Origin = _UNKNOWN, end_known: bool = True,
-    ) -> None:  # fmt: skip
-        self.rows = rows
+    rows: NDArray[np.void]
+    names: Names
+    _: KW_ONLY
+    began: int
+    wall: float
+    ended: int
+    lost: int = 0
+    note: str = ""
+    origin: Origin = _UNKNOWN
+    end_known: bool = True
+
+    def __post_init__(self) -> None:
         self.rows.flags.writeable = False
-        self.names = names
-        self.began = began
-        self.wall = wall
-        self.ended = ended
-        self.lost = lost
-        self.note = note
-        self.origin = origin
-        self.end_known = end_known
 
     def __repr__(self) -> str:
         lost = f", {self.lost:,} lost before them" if self.lost else ""
@@ -235,10 +235,7 @@ class Records:
 
     def with_rows(self, rows: NDArray[np.void]) -> Records:
         """Return records of the same recording with other rows."""
-        return Records(
-            rows, self.names, began=self.began, wall=self.wall, ended=self.ended, lost=self.lost, note=self.note,
-            origin=self.origin, end_known=self.end_known,
-        )  # fmt: skip
+        return replace(self, rows=rows)
 
     def _record(self, row: tuple[int, ...]) -> Record:
         time, nbytes, address, span, number, site, task, tag, thread, stream, kind, level, pool = row
@@ -249,13 +246,7 @@ class Records:
             address=address if of is not Kind.WAITED else 0, stream=stream,
             duration=0.0 if freed else span / 1e9, lifetime=span / 1e9 if freed else 0.0,
             number=number if number != NO_NUMBER else -1, level=Level(level) if of is Kind.ALLOCATED else None,
-            outcome=_outcome(of, level), tag=names.tag(tag), task=names.task(task), frames=names.frames(site),
-            thread=names.thread(thread), pool=names.pools[pool].name,
+            outcome=OUTCOMES[of][level] if of in OUTCOMES else "", tag=names.tag(tag), task=names.task(task),
+            frames=names.frames(site), thread=names.thread(thread), pool=names.pool(pool),
             priority=address >> 1 ^ -(address & 1) if of is Kind.WAITED else 0,
         )  # fmt: skip
-
-
-def _outcome(kind: Kind, level: int) -> str:
-    if kind is Kind.WAITED:
-        return WAIT_ENDS[level]
-    return Pressure(level).name if kind is Kind.PRESSURE else ""

@@ -13,6 +13,7 @@ from asyncmem.core import LOG_ROW, Core, Kind, Witness, log_time_ns
 from asyncmem.insight.names import PoolName
 from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.snapshot import segment_infos
+from asyncmem.stats import Pressure
 
 ROW: Final = np.dtype([*((name, LOG_ROW[name]) for name in LOG_ROW.names or ()), ("pool", "<u2")])
 """A row of the core's log, and the number of its pool."""
@@ -25,8 +26,11 @@ MOST_FRAMES: Final = 128
 
 CUT: Final = "There was no memory for more records."
 
-WAIT_ENDS: Final = ("granted", "cancelled", "timed out", "failed")
-"""How a wait ends, by the level of its row."""
+OUTCOMES: Final = {
+    Kind.WAITED: ("granted", "cancelled", "timed out", "failed"),
+    Kind.PRESSURE: tuple(level.name for level in Pressure),
+}
+"""What the level of a row stands for, by its kind; for allocations it is a `Level`."""
 
 _BATCH: Final = 4096
 """Rows that are copied at a time: as long as that takes, the pool waits."""
@@ -129,8 +133,7 @@ class RecordedPool:
     def _of_pool(self, rows: bytes) -> NDArray[np.void]:
         found = np.frombuffer(rows, LOG_ROW)
         whole = np.empty(len(found), ROW)
-        for name in LOG_ROW.names or ():
-            whole[name] = found[name]
+        whole[list(LOG_ROW.names or ())] = found
         whole["pool"] = self.number
         return whole
 
@@ -167,8 +170,7 @@ def bridged(rows: NDArray[np.void], held: NDArray[np.void], gaps: Sequence[tuple
         held: All that was live at the end.
         gaps: Pools and times at which their records go on, behind some that are lost.
     """
-    taken = rows[(rows["kind"] == Kind.ALLOCATED) | (rows["kind"] == Kind.HELD)]
-    ended = rows[(rows["kind"] == Kind.FREED) | (rows["kind"] == Kind.UNDONE)]
+    taken, ended = of_kinds(rows, Kind.ALLOCATED, Kind.HELD), of_kinds(rows, Kind.FREED, Kind.UNDONE)
     unheard = taken[~np.isin(identity_of(taken), identity_of(np.concatenate((held, ended))))]
     unseen = held[~np.isin(identity_of(held), identity_of(taken))]
     unseen["kind"] = Kind.ALLOCATED
@@ -179,9 +181,7 @@ def bridged(rows: NDArray[np.void], held: NDArray[np.void], gaps: Sequence[tuple
     return np.concatenate((rows, freed, come))
 
 
-def _gap_behind(
-    gaps: Sequence[tuple[int, int]], pools: NDArray[np.uint16], times: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _gap_behind(gaps: Sequence[tuple[int, int]], pools: NDArray[Any], times: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return when the first gap of a pool is, of those not before a time; -1 where there is none."""
     known = np.array(sorted(gaps), np.int64)
     order = np.unique(known[:, 1])  # so that pool and time are one number
@@ -190,6 +190,11 @@ def _gap_behind(
     there = np.append(known, [[-1, -1]], axis=0)[at]
     found: NDArray[np.int64] = np.where(there[:, 0] == pools, there[:, 1], -1)
     return found
+
+
+def of_kinds(rows: NDArray[np.void], *kinds: Kind) -> NDArray[np.void]:
+    """Return the rows of some kinds."""
+    return rows[np.isin(rows["kind"], kinds)]
 
 
 def identity_of(rows: NDArray[np.void]) -> NDArray[np.uint64]:
@@ -234,7 +239,7 @@ def _completed(rows: NDArray[np.void], held: NDArray[np.void], began: int) -> ND
     if len(undone):
         rows = rows[~np.isin(identity_of(rows), identity_of(undone)) | (kinds > Kind.HELD)]
         kinds = rows["kind"]
-    known = rows[(kinds == Kind.ALLOCATED) | (kinds == Kind.HELD)]
+    known = of_kinds(rows, Kind.ALLOCATED, Kind.HELD)
     # The row of a free tells of its allocation all but when it was, and that it does by how long it was held.
     ended = rows[kinds == Kind.FREED]
     ended["time_ns"] -= ended["span_ns"]

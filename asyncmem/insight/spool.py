@@ -43,7 +43,7 @@ class Spool:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="asyncmem records", daemon=True)
         self._known = (1, 1, 1, 1)  # places, sites, tasks and tags that are written
-        self._threads: dict[int, str] = {}
+        self._threads: set[int] = set()
         self._pools = 0
         self._error: OSError | MemoryError | None = None
         self._process = os.getpid()
@@ -125,7 +125,7 @@ class Spool:
         )  # fmt: skip
         self._file.write(pack(names))
         self._known = ends
-        self._threads |= threads
+        self._threads |= threads.keys()
 
     def _write_end(self) -> None:
         # Before the rest is read, so that what comes meanwhile is in that.
