@@ -31,7 +31,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     limit, no_leaks = item.get_closest_marker("asyncmem_limit"), item.get_closest_marker("asyncmem_no_leaks")
     if limit is None and no_leaks is None:
         return (yield)
-    from asyncmem.insight.watch import Watch
+    from asyncmem.insight.trackers import Watch
 
     with Watch(limit=None if limit is None else _size(limit), leaks=no_leaks is not None) as watch:
         result = yield

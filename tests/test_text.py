@@ -49,7 +49,7 @@ from asyncmem.insight.exports import FORMATS
 from asyncmem.insight.live.server import _said, look
 from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.insight.reports.summary import summarize
-from asyncmem.insight.watch import Watch
+from asyncmem.insight.trackers import Watch
 from asyncmem.pipeline import Pipeline
 from asyncmem.pipeline.parallel.report import ParallelReport, ParallelStageReport
 from asyncmem.pipeline.progress import show

@@ -2,10 +2,10 @@
 
 `recording` records pools, into a ring or a file (`spool`, `amem`, `reading`), and in the background. `rows` takes the
 rows from the pools' logs and puts them in order, `records` has what comes of it, `names` what its numbers stand for,
-`groups` adds it up. `trackers` answer questions about a block of a program, `live` shows a process to other programs,
-`prometheus` and `watch` show it to a metrics server and to tests. `lifetimes` finds out when buffers are in use and
-which could share memory, `plans` where each would lie. `reports` has the figures that the commands print, `pictures`
-the page of `asyncmem report` and of notebooks, `exports` the formats of others.
+`groups` adds it up. `trackers` answer questions about a block of a program or a test, `live` shows a process to other
+programs, `prometheus` to a metrics server. `lifetimes` finds out when buffers are in use and which could share memory,
+`plans` where each would lie. `reports` has the figures that the commands print, `pictures` the page of
+`asyncmem report` and of notebooks, `exports` the formats of others.
 """
 
 from asyncmem.core import Kind, Level

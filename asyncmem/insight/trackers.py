@@ -1,10 +1,12 @@
-"""`profile_memory`, `MemoryTracker`, `AllocationTracker`: recordings in memory that answer questions about a block."""
+"""Recordings that answer questions about a block: `Profile`, `MemoryTracker`, `AllocationTracker`, `Watch`."""
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Self, TextIO, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TextIO, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from asyncmem.insight.names import Names, Site
 from asyncmem.insight.recording import KEEP, Recording, Source, records_of
 from asyncmem.insight.records import Record
 from asyncmem.insight.reports.summary import summarize
+from asyncmem.insight.rows import ROW, identity_of
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.snapshot import counters, since
 from asyncmem.stats import PoolStats
@@ -25,7 +28,9 @@ from asyncmem.text import printable, quoted
 if TYPE_CHECKING:
     from asyncmem.pool import AsyncMemoryPool
 
-_SHOWN = 10
+_SHOWN: Final = 10
+_KEEP: Final = 1 << 21
+"""Records that are kept to know the peak of a test."""
 
 
 @final
@@ -212,11 +217,9 @@ class AllocationTracker(Recording):
         if not leaks:
             return f"pool {name}: nothing that was allocated is still held"
         nbytes = format_size(sum(one.nbytes for one in leaks))
-        lines = [f"pool {name}: {format_count(len(leaks), 'buffer')} of {nbytes} still held"]
-        lines += [f"  {one}" for one in leaks[:_SHOWN]]
-        if len(leaks) > _SHOWN:
-            lines.append(f"  and {len(leaks) - _SHOWN:,} more")
-        return "\n".join(lines)
+        return _told(
+            f"pool {name}: {format_count(len(leaks), 'buffer')} of {nbytes} still held", leaks, "and {:,} more"
+        )
 
     def _held(self) -> NDArray[np.void]:
         self._need_begun()
@@ -234,6 +237,83 @@ class AllocationTracker(Recording):
             )
             for time, nbytes, address, _, number, site, task, tag, thread, *_ in rows.tolist()
         )  # fmt: skip
+
+
+@final
+class Watch(Recording):
+    """Watches what is allocated while it is entered by ``with``. What was there before does not count.
+
+    Args:
+        limit: The most bytes that may be live at once; None for any.
+        leaks: Whether all must be freed by the end.
+    """
+
+    def __init__(self, *, limit: int | None, leaks: bool) -> None:
+        super().__init__(keep=1 if limit is None else _KEEP)  # what is live at the end is known without records
+        self._limit = limit
+        self._leaks = leaks
+        self._collects = False
+        self._at_the_end = np.empty(0, ROW)
+
+    def __enter__(self) -> Self:
+        """Begin; where leaks are looked for, the garbage collector rests until the end, so that it hides none."""
+        self._collects = self._leaks and gc.isenabled()
+        if self._collects:
+            gc.collect()
+            gc.disable()
+        return super().__enter__()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """End; what is live only until the garbage collector runs is known after it."""
+        if self._leaks:
+            self._at_the_end = self._live()
+            if self._collects:
+                gc.enable()
+            gc.collect()
+        super().__exit__(kind, error, trace)
+
+    def complaint(self) -> str:
+        """Return what is wrong, with the lines that did it; empty for nothing."""
+        found = [self._exceeded(self._limit)] if self._limit is not None else []
+        if self._leaks:
+            kept, last = self._live(), self._at_the_end
+            cycles = last[~np.isin(identity_of(last), identity_of(kept))]
+            found.append(self._leaked(kept, "still live after the test that allocated them"))
+            found.append(self._leaked(cycles, "in reference cycles, live until the garbage collector runs"))
+        return "\n".join(filter(None, found))
+
+    def _exceeded(self, limit: int) -> str:
+        records = self.records()
+        own = identity_of(records.of(Kind.ALLOCATED).rows)
+        mine = records.with_rows(records.rows[np.isin(identity_of(records.rows), own)])
+        peak = mine.peak()
+        if peak.nbytes > limit:
+            head = f"{format_size(peak.nbytes)} were live at once where {format_size(limit)} are allowed"
+            return self._sites("asyncmem_limit", head, mine.live_at(peak.time).rows)
+        if records.lost:
+            return f"asyncmem_limit: the first {records.lost:,} records are not known, because only {_KEEP:,} are kept"
+        return ""
+
+    def _leaked(self, rows: NDArray[np.void], how: str) -> str:
+        count = f"{format_count(len(rows), 'buffer')} of {format_size(int(rows['nbytes'].sum()))}"
+        return self._sites("asyncmem_no_leaks", f"{count} {how}", rows) if len(rows) else ""
+
+    def _live(self) -> NDArray[np.void]:
+        return np.concatenate([np.empty(0, ROW), *(one.kept_by_block() for one in self._recorded)])
+
+    def _sites(self, mark: str, head: str, rows: NDArray[np.void]) -> str:
+        sites = grouped(rows, self.records().names, "site")
+        lines = [
+            f"{format_size(one.nbytes)} in {format_count(one.allocations, 'buffer')} at {printable(one.name)}"
+            for one in sites
+        ]
+        return _told(f"{mark}: {head}:", lines, "and at {:,} more lines")
+
+
+def _told(head: str, lines: Sequence[object], more: str) -> str:
+    """Return the first lines below a heading, and how many more there are."""
+    rest = [more.format(len(lines) - _SHOWN)] if len(lines) > _SHOWN else []
+    return "\n".join([head, *(f"  {line}" for line in [*lines[:_SHOWN], *rest])])
 
 
 def dump_allocation_trace(source: Source | None = None, *, last: int | None = 100, file: TextIO | None = None) -> None:

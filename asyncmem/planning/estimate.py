@@ -7,10 +7,10 @@ from typing import Self
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
-from asyncmem.planning.model import MOST, ModelShape, whole_number
+from asyncmem.planning.model import MOST, ModelShape
 from asyncmem.planning.sizes import COMPUTED, Buffers, bytes_of, merged, total_of, width
 from asyncmem.text import printable
-from asyncmem.units import Size, parse_size
+from asyncmem.units import Size, parse_count, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class MemoryEstimate(ABC):
 
     def __post_init__(self) -> None:
         """Check the figures."""
-        whole_number("batch", self.batch)
-        whole_number("seq_len", self.seq_len)
+        for name in ("batch", "seq_len"):
+            object.__setattr__(self, name, parse_count(getattr(self, name), what=name, least=1, most=MOST))
         object.__setattr__(self, "bytes_per_value", width(self.bytes_per_value))  # a type's name will do
         if self.model.positions and self.seq_len > self.model.positions:
             raise InvalidRequest("seq_len", self.seq_len, f"at most the model's {self.model.positions} positions")
@@ -186,7 +186,7 @@ def transformer_warmup(
         ("heads", heads or 1),
         ("layers", layers),
     ):
-        whole_number(name, value)
+        parse_count(value, what=name, least=1, most=MOST)
     tokens, each = batch * seq_len, width(bytes_per_value)
     buffers = (
         (bytes_of(tokens * hidden, each), 8 * layers),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from asyncmem.planning.estimate import MemoryEstimate
-from asyncmem.planning.model import llama_like, whole_number
+from asyncmem.planning.model import MOST, llama_like
 from asyncmem.planning.sizes import Buffers, bytes_of, larger, total_of, width
+from asyncmem.units import parse_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class InferenceMemoryEstimate(MemoryEstimate):
         if self.kv_bytes is not None:
             object.__setattr__(self, "kv_bytes", width(self.kv_bytes, "kv_bytes"))
         if self.chunk is not None:
-            whole_number("chunk", self.chunk)
+            object.__setattr__(self, "chunk", parse_count(self.chunk, what="chunk", least=1, most=MOST))
 
     @property
     def kv_cache(self) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.units import parse_count
 
 MOST: Final = 1 << 40
 """No figure is larger."""
@@ -81,9 +82,10 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value = getattr(self, one.name)
             if one.type is int:
-                whole_number(one.name, value, least=1 if one.name in _POSITIVE else 0)
+                least = 1 if one.name in _POSITIVE else 0
+                number = parse_count(getattr(self, one.name), what=one.name, least=least, most=MOST)
+                object.__setattr__(self, one.name, number)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         if not self.head_dim:
             if self.hidden % self.heads:
@@ -177,13 +179,3 @@ def llama_like(
 
 
 _POSITIVE = frozenset({"hidden", "intermediate", "layers", "vocab", "heads", "norms", "experts", "experts_per_token"})
-
-
-def whole_number(name: str, value: object, *, least: int = 1) -> None:
-    """Check a count.
-
-    Raises:
-        InvalidRequest: It is no whole number, or out of its range.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-        raise InvalidRequest(name, value, f"a whole number from {least}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import asyncmem
-import asyncmem.insight.watch  # the tests within tests take it from here
+import asyncmem.insight.trackers  # the tests within tests take it from here
 
 pytest_plugins = ["pytester"]
 
@@ -303,7 +303,7 @@ def test_a_wrong_limit_is_said(tests: pytest.Pytester, mark: str, says: str) -> 
 
 def test_a_peak_that_nobody_can_know_is_no_success(tests: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """More may have been live among records that were dropped."""
-    monkeypatch.setattr(asyncmem.insight.watch, "_KEEP", 100)
+    monkeypatch.setattr(asyncmem.insight.trackers, "_KEEP", 100)
     result = run(
         tests,
         """
