@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from asyncmem.buckets._buckets import Buckets
-from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.stats import Pressure
-from asyncmem.units import MAX_SIZE, parse_count, parse_size
-
-if TYPE_CHECKING:
-    from asyncmem.units import Size
+from asyncmem.units import MAX_SIZE, Size, parse_count, parse_size
 
 T = TypeVar("T")
 
@@ -87,9 +83,7 @@ class BucketPool(Buckets[T], Generic[T]):
     __slots__ = ("__weakref__",)  # without a dict its methods are found faster
 
     def __new__(cls, *, max_pooled_per_bucket: int = 8, limit: Size | None = None) -> BucketPool[T]:
-        count = parse_count(max_pooled_per_bucket, what="max_pooled_per_bucket")
-        if count > _MOST_BUFFERS:
-            raise InvalidRequest("max_pooled_per_bucket", count, f"at most {_MOST_BUFFERS}")
+        count = parse_count(max_pooled_per_bucket, what="max_pooled_per_bucket", most=_MOST_BUFFERS)
         most = MAX_SIZE if limit is None else parse_size(limit, what="limit")
         made = super().__new__(cls, count, most)
         assert isinstance(made, BucketPool)

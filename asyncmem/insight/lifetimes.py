@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from typing import Any, Final, NamedTuple, Protocol, Self, final
 
@@ -26,7 +27,7 @@ from asyncmem.text import printable, quoted
 from asyncmem.units import parse_size
 
 _TOLERANCE: Final = 0.01
-_ALLOCATE, _FREE = 0, 1  # what a trace calls them
+_ALLOCATE, _FREE = int(Kind.ALLOCATED), int(Kind.FREED)  # a trace calls them so, too
 _SHOWN: Final = 5
 
 
@@ -180,10 +181,9 @@ class LifetimeAnalyzer:
             names = ", ".join(quoted(pool.name) for pool in records.names.pools)
             raise InvalidRequest("source", records, f"records of one pool: records.in_pool(...) of {names}")
         times = (rows["time_ns"] - records.began) / 1e9
-        lasting = _lasting(
-            identity_of(rows), rows["kind"] == Kind.ALLOCATED, rows["kind"] == Kind.FREED, _window(times, since, until)
-        )
-        return cls._of(lasting, rows["nbytes"][lasting[0]].tolist(), _keys(records, rows[lasting[0]]))
+        found = cls()
+        found._take(rows["kind"], identity_of(rows), rows["nbytes"], _window(times, since, until), _keys(records, rows))
+        return found
 
     @classmethod
     def from_trace(cls, trace: TraceLike, *, since: float = 0.0, until: float | None = None) -> Self:
@@ -195,17 +195,22 @@ class LifetimeAnalyzer:
             until: and before this; what is still live then is live to the end.
         """
         kept = trace.op <= _FREE
-        op, numbers, nbytes = trace.op[kept], trace.id[kept], trace.nbytes[kept]
         window = _window(trace.time_us[kept] / 1e6, since, until)
-        lasting = _lasting(numbers, op == _ALLOCATE, op == _FREE, window)
-        return cls._of(lasting, nbytes[lasting[0]].tolist(), [None] * len(lasting[0]))
-
-    @classmethod
-    def _of(cls, lasting: tuple[NDArray[np.intp], NDArray[np.intp]], sizes: list[int], keys: list[str | None]) -> Self:
         found = cls()
-        rows = zip(keys, sizes, lasting[0].tolist(), lasting[1].tolist(), strict=True)
-        found._given = tuple(Lifetime(*row) for row in rows if row[1])
+        found._take(trace.op[kept], trace.id[kept], trace.nbytes[kept], window, lambda _: None)
         return found
+
+    def _take(
+        self, op: NDArray[Any], numbers: NDArray[Any], nbytes: NDArray[Any], window: slice,
+        key_of: Callable[[int], str | None],
+    ) -> None:  # fmt: skip
+        """Take what is allocated in a window of rows, until it is freed or the window ends."""
+        starts, frees = np.flatnonzero(op[window] == _ALLOCATE) + window.start, np.flatnonzero(op == _FREE)
+        at, freed = find(numbers[starts], numbers[frees])
+        ends = np.full(len(starts), window.stop)
+        ends[freed] = np.minimum(frees[at[freed]], window.stop)
+        rows = zip(starts.tolist(), nbytes[starts].tolist(), ends.tolist(), strict=True)
+        self._given = tuple(Lifetime(key_of(start), size, start, end) for start, size, end in rows if size)
 
     def record_usage(self, step: int, buffers: Iterable[object] | Mapping[str, object]) -> None:
         """Note which buffers a step uses.
@@ -304,24 +309,16 @@ def _window(times: NDArray[np.float64], since: float, until: float | None) -> sl
     return slice(int(times.searchsorted(since)), stop)
 
 
-def _lasting(
-    numbers: NDArray[np.integer[Any]], taken: NDArray[np.bool_], freed: NDArray[np.bool_], window: slice
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of a window in which something is allocated, and when each ends: its row, or the window's end."""
-    starts, frees = np.flatnonzero(taken[window]) + window.start, np.flatnonzero(freed)
-    at, known = find(numbers[starts], numbers[frees])
-    ends = np.full(len(starts), window.stop)
-    ends[known] = np.minimum(frees[at[known]], window.stop)
-    return starts, ends
+def _keys(records: Records, rows: NDArray[np.void]) -> Callable[[int], str | None]:
+    """Return how a row is called: by its tag, else by its line."""
+    names, tags, sites = records.names, rows["tag"].tolist(), rows["site"].tolist()
 
-
-def _keys(records: Records, rows: NDArray[np.void]) -> list[str | None]:
-    names = records.names
-    spelled: dict[tuple[int, int], str | None] = {}
-    for tag, site in set(zip(rows["tag"].tolist(), rows["site"].tolist(), strict=True)):
+    @cache
+    def spelled(tag: int, site: int) -> str | None:
         line = names.site(site)
-        spelled[tag, site] = names.tag(tag) or (None if line is None else str(line))
-    return [spelled[pair] for pair in zip(rows["tag"].tolist(), rows["site"].tolist(), strict=True)]
+        return names.tag(tag) or (None if line is None else str(line))
+
+    return lambda row: spelled(tags[row], sites[row])
 
 
 def shared_buffers(lifetimes: Iterable[Lifetime]) -> tuple[SharedBuffer, ...]:
