@@ -48,7 +48,8 @@ class Grouped(Generic[T]):
 
     def count(self, among: NDArray[np.bool_] | None = None) -> list[int]:
         """Count the rows of each group, or those that are marked."""
-        counts: list[int] = np.bincount(self.places[... if among is None else among], minlength=len(self.keys)).tolist()
+        places = self.places if among is None else self.places[among]
+        counts: list[int] = np.bincount(places, minlength=len(self.keys)).tolist()
         return counts
 
     def sum(self, values: NDArray[Any]) -> list[int]:
