@@ -207,9 +207,9 @@ class Records:
 
     def live_at(self, time: float | None = None) -> Records:
         """Return the allocations that are live at a time, in seconds since the beginning; at the end without one."""
-        return self.with_rows(self.rows[self.is_live(time)])
+        return self.with_rows(self.rows[self._is_live(time)])
 
-    def is_live(self, time: float | None = None) -> NDArray[np.bool_]:
+    def _is_live(self, time: float | None = None) -> NDArray[np.bool_]:
         """Return for each row whether it is an allocation that `live_at` returns."""
         kinds = self.rows["kind"]
         past = np.True_ if time is None else self.rows["time_ns"] <= self.began + round(time * 1e9)

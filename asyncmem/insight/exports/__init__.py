@@ -33,7 +33,7 @@ def write_csv(records: Records, file: TextIO) -> None:
     """
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows([_cell(one) for one in _row(record)] for record in records)
+    writer.writerows(map(_cell, _row(record).values()) for record in records)
 
 
 def _cell(value: str | float | None) -> str | float | None:
@@ -49,7 +49,8 @@ def write_json(records: Records, file: TextIO) -> None:
         "note": records.note,
         "pools": [pool._asdict() for pool in records.names.pools],
     }
-    _write_lines(file, head, "records", map(_plain, records))
+    rows = (_row(record) | {"frames": [site._asdict() for site in record.frames]} for record in records)
+    _write_lines(file, head, "records", rows)
 
 
 def _write_lines(file: TextIO, head: dict[str, object], name: str, items: Iterable[dict[str, Any]]) -> None:
@@ -62,21 +63,13 @@ def _write_lines(file: TextIO, head: dict[str, object], name: str, items: Iterab
     file.write("\n]}\n")
 
 
-def _plain(record: Record) -> dict[str, object]:
-    found: dict[str, object] = dict(zip(COLUMNS, _row(record), strict=True))
-    found["frames"] = [site._asdict() for site in record.frames]
-    return found
-
-
-def _row(record: Record) -> tuple[str | float | None, ...]:
-    """Return a record's values in the order of `COLUMNS`: seconds, bytes and words."""
+def _row(record: Record) -> dict[str, Any]:
+    """Return a record's values by `COLUMNS`: seconds, bytes and words."""
+    file, line, function = record.site or (None, None, None)
     level = None if record.level is None else record.level.name.lower()
-    kind = record.kind.name.lower()
-    return (
-        record.time, kind, record.pool, record.nbytes, record.address, record.stream, record.number, record.duration,
-        record.lifetime, level, record.outcome, record.tag, record.task, record.thread,
-        *(record.site or (None, None, None)), record.priority,
-    )  # fmt: skip
+    words = {"kind": record.kind.name.lower(), "level": level, "file": file, "line": line, "function": function}
+    values = record._asdict() | words
+    return {name: values[name] for name in COLUMNS}
 
 
 # -- for viewers of traces ---------------------------------------------------------------------------------------------

@@ -210,8 +210,8 @@ def table(records: Records, by: str = "site") -> Table:
     nbytes, spans = rows["nbytes"], rows["span_ns"]
     columns = zip(
         groups.keys,
-        groups.sum(nbytes * records.is_live(records.peak().time)),
-        groups.sum(nbytes * records.is_live()),
+        groups.sum(nbytes * records._is_live(records.peak().time)),
+        groups.sum(nbytes * records._is_live()),
         groups.count(taken),
         groups.sum(nbytes * taken),
         groups.sum(spans * freed),
