@@ -119,26 +119,13 @@ if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that
     _SUBMODULES = ("insight", "pipeline", "planning", "replay", "testing")
     """Imported at their first use, because most programs use none of them."""
 
-    _MOVED = {
-        **dict.fromkeys(("Device", "Fence"), "devices"),
-        **dict.fromkeys(("StageError", "StepError", "UnknownOption"), "errors"),
-        **dict.fromkeys(("OutOfMemoryFacts", "OwnerInfo", "Shortfall"), "facts"),
-        **dict.fromkeys(("AllocationTracker", "LifetimeAnalyzer", "MemoryTracker", "set_memory_debug"), "insight"),
-        **dict.fromkeys(("Copy", "GraphMemory", "Pin", "PlannedMemory", "ReusePlan"), "pool"),
-        **dict.fromkeys(("SegmentInfo", "WaiterInfo"), "stats"),
-        "BucketStats": "buckets",
-        "RuntimeDevice": "runtime",
-    }
-    """Names that were here before, and the submodule that has each."""
-
     def __getattr__(name: str) -> object:
         if name in _SUBMODULES:
             return _importlib.import_module(f"asyncmem.{name}")
         if name == "profile_memory":
             found = globals()[name] = _importlib.import_module("asyncmem.insight").profile_memory
             return found
-        moved = f": it is asyncmem.{_MOVED[name]}.{name}" if name in _MOVED else ""
-        raise AttributeError(f"module 'asyncmem' has no attribute {name!r}{moved}")
+        raise AttributeError(f"module 'asyncmem' has no attribute {name!r}")
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__, *_SUBMODULES})

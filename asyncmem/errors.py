@@ -52,6 +52,8 @@ class UnknownOption(InvalidRequest, TypeError):
 class BadTrace(InvalidRequest):
     """A recording that cannot be read, or that contradicts itself. Nothing of it was used."""
 
+    __module__ = "asyncmem"
+
     def __init__(self, got: str, expected: str, *, file: str = "", row: int | None = None, hint: str = "") -> None:
         """Take what was found and what ought to be, the file if it came from one, and the row counted from 0."""
         self.file = file

@@ -238,16 +238,6 @@ def test_the_surface_is_small() -> None:
     assert len(asyncmem.__all__) <= 40
 
 
-@pytest.mark.parametrize("name", sorted(asyncmem._MOVED))
-def test_a_name_that_moved_says_where_it_is(name: str) -> None:
-    """Reaching it in the old way names the new one, which is there, and exported."""
-    with pytest.raises(AttributeError, match=rf"no attribute '{name}': it is asyncmem\.\w+\.{name}$") as raised:
-        getattr(asyncmem, name)
-    module = str(raised.value).split(".")[-2]
-    found = importlib.import_module(f"asyncmem.{module}")
-    assert name in getattr(found, "__all__", vars(found))
-
-
 def test_submodules_are_there_after_one_import() -> None:
     """Those that programs rarely use are imported when they are asked for; what is not there is said so."""
     program = """if True:
