@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, Self, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar
 
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 Message: TypeAlias = "tuple[T, Stream | None, Fence | None]"
 """An item, and the stream and the fence that it comes behind where its producer named one."""
@@ -37,18 +38,16 @@ Message: TypeAlias = "tuple[T, Stream | None, Fence | None]"
 _numbers = itertools.count(1)
 
 
-class _Receives(ABC, Generic[T]):
+class _Receives(Protocol[T_co]):
     """What can be iterated over until nothing more comes."""
 
-    @abstractmethod
-    async def receive(self) -> T:
-        """Wait for the next item."""
+    async def receive(self) -> T_co: ...
 
     def __aiter__(self) -> Self:
         """Receive until the end."""
         return self
 
-    async def __anext__(self) -> T:
+    async def __anext__(self) -> T_co:
         """Wait for the next item, until the channel has been closed for sending and nothing is left in it."""
         try:
             return await self.receive()
@@ -82,29 +81,25 @@ class Channel(_Receives[T]):
     def __init__(self, pool: Share, nbytes: Size, *, max_items: int | None = None, name: str | None = None) -> None:
         if not isinstance(pool, Share):
             raise InvalidRequest("pool", pool, "a pool or a budget")
-        most = None if max_items is None else parse_count(max_items, what="max_items", least=1, most=1 << 20)
-        if parse_size(nbytes, what="nbytes") == 0:
-            raise InvalidRequest("nbytes", nbytes, "more than 0 bytes")
-        budget = pool.budget(name or f"channel-{next(_numbers)}", limit=nbytes)
-        if budget._own_limit() > pool.capacity():
-            budget.close()
-            raise InvalidRequest("nbytes", nbytes, f"at most the {pool.capacity()} bytes of {quoted(pool.name)}")
-        self._budget = budget
-        self._items: ItemQueue[Message[T]] = ItemQueue()
-        self._max_items = most
+        limit = parse_size(nbytes, what="nbytes")
+        if not 0 < limit <= pool.capacity():
+            raise InvalidRequest("nbytes", nbytes, f"1 byte to the {pool.capacity()} bytes of {quoted(pool.name)}")
+        self._max_items = max_items
         self._permits: ItemQueue[None] | None = None
-        if most is not None:
+        if max_items is not None:
             self._permits = ItemQueue()
-            for _ in range(most):
+            for _ in range(parse_count(max_items, what="max_items", least=1, most=1 << 20)):
                 self._permits.put(None)
+        self._budget = pool.budget(name or f"channel-{next(_numbers)}", limit=limit)
+        self._limit = limit
+        self._items: ItemQueue[Message[T]] = ItemQueue()
         self._senders = self._receivers = 0
         self._closed = False
         self._broken: Exception | None = None
 
     def __repr__(self) -> str:
         state = "failed" if self._broken else "closed" if self._closed else "open"
-        name, limit = quoted(self._budget.name), self._budget._own_limit()
-        return f"<asyncmem.Channel {name} of {limit} bytes: {state}, {len(self)} items>"
+        return f"<asyncmem.Channel {quoted(self._budget.name)} of {self._limit} bytes: {state}, {len(self)} items>"
 
     def __len__(self) -> int:
         """Return how many items wait to be received."""
@@ -151,7 +146,7 @@ class Channel(_Receives[T]):
             waiting_for_memory=memory.waiting,
             held_bytes=memory.allocated_bytes,
             peak_bytes=memory.peak_allocated,
-            limit_bytes=self._budget._own_limit(),
+            limit_bytes=self._limit,
         )
 
     # -- items -------------------------------------------------------------------------------------------------------
@@ -249,17 +244,14 @@ class Channel(_Receives[T]):
     def close(self) -> None:
         """End the sending: what is in the channel is still received, and then `EndOfStream`. Twice is fine."""
         if not self._closed:
-            self._closed = True
-            self._items.end(self._ending)
-            self._refuse_senders()
+            self._end()
 
     def fail(self, error: Exception) -> None:
         """Break the channel: items in it are dropped, and both sides get `BrokenResourceError` because of `error`."""
         if self._broken is None:
-            self._closed, self._broken = True, error
+            self._broken = error
             self._items.clear()
-            self._items.end(self._ending)
-            self._refuse_senders()
+            self._end()
 
     async def __aenter__(self) -> Self:
         """Return the channel itself."""
@@ -281,21 +273,19 @@ class Channel(_Receives[T]):
         if receiving < 0 and not self._receivers:
             self.fail(ClosedResourceError())
 
-    def _refuse_senders(self) -> None:
+    def _end(self) -> None:
+        self._closed = True
+        self._items.end(partial(self._error, EndOfStream))
         if self._permits is not None:
-            self._permits.end(self._refusal)
+            self._permits.end(partial(self._error, ClosedResourceError))
 
     def _need_open(self) -> None:
         if self._closed:
-            raise self._refusal()
+            raise self._error(ClosedResourceError)
 
-    def _refusal(self) -> Exception:
-        return ClosedResourceError() if self._broken is None else self._breakage()
-
-    def _ending(self) -> Exception:
-        return EndOfStream() if self._broken is None else self._breakage()
-
-    def _breakage(self) -> Exception:
+    def _error(self, closed: type[Exception]) -> Exception:
+        if self._broken is None:
+            return closed()
         broken = BrokenResourceError()
         broken.__cause__ = self._broken
         return broken

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from anyio import WouldBlock
 from anyio.lowlevel import checkpoint
 
-from asyncmem.pool.loops import running_loop
+from asyncmem.pool.loops import need_running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,21 +64,20 @@ class ItemQueue(Generic[T]):
         Cancelled: nothing was taken.
         """
         if self._values and self._window > 0:
-            if self._streak >= _STREAK:
+            self._streak += 1
+            if self._streak > _STREAK:
                 await self._yield()
-            else:
-                self._streak += 1
         if self._values and self._window > 0:
             self._window -= 1
             return self._values.popleft()
-        if self._ending is not None and not self._values:
-            raise self._ending()
-        getter = _Getter(self)
-        self._getters.append(getter)
-        self._streak = 0
-        await self._running().park(getter)
-        if getter.booked:
-            return getter.booked.pop()
+        if self._ending is None or self._values:
+            getter = _Getter(self)
+            self._getters.append(getter)
+            self._streak = 0
+            self._loop = need_running_loop("a queue", self._loop)
+            await self._loop.park(getter)
+            if getter.booked:
+                return getter.booked.pop()
         assert self._ending is not None
         raise self._ending()
 
@@ -91,14 +91,14 @@ class ItemQueue(Generic[T]):
         if self._values and self._window > 0:
             self._window -= 1
             return self._values.popleft()
-        if self._ending is not None and not self._values:
-            raise self._ending()
-        raise WouldBlock
+        if self._ending is None or self._values:
+            raise WouldBlock
+        raise self._ending()
 
     async def checkpoint_sometimes(self) -> None:
         """Yield to the loop once in a while, for tasks that only put."""
         self._streak += 1
-        if self._streak >= _STREAK:
+        if self._streak > _STREAK:
             await self._yield()
 
     def release(self) -> None:
@@ -117,21 +117,9 @@ class ItemQueue(Generic[T]):
         """Drop the values."""
         self._values.clear()
 
-    def abandon(self, getter: _Getter[T]) -> None:
-        """Remove a getter that was cancelled, before or after a value was booked for it."""
-        getter.done = True
-        if getter.booked:
-            self._values.appendleft(getter.booked.pop())
-            self.release()
-
     async def _yield(self) -> None:
         self._streak = 0
         await checkpoint()
-
-    def _running(self) -> EventLoop:
-        loop = self._loop = running_loop(self._loop)
-        assert loop is not None, "a queue is read in a task of an event loop"
-        return loop
 
     def _match(self) -> None:
         while self._values and self._getters and self._window > 0:
@@ -141,30 +129,36 @@ class ItemQueue(Generic[T]):
                 getter.booked.append(self._values.popleft())
                 getter.finish()
 
+    def take_back(self, value: T) -> None:
+        """Put a value in front that was booked for a getter."""
+        self._values.appendleft(value)
+        self.release()
 
+
+@dataclass(slots=True, eq=False)
 class _Getter(Generic[T]):
-    """A task that waits, as its event loop sees it."""
+    """A task that waits, as its event loop sees it; `done` once it waits for nothing any more."""
 
-    __slots__ = ("_queue", "_sleeper", "booked", "done")
+    queue: ItemQueue[T]
+    booked: list[T] = field(default_factory=list)
+    done: bool = False
+    sleeper: Sleeper | None = None
     deadline: float | None = None
-
-    def __init__(self, queue: ItemQueue[T]) -> None:
-        self._queue = queue
-        self._sleeper: Sleeper | None = None
-        self.booked: list[T] = []
-        self.done = False  # it waits for nothing any more
 
     def finish(self) -> None:
         self.done = True
-        if self._sleeper is not None:
-            self._sleeper.wake()
+        if self.sleeper is not None:
+            self.sleeper.wake()
 
     def admit(self, sleeper: Sleeper) -> bool:
-        self._sleeper = sleeper
+        self.sleeper = sleeper
         return not self.done
 
     def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002 - a getter has one sleeper
-        self._queue.abandon(self)
+        """Wait no more: it was cancelled, before or after a value was booked for it."""
+        self.done = True
+        if self.booked:
+            self.queue.take_back(self.booked.pop())
 
     def expire(self) -> None:
         """Do nothing: a queue sets no deadlines."""
