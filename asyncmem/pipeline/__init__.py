@@ -6,8 +6,7 @@ from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.prefetch import AsyncBatches, Batches, Prefetched, Prefetcher
 from asyncmem.pipeline.report import ChannelStats, PipelineReport, StageReport
 from asyncmem.pipeline.run import Results
-from asyncmem.pipeline.shares import StageShare
-from asyncmem.pipeline.stage import Stage, stage
+from asyncmem.pipeline.stage import Stage, StageShare, stage
 
 __all__ = [
     "AsyncBatches",

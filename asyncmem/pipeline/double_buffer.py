@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.arrays import element_type, lengths_of
 from asyncmem.errors import Described, InvalidRequest
-from asyncmem.pipeline.resources import BlockingRequests, BorrowedStreams, Workers, pool_of, share_of, stream_of
-from asyncmem.pipeline.staging import copy_pieces, copy_staged, copying_blocks, host_array
+from asyncmem.pipeline.resources import BorrowedStreams, pool_of, share_of, stream_of
+from asyncmem.pipeline.staging import HostCopier, Workers, host_array
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_count
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncmem.core import Batch, Buffer, Ready
     from asyncmem.devices import Fence
     from asyncmem.pipeline.resources import Memory
-    from asyncmem.pipeline.staging import HostArray, Piece
+    from asyncmem.pipeline.staging import HostArray
     from asyncmem.pool import Copy, Request
 
 
@@ -34,7 +34,6 @@ class _Entry:
 
     buffer: Buffer
     array: Array  # over its data, in the shape that the data has
-    filling: Transfer | None = None
     left: Fence | None = None  # behind the user's last work on it
 
 
@@ -79,15 +78,14 @@ class DoubleBuffer:
         self._shape = lengths_of(shape)
         self._element = element_type(dtype)
         self._asked = stream
-        self._pinned = pinned
-        self._workers = parse_count(workers, what="workers", least=1, most=1024)
-        self._threads: Workers | None = None
+        self._threads = Workers(parse_count(workers, what="workers", least=1, most=1024), "asyncmem double buffer")
+        self._end_threads = weakref.finalize(self, self._threads.end)  # also where the block never ends
         self._tag = tag
         self._batch: Batch | None = None
         self._free: deque[_Entry] = deque()
-        self._ahead: deque[_Entry] = deque()
+        self._ahead: deque[tuple[_Entry, Latch[Copy]]] = deque()
         self._current: _Entry | None = None
-        self._requests = BlockingRequests()
+        self._copier = HostCopier(self._pool, pinned=pinned, tag=tag)
         self._entered = False
 
     def __repr__(self) -> str:
@@ -110,7 +108,7 @@ class DoubleBuffer:
 
     def __enter__(self) -> Self:
         """Wait for the memory on this thread (blocks)."""
-        return self._begin(self._requests.wait(self._ask()))
+        return self._begin(self._copier.requests.wait(self._ask()))
 
     def __exit__(self, *_: object) -> None:
         """Free the buffers."""
@@ -118,9 +116,8 @@ class DoubleBuffer:
 
     def free(self) -> None:
         """Free the buffers, behind the work of their streams, without waiting for it; twice is not an error."""
-        self._requests.end()
-        if self._threads is not None:
-            self._end_threads()
+        self._copier.requests.end()
+        self._end_threads()
         batch, self._batch = self._batch, None
         if batch is not None:
             batch.__exit__(None, None, None)
@@ -180,10 +177,10 @@ class DoubleBuffer:
         if entry.left is not None:
             entry.buffer.stream.wait(entry.left)
             entry.left = None
-        entry.filling = transfer = Transfer(self._reading(entry.buffer, source.data))
+        reading = self._read(entry.buffer, source.data)
         entry.array = entry.buffer.view(self._element.name, source.shape)
-        self._ahead.append(self._free.popleft())
-        return transfer
+        self._ahead.append((self._free.popleft(), reading))
+        return Transfer(reading)
 
     def swap(self) -> Array:
         """Make the buffer that was filled first the current one, and return it; the user's stream waits for its data.
@@ -194,17 +191,21 @@ class DoubleBuffer:
             InvalidRequest: None is being filled.
             DeviceError: Filling it failed; that buffer can be filled again, and `current` stays as it was.
         """
-        filling = self._first()
+        entry, reading = self._first()
         try:
-            filling.block_until_ordered()
+            copy = reading.block()
+            if copy is not None and not copy.ordered:
+                copy.block()
         except Exception:
-            self._free.append(self._ahead.popleft())
+            self._ahead.popleft()
+            self._free.append(entry)
             raise
-        entry, former = self._ahead[0], self._current
+        former = self._current
         if former is not None:
             former.left = self._user.record()
         entry.buffer.use_on(self._user)
-        self._current = self._ahead.popleft()
+        self._ahead.popleft()
+        self._current = entry
         if former is not None:
             self._free.append(former)
         return entry.array
@@ -215,15 +216,15 @@ class DoubleBuffer:
         Cancelled: nothing was swapped.
         """
         with suppress(Exception):  # raised again below
-            await self._first().ordered()
+            copy = await self._first()[1].wait()
+            if copy is not None and not copy.ordered:
+                await copy
         return self.swap()
 
-    def _first(self) -> Transfer:
+    def _first(self) -> tuple[_Entry, Latch[Copy]]:
         if not self._ahead:
             raise InvalidRequest("swap()", self, "prefetch_next() before")
-        filling = self._ahead[0].filling
-        assert filling is not None
-        return filling
+        return self._ahead[0]
 
     def _fitting(self, data: object) -> HostArray:
         source = host_array(data)
@@ -236,28 +237,16 @@ class DoubleBuffer:
             raise InvalidRequest("data", Described(f"{source.dtype}{list(shape)}"), expected)
         return source
 
-    def _reading(self, buffer: Buffer, source: memoryview) -> Latch[Copy]:
+    def _read(self, buffer: Buffer, source: memoryview) -> Latch[Copy]:
         pieces = [(0, source)]
-        if self._pinned and copying_blocks(self._pool, pieces):
-            threads = self._threads or self._start_threads()
-            reading = Latch(partial(self._stage, threads, buffer, pieces))
-            threads.submit(reading)
+        if self._copier.blocks(pieces):
+            reading = Latch(partial(self._copier.stage, buffer, pieces, self._threads))
+            self._threads.submit(reading)
         else:
-            (copy,) = copy_pieces(buffer, pieces)
+            (copy,) = self._copier.copy(buffer, pieces)
             reading = Latch(lambda: copy)
             reading()
         return reading
-
-    def _start_threads(self) -> Workers:
-        threads = self._threads = Workers(self._workers)
-        self._end_threads = weakref.finalize(self, threads.end)  # also where the block never ends
-        threads.start("asyncmem double buffer stages")
-        return threads
-
-    def _stage(self, threads: Workers, buffer: Buffer, pieces: list[Piece]) -> Copy:
-        nbytes = sum(source.nbytes for _, source in pieces)
-        request = self._pool.pinned.allocate_async(nbytes, stream=buffer.stream, tag=self._tag)
-        return copy_staged(self._requests.wait(request), buffer, pieces, threads)
 
 
 @final
@@ -301,15 +290,3 @@ class Transfer:
         copy = yield from self._reading.wait().__await__()
         assert copy is not None
         yield from copy.__await__()
-
-    async def ordered(self) -> None:
-        """Wait only until later work of the stream that copies comes behind the data by itself. Raises as the await."""
-        copy = await self._reading.wait()
-        if copy is not None and not copy.ordered:
-            await copy
-
-    def block_until_ordered(self) -> None:
-        """Wait for the same on this thread (blocks)."""
-        copy = self._reading.block()
-        if copy is not None and not copy.ordered:
-            copy.block()

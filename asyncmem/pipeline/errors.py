@@ -1,17 +1,33 @@
-"""Errors of user code: whether they belong to the item, how to print them, and what memory they keep alive."""
+"""Errors of user code: whose they are, how to print them, what memory they keep alive, and time limits."""
 
 from __future__ import annotations
 
 import math
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from asyncmem.figures import format_duration
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Iterator
     from types import FrameType
+
+T = TypeVar("T")
+
+
+async def within(seconds: float | None, work: Awaitable[T]) -> T:
+    """Await something for at most so many seconds.
+
+    Raises:
+        TimeoutError: It took longer, and was cancelled.
+    """
+    with anyio.move_on_after(seconds) as limit:
+        return await work
+    assert limit.cancelled_caught
+    raise TimeoutError(f"it took longer than {format_duration(seconds or 0.0)}")
 
 
 def is_own_error(error: BaseException) -> bool:

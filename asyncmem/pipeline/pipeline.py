@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Self, TypeVar, cast, overload
+from contextlib import ExitStack
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 import anyio
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.deadlock import DeadlockDetector
-from asyncmem.pipeline.plan import IN_FLIGHT, divide
-from asyncmem.pipeline.report import PipelineReport
+from asyncmem.pipeline.deadlock import watch
+from asyncmem.pipeline.memory import IN_FLIGHT, StageBudget, divide, reserve_ranges
+from asyncmem.pipeline.report import PipelineReport, show
 from asyncmem.pipeline.resources import BorrowedStreams, pool_of
-from asyncmem.pipeline.run import Results, Run
-from asyncmem.pipeline.shares import ActiveStage, Region, StageBudget, reserve_ranges
+from asyncmem.pipeline.run import ActiveStage, Results, Run
 from asyncmem.pipeline.stage import Function, Stage, as_stage
 from asyncmem.pool import AsyncMemoryPool, Budget
-from asyncmem.pool.loops import running_loop
 from asyncmem.pool.share import Share
 from asyncmem.runtime import device
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterable, Iterable, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
-    from asyncmem.devices import Stream
-    from asyncmem.pipeline.plan import AnyStage, StagePlan
-
+    from asyncmem.pipeline.memory import StagePlan
+    from asyncmem.pipeline.stage import AnyStage
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -92,13 +91,13 @@ class Pipeline(Generic[A, B]):
         self.name = name or f"pipeline-{next(_numbers)}"
         self._stages: list[AnyStage] = [as_stage(one) for one in stages]
         self._pool = pool
-        self._resources = PipelineResources([], [], [])
+        self._resources = ExitStack()
+        self._active: list[ActiveStage] = []
+        self._budgets: list[Budget] = []
         self._tasks: TaskGroup | None = None
         self._runs: list[Run] = []
         self._items = 0  # of runs that are over, as their seconds are
         self._seconds = 0.0
-        self._clock: Callable[[], float] | None = None
-        self._detector: DeadlockDetector | None = None
         self._last: PipelineReport | None = None
 
     def __repr__(self) -> str:
@@ -114,12 +113,10 @@ class Pipeline(Generic[A, B]):
         """
         if self._tasks is not None or self._last is not None:
             raise InvalidRequest("pipeline", self, "one that was not entered before; make another")
-        loop = running_loop()
-        assert loop is not None
-        self._clock = loop.now
-        self._resources = await allocate_stages(self.name, self._stages, self._pool)
-        self._detector = DeadlockDetector(self._resources.stages, self._resources.budgets, self._consumers_wait)
-        self._tasks = await anyio.create_task_group().__aenter__()
+        with ExitStack() as resources:
+            self._active, self._budgets = await _activate(self.name, self._stages, self._pool, resources)
+            self._tasks = await anyio.create_task_group().__aenter__()
+            self._resources = resources.pop_all()
         return self
 
     async def __aexit__(
@@ -161,8 +158,6 @@ class Pipeline(Generic[A, B]):
         """
         if self._tasks is None:
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
-        assert self._clock is not None
-        assert self._detector is not None
         asked: object = in_flight  # or type checkers would take the third case for impossible
         if asked == "auto":
             most = IN_FLIGHT * sum(stage.workers for stage in self._stages)
@@ -170,29 +165,28 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("in_flight", in_flight, '"auto", or a whole number from 1')
         else:
             most = parse_count(in_flight, what="in_flight", least=1)
-        run = Run(
-            self._resources.stages,
-            cast("Iterable[object]", source),
-            ordered=ordered,
-            in_flight=most,
-            clock=self._clock,
-            helpers=[self._detector.watch, *([self._display()] if progress else [])],
-        )
+        helpers = [partial(watch, self._active, self._budgets, self._consumers_wait)]
+        if progress:
+            if find_spec("rich") is None:
+                hint = 'install rich, or "asyncmem[cli]"'
+                raise InvalidRequest("progress", progress, "False where rich is not installed", hint=hint)
+            helpers.append(partial(show, self.report))
+        run = Run(self._active, cast("Iterable[object]", source), ordered=ordered, in_flight=most, helpers=helpers)
         return Results(run, self._start)
 
     def report(self) -> PipelineReport:
         """Return the figures so far, stage by stage; after the block, the totals."""
         if self._last is not None:
             return self._last
-        if not self._resources.stages:
+        if not self._active:
             raise InvalidRequest("pipeline", self, "one that has been opened")
         seconds = self._seconds + sum(run.seconds for run in self._runs)
         return PipelineReport(
-            stages=tuple(one.report(seconds) for one in self._resources.stages),
+            stages=tuple(one.report(seconds) for one in self._active),
             items=self._items + sum(run.handed for run in self._runs),
             seconds=seconds,
-            limit_bytes=sum(budget._own_limit() for budget in self._resources.budgets),
-            peak_bytes=sum(budget.stats().peak_allocated for budget in self._resources.budgets),
+            limit_bytes=sum(budget.stats().limit or 0 for budget in self._budgets),
+            peak_bytes=sum(budget.stats().peak_allocated for budget in self._budgets),
         )
 
     def _start(self, run: Run) -> None:
@@ -205,14 +199,6 @@ class Pipeline(Generic[A, B]):
     def _consumers_wait(self) -> bool:
         return all(run.consumer_waits for run in self._runs if not run.over.is_set())
 
-    def _display(self) -> Callable[[], Coroutine[Any, Any, None]]:
-        try:
-            from asyncmem.pipeline.progress import show
-        except ImportError as missing:
-            hint = 'install rich, or "asyncmem[cli]"'
-            raise InvalidRequest("progress", True, "False where rich is not installed", hint=hint) from missing
-        return partial(show, self.report)
-
     def _forget_ended_runs(self) -> None:
         for run in [one for one in self._runs if one.over.is_set()]:
             self._runs.remove(run)
@@ -220,54 +206,34 @@ class Pipeline(Generic[A, B]):
             self._seconds += run.seconds
 
 
-class PipelineResources(NamedTuple):
-    """What an open pipeline has.
+async def _activate(
+    name: str, stages: Sequence[AnyStage], pool: Share, resources: ExitStack
+) -> tuple[list[ActiveStage], list[Budget]]:
+    """Open the pools, and make the stages with their shares and streams, and a budget for each device.
 
-    Attributes:
-        stages: The stages, in order.
-        budgets: The budgets that hold what they allocate, one for each device.
-        streams: The streams that were named and not given, for each device.
-    """
-
-    stages: list[ActiveStage]
-    budgets: list[Budget]
-    streams: list[BorrowedStreams]
-
-    def close(self) -> None:
-        """Give all of it back."""
-        for budget in self.budgets:
-            budget.close()
-        for streams in self.streams:
-            streams.give_back()
-
-
-async def allocate_stages(name: str, stages: Sequence[AnyStage], pool: Share) -> PipelineResources:
-    """Open the pools, and make the stages with their shares and streams.
+    Args:
+        name: What statistics call the budgets.
+        stages: The stages in order.
+        pool: Where those get memory that name no device.
+        resources: Gets what gives all of it back.
 
     Raises:
-        InvalidRequest: The credits are more than a pool's limit; nothing has been made then.
+        InvalidRequest: The credits are more than a pool's limit.
     """
     roots = [await _root(stage, pool) for stage in stages]
-    groups = {id(root): [at for at, other in enumerate(roots) if other is root] for root in roots}
-    divided = [
-        (group, divide([stages[at] for at in group], roots[group[0]].capacity(), final=group[-1] == len(stages) - 1))
-        for group in groups.values()
-    ]
+    groups = {root: [at for at, other in enumerate(roots) if other is root] for root in roots}
+    plans = {
+        root: divide([stages[at] for at in group], root.capacity(), final=group[-1] == len(stages) - 1)
+        for root, group in groups.items()
+    }
+    budgets = []
     found: dict[int, ActiveStage] = {}
-    resources = PipelineResources([], [], [])
-    try:
-        for group, plans in divided:
-            root = roots[group[0]]
-            budget, streams = Budget(root, name, root.capacity()), BorrowedStreams(pool_of(root))
-            resources.budgets.append(budget)
-            resources.streams.append(streams)
-            made = await _make(budget, streams, [stages[at] for at in group], plans)
-            found |= zip(group, made, strict=True)
-    except BaseException:
-        resources.close()
-        raise
-    resources.stages.extend(found[at] for at in range(len(stages)))
-    return resources
+    for root, group in groups.items():
+        budgets.append(budget := Budget(root, name, root.capacity()))
+        resources.callback(budget.close)
+        made = await _make(budget, [stages[at] for at in group], plans[root], resources)
+        found |= zip(group, made, strict=True)
+    return [found[at] for at in range(len(stages))], budgets
 
 
 async def _root(stage: AnyStage, pool: Share) -> Share:
@@ -281,22 +247,26 @@ async def _root(stage: AnyStage, pool: Share) -> Share:
 
 
 async def _make(
-    budget: Budget, streams: BorrowedStreams, stages: Sequence[AnyStage], plans: Sequence[StagePlan]
+    budget: Budget, stages: Sequence[AnyStage], plans: Sequence[StagePlan], resources: ExitStack
 ) -> list[ActiveStage]:
     """Make the shares, the last first.
 
-    A stage with credit has a region; one whose credit is 0 has an empty budget. The others have budgets, each beside a
-    budget that holds all before it to what is not kept for it.
+    A stage with credit has a range of memory; one whose credit is 0 has an empty budget. The others have budgets, each
+    beside a budget that holds all before it to what is not kept for it.
     """
-    named: dict[str, Stream] = {}
+    streams = BorrowedStreams(pool_of(budget))
+    resources.callback(streams.give_back)
+    named = cache(streams.stream)  # stages that name the same one have the same
+    ranges = [plan.kept for stage, plan in zip(stages, plans, strict=True) if stage.credit]
+    leases = await reserve_ranges(budget, ranges, budget.name, resources)
     found = []
     joint = budget
-    sizes = [plan.kept for stage, plan in zip(stages, plans, strict=True) if stage.credit]
-    leases = await reserve_ranges(budget, sizes, budget.name)
     for stage, plan in zip(reversed(stages), reversed(plans), strict=True):
-        stream = _stream(stage, streams, named)
+        stream = stage.stream
+        if stream is not None:
+            stream = named(stream) if isinstance(stream, str) else pool_of(budget).device.stream_of(stream)
         if stage.credit:
-            share: StageBudget = Region(leases.pop(), stage.name, stream)
+            share = StageBudget(leases.pop(), stage.name, plan.kept, stream, waits=True)
         elif stage.credit == 0:
             share = StageBudget(budget, stage.name, 0, stream)
         else:
@@ -304,15 +274,3 @@ async def _make(
             share = StageBudget(joint, stage.name, plan.limit, stream)
         found.append(ActiveStage(stage, plan, share))
     return found[::-1]
-
-
-def _stream(stage: AnyStage, streams: BorrowedStreams, made: dict[str, Stream]) -> Stream | None:
-    """Return a stage's stream; those that it names by the same name are the same."""
-    wanted = stage.stream
-    if wanted is None:
-        return None
-    if not isinstance(wanted, str):
-        return streams.device.stream_of(wanted)
-    if wanted not in made:
-        made[wanted] = streams.stream(wanted)
-    return made[wanted]

@@ -1,15 +1,19 @@
-"""What a pipeline has done so far, stage by stage, and what is in a channel."""
+"""What a pipeline has done so far, stage by stage, as a table, also while it runs; and what is in a channel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import anyio
+
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +106,13 @@ class PipelineReport:
 
     def __str__(self) -> str:
         """Lay the figures out as a table."""
-        rows = [HEAD, *(cells(stage, mark=stage.name == self.bottleneck) for stage in self.stages)]
-        advice = self.advice
-        return "\n".join([self.headline(), *table(rows), *([advice] if advice else [])])
+        return self._lay_out(_HEAD)
 
-    def headline(self) -> str:
-        """Return one line on what came out."""
+    def _lay_out(self, *heads: Sequence[str], gap: str = "  ") -> str:
+        rows = (_cells(stage, mark=stage.name == self.bottleneck) for stage in self.stages)
+        return "\n".join([self._headline(), *table([*heads, *rows], gap=gap), *filter(None, [self.advice])])
+
+    def _headline(self) -> str:
         peak = f"peak {format_size(self.peak_bytes)} of {format_size(self.limit_bytes)}"
         done = f"{format_count(self.items, 'item')} in {format_duration(self.seconds)}"
         return f"{done}, {self.items_per_s:,.3g} a second, {peak}"
@@ -116,15 +121,12 @@ class PipelineReport:
 FULL = 0.95
 """The share of its time from which on a stage counts as busy all of the time: more memory would not help then."""
 
-HEAD = (
-    "stage", "workers", "items", "items/s", "busy", "waits for memory", "waits for input", "held back", "peak",
-    "kept free",
-)  # fmt: skip
-"""The titles of the table's columns."""
+_UPPER = ("stage", "workers", "items", "items/s", "busy", "waits for", "waits for", "held", "peak", "kept")
+_LOWER = ("", "", "", "", "", "memory", "input", "back", "", "free")
+_HEAD = tuple(f"{upper} {lower}".strip() for upper, lower in zip(_UPPER, _LOWER, strict=True))
 
 
-def cells(stage: StageReport, *, mark: bool = False) -> tuple[str, ...]:
-    """Print a stage's figures, each with its unit, in the order of `HEAD`; `mark` points the bottleneck out."""
+def _cells(stage: StageReport, *, mark: bool) -> tuple[str, ...]:
     return (
         f"{printable(stage.name)}{' *' if mark else ''}",
         str(stage.workers),
@@ -139,10 +141,37 @@ def cells(stage: StageReport, *, mark: bool = False) -> tuple[str, ...]:
     )
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+def table(rows: Sequence[Sequence[str]], *, left: int = 1, gap: str = "  ") -> list[str]:
     """Return the lines of a table; so many of its columns, from the first, are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligns = [str.ljust] * left + [str.rjust] * (len(widths) - left)
     return [
-        "  ".join(align(cell, width) for align, cell, width in zip(aligns, row, widths, strict=True)) for row in rows
+        gap.join(align(cell, width) for align, cell, width in zip(aligns, row, widths, strict=True)) for row in rows
     ]
+
+
+_REFRESH = 0.25  # seconds between two looks
+
+
+async def show(report: Callable[[], PipelineReport], console: Console | None = None) -> None:
+    """Show a report until cancelled, in 80 columns: redrawn on a terminal, once at the end elsewhere. Needs `rich`.
+
+    Args:
+        report: Returns the figures so far.
+        console: Where to show it; None for standard error.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = console or Console(stderr=True)
+    end = "" if console.is_terminal else "\n"
+
+    def look() -> Text:
+        return Text(report()._lay_out(_UPPER, _LOWER, gap=" ") + end)
+
+    # No refreshing thread: it would compete with the pipeline.
+    with Live(console=console, auto_refresh=False, get_renderable=look) as live:
+        while True:
+            await anyio.sleep(_REFRESH)
+            live.refresh()

@@ -1,55 +1,163 @@
-"""One run of a pipeline over a source: its reader, the workers, the order of items, the first error, the results."""
+"""One run of a pipeline over a source: what it reads, the workers, the order of items, the first error, the results."""
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import AsyncIterable, Iterable
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 import anyio
 
 from asyncmem.errors import InvalidRequest, StageError
 from asyncmem.figures import format_count
-from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error
+from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error, within
+from asyncmem.pipeline.memory import StageLease
 from asyncmem.pipeline.queue import ItemQueue
+from asyncmem.pipeline.report import StageReport
 from asyncmem.pipeline.trees import PLAIN_TYPES, buffers_in, fence_behind, order_behind
+from asyncmem.pool.loops import need_running_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
     from typing import Any
+
+    from anyio.abc import TaskGroup
 
     from asyncmem.core import Buffer
     from asyncmem.devices import Fence, Stream
-    from asyncmem.pipeline.shares import ActiveStage
+    from asyncmem.pipeline.memory import StageBudget, StagePlan
+    from asyncmem.pipeline.stage import AnyStage
 
 B = TypeVar("B")
 
 
+@dataclass(slots=True, eq=False)
+class ActiveStage:
+    """A stage of an open pipeline: what its workers have in common.
+
+    Attributes:
+        stage: The stage.
+        plan: Its part of the plan.
+        share: What it allocates from, or what the lease of each item comes from.
+        items: Items finished.
+        at_work: How many of its workers have an item now.
+        inside: Seconds that its workers spent inside its function, on items that are finished.
+        held_back: Seconds that they had no item because no more might be under way, or the source had no more.
+    """
+
+    stage: AnyStage
+    plan: StagePlan
+    share: StageBudget
+    items: int = 0
+    at_work: int = 0
+    inside: float = 0.0
+    held_back: float = 0.0
+
+    @property
+    def calls_plainly(self) -> bool:
+        """Whether an item takes nothing but the call of the stage's function with the share."""
+        return self.stage.timeout is None and not self.stage.credit
+
+    async def call(self, item: object, begun: Callable[[], None]) -> object:
+        """Call the stage's function, in a lease for the item and under its time limit, where it has them.
+
+        Args:
+            item: What the function is called with.
+            begun: Called once the item has its lease.
+
+        Raises:
+            TimeoutError: It took longer, and was cancelled. What it waited for the lease does not count.
+        """
+        credit = self.stage.credit
+        async with StageLease(self.share, credit) if credit else nullcontext(self.share) as share:
+            begun()
+            return await within(self.stage.timeout, self.stage.function(item, share))
+
+    def report(self, seconds: float) -> StageReport:
+        """Return its figures for a pipeline that ran for so many seconds."""
+        stats = self.share.stats()
+        whole = max(seconds * self.stage.workers, 1e-12)
+        inside = min(self.inside / whole, 1.0)
+        waiting = min(stats.wait_seconds / whole, inside)
+        held_back = min(self.held_back / whole, 1.0 - inside)
+        return StageReport(
+            name=self.stage.name,
+            workers=self.stage.workers,
+            items=self.items,
+            items_per_s=self.items / seconds if seconds else 0.0,
+            busy=inside - waiting,
+            waiting_for_memory=waiting,
+            waiting_for_input=1.0 - inside - held_back,
+            held_back=held_back,
+            peak_bytes=stats.peak_allocated,
+            kept_bytes=self.plan.kept,
+        )
+
+
+@dataclass(slots=True, eq=False)
 class InFlight:
     """An item under way.
 
     Attributes:
         number: Its number in the source.
-        allowed: When it might be taken from the source: until then stages waited for room and not for it.
         value: What the last stage made of it.
-        fence: Behind what the last stage's stream was given to do with it.
-        stream: That stream.
+        allowed: When it might be taken from the source: until then stages waited for room and not for it.
+        stream: The last stage's stream.
+        fence: Behind what that stream was given to do with it.
     """
 
-    __slots__ = ("allowed", "fence", "number", "stream", "value")
-
-    def __init__(self, number: int, value: object, allowed: float) -> None:
-        self.number = number
-        self.allowed = allowed
-        self.value = value
-        self.fence: Fence | None = None
-        self.stream: Stream | None = None
+    number: int
+    value: object
+    allowed: float
+    stream: Stream | None = None
+    fence: Fence | None = None
 
 
-class Ended(Exception):
-    """Nothing more comes out of a run."""
+class Lane:
+    """The way of items through a stage in one run.
+
+    Attributes:
+        active: The stage.
+        queue: The items that wait for it.
+        pass_on: Takes a finished item. Of several workers, what they have finished goes on in the order in which they
+            took it, unless any order will do.
+        turn: Has a token for the worker that may wait for an item and its memory; None where all may. A later item that
+            began before would keep what the earlier one needs, and be kept itself until that one has passed.
+    """
+
+    def __init__(self, active: ActiveStage, following: ItemQueue[InFlight], *, ordered: bool) -> None:
+        several = ordered and active.stage.workers > 1
+        self.active = active
+        self.queue: ItemQueue[InFlight] = ItemQueue(active.plan.window if several else math.inf)
+        self.pass_on = self._pass_in_order if several else following.put
+        self.turn: ItemQueue[None] | None = None
+        if several and not active.calls_plainly:
+            self.turn = ItemQueue()
+            self.end_turn()
+        self._following = following
+        self._next = 0
+        self._early: dict[int, InFlight] = {}
+
+    def end_turn(self) -> None:
+        """Let the next worker wait for an item."""
+        if self.turn is not None:
+            self.turn.put(None)
+
+    def clear(self) -> None:
+        """Drop all items."""
+        self.queue.clear()
+        self._early.clear()
+
+    def _pass_in_order(self, item: InFlight) -> None:
+        self._early[item.number] = item
+        while self._next in self._early:
+            self._following.put(self._early.pop(self._next))
+            self._next += 1
+            self.queue.release()
 
 
 class Run:
@@ -57,6 +165,9 @@ class Run:
 
     Every decision is made in a step without awaits; the tasks wait in queues alone. Between stages a queue has no
     bound of its own: memory holds the stages back, and `in_flight` the source.
+
+    Raises:
+        InvalidRequest: The source cannot be iterated over.
     """
 
     def __init__(
@@ -66,37 +177,24 @@ class Run:
         *,
         ordered: bool,
         in_flight: int,
-        clock: Callable[[], float],
         helpers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
     ) -> None:
-        self._stages = stages
-        self._helpers = helpers
-        self._clock = clock
+        self._clock = need_running_loop("a pipeline").now
         self._in_flight = in_flight
+        self._helpers = helpers
         self._out: ItemQueue[InFlight] = ItemQueue()
-        self._queues: list[ItemQueue[InFlight]] = []
-        self._exits: list[Callable[[InFlight], None]] = []
-        self._resequencers: list[Resequencer] = []
-        self._tokens: dict[int, ItemQueue[None]] = {}
-        following = self._out
-        for at, active in reversed(list(enumerate(stages))):
-            several = ordered and active.stage.workers > 1
-            if several and not active.calls_plainly:
-                # One worker at a time waits for an item and its memory. A later item that began before would keep what
-                # the earlier one needs, and be kept itself until that one has passed.
-                self._tokens[at] = ItemQueue()
-                self._tokens[at].put(None)
-            queue: ItemQueue[InFlight] = ItemQueue(active.plan.window) if several else ItemQueue()
-            self._queues.insert(0, queue)
-            if several:
-                self._resequencers.append(Resequencer(queue, following))
-            self._exits.insert(0, self._resequencers[-1] if several else following.put)
-            following = queue
-        self._reader: IterableReader | AsyncIterableReader
+        self._lanes: list[Lane] = []  # the last first
+        self._in = self._out
+        for active in reversed(stages):
+            self._lanes.append(Lane(active, self._in, ordered=ordered))
+            self._in = self._lanes[-1].queue
+        self._items: Iterator[object] = iter(())
+        self._awaited: AsyncIterator[object] | None = None
+        self._allowed: ItemQueue[float] = ItemQueue()  # since when, for each item that may be awaited
         if isinstance(source, AsyncIterable):
-            self._reader = AsyncIterableReader(source, self._take_in, self._source_ended)
+            self._awaited = aiter(source)
         elif isinstance(source, Iterable):
-            self._reader = IterableReader(source, self._take_in, self._source_ended)
+            self._items = iter(source)
         else:
             raise InvalidRequest("source", source, "an iterable or an async iterable")
         self.handed = 0
@@ -106,7 +204,7 @@ class Run:
         self._exhausted: float | None = None  # when the source had no more
         self._scope: anyio.CancelScope | None = None
         self._stopped = False
-        self.error: StageError | None = None
+        self._error: StageError | None = None
         self.over = anyio.Event()
         self._results: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
@@ -128,7 +226,8 @@ class Run:
         """Wait for the next result.
 
         Raises:
-            Ended: There is none; `error` says whether that is because a stage failed.
+            StageError: A stage or the source failed; once.
+            StopAsyncIteration: There is no more.
 
         Cancelled: the result comes next time.
         """
@@ -136,7 +235,7 @@ class Run:
         self.handed += 1
         if type(item.value) not in PLAIN_TYPES:
             self._results.update(buffers_in(item.value))
-        self._reader.allow(self._clock())
+        self._allow(self._clock())
         self._stop_at_the_end()
         return item.value
 
@@ -154,37 +253,36 @@ class Run:
         try:
             async with anyio.create_task_group() as tasks:
                 self._scope = tasks.cancel_scope
-                if self._stopped:
-                    return
-                for at, active in enumerate(self._stages):
-                    for number in range(active.stage.workers):
-                        tasks.start_soon(self._work, at, name=f"{active.stage.name} {number}")
-                tasks.start_soon(self._reader.run, name="source")
-                for helper in self._helpers:
-                    tasks.start_soon(helper)
-                for _ in range(self._in_flight):
-                    self._reader.allow(self._started)
+                if not self._stopped:
+                    self._start(tasks, self._started)
         finally:
-            for queue in (*self._queues, self._out):
-                queue.clear()
-            for resequencer in self._resequencers:
-                resequencer.clear()
+            for lane in self._lanes:
+                lane.clear()
+            self._out.clear()
             self._ended = self._clock()
-            self._out.end(Ended)
+            self._out.end(self._ending)
             self.over.set()
 
-    async def _work(self, at: int) -> None:
-        active, queue, pass_on, clock = self._stages[at], self._queues[at], self._exits[at], self._clock
-        share, stream = active.share, active.stream
-        function = active.stage.function
+    def _start(self, tasks: TaskGroup, now: float) -> None:
+        for lane in reversed(self._lanes):
+            for number in range(lane.active.stage.workers):
+                tasks.start_soon(self._work, lane, name=f"{lane.active.stage.name} {number}")
+        if self._awaited is not None:
+            tasks.start_soon(self._await_items, self._awaited, name="source")
+        for helper in self._helpers:
+            tasks.start_soon(helper)
+        for _ in range(self._in_flight):
+            self._allow(now)
+
+    async def _work(self, lane: Lane) -> None:
+        active, queue, turn, pass_on, clock = lane.active, lane.queue, lane.turn, lane.pass_on, self._clock
+        share, stream, function = active.share, active.share.stream, active.stage.function
         plainly = active.calls_plainly
-        token = self._tokens.get(at)
-        begun = _nothing if token is None else partial(token.put, None)
         idle = clock()  # since then
         while True:
             try:
-                if token is not None:
-                    await token.get()
+                if turn is not None:
+                    await turn.get()
                 item = await queue.get()
             except BaseException:  # nothing more comes
                 if self._exhausted is not None:
@@ -199,7 +297,7 @@ class Run:
                 if plainly:
                     item.value = await function(item.value, share)
                 else:
-                    item.value = await active.call(item.value, begun)
+                    item.value = await active.call(item.value, lane.end_turn)
                 if stream is not None:
                     item.stream, item.fence = stream, fence_behind(item.value, stream)
             except BaseException as error:
@@ -218,130 +316,60 @@ class Run:
             pass_on(item)
             del item  # or its memory would stay until the next item comes
 
-    # -- decisions ---------------------------------------------------------------------------------------------------
+    # -- the source ----------------------------------------------------------------------------------------------------
+
+    def _allow(self, now: float) -> None:
+        """Let one more item be taken: at once, in whatever step this is, unless it has to be awaited."""
+        if self._awaited is not None:
+            self._allowed.put(now)
+        elif self._exhausted is None:
+            try:
+                item = next(self._items)
+            except BaseException as error:  # noqa: BLE001 - looked at there
+                self._source_ended(error)
+            else:
+                self._take_in(item, now)
+
+    async def _await_items(self, items: AsyncIterator[object]) -> None:
+        try:
+            while True:
+                allowed = await self._allowed.get()
+                self._take_in(await anext(items), allowed)
+        except BaseException as error:  # noqa: BLE001 - looked at there
+            self._source_ended(error)
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
 
     def _take_in(self, item: object, allowed: float) -> None:
-        self._queues[0].put(InFlight(self._begun, item, allowed))
+        self._in.put(InFlight(self._begun, item, allowed))
         self._begun += 1
 
-    def _source_ended(self, error: BaseException | None) -> None:
-        if error is not None:
+    def _source_ended(self, error: BaseException) -> None:
+        if not isinstance(error, StopIteration | StopAsyncIteration):
+            if not is_own_error(error):
+                raise error
             self._fail("source", self._begun, error)
         self._exhausted = self._clock()
         self._stop_at_the_end()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def _stop_at_the_end(self) -> None:
         if self._exhausted is not None and self.handed == self._begun:
             self.stop()
 
     def _fail(self, stage: str, item: int, error: BaseException) -> None:
-        if self.error is None:
-            self.error = StageError(stage, item, describe_error(error))
-            self.error.__cause__ = error
+        if self._error is None:
+            self._error = StageError(stage, item, describe_error(error))
+            self._error.__cause__ = error
             self.stop()
 
-
-class Resequencer:
-    """Lets what several workers have finished pass in the order in which they took it."""
-
-    def __init__(self, queue: ItemQueue[InFlight], following: ItemQueue[InFlight]) -> None:
-        self._queue = queue
-        self._following = following
-        self._next = 0
-        self._early: dict[int, InFlight] = {}
-
-    def __call__(self, item: InFlight) -> None:
-        """Take a finished item, and pass on all whose turn it is."""
-        self._early[item.number] = item
-        while self._next in self._early:
-            self._following.put(self._early.pop(self._next))
-            self._next += 1
-            self._queue.release()
-
-    def clear(self) -> None:
-        """Drop the items whose turn has not come."""
-        self._early.clear()
-
-
-def _nothing() -> None:
-    """Stand for what an item without a token does when it has begun."""
-
-
-class IterableReader:
-    """Takes from an iterable at once, in whatever step allows it."""
-
-    def __init__(
-        self,
-        source: Iterable[object],
-        take_in: Callable[[object, float], None],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
-        self._items = iter(source)
-        self._take_in = take_in
-        self._end = end
-        self._ended = False
-
-    async def run(self) -> None:
-        """Do nothing."""
-
-    def allow(self, now: float) -> None:
-        """Take the next item."""
-        if self._ended:
-            return
-        try:
-            item = next(self._items)
-        except StopIteration:
-            self._ended = True
-            self._end(None)
-        except BaseException as error:
-            if not is_own_error(error):
-                raise
-            self._ended = True
-            self._end(error)
-        else:
-            self._take_in(item, now)
-
-
-class AsyncIterableReader:
-    """Awaits the items of an async iterable, and closes it in the end."""
-
-    def __init__(
-        self,
-        source: AsyncIterable[object],
-        take_in: Callable[[object, float], None],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
-        self._items = aiter(source)
-        self._take_in = take_in
-        self._end = end
-        self._allowed: ItemQueue[float] = ItemQueue()  # since when, for each item
-
-    async def run(self) -> None:
-        """Await the items."""
-        try:
-            while True:
-                allowed = await self._allowed.get()
-                try:
-                    item = await anext(self._items)
-                except StopAsyncIteration:
-                    break
-                self._take_in(item, allowed)
-                del item
-        except BaseException as error:
-            if not is_own_error(error):
-                raise
-            self._end(error)
-        else:
-            self._end(None)
-        finally:
-            close = getattr(self._items, "aclose", None)
-            if close is not None:
-                with anyio.CancelScope(shield=True):
-                    await close()
-
-    def allow(self, now: float) -> None:
-        """Let the next item be awaited."""
-        self._allowed.put(now)
+    def _ending(self) -> Exception:
+        error, self._error = self._error, None
+        return error or StopAsyncIteration()
 
 
 class Results(Generic[B]):
@@ -379,16 +407,7 @@ class Results(Generic[B]):
         if self._start is not None:
             self._start(self._run)
             self._start = None
-        try:
-            return cast("B", await self._run.next())
-        except Ended:
-            error, self._run.error = self._run.error, None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # which would keep the frame that keeps it
-        raise StopAsyncIteration
+        return cast("B", await self._run.next())
 
     async def aclose(self) -> None:
         """End the run, and wait until nothing of it is left."""

@@ -1,21 +1,65 @@
-"""`@stage`: a plain async function as a part of a pipeline."""
+"""`@stage`: a plain async function as a part of a pipeline, and the share of memory that it is called with."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
+from asyncmem.devices.base import OptionalStreamT_co
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.shares import StageShare
+from asyncmem.pool.share import RequestTerms, Share
 from asyncmem.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncmem.core import Batch, Buffer, Ready, Request
     from asyncmem.units import Size
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+
+class StageShare(Share, Generic[OptionalStreamT_co]):
+    """A stage's share of its pipeline's memory, whose buffers are at home on the stage's stream.
+
+    It has all the ways to allocate that a pool has. For a stage with credit it is a lease of so many bytes, a new one
+    for each item: nothing waits in it, and what is above the credit raises `OutOfMemoryError`.
+
+    `StageShare[HostStream]` tells type checkers which streams the device has.
+
+    Attributes:
+        stream: Where the stage queues its work; None where it named none.
+    """
+
+    stream: OptionalStreamT_co
+
+    def allocate(self, size: int | str, **terms: Unpack[RequestTerms]) -> Buffer:
+        """Allocate as `AsyncMemoryPool.allocate` does, on the stage's stream where none is named."""
+        return super().allocate(size, **self._on_stream(terms))
+
+    def allocate_async(self, size: int | str, **terms: Unpack[RequestTerms]) -> Ready[Buffer] | Request[Buffer]:
+        """Allocate as `AsyncMemoryPool.allocate_async` does, on the stage's stream where none is named."""
+        return super().allocate_async(size, **self._on_stream(terms))
+
+    def allocate_batch(
+        self, sizes: Iterable[int | str], **terms: Unpack[RequestTerms]
+    ) -> Ready[Batch] | Request[Batch]:
+        """Allocate as `AsyncMemoryPool.allocate_batch` does, on the stage's stream where none is named."""
+        return super().allocate_batch(sizes, **self._on_stream(terms))
+
+    def try_allocate(self, size: int | str, *, stream: object = None, tag: str | None = None) -> Buffer | None:
+        """Allocate as `AsyncMemoryPool.try_allocate` does, on the stage's stream where none is named."""
+        return super().try_allocate(size, stream=self.stream if stream is None else stream, tag=tag)
+
+    def _on_stream(self, terms: RequestTerms) -> RequestTerms:
+        if terms.get("stream") is None:
+            terms["stream"] = self.stream
+        return terms
+
+
 Function = Callable[[A, StageShare[Any]], Awaitable[B]]
 
 
@@ -44,6 +88,9 @@ class Stage(Generic[A, B]):
     def __call__(self, item: A, pool: StageShare[Any]) -> Awaitable[B]:
         """Call the function."""
         return self.function(item, pool)
+
+
+AnyStage: TypeAlias = Stage[Any, Any]
 
 
 @overload

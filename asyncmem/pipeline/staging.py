@@ -1,29 +1,32 @@
-"""Data of the host on its way to a device: arrays, how their bytes are copied, and batches of them."""
+"""Data of the host on its way to a device: arrays, how their bytes are copied, and the threads that read them."""
 
 from __future__ import annotations
 
 import array
 import threading
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, final
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, final
 
 import numpy as np
 
-from asyncmem.arrays import Layout, element_type
+from asyncmem.arrays import element_type
+from asyncmem.core import Batch, Buffer
 from asyncmem.errors import InvalidRequest
 from asyncmem.exchange import asarray
-from asyncmem.pipeline.resources import BlockingRequests, BorrowedStreams, pool_of
-from asyncmem.pipeline.trees import map_leaves
+from asyncmem.pool import Request
+from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncmem.core import Buffer, Ready
-    from asyncmem.devices import Stream
-    from asyncmem.pipeline.resources import Workers
-    from asyncmem.pool import AsyncMemoryPool, Budget, Copy, Request
+    from asyncmem.core import Ready
+    from asyncmem.pool import AsyncMemoryPool, Copy
 
+T = TypeVar("T", Buffer, Batch)
+Task: TypeAlias = "Callable[[], None]"
 
 # DLPack's device types of memory that the host reads: plain, and page-locked by CUDA or ROCm.
 _HOST: Final = (1, 3, 11)
@@ -89,35 +92,68 @@ AT_ONCE: Final = 4 << 20
 """Bytes that one thread reads before it looks for more: long beside a call, short beside a batch that many read."""
 
 
-def copying_blocks(pool: AsyncMemoryPool, pieces: Sequence[Piece]) -> bool:
-    """Return whether copying these to the device blocks the caller, because they are not page-locked."""
-    return any(pool.device.copy_holds_up(source, into=True) for _, source in pieces)
+class BlockingRequests:
+    """Requests that threads wait for, until all are ended together."""
+
+    def __init__(self) -> None:
+        self._requests: set[Ready[Any] | Request[Any]] = set()
+        self._over = False
+
+    def wait(self, request: Ready[T] | Request[T]) -> T:
+        """Wait on this thread (blocks) for a request, and return what it is granted.
+
+        Raises:
+            RequestCancelled: All have been ended.
+            OutOfMemoryError: It can never be granted; likewise the other errors of an await.
+        """
+        self._requests.add(request)
+        try:
+            if self._over:  # else its end finds the request, which it looks for after that
+                request.cancel()
+            request.block()
+        finally:
+            self._requests.discard(request)
+        return request.result()
+
+    def end(self) -> None:
+        """Cancel what is waited for, now and from now on."""
+        self._over = True
+        for request in list(self._requests):
+            request.cancel()
 
 
-def copy_pieces(target: Buffer, pieces: Sequence[Piece]) -> list[Copy]:
-    """Start copying pieces to where they belong, each by the buffer's home stream."""
-    # A piece is bytes, and so is the part of the buffer that it goes to.
-    return [target._copy(source.nbytes, source, None, True, offset) for offset, source in pieces]
+@final
+class HostCopier:
+    """Copies data of the host to buffers of a pool, by way of page-locked memory where that is wanted and faster.
 
-
-def copy_staged(staging: Buffer, target: Buffer, pieces: Sequence[Piece], workers: Workers) -> Copy:
-    """Read pieces into a page-locked buffer of the target's size (blocks), and start one copy of the whole.
-
-    The staging buffer is freed; its memory follows when the copy is done.
-
-    Args:
-        staging: The page-locked buffer.
-        target: Where the pieces belong.
-        pieces: What is read.
-        workers: Does the reading together, in parts.
+    Attributes:
+        requests: What its threads wait for.
     """
-    try:
-        whole = staging.view("uint8").numpy(np.uint8)
-        workers.run_parts([partial(_read, whole, part) for part in parts_of(pieces)])
-        del whole  # an export, which would hold the staging buffer
-        return target.copy_from(staging)
-    finally:
-        staging.free()
+
+    def __init__(self, pool: AsyncMemoryPool, *, pinned: bool, tag: str | None) -> None:
+        self.requests = BlockingRequests()
+        self._pool = pool
+        self._pinned = pinned
+        self._tag = tag
+
+    def blocks(self, pieces: Sequence[Piece]) -> bool:
+        """Return whether `stage` is to copy these, on a thread: they are not page-locked."""
+        return self._pinned and any(self._pool.device.copy_holds_up(source, into=True) for _, source in pieces)
+
+    def copy(self, target: Buffer, pieces: Sequence[Piece]) -> list[Copy]:
+        """Start copying pieces to where they belong, each by the buffer's home stream."""
+        # A piece is bytes, and so is the part of the buffer that it goes to.
+        return [target._copy(source.nbytes, source, None, True, offset) for offset, source in pieces]
+
+    def stage(self, target: Buffer, pieces: Sequence[Piece], workers: Workers) -> Copy:
+        """Read pieces into page-locked memory (blocks), by the workers together, and start one copy of the whole."""
+        nbytes = max(offset + source.nbytes for offset, source in pieces)
+        staging = self.requests.wait(self._pool.pinned.allocate_async(nbytes, stream=target.stream, tag=self._tag))
+        try:
+            workers.run_parts([partial(_read, staging, part) for part in parts_of(pieces)])
+            return target.copy_from(staging)
+        finally:
+            staging.free()  # its memory follows when the copy is done
 
 
 def parts_of(pieces: Iterable[Piece], nbytes: int = AT_ONCE) -> Iterator[list[Piece]]:
@@ -136,144 +172,111 @@ def parts_of(pieces: Iterable[Piece], nbytes: int = AT_ONCE) -> Iterator[list[Pi
         yield part
 
 
-def _read(whole: np.ndarray[Any, np.dtype[np.uint8]], part: Sequence[Piece]) -> None:
+def _read(staging: Buffer, part: Sequence[Piece]) -> None:
+    whole = staging.view("uint8").numpy(np.uint8)
     for offset, source in part:
         # By numpy, which lets go of the interpreter meanwhile.
         np.copyto(whole[offset : offset + source.nbytes], np.asarray(source))
 
 
 @final
-class CopyStream:
-    """A stream that does nothing but copy batches, one after another.
+class Workers:
+    """Threads that run jobs: each on one of them, which others help with its parts.
+
+    A helper takes the part that has waited longest, so that jobs are over in the order in which they came;
+    but a job that is not begun goes before all parts, so that it has parts by the time that the others have none.
+
+    Args:
+        size: How many threads there are. They start with the first job; after `end` they end when all jobs are done.
+        name: What they are called.
 
     Attributes:
-        stream: The stream.
-        copies: The copies of its latest batch.
+        ended: Whether no job is left, and none follows.
     """
 
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.copies: list[Copy] = []
-
-    def wait(self) -> None:
-        """Wait until the batch before is there (blocks), so that a consumer that runs ahead of the device is held up.
-
-        Else all that the device has not come to would be kept on the host.
-        """
-        for copy in self.copies:
-            copy.block()
-
-
-@final
-class CopyStreams:
-    """Streams that take turns with the batches.
-
-    Each batch has one to itself while it is on its way and while the next ones are: a wait for the home of a
-    batch's memory then waits for that batch, and for none of those that were read ahead of it.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, size: int, name: str) -> None:
+        self.ended: Latch[None] = Latch()
         self._lock = threading.Lock()
-        self._copiers: list[CopyStream] = []
+        self._left = 1  # jobs that are not done, and one more while others may follow
+        self._jobs: deque[Task] = deque()
+        self._parts: deque[Task] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # one for each job or part to look for; False at the end
+        self._names = [f"{name} {number}" for number in range(1, size + 1)]
+        self._threads: list[threading.Thread] = []
 
-    def of(self, pool: AsyncMemoryPool, number: int) -> CopyStream:
-        """Return the copy stream of the batch with a number."""
+    def submit(self, job: Task) -> None:
+        """Have a thread do a job, which raises nothing, once all that came before have begun."""
         with self._lock:
-            if not self._copiers:
-                self._streams = BorrowedStreams(pool)
-                self._copiers = [CopyStream(self._streams.stream("prefetch")) for _ in range(self._count)]
-            return self._copiers[number % self._count]
+            self._left += 1
+            new = [threading.Thread(target=self._work, name=name, daemon=True) for name in self._names]
+            self._names = []
+            self._threads += new
+        self._jobs.append(partial(self._run_job, job))
+        self._calls.put(True)
+        for thread in new:
+            thread.start()
+
+    def end(self) -> None:
+        """Say, once, that no job follows. The threads help until all jobs are done."""
+        with self._lock:
+            self._left -= 1
+            none_left = not self._left
+        if none_left:
+            self.ended()
+            for _ in self._threads:
+                self._calls.put(False)
+
+    def join(self, timeout: float) -> bool:
+        """Wait until the threads have ended (blocks), unless this is one; False where jobs are left after `timeout`."""
+        if threading.current_thread() not in self._threads:
+            self.ended.block(timeout)
+            if not self.ended.done:
+                return False
+            for thread in self._threads:
+                thread.join()
+        return True
+
+    def run_parts(self, parts: Sequence[Task]) -> None:
+        """Do the parts of a job (blocks): on this thread, and on all that have no other job.
+
+        Raises:
+            BaseException: A part raised it; all others have been done.
+        """
+        outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._parts.extend(partial(_run_part, part, outcomes) for part in parts)
+        for _ in parts[1:]:
+            self._calls.put(True)
+        while outcomes.qsize() < len(parts) and _run_first(self._parts):
+            pass
+        errors = [error for error in (outcomes.get() for _ in parts) if error is not None]
+        if errors:
+            raise errors.pop(0)  # what this frame kept would keep the frame
+
+    def _work(self) -> None:
+        while self._calls.get():
+            # There may be neither: a thread that shares parts does them without being called.
+            _run_first(self._jobs) or _run_first(self._parts)
+
+    def _run_job(self, job: Task) -> None:
+        try:
+            job()
+        finally:
+            self.end()
 
 
-@final
-class Staging:
-    """How the batches of one iteration get to the device."""
-
-    def __init__(
-        self,
-        share: AsyncMemoryPool | Budget,
-        copiers: CopyStreams,
-        *,
-        pinned: bool,
-        timeout: float | None,
-        tag: str | None,
-    ) -> None:
-        self.pool = pool_of(share)
-        self.pinned = pinned
-        self.tag = tag
-        self.requests = BlockingRequests()
-        self._share = share
-        self._copiers = copiers
-        self._timeout = timeout
-
-    def begin(self, item: object, number: int) -> StagedBatch:
-        """Take an item in, and wait on this thread (blocks) for its memory."""
-        batch = StagedBatch(self, self._copiers.of(self.pool, number), item)
-        batch.buffer = self.requests.wait(self._ask(batch))
-        return batch
-
-    async def begin_async(self, item: object, number: int) -> StagedBatch:
-        """Take an item in, and wait for its memory. Cancelled: it has none."""
-        batch = StagedBatch(self, self._copiers.of(self.pool, number), item)
-        batch.buffer = await self._ask(batch)
-        return batch
-
-    def _ask(self, batch: StagedBatch) -> Ready[Buffer] | Request[Buffer]:
-        stream, nbytes = batch.copier.stream, batch.layout.nbytes
-        return self._share.allocate_async(nbytes, stream=stream, tag=self.tag, timeout=self._timeout)
+def _run_part(part: Task, outcomes: SimpleQueue[BaseException | None]) -> None:
+    try:
+        part()
+    except BaseException as error:  # noqa: BLE001 -- the thread that shares the part raises it
+        outcomes.put(error)
+    else:
+        outcomes.put(None)
 
 
-@final
-class StagedBatch:
-    """One batch: its arrays lie in one buffer, one behind the other.
-
-    Attributes:
-        copier: What copies it.
-        layout: Where the arrays lie.
-        buffer: Their memory.
-        tree: The batch as the loader had it, with arrays of the device once it is finished.
-    """
-
-    def __init__(self, staging: Staging, copier: CopyStream, item: object) -> None:
-        self.copier = copier
-        self._staging = staging
-        self._sources: list[HostArray] = []
-        self.tree = map_leaves(item, self._take_out)
-        self.layout = Layout.of((source.shape, source.dtype) for source in self._sources)
-        self.buffer: Buffer | None = None
-
-    def finish(self, workers: Workers) -> None:
-        """Start copying all arrays, for which those that are not page-locked are read by the workers (blocks)."""
-        buffer = self.buffer
-        assert buffer is not None
-        self.copier.wait()
-        sources, self._sources = self._sources, []
-        pieces = [(place.offset, one.data) for place, one in zip(self.layout.placements, sources, strict=True)]
-        pool = self._staging.pool
-        if self._staging.pinned and copying_blocks(pool, pieces):
-            request = pool.pinned.allocate_async(buffer.nbytes, stream=buffer.stream, tag=self._staging.tag)
-            copies = [copy_staged(self._staging.requests.wait(request), buffer, pieces, workers)]
-        else:
-            copies = copy_pieces(buffer, pieces)
-        self.copier.copies = copies
-        for copy in copies:
-            if not copy.ordered:
-                copy.block()
-        arrays = iter(self.layout.over(buffer))
-        self.tree = map_leaves(self.tree, lambda leaf: next(arrays) if leaf is _TAKEN else leaf)
-
-    def free(self) -> None:
-        """Give the memory back; twice is fine."""
-        if self.buffer is not None:
-            self.buffer.free()
-
-    def _take_out(self, leaf: object) -> object:
-        source = host_array(leaf)
-        if source is None:
-            return leaf
-        self._sources.append(source)
-        return _TAKEN
-
-
-_TAKEN = object()
+def _run_first(tasks: deque[Task]) -> bool:
+    try:
+        task = tasks.popleft()
+    except IndexError:
+        return False
+    task()
+    return True

@@ -12,8 +12,7 @@ import anyio
 import pytest
 
 from asyncmem.errors import StageError, StepError
-from asyncmem.pipeline import Pipeline, stage
-from asyncmem.pipeline.shares import StageShare
+from asyncmem.pipeline import Pipeline, StageShare, stage
 from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import whole
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from asyncmem import Buffer, InvalidRequest
 from asyncmem.cli.bench.pipeline import by_pipeline, by_queues, same
 from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
-from asyncmem.pipeline.progress import show
+from asyncmem.pipeline.report import show
 
 from .loops import Run
 from .support import MIB, make_pool, stepped_pool
@@ -192,7 +192,7 @@ def test_progress_is_told_once_where_there_is_no_terminal(virtually: Run) -> Non
 
 def test_progress_without_rich_says_what_to_install(virtually: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else of a pipeline needs a library for terminals."""
-    monkeypatch.setitem(sys.modules, "asyncmem.pipeline.progress", None)
+    monkeypatch.setitem(sys.modules, "rich", None)
 
     async def main() -> None:
         async with stepped_pool() as pool, Pipeline(same, pool=pool) as pipe:

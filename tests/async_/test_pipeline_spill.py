@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, Spillable
-from asyncmem.pipeline import Pipeline, stage
-from asyncmem.pipeline.shares import StageShare
+from asyncmem.pipeline import Pipeline, StageShare, stage
 from asyncmem.testing.conservation import whole
 
 PART = 1 << 14  # bytes

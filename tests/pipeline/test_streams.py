@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from asyncmem import AsyncMemoryPool, Buffer
-from asyncmem.pipeline import DoubleBuffer, Pipeline, Prefetcher, stage
+from asyncmem.pipeline import DoubleBuffer, Pipeline, Prefetcher, StageShare, stage
 from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel, StepContext
-from asyncmem.pipeline.prefetch import _THREADS
-from asyncmem.pipeline.shares import StageShare
 
 from .feeds import LIMIT, TimedDevice
 
@@ -55,7 +53,7 @@ async def parallel(pool: AsyncMemoryPool) -> None:
 async def dropped() -> None:
     """Return once nobody has the streams any more: the threads that read ahead keep them until they end."""
     for thread in threading.enumerate():
-        if thread.name.startswith(_THREADS):
+        if thread.name.startswith("asyncmem prefetch"):
             await anyio.to_thread.run_sync(thread.join, 10)
     gc.collect()
 

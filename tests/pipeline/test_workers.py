@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from asyncmem.pipeline.resources import Workers
+from asyncmem.pipeline.staging import Workers
 from asyncmem.pool.latch import Latch
 
 LONG = 30.0  # seconds that are never over, unless something is broken
@@ -19,15 +19,10 @@ LONG = 30.0  # seconds that are never over, unless something is broken
 @contextmanager
 def workers_of(size: int) -> Iterator[Workers]:
     """Yield running workers; afterwards, their threads have ended."""
-    workers = Workers(size)
-    threads = [threading.Thread(target=workers.work, daemon=True) for _ in range(size)]
-    for thread in threads:
-        thread.start()
+    workers = Workers(size, "test")
     yield workers
     workers.end()
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
+    assert workers.join(LONG)
 
 
 def do(workers: Workers, job: Callable[[], None]) -> None:
@@ -170,19 +165,15 @@ def test_threads_that_are_told_of_the_end_still_help() -> None:
     meet = meeting_of(3)
     told = threading.Event()
     outcome: list[str] = []
-    workers = Workers(3)
+    workers = Workers(3, "test")
 
     def last() -> None:
         assert told.wait(LONG)
         workers.run_parts([meet] * 3)
         outcome.append("done")
 
-    threads = [threading.Thread(target=workers.work, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
     workers.submit(last)
     workers.end()
     told.set()
-    for thread in threads:
-        thread.join(LONG)
+    assert workers.join(LONG)
     assert outcome == ["done"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
@@ -12,7 +12,7 @@ from asyncmem.text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.pipeline.parallel.run import StageRun, Timestamp
+    from asyncmem.pipeline.parallel.run import QueuedStep, StageRun
     from asyncmem.pipeline.parallel.schedule import Schedule
 
 
@@ -61,10 +61,9 @@ class ParallelReport:
 
     def __str__(self) -> str:
         """Lay the figures out as a table."""
-        return "\n".join([self.headline(), *table([_HEAD, *map(_cells, self.stages)], left=2)])
+        return "\n".join([self._headline(), *table([_HEAD, *map(_cells, self.stages)], left=2)])
 
-    def headline(self) -> str:
-        """Return one line on the run."""
+    def _headline(self) -> str:
         done = f"{self.schedule}: {format_count(self.micro_batches, 'micro-batch', 'micro-batches')}"
         bubble = f"bubble {format_share(self.bubble)}, at least {format_share(self.least_bubble)}"
         copies = f"{format_share(self.overlap)} of {format_duration(self.transfer_s)} of copies overlapped"
@@ -89,24 +88,27 @@ def _cells(stage: ParallelStageReport) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the steps of one stage add up to, in seconds."""
+    """When a stage began and ended, and what its steps add up to, in seconds; those forward are under True."""
 
-    forward: float = 0.0
-    backward: float = 0.0
-    first: float = 0.0
-    end: float = 0.0
+    first: float
+    end: float
+    steps: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
     copying: float = 0.0
     exposed: float = 0.0
 
+    @property
+    def busy(self) -> float:
+        """What all steps took."""
+        return sum(self.steps.values())
+
 
 def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelReport:
-    """Return the figures of a run that is over."""
-    tallies = [_tally(stage_run) for stage_run in stage_runs]
+    """Return the figures of a run that came to its end."""
+    tallies = [_tally(stage_run.queued) for stage_run in stage_runs]
     seconds = max(one.end for one in tallies) - min(one.first for one in tallies)
-    whole = max(seconds * len(stage_runs), 1e-12)
+    whole = max(seconds, 1e-12)
     count = schedule.micro_batches
-    forward = [one.forward / count for one in tallies]
-    backward = [one.backward / count for one in tallies]
+    forward, backward = ([one.steps[way] / count for one in tallies] for way in (True, False))
     copying = sum(one.copying for one in tallies)
     return ParallelReport(
         schedule=schedule.name,
@@ -117,7 +119,7 @@ def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelRepor
                 device=stage_run.device.name,
                 forward_s=forward[at],
                 backward_s=backward[at],
-                busy=min((tallies[at].forward + tallies[at].backward) / max(seconds, 1e-12), 1.0),
+                busy=min(tallies[at].busy / whole, 1.0),
                 live=schedule.live(at),
                 peak_bytes=stage_run.peak(),
                 bound_bytes=stage_run.needs.total,
@@ -125,34 +127,27 @@ def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelRepor
             for at, stage_run in enumerate(stage_runs)
         ),
         seconds=seconds,
-        bubble=max(1 - sum(one.forward + one.backward for one in tallies) / whole, 0.0),
+        bubble=max(1 - sum(one.busy for one in tallies) / (whole * len(stage_runs)), 0.0),
         least_bubble=schedule.bubble(forward, backward),
         transfer_s=copying,
         overlap=max(1 - sum(one.exposed for one in tallies) / copying, 0.0) if copying else 1.0,
     )
 
 
-def _tally(stage_run: StageRun) -> _Tally:
+def _tally(steps: Sequence[QueuedStep]) -> _Tally:
     """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
-    tally = _Tally(first=max(stage_run.queued[0].called, _at(stage_run.queued[0].arrived, 0.0)))
-    end = copied = stage_run.queued[0].called
-    for queued in stage_run.queued:
-        arrived = _at(queued.arrived, queued.called)
-        begin = max(end, queued.called, arrived)
-        tally.exposed += max(0.0, arrived - max(end, _at(queued.source, arrived)))
-        lasted = max(_at(queued.ended, begin) - begin, 0.0)
-        if queued.step.forward:
-            tally.forward += lasted
-        else:
-            tally.backward += lasted
-        end = begin + lasted
-        if queued.sent is not None:
-            sent = _at(queued.sent, end)
-            tally.copying += max(sent - max(copied, end), 0.0)
-            copied = sent
-    tally.end = end
+    end = copied = steps[0].called
+    tally = _Tally(first=end, end=end)
+    for step in steps:
+        begin = max(end, step.called)
+        if step.taken is not None:
+            begin = max(begin, step.taken.arrived.at)
+            tally.exposed += max(0.0, step.taken.arrived.at - max(end, step.taken.source.at))
+        if step is steps[0]:
+            tally.first = begin
+        end = tally.end = max(begin, step.ended.at)
+        tally.steps[step.step.forward] += end - begin
+        if step.sent is not None:
+            tally.copying += max(step.sent.arrived.at - max(copied, end), 0.0)
+            copied = step.sent.arrived.at
     return tally
-
-
-def _at(timestamp: Timestamp | None, otherwise: float) -> float:
-    return otherwise if timestamp is None or timestamp.at is None else timestamp.at

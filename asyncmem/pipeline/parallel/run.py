@@ -1,59 +1,160 @@
-"""One run: each stage's task queues its steps in the schedule's order, and follows the device at a distance.
+"""`PipelineParallel`: a model cut into stages, through which micro-batches go forward and backward.
 
-A task waits for another task only until that has queued its step; that one stage's work comes behind another's is said
-to the streams. So the tasks are ahead of the devices, and nothing but the schedule holds these up. Memory is freed as
-soon as its last use has been queued: its next user comes behind that, in stream order.
+In a run, each stage's task queues its steps in the schedule's order, and follows the device at a distance. A task waits
+for another task only until that has queued its step; that one stage's work comes behind another's is said to the
+streams. So the tasks are ahead of the devices, and nothing but the schedule holds these up. Memory is freed as soon as
+its last use has been queued: its next user comes behind that, in stream order.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import math
+from collections import defaultdict
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import anyio
 
+from asyncmem.core import GRANULE
 from asyncmem.errors import Described, DeviceError, InvalidRequest, StepError
-from asyncmem.figures import format_duration, format_size
-from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error
-from asyncmem.pipeline.parallel.memory import StageMemory, granules
-from asyncmem.pipeline.parallel.schedule import Step
-from asyncmem.pipeline.parallel.stage import StepContext
-from asyncmem.pipeline.resources import pool_of
+from asyncmem.figures import format_size
+from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error, within
+from asyncmem.pipeline.memory import granules, reserve_ranges
+from asyncmem.pipeline.parallel.report import measure
+from asyncmem.pipeline.parallel.schedule import SCHEDULES
+from asyncmem.pipeline.parallel.stage import StageMemory, StepContext, check_room, needs_of
+from asyncmem.pipeline.resources import BorrowedStreams, pool_of
 from asyncmem.pipeline.trees import buffers_except, buffers_in, copy_buffers, free_buffers, set_home
+from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool.share import Share
+from asyncmem.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from asyncmem.devices import Device, Fence, Stream
-    from asyncmem.pipeline.parallel.memory import StageNeeds, StepMemory
-    from asyncmem.pipeline.parallel.schedule import Schedule
-    from asyncmem.pipeline.parallel.stage import ParallelStage
-    from asyncmem.pipeline.resources import BorrowedStreams
+    from asyncmem.pipeline.parallel.report import ParallelReport
+    from asyncmem.pipeline.parallel.schedule import Schedule, Step
+    from asyncmem.pipeline.parallel.stage import ParallelStage, StageNeeds
     from asyncmem.pool import Lease
 
 
-class Mailbox:
-    """Where one step of one stage finds what it takes."""
+class PipelineParallel:
+    """Takes micro-batches through the stages of a model: ``results = await parallel.run(micro_batches)``.
 
-    __slots__ = ("came", "message")
+    Each stage has a stream for its work and one for copies to its neighbours, on the device of its pool. What is behind
+    what is said to the streams, so the event loop waits for a device only to be no more than `ahead` steps before it.
+    How much memory a stage may have follows from the schedule and from what the stage states; it has that and no more.
 
-    def __init__(self) -> None:
-        self.came = anyio.Event()
-        self.message: Message | None = None
+    Args:
+        stages: The stages in order.
+        pools: One pool for all, or one for each stage. Pools of different devices must let each other's streams in
+            (option `peers`). A run begins once as much as it needs is free, in one piece for each stage.
+        schedule: "1f1b", or "gpipe" which keeps all micro-batches.
+        timeout: The most seconds that a step may take, to be queued and again to be done; None for no bound.
+        ahead: How many steps a stage may have queued that its device has not done; None for no bound.
 
-    def put(self, message: Message) -> None:
-        """Leave it for the waiting step."""
-        self.message = message
-        self.came.set()
+    Raises:
+        InvalidRequest: There is no stage, or an argument cannot be right.
+    """
 
-    async def take(self) -> Message:
-        """Wait for it. Cancelled: it stays."""
-        await self.came.wait()
-        message, self.message = self.message, None
-        assert message is not None
-        return message
+    def __init__(
+        self,
+        stages: Sequence[ParallelStage],
+        pools: Share | Sequence[Share],
+        *,
+        schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        timeout: float | str | None = None,
+        ahead: int | None = 4,
+    ) -> None:
+        if not stages:
+            raise InvalidRequest("stages", stages, "at least one")
+        if schedule not in SCHEDULES:
+            raise InvalidRequest("schedule", schedule, f"one of {sorted(SCHEDULES)}")
+        self._stages = list(stages)
+        self._names = [stage.name or f"stage {at}" for at, stage in enumerate(stages)]
+        self._pools: list[Share] = list(pools) if isinstance(pools, list | tuple) else [pools] * len(stages)  # type: ignore[list-item]  # a share is no sequence
+        for pool in self._pools:
+            if not isinstance(pool, Share):
+                raise InvalidRequest("pools", pool, "a pool or a budget, or one for each stage")
+        if len(self._pools) != len(stages):
+            raise InvalidRequest("pools", len(self._pools), f"one, or one for each of {len(stages)} stages")
+        self._schedule = SCHEDULES[schedule]
+        self._schedule_name = schedule
+        self._timeout = None if timeout is None else parse_duration(timeout)
+        self._ahead = None if ahead is None else parse_count(ahead, what="ahead", least=1)
+        self._streams: list[Streams] = []
+        self._running = False
+        self._report: ParallelReport | None = None
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.PipelineParallel {self._schedule_name}: {' -> '.join(self._names)}>"
+
+    async def run(self, micro_batches: Iterable[object]) -> list[Any]:
+        """Take all micro-batches forward and backward, and return the outputs of the last stage's forwards, in order.
+
+        Buffers among the micro-batches are of the first stage's device and stay the caller's; they are in order there.
+
+        Raises:
+            InvalidRequest: A pool has too little memory for what the schedule keeps; the text has the sum. Or it runs.
+            StepError: A step raised or took too long, or its device failed. It says which; all memory is free then.
+
+        Cancelled: all steps are, and all memory is free.
+        """
+        items = list(micro_batches)
+        if self._running:
+            raise InvalidRequest("run()", self, "one run at a time")
+        if not items:
+            return []
+        self._running = True
+        try:
+            schedule = self._schedule(len(self._stages), len(items))
+            needs = await self._prepare(schedule)
+            with ExitStack() as memory:
+                stage_runs = await self._stage_runs(needs, memory)
+                results = await Run(schedule, stage_runs, items, timeout=self._timeout, ahead=self._ahead).main()
+                self._report = measure(schedule, stage_runs)
+                return results
+        finally:
+            self._running = False
+
+    def needs(self, micro_batches: int) -> tuple[int, ...]:
+        """Return how many bytes each stage would need for so many micro-batches."""
+        return tuple(one.total for one in self._needs(self._schedule(len(self._stages), micro_batches)))
+
+    def report(self) -> ParallelReport:
+        """Return the figures of the last run that came to its end."""
+        if self._report is None:
+            raise InvalidRequest("report()", self, "a run that came to its end")
+        return self._report
+
+    def _needs(self, schedule: Schedule) -> list[StageNeeds]:
+        return needs_of(self._stages, self._names, schedule)
+
+    async def _stage_runs(self, needs: Sequence[StageNeeds], until: ExitStack) -> list[StageRun]:
+        """Wait for all stages' memory, one pool after the other. All runs have one order, so none holds up another."""
+        leases: dict[int, Lease] = {}
+        for pool in sorted(dict.fromkeys(self._pools), key=id):
+            its = [at for at, other in enumerate(self._pools) if other is pool]
+            sizes = [max(needs[at].total, GRANULE) for at in its]
+            leases |= zip(its, await reserve_ranges(pool, sizes, "pipeline parallel", until), strict=True)
+        return [
+            StageRun(stage, needs[at], self._streams[at], leases[at], until) for at, stage in enumerate(self._stages)
+        ]
+
+    async def _prepare(self, schedule: Schedule) -> list[StageNeeds]:
+        """Open the pools, see that there is room, and make the streams once."""
+        needs = self._needs(schedule)
+        for pool in self._pools:
+            if isinstance(pool, AsyncMemoryPool):
+                await pool.open()
+        for pool in dict.fromkeys(self._pools):
+            check_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
+        if not self._streams:
+            self._streams = [Streams(pool, name) for pool, name in zip(self._pools, self._names, strict=True)]
+        return needs
 
 
 class Run:
@@ -74,16 +175,12 @@ class Run:
         self._timeout = timeout
         self._ahead = ahead
         self._last = len(stage_runs) - 1
-        self._mailboxes = {
-            (at, step): Mailbox()
-            for at, steps in enumerate(schedule.steps)
-            for step in steps
-            if at != (0 if step.forward else self._last)
-        }
+        # What has been sent to a step of a stage that has not taken it yet.
+        self._messages: dict[tuple[int, Step], tuple[object, Transfer]] = {}
+        self._came: defaultdict[tuple[int, Step], anyio.Event] = defaultdict(anyio.Event)
         self._scope: anyio.CancelScope | None = None
         self._error: StepError | None = None
         self._results: list[object] = [None] * schedule.micro_batches
-        self._done = False
 
     async def main(self) -> list[object]:
         """Run all stages until everything is done, and return the outputs of the last stage's forwards.
@@ -91,27 +188,27 @@ class Run:
         Raises:
             StepError: A step failed. Everything is free then.
         """
+        done = False
         try:
             async with anyio.create_task_group() as tasks:
                 self._scope = tasks.cancel_scope
                 for at, stage_run in enumerate(self._stage_runs):
-                    tasks.start_soon(self._take_steps, at, name=stage_run.name)
+                    tasks.start_soon(self._take_steps, at, stage_run, name=stage_run.name)
             if self._error is not None:
                 raise self._error
-            self._done = True
+            done = True
         finally:
-            self._free_what_is_left()
+            self._free_what_is_left(results=not done)
         return self._results
 
     # -- a stage's task ------------------------------------------------------------------------------------------------
 
-    async def _take_steps(self, at: int) -> None:
-        stage_run = self._stage_runs[at]
+    async def _take_steps(self, at: int, stage_run: StageRun) -> None:
         for number, step in enumerate(self._schedule.steps[at]):
             if self._ahead is not None and not await self._follow(stage_run, number + 1 - self._ahead):
                 return
             try:
-                await (self._forward if step.forward else self._backward)(at, stage_run, step)
+                await self._take_step(at, stage_run, step)
             except BaseException as error:
                 clear_frames(error)
                 if not is_own_error(error):
@@ -120,66 +217,44 @@ class Run:
                 return
         await self._follow(stage_run, len(stage_run.queued))
 
-    async def _forward(self, at: int, stage_run: StageRun, step: Step) -> None:
-        message = await self._mailboxes[at, step].take() if at else None
-        item = self._micro_batches[step.micro_batch] if message is None else message.item
-        memory = stage_run.memory(step)
-        context = StepContext(stage_run.name, step, stage_run.streams.compute, memory)
-        received, callers = ((), item) if message is None else (item, ())
-        output: object = ()
+    async def _take_step(self, at: int, stage_run: StageRun, step: Step) -> None:
+        stage, compute, number = stage_run.stage, stage_run.streams.compute, step.micro_batch
+        received: object = None
+        transfer: Transfer | None = None
+        if at != (0 if step.forward else self._last):
+            await self._came[at, step].wait()
+            received, transfer = self._messages.pop((at, step))
+        fed = self._micro_batches[number] if step.forward and at == 0 else None  # it stays the caller's
+        saved = () if step.forward else stage_run.kept.pop(number)
+        context = stage_run.context(step)
+        output: object = None
         try:
-            began = self._begin(stage_run, message)
-            for buffer in buffers_in(callers):
-                buffer.use_on(stage_run.streams.compute)
-            output = await self._limited(stage_run.stage.forward(item, context))
-            memory.check_output(output, received)
-            await self._pass_on(at, stage_run, context, output, message, began)
+            if transfer is not None:
+                compute.wait(transfer.arrived.fence)
+                set_home(received, compute)
+            began = stage_run.device.now
+            for buffer in buffers_in(fed):
+                buffer.use_on(compute)
+            if step.forward:
+                work = stage.forward(fed if at == 0 else received, context)
+            else:
+                work = stage.backward(received, saved, context)
+            output = await within(self._timeout, work)
+            context._check_output(output, received)
+            queued = QueuedStep(step, began, transfer, Timestamp(compute.record(), stage_run.device), context.work)
+            stage_run.queued.append(queued)
+            to = at + 1 if step.forward else at - 1
+            if to > self._last:
+                self._results[number] = output
+            elif to >= 0:
+                message = _, queued.sent = await stage_run.send(output, queued, self._stage_runs[to])
+                self._messages[to, step] = message
+                self._came[to, step].set()
         finally:
-            stage_run.kept[step.micro_batch] = context.saved
-            stage_run.leave((received, output), but=(context.saved, self._results[step.micro_batch], callers))
-
-    async def _backward(self, at: int, stage_run: StageRun, step: Step) -> None:
-        message = await self._mailboxes[at, step].take() if at < self._last else None
-        gradient = None if message is None else message.item
-        saved = stage_run.kept.pop(step.micro_batch)
-        memory = stage_run.memory(step)
-        context = StepContext(stage_run.name, step, stage_run.streams.compute, memory)
-        output: object = ()
-        try:
-            began = self._begin(stage_run, message)
-            output = await self._limited(stage_run.stage.backward(gradient, saved, context))
-            memory.check_output(output, gradient)
-            await self._pass_on(at, stage_run, context, output, message, began)
-        finally:
-            stage_run.leave((gradient, saved, context.saved, output), but=self._results[step.micro_batch])
-
-    def _begin(self, stage_run: StageRun, message: Message | None) -> float:
-        if message is not None:
-            stage_run.streams.compute.wait(message.fence)
-            set_home(message.item, stage_run.streams.compute)
-        return stage_run.device.now
-
-    async def _pass_on(
-        self, at: int, stage_run: StageRun, context: StepContext, output: object, message: Message | None, began: float
-    ) -> None:
-        """Note that a step has been queued, and send its output where it belongs."""
-        step, ended = context.step, stage_run.streams.compute.record()
-        queued = QueuedStep(
-            step,
-            called=began,
-            source=None if message is None else message.source,
-            arrived=None if message is None else message.arrived,
-            ended=Timestamp(ended, stage_run.device),
-            work=context.work,
-        )
-        stage_run.queued.append(queued)
-        to = at + 1 if step.forward else at - 1
-        if to > self._last:
-            self._results[step.micro_batch] = output
-        elif to >= 0:
-            sent = await stage_run.send(output, step, ended, self._stage_runs[to])
-            queued.sent = sent.arrived
-            self._mailboxes[to, step].put(sent)
+            kept: tuple[object, ...] = ()
+            if step.forward:
+                kept = stage_run.kept[number] = context.saved
+            stage_run.leave((received, saved, context.saved, output), but=(kept, self._results[number], fed))
 
     # -- the device, at a distance -------------------------------------------------------------------------------------
 
@@ -188,9 +263,9 @@ class Run:
         while stage_run.followed < upto:
             queued = stage_run.queued[stage_run.followed]
             try:
-                if queued.arrived is not None:
-                    await queued.arrived.wait()  # its sender is held to the limit
-                await self._limited(_over(queued))
+                if queued.taken is not None:
+                    await queued.taken.arrived.wait()  # its sender is held to the limit
+                await within(self._timeout, queued.over())
             except BaseException as error:
                 if not is_own_error(error):
                     raise
@@ -199,96 +274,57 @@ class Run:
             stage_run.followed += 1
         return True
 
-    async def _limited(self, work: Awaitable[object]) -> object:
-        with anyio.move_on_after(self._timeout) as limit:
-            return await work
-        assert limit.cancelled_caught
-        raise TimeoutError(f"it took longer than {format_duration(self._timeout or 0.0)}")
-
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _fail(self, stage_run: StageRun, step: Step, error: BaseException) -> None:
         clear_frames(error)
         if self._error is None:
-            self._error = StepError(
-                stage_run.name, step.micro_batch, forward=step.forward, reason=describe_error(error)
-            )
+            reason = describe_error(error)
+            self._error = StepError(stage_run.name, step.micro_batch, forward=step.forward, reason=reason)
             self._error.__cause__ = error
             assert self._scope is not None
             self._scope.cancel()
 
-    def _free_what_is_left(self) -> None:
-        for mailbox in self._mailboxes.values():
-            if mailbox.message is not None:
-                free_buffers(mailbox.message.item)
+    def _free_what_is_left(self, *, results: bool) -> None:
+        free_buffers(list(self._messages.values()))
         for stage_run in self._stage_runs:
-            stage_run.free_all()
-        if not self._done:
+            stage_run.leave(list(stage_run.kept.values()), but=())
+            stage_run.kept.clear()
+        if results:
             free_buffers(self._results)
 
 
-async def _over(queued: QueuedStep) -> None:
-    await queued.ended.wait()
-    for work in queued.work:
-        await work
-    queued.work.clear()
-    if queued.sent is not None:
-        await queued.sent.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class Direction:
-    """The streams of one direction: of what a stage sends on there, and of what comes to it.
+class Streams:
+    """The streams of one stage.
 
     The two directions have streams of their own, because it is not known which of two neighbours is sooner.
 
     Attributes:
-        out: Where copies to the neighbour run, beside the stage's own work.
-        arrival: The home of what comes, until it is used. Nothing runs there: it says from when memory may be written.
-    """
-
-    out: Stream
-    arrival: Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Streams:
-    """The streams of one stage.
-
-    Attributes:
         compute: Where its steps queue their work.
-        forward: Those of outputs to the next stage, and of inputs.
-        backward: Those of gradients, to the stage before and from the one behind.
+        out: Where copies to the neighbour run, beside the stage's own work; by whether they go forward.
+        arrival: The home of what comes, until it is used; by whether that goes forward. Nothing runs there: it says
+            from when memory may be written.
     """
 
-    compute: Stream
-    forward: Direction
-    backward: Direction
-
-    @classmethod
-    def of(cls, streams: BorrowedStreams, name: str) -> Streams:
-        """Make them for a stage."""
-
-        def direction(out: str, arrival: str) -> Direction:
-            return Direction(streams.stream(f"{name} {out}"), streams.stream(f"{name} {arrival}"))
-
-        compute = streams.stream(f"{name} steps")
-        return cls(compute, direction("outputs out", "inputs"), direction("gradients out", "gradients"))
-
-    def direction(self, step: Step) -> Direction:
-        """Return those of a step's direction."""
-        return self.forward if step.forward else self.backward
+    def __init__(self, pool: Share, name: str) -> None:
+        self._borrowed = BorrowedStreams(pool_of(pool))
+        self.compute, outputs, inputs, gradients_out, gradients = (
+            self._borrowed.stream(f"{name} {what}")
+            for what in ("steps", "outputs out", "inputs", "gradients out", "gradients")
+        )
+        self.out = {True: outputs, False: gradients_out}
+        self.arrival = {True: inputs, False: gradients}
 
 
 class Timestamp:
-    """When a fence was reached, on the clock of its device; noted as it is reached."""
+    """When a fence was reached, on the clock of its device; noted as it is reached, and infinite before."""
 
-    __slots__ = ("_device", "_fence", "at")
+    __slots__ = ("_device", "at", "fence")
 
     def __init__(self, fence: Fence, device: Device) -> None:
-        self.at: float | None = None
+        self.at = math.inf
+        self.fence = fence
         self._device = device
-        self._fence = fence
         fence.notify(self._note)
 
     async def wait(self) -> None:
@@ -297,12 +333,23 @@ class Timestamp:
         Raises:
             DeviceError: The device is lost.
         """
-        await self._fence
+        await self.fence
         self._note()  # nothing has called it yet
 
     def _note(self) -> None:
-        if self.at is None:
-            self.at = self._device.now
+        self.at = min(self.at, self._device.now)
+
+
+class Transfer(NamedTuple):
+    """The way of an item to the stage that has the memory for it already.
+
+    Attributes:
+        source: When the step that it comes from is over.
+        arrived: When it is there.
+    """
+
+    source: Timestamp
+    arrived: Timestamp
 
 
 @dataclass(slots=True)
@@ -312,30 +359,27 @@ class QueuedStep:
     Attributes:
         step: Which.
         called: When its function was called.
-        source: When the step that it takes over from is over; None where it takes nothing.
-        arrived: When what it takes is there.
+        taken: How what it takes has come; None where it takes nothing.
         ended: When its own work is over.
-        sent: When what it returns is there where it goes; None where that is nowhere.
         work: What it queued on a stream of the host; each has an error of its own.
+        sent: How what it returns goes where it belongs; None where that is nowhere.
     """
 
     step: Step
     called: float
-    source: Timestamp | None
-    arrived: Timestamp | None
+    taken: Transfer | None
     ended: Timestamp
-    sent: Timestamp | None = None
     work: list[Awaitable[object]] = field(default_factory=list)
+    sent: Transfer | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """An item on its way to the stage that has the memory for it already."""
-
-    item: object
-    source: Timestamp
-    fence: Fence
-    arrived: Timestamp
+    async def over(self) -> None:
+        """Wait until the device is done with it."""
+        await self.ended.wait()
+        for work in self.work:
+            await work
+        self.work.clear()
+        if self.sent is not None:
+            await self.sent.arrived.wait()
 
 
 class StageRun:
@@ -348,13 +392,15 @@ class StageRun:
         followed: How many of them the device is known to be done with.
     """
 
-    def __init__(self, stage: ParallelStage, needs: StageNeeds, streams: Streams, lease: Lease) -> None:
+    def __init__(
+        self, stage: ParallelStage, needs: StageNeeds, streams: Streams, lease: Lease, until: ExitStack
+    ) -> None:
         self.stage = stage
         self.needs = needs
         self.streams = streams
         self.device = pool_of(lease).device
+        self.memory = StageMemory(lease, needs, until)
         self._lease = lease
-        self._slots = StageMemory(lease, needs)
         self.kept: dict[int, tuple[object, ...]] = {}
         self.queued: list[QueuedStep] = []
         self.followed = 0
@@ -364,20 +410,22 @@ class StageRun:
         """What errors and reports call the stage."""
         return self.needs.name
 
-    def memory(self, step: Step) -> StepMemory:
-        """Return what the step that is queued next may allocate from."""
-        return self._slots.of(step, len(self.queued))
+    def context(self, step: Step) -> StepContext[Stream]:
+        """Return what the step that is queued next works with."""
+        slots = self.memory.of(step, len(self.queued))
+        is_result = step.forward and bool(self.memory.slots["results"])
+        return StepContext(self.name, step, self.streams.compute, slots, is_result=is_result)
 
-    async def send(self, item: object, step: Step, ended: Fence, to: StageRun) -> Message:
+    async def send(self, item: object, queued: QueuedStep, to: StageRun) -> tuple[object, Transfer]:
         """Start copying a step's output to a neighbour's memory; wait for that memory if necessary."""
-        out, arrival = self.streams.direction(step).out, to.streams.direction(step).arrival
-        out.wait(ended)
+        step = queued.step
+        out, arrival = self.streams.out[step.forward], to.streams.arrival[step.forward]
+        out.wait(queued.ended.fence)
         _check_output(item, (self if step.forward else to).stage.output)
-        slot = to._slots.arrival(step)
+        slot = to.memory.arrival(step)
         await slot.clear(arrival)
         landed = await copy_buffers(item, partial(slot.allocate, stream=arrival), out)
-        fence = out.record()
-        return Message(landed, Timestamp(ended, self.device), fence, Timestamp(fence, self.device))
+        return landed, Transfer(queued.ended, Timestamp(out.record(), self.device))
 
     def leave(self, used: object, *, but: object) -> None:
         """Free what a step has used or returned, except for what is in `but`.
@@ -385,24 +433,13 @@ class StageRun:
         Fences say here and now what that is behind: those of the pool may come later, and would be behind later steps.
         """
         free_buffers(buffers_except(used, but=but))
-        for stream in (self.streams.compute, self.streams.forward.out, self.streams.backward.out):
+        for stream in (self.streams.compute, *self.streams.out.values()):
             with suppress(DeviceError):  # raised where that stream is used next
                 self._lease._fence(stream)
 
-    def free_all(self) -> None:
-        """Free what it keeps."""
-        self.leave(list(self.kept.values()), but=())
-        self.kept.clear()
-
     def peak(self) -> int:
         """Return the most bytes that its slots held, in sum."""
-        return sum(slot.peak for slot in self._slots.all)
-
-    def close(self) -> None:
-        """Give its memory back; results go on as memory of the pool."""
-        for slot in self._slots.all:
-            slot.close()
-        self._lease.__exit__(None, None, None)
+        return sum(slot.peak for slots in self.memory.slots.values() for slot in slots)
 
 
 def _check_output(item: object, stated: int) -> None:

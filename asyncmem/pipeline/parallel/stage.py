@@ -1,30 +1,41 @@
-"""What a stage of a model does with a micro-batch, and how much memory it says that takes."""
+"""A stage of a model: what it does with a micro-batch, what memory its schedule makes of that, and where it lies."""
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, final, get_args
+
+import anyio
 
 from asyncmem.arrays import extent
 from asyncmem.devices import HostStream
 from asyncmem.devices.base import StreamT_co
-from asyncmem.errors import InvalidRequest
+from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_size
-from asyncmem.pipeline.parallel.memory import granules
+from asyncmem.pipeline.memory import granules
+from asyncmem.pipeline.trees import buffers_except, buffers_in
+from asyncmem.pool import Budget
 from asyncmem.text import quoted
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import ExitStack
 
     from asyncmem.arrays import Array
     from asyncmem.core import Buffer
-    from asyncmem.pipeline.parallel.memory import StepMemory, Use
-    from asyncmem.pipeline.parallel.schedule import Step
+    from asyncmem.devices import Stream
+    from asyncmem.pipeline.parallel.schedule import Schedule, Step
+    from asyncmem.pool import Lease
     from asyncmem.units import Size
 
 P = ParamSpec("P")
+
+Use: TypeAlias = Literal["saved", "output", "working"]
+"""Which of the sizes that a stage states an allocation counts against."""
 
 
 @final
@@ -41,15 +52,21 @@ class StepContext(Generic[StreamT_co]):
         work: What `run` has queued.
     """
 
-    __slots__ = ("_memory", "saved", "stage", "step", "stream", "work")
+    __slots__ = ("_cleared", "_clearing", "_is_result", "_slots", "saved", "stage", "step", "stream", "work")
 
-    def __init__(self, stage: str, step: Step, stream: StreamT_co, memory: StepMemory) -> None:
+    def __init__(
+        self, stage: str, step: Step, stream: StreamT_co, slots: Mapping[Use, Slot], *, is_result: bool
+    ) -> None:
+        """Not made by users; `is_result` says that what the step returns stays until all is done."""
         self.stage = stage
         self.step = step
         self.stream = stream
-        self._memory = memory
         self.saved: tuple[object, ...] = ()
         self.work: list[Awaitable[object]] = []
+        self._slots = slots
+        self._is_result = is_result
+        self._cleared: set[Use] = set()
+        self._clearing = anyio.Lock()
 
     def __repr__(self) -> str:
         return f"<asyncmem.StepContext: {self.step} at {quoted(self.stage)}>"
@@ -72,7 +89,27 @@ class StepContext(Generic[StreamT_co]):
             InvalidRequest: It is more than the stage has left of what it stated for that use, or what is left is in
                 pieces, because of what the step has freed before.
         """
-        return await self._memory.take(parse_size(size), use, self.stream, tag)
+        nbytes = parse_size(size)
+        if use not in get_args(Use):
+            raise InvalidRequest("use", use, '"saved", "output" or "working"')
+        slot = self._slots[use]
+        if use not in self._cleared:
+            async with self._clearing:  # a step may have tasks of its own
+                if use not in self._cleared:
+                    await slot.clear(self.stream)
+                    self._cleared.add(use)
+        left, owner = format_size(slot.left), quoted(self.stage)
+        if granules(nbytes) > slot.left:
+            expected, hint = (
+                f"at most the {left} that {owner} has left of what it states as {use}",
+                f"state more as {use}",
+            )
+        elif nbytes and slot.has_no_gap_of(nbytes):
+            expected = f"less, as the {left} of {use} that {owner} has left are in pieces"
+            hint = "free first what was allocated last"
+        else:
+            return await slot.allocate(nbytes, self.stream, tag)
+        raise InvalidRequest("size", Described(format_size(nbytes)), expected, hint=hint)
 
     async def empty(
         self, shape: int | Sequence[int], dtype: object = "float32", *, use: Use = "working", tag: str | None = None
@@ -87,7 +124,7 @@ class StepContext(Generic[StreamT_co]):
         Raises:
             InvalidRequest: One of them has memory that the step allocated for another use.
         """
-        self._memory.check_saved(values)
+        self._check_uses("save()", values, "saved", but=("working",) if self._is_result else ("working", "output"))
         self.saved = values
 
     def run(self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -101,6 +138,20 @@ class StepContext(Generic[StreamT_co]):
         if not isinstance(self.stream, HostStream):
             raise InvalidRequest("run()", self.stream, "a stream of the host; others take work by their own libraries")
         self.work.append(self.stream.run(_call, functools.partial(function, *args, **kwargs)))
+
+    def _check_output(self, output: object, given: object) -> None:
+        """Raise if an output has memory that the next steps use; a result must not use memory of the inputs either."""
+        self._check_uses("output", output, "output", but=("working", "saved") if self._is_result else ("working",))
+        if self._is_result and len(buffers_except(output, but=given)) < len(list(buffers_in(output))):
+            got = Described(f"what {quoted(self.stage)} was given")
+            raise InvalidRequest("output", got, "memory allocated as output, as it is a result")
+
+    def _check_uses(self, what: str, values: object, use: Use, *, but: Sequence[Use]) -> None:
+        for buffer in buffers_in(values):
+            found = next((other for other in but if buffer in self._slots[other]), None)
+            if found is not None:
+                got = Described(f"{format_size(buffer.nbytes)} that {quoted(self.stage)} allocated as {found}")
+                raise InvalidRequest(what, got, f"memory allocated as {use}", hint=f'allocate(size, use="{use}")')
 
 
 def _call(function: Callable[[], object]) -> None:
@@ -163,3 +214,181 @@ class ParallelStage:
     def __repr__(self) -> str:
         sizes = f"saved {format_size(self.saved)}, output {format_size(self.output)}"
         return f"<asyncmem.ParallelStage {self.name or ''}: {sizes}, working {format_size(self.working)}>"
+
+
+GRADIENT_SLOTS = 2
+"""Gradients that a stage has room for: the current one, and one that arrives meanwhile."""
+
+OUTPUT_SLOTS = 2
+"""Outputs that a stage has room for: one that is made, and one that is copied meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """So many pieces of so many bytes, and what they are."""
+
+    what: str
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.count} x {format_size(self.nbytes)} {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeeds:
+    """The most that a stage holds at once: what its steps allocate, and what comes from its neighbours."""
+
+    name: str
+    parts: tuple[Need, ...]
+
+    @property
+    def total(self) -> int:
+        """All of it, in bytes."""
+        return sum(part.count * part.nbytes for part in self.parts)
+
+    def __str__(self) -> str:
+        text = " + ".join(str(part) for part in self.parts if part.count * part.nbytes)
+        return f"{self.name}: {text or 'nothing'} = {format_size(self.total)}"
+
+
+def needs_of(stages: Sequence[ParallelStage], names: Sequence[str], schedule: Schedule) -> list[StageNeeds]:
+    """Return what each stage needs.
+
+    A stage's input lies with it from the forward of the stage before until its own backward. The stage before begins
+    no further micro-batch until the backward of its oldest, so that many inputs are there at most, and none of them
+    is ever waited for. Gradients have two slots; the stage behind waits for one only until this one's backward has
+    been queued, and not until it is done. The last stage sends gradients alone, because its outputs are results;
+    where there is no other stage, they are dropped, and yet have a slot.
+    """
+    last = len(stages) - 1
+    found = []
+    for at, stage in enumerate(stages):
+        live = schedule.live(at)
+        before = stages[at - 1].output if at else 0
+        output = before if 0 < at == last else max(stage.output, before)
+        parts = (
+            Need("saved", live, stage.saved),
+            Need("working", 1, stage.working),
+            Need("outputs", OUTPUT_SLOTS, output),
+            Need("results", schedule.micro_batches if at == last else 0, stage.output),
+            Need("inputs", schedule.live(at - 1) if at else 0, before),
+            Need("gradients", min(GRADIENT_SLOTS, live) if at < last else 0, stage.output),
+        )
+        found.append(StageNeeds(names[at], parts))
+    return found
+
+
+def check_room(needs: Iterable[StageNeeds], capacity: int) -> None:
+    """Raise where a pool of that capacity has no room for the stages that are on it.
+
+    Raises:
+        InvalidRequest: The text has the sum.
+    """
+    needs = list(needs)
+    total = sum(one.total for one in needs)
+    if total > capacity:
+        least = f"at least {format_size(total)}: {'; '.join(map(str, needs))}"
+        raise InvalidRequest("limit", Described(format_size(capacity)), least)
+
+
+class Slot:
+    """A range of memory for one thing at a time, which may be in several buffers.
+
+    Its next user finds it free and in one piece. So as long as none of its buffers is freed before the last one
+    is allocated, they fit, whatever their sizes are.
+
+    Attributes:
+        nbytes: The length of the range.
+        peak: The most bytes of it that were held.
+    """
+
+    def __init__(self, lease: Lease, nbytes: int, name: str, until: ExitStack) -> None:
+        """Take the next bytes of a lease; of none there is no range, and only buffers of no bytes."""
+        self.nbytes = nbytes
+        self.peak = 0
+        self._region = Budget(until.enter_context(lease.lease(nbytes)), name, nbytes, waits=True) if nbytes else None
+        self._share = self._region or lease
+        self._start = 0
+        self._given: weakref.WeakSet[Buffer] = weakref.WeakSet()
+
+    def __contains__(self, buffer: Buffer) -> bool:
+        return buffer in self._given
+
+    @property
+    def left(self) -> int:
+        """The bytes that no buffer holds; they may come late, as where numpy's work still has freed memory."""
+        return self.nbytes - sum(granules(one.nbytes) for one in self._alive())
+
+    async def clear(self, stream: Stream) -> None:
+        """Wait until all of it is free, and let a stream come behind all that was done with it.
+
+        Raises:
+            DeviceError: The device would not order the stream.
+        """
+        region = self._region
+        if region is None:
+            return
+        whole = region.try_allocate(self.nbytes, stream=stream)
+        if whole is None:
+            if region.stats().allocated_bytes == 0:
+                # All of it is free. A request would wait until the device does as it is told; the device says why not.
+                stream.wait(stream.record())
+            whole = await region.allocate_async(self.nbytes, stream=stream)
+        self._start = whole.address
+        whole.free()
+
+    async def allocate(self, nbytes: int, stream: Stream, tag: str | None = None) -> Buffer:
+        """Wait for memory at home on a stream."""
+        buffer = await self._share.allocate_async(nbytes, stream=stream, tag=tag)
+        self._given.add(buffer)
+        self.peak = max(self.peak, self.nbytes - self.left)
+        return buffer
+
+    def has_no_gap_of(self, nbytes: int) -> bool:
+        """Whether what is held leaves no piece of that length, and none is coming."""
+        if self._region is None or self.nbytes - self._region.stats().allocated_bytes < self.left:
+            return False
+        end, longest = self._start, 0
+        for buffer in sorted(self._alive(), key=lambda one: one.address):
+            longest = max(longest, buffer.address - end)
+            end = buffer.address + granules(buffer.nbytes)
+        return max(longest, self._start + self.nbytes - end) < granules(nbytes)
+
+    def _alive(self) -> list[Buffer]:
+        return [one for one in self._given if one.alive and one.nbytes]
+
+
+class StageMemory:
+    """All that a stage needs, side by side in one lease.
+
+    A schedule takes micro-batches back in the order in which it took them forward. So what is kept for them takes turns
+    in as many slots as there are at once: each has been left when it is needed again.
+
+    Attributes:
+        slots: All slots, by what they are for.
+    """
+
+    def __init__(self, lease: Lease, needs: StageNeeds, until: ExitStack) -> None:
+        """Divide the lease; `until` gives the slots back."""
+        self._nothing = Slot(lease, 0, "", until)
+        self.slots = {
+            part.what: [Slot(lease, part.nbytes, f"{needs.name}: {part.what}", until) for _ in range(part.count)]
+            for part in needs.parts
+        }
+
+    def of(self, step: Step, number: int) -> dict[Use, Slot]:
+        """Return what a step may allocate from, which is the stage's so many-th, counted from 0."""
+        saved = self._turn("saved", step.micro_batch) if step.forward else self._nothing
+        # The step before has the other slot, from which its output may still be copied.
+        results = self.slots["results"] if step.forward else []
+        output = results[step.micro_batch] if results else self._turn("outputs", number)
+        return {"saved": saved, "output": output, "working": self.slots["working"][0]}
+
+    def arrival(self, step: Step) -> Slot:
+        """Return where an item lies that comes with a step."""
+        return self._turn("inputs" if step.forward else "gradients", step.micro_batch)
+
+    def _turn(self, what: str, number: int) -> Slot:
+        slots = self.slots[what]
+        return slots[number % len(slots)]

@@ -23,13 +23,16 @@ from typing import TYPE_CHECKING
 from asyncmem.core import GRANULE
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_count, format_size
+from asyncmem.pipeline.stage import StageShare
+from asyncmem.pool import Budget, Lease
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import ExitStack
 
-    from asyncmem.pipeline.stage import Stage
-
-    AnyStage = Stage[object, object]
+    from asyncmem.devices import Stream
+    from asyncmem.pipeline.stage import AnyStage
+    from asyncmem.pool.share import Share
 
 IN_FLIGHT = 4
 """Items under way for each worker of the pipeline, where nothing else is said."""
@@ -67,7 +70,7 @@ def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> lis
         InvalidRequest: One item for each worker of all stages is more than the limit; the text has the sum.
     """
     results = [0] * (len(stages) - 1) + [RESULTS if final else 0]
-    needs = [_granules(stage.credit or 0) * (stage.workers + more) for stage, more in zip(stages, results, strict=True)]
+    needs = [granules(stage.credit or 0) * (stage.workers + more) for stage, more in zip(stages, results, strict=True)]
     spare = limit - sum(needs)
     unknown = any(stage.credit is None for stage in stages)
     if spare < 0 or (unknown and spare < GRANULE * len(stages)):
@@ -76,7 +79,7 @@ def divide(stages: Sequence[AnyStage], limit: int, *, final: bool = True) -> lis
     # No stage has more items than are under way, so the range of one with credit need not be longer.
     most = IN_FLIGHT * sum(stage.workers for stage in stages) + RESULTS
     kept = [
-        min(need + spare * weight // max(sum(weights), 1), _granules(stage.credit or limit) * most) // GRANULE * GRANULE
+        min(need + spare * weight // max(sum(weights), 1), granules(stage.credit or limit) * most) // GRANULE * GRANULE
         for stage, need, weight in zip(stages, needs, weights, strict=True)
     ]
     shared = limit - sum(own for stage, own in zip(stages, kept, strict=True) if stage.credit)
@@ -97,10 +100,11 @@ def _weights(stages: Sequence[AnyStage], needs: Sequence[int]) -> list[int]:
 
 def _window(stage: AnyStage, kept: int) -> int:
     most = stage.workers * AHEAD if stage.workers > 1 else 1
-    return most if not stage.credit else min(most, kept // _granules(stage.credit))
+    return most if not stage.credit else min(most, kept // granules(stage.credit))
 
 
-def _granules(nbytes: int) -> int:
+def granules(nbytes: int) -> int:
+    """Return the bytes that a buffer of so many is counted as."""
     return -(-nbytes // GRANULE) * GRANULE
 
 
@@ -116,3 +120,47 @@ def _sum(stages: Sequence[AnyStage], needs: Sequence[int], results: Sequence[int
 
 def _holders(workers: int, results: int) -> str:
     return format_count(workers, "worker") + (f" and {results} for results" if results else "")
+
+
+class StageBudget(StageShare["Stream | None"], Budget):
+    """The share of a stage that has not said what it needs; of one that has, all of its items' memory.
+
+    That is over a range of memory, and `waits` for what becomes free there and nowhere else: what is in pieces
+    elsewhere is no matter. As an item takes its lease at once and in one piece, and earlier items leave, the range is
+    whole again sooner or later; so every item gets its lease.
+    """
+
+    def __init__(
+        self, parent: Share, name: str, limit: int, stream: Stream | None, *, waits: bool | None = None
+    ) -> None:
+        """Not made by users; see `Pipeline`."""
+        super().__init__(parent, name, limit, waits=waits)
+        self.stream = stream
+
+
+class StageLease(StageShare["Stream | None"], Lease):
+    """The share of a stage for one item: all of its credit, at once and in one piece."""
+
+    def __init__(self, share: StageBudget, credit: int) -> None:
+        """Not made by users; see `Pipeline`."""
+        super().__init__(share, credit, stream=share.stream)
+        self.stream = share.stream
+
+
+async def reserve_ranges(parent: Share, sizes: Sequence[int], tag: str, until: ExitStack) -> list[Lease]:
+    """Wait for ranges of memory, all or none, so that none is held during the wait; return their leases.
+
+    Args:
+        parent: Where the memory comes from.
+        sizes: The lengths of the ranges in bytes.
+        tag: A label for reports.
+        until: Ends the leases.
+
+    Cancelled: nothing was taken.
+    """
+    leases = [parent.lease(nbytes) for nbytes in sizes]
+    if leases:
+        batch = await parent.allocate_batch(sizes, tag=tag)
+        for lease, buffer in zip(leases, batch, strict=True):
+            until.push(lease._enter(buffer))
+    return leases
