@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from anyio import WouldBlock
 from anyio.lowlevel import checkpoint
 
-from asyncmem.pool.loops import need_running_loop
+from asyncmem.devices.awaiting import AsyncioSleeper, TrioSleeper, sleeper_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.pool.loops import EventLoop, Sleeper
-
 T = TypeVar("T")
+_Getter: TypeAlias = tuple[AsyncioSleeper | TrioSleeper, list[T]]
+"""What a waiting task is woken by, and the value that is booked for it."""
 
 _STREAK = 100  # values taken or put without a wait before the task yields to the loop
 
@@ -38,7 +37,6 @@ class ItemQueue(Generic[T]):
         self._values: deque[T] = deque()
         self._getters: deque[_Getter[T]] = deque()
         self._ending: Callable[[], Exception] | None = None
-        self._loop: EventLoop | None = None
         self._streak = 0
 
     def __len__(self) -> int:
@@ -47,7 +45,7 @@ class ItemQueue(Generic[T]):
     @property
     def getters(self) -> int:
         """Tasks that wait for a value."""
-        return sum(not getter.done for getter in self._getters)
+        return len(self._getters)
 
     def put(self, value: T) -> None:
         """Give a value to the first waiting getter, or keep it."""
@@ -71,13 +69,16 @@ class ItemQueue(Generic[T]):
             self._window -= 1
             return self._values.popleft()
         if self._ending is None or self._values:
-            getter = _Getter(self)
+            getter: _Getter[T] = sleeper_here("a queue"), []
             self._getters.append(getter)
             self._streak = 0
-            self._loop = need_running_loop("a queue", self._loop)
-            await self._loop.park(getter)
-            if getter.booked:
-                return getter.booked.pop()
+            try:
+                await getter[0]
+            except BaseException:
+                self._abandon(getter)
+                raise
+            if getter[1]:
+                return getter[1].pop()
         assert self._ending is not None
         raise self._ending()
 
@@ -111,7 +112,7 @@ class ItemQueue(Generic[T]):
         self._ending = ending
         if not self._values:
             while self._getters:
-                self._getters.popleft().finish()
+                self._getters.popleft()[0].wake()
 
     def clear(self) -> None:
         """Drop the values."""
@@ -123,42 +124,15 @@ class ItemQueue(Generic[T]):
 
     def _match(self) -> None:
         while self._values and self._getters and self._window > 0:
-            getter = self._getters.popleft()
-            if not getter.done:
-                self._window -= 1
-                getter.booked.append(self._values.popleft())
-                getter.finish()
+            self._window -= 1
+            sleeper, booked = self._getters.popleft()
+            booked.append(self._values.popleft())
+            sleeper.wake()
 
-    def take_back(self, value: T) -> None:
-        """Put a value in front that was booked for a getter."""
-        self._values.appendleft(value)
-        self.release()
-
-
-@dataclass(slots=True, eq=False)
-class _Getter(Generic[T]):
-    """A task that waits, as its event loop sees it; `done` once it waits for nothing any more."""
-
-    queue: ItemQueue[T]
-    booked: list[T] = field(default_factory=list)
-    done: bool = False
-    sleeper: Sleeper | None = None
-    deadline: float | None = None
-
-    def finish(self) -> None:
-        self.done = True
-        if self.sleeper is not None:
-            self.sleeper.wake()
-
-    def admit(self, sleeper: Sleeper) -> bool:
-        self.sleeper = sleeper
-        return not self.done
-
-    def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002 - a getter has one sleeper
-        """Wait no more: it was cancelled, before or after a value was booked for it."""
-        self.done = True
-        if self.booked:
-            self.queue.take_back(self.booked.pop())
-
-    def expire(self) -> None:
-        """Do nothing: a queue sets no deadlines."""
+    def _abandon(self, getter: _Getter[T]) -> None:
+        """Remove a getter that was cancelled, before or after a value was booked for it."""
+        if getter in self._getters:
+            self._getters.remove(getter)
+        elif getter[1]:
+            self._values.appendleft(getter[1].pop())
+            self.release()
