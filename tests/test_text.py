@@ -51,8 +51,7 @@ from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.insight.reports.summary import summarize
 from asyncmem.insight.trackers import Watch
 from asyncmem.pipeline import Pipeline
-from asyncmem.pipeline.parallel.report import ParallelReport, ParallelStageReport
-from asyncmem.pipeline.report import PipelineReport, StageReport, show
+from asyncmem.pipeline.report import ParallelReport, ParallelStageReport, PipelineReport, StageReport, show
 from asyncmem.planning import InferenceMemoryEstimate, read_model
 from asyncmem.pool.alarm import alarm
 from asyncmem.replay import Journal, Trace

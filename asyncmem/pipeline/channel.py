@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.queue import ItemQueue
 from asyncmem.pipeline.report import ChannelStats
 from asyncmem.pipeline.resources import pool_of
+from asyncmem.pipeline.tasks import ItemQueue
 from asyncmem.pipeline.trees import fence_behind, order_behind
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.share import Share
@@ -297,13 +297,19 @@ class _Endpoint(Generic[T]):
     _sending, _receiving = 0, 0
 
     def __init__(self, channel: Channel[T], stream: object) -> None:
-        self._channel = channel
+        self._whole = channel
         self._stream = stream
         self._open = True
         channel.count_endpoints(self._sending, self._receiving)
 
+    @property
+    def _channel(self) -> Channel[T]:
+        if not self._open:
+            raise ClosedResourceError
+        return self._whole
+
     def __repr__(self) -> str:
-        return f"<asyncmem.{type(self).__name__} of {self._channel!r}: {'open' if self._open else 'closed'}>"
+        return f"<asyncmem.{type(self).__name__} of {self._whole!r}: {'open' if self._open else 'closed'}>"
 
     def clone(self) -> Self:
         """Make another endpoint of the same side and stream, to be closed by itself.
@@ -311,18 +317,17 @@ class _Endpoint(Generic[T]):
         Raises:
             ClosedResourceError: This one has been closed.
         """
-        self._need_open()
         return type(self)(self._channel, self._stream)
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False) and not self._channel.closed:
+        if getattr(self, "_open", False) and not self._whole.closed:
             alarm(f"{self!r} was dropped; the other side is not told before it is closed", ResourceWarning)
 
     def close(self) -> None:
         """Close this endpoint; the last of its side closes that side of the channel. Twice is fine."""
         if self._open:
             self._open = False
-            self._channel.count_endpoints(-self._sending, -self._receiving)
+            self._whole.count_endpoints(-self._sending, -self._receiving)
 
     def __enter__(self) -> Self:
         """Return the endpoint itself."""
@@ -340,10 +345,6 @@ class _Endpoint(Generic[T]):
         """Close it."""
         self.close()
 
-    def _need_open(self) -> None:
-        if not self._open:
-            raise ClosedResourceError
-
 
 class Sender(_Endpoint[T]):
     """A producer's endpoint of a channel. Made by `Channel.sender`."""
@@ -352,12 +353,10 @@ class Sender(_Endpoint[T]):
 
     async def send(self, item: T) -> None:
         """Pass an item on; see `Channel.send`."""
-        self._need_open()
         await self._channel.send(item, stream=self._stream)
 
     def send_nowait(self, item: T) -> None:
         """Pass an item on without a wait; see `Channel.send_nowait`."""
-        self._need_open()
         self._channel.send_nowait(item, stream=self._stream)
 
 
@@ -368,10 +367,8 @@ class Receiver(_Endpoint[T], _Receives[T]):
 
     async def receive(self) -> T:
         """Wait for the next item; see `Channel.receive`."""
-        self._need_open()
         return await self._channel.receive(stream=self._stream)
 
     def receive_nowait(self) -> T:
         """Take the next item without a wait; see `Channel.receive_nowait`."""
-        self._need_open()
         return self._channel.receive_nowait(stream=self._stream)

@@ -108,7 +108,7 @@ class DoubleBuffer:
 
     def __enter__(self) -> Self:
         """Wait for the memory on this thread (blocks)."""
-        return self._begin(self._copier.requests.wait(self._ask()))
+        return self._begin(self._copier.wait(self._ask()))
 
     def __exit__(self, *_: object) -> None:
         """Free the buffers."""
@@ -116,7 +116,7 @@ class DoubleBuffer:
 
     def free(self) -> None:
         """Free the buffers, behind the work of their streams, without waiting for it; twice is not an error."""
-        self._copier.requests.end()
+        self._copier.end()
         self._end_threads()
         batch, self._batch = self._batch, None
         if batch is not None:

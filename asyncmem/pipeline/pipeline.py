@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, ov
 
 import anyio
 
-from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.deadlock import watch
-from asyncmem.pipeline.memory import IN_FLIGHT, StageBudget, divide, reserve_ranges
+from asyncmem.errors import DeadlockError, DeviceError, InvalidRequest
+from asyncmem.facts import OwnerInfo
+from asyncmem.figures import format_size
 from asyncmem.pipeline.report import PipelineReport, show
 from asyncmem.pipeline.resources import BorrowedStreams, pool_of
 from asyncmem.pipeline.run import ActiveStage, Results, Run
-from asyncmem.pipeline.stage import Function, Stage, as_stage
+from asyncmem.pipeline.stage import IN_FLIGHT, Function, Stage, StageBudget, divide, reserve_ranges, stage
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.pool.share import Share
 from asyncmem.runtime import device
@@ -24,13 +24,13 @@ from asyncmem.text import printable, quoted
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Iterable, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
-    from asyncmem.pipeline.memory import StagePlan
-    from asyncmem.pipeline.stage import AnyStage
+    from asyncmem.pipeline.stage import AnyStage, StagePlan
+    from asyncmem.stats import WaiterInfo
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -40,7 +40,7 @@ E = TypeVar("E")
 
 _numbers = itertools.count(1)
 
-Joined = Stage[A, B] | Function[A, B]
+Link = Stage[A, B] | Function[A, B]
 """What a pipeline takes for a stage: one made by `@stage`, or a plain async function."""
 
 
@@ -62,34 +62,26 @@ class Pipeline(Generic[A, B]):
     """
 
     @overload
-    def __init__(self, first: Joined[A, B], /, *, pool: Share, name: str | None = None) -> None: ...
+    def __init__(self, a: Link[A, B], /, *, pool: Share, name: str | None = None) -> None: ...
     @overload
-    def __init__(self, first: Joined[A, C], last: Joined[C, B], /, *, pool: Share, name: str | None = None) -> None: ...
+    def __init__(self, a: Link[A, C], b: Link[C, B], /, *, pool: Share, name: str | None = None) -> None: ...
     @overload
     def __init__(
-        self, first: Joined[A, C], second: Joined[C, D], last: Joined[D, B], /, *, pool: Share, name: str | None = None
+        self, a: Link[A, C], b: Link[C, D], c: Link[D, B], /, *, pool: Share, name: str | None = None
     ) -> None: ...
     @overload
     def __init__(
-        self,
-        first: Joined[A, C],
-        second: Joined[C, D],
-        third: Joined[D, E],
-        last: Joined[E, B],
-        /,
-        *,
-        pool: Share,
-        name: str | None = None,
+        self, a: Link[A, C], b: Link[C, D], c: Link[D, E], d: Link[E, B], /, *, pool: Share, name: str | None = None
     ) -> None: ...
     @overload
-    def __init__(self, *stages: Joined[Any, Any], pool: Share, name: str | None = None) -> None: ...
-    def __init__(self, *stages: Joined[Any, Any], pool: Share, name: str | None = None) -> None:
+    def __init__(self, *stages: Link[Any, Any], pool: Share, name: str | None = None) -> None: ...
+    def __init__(self, *stages: Link[Any, Any], pool: Share, name: str | None = None) -> None:
         if not stages:
             raise InvalidRequest("stages", stages, "at least one")
         if not isinstance(pool, Share):
             raise InvalidRequest("pool", pool, "a pool or a budget")
         self.name = name or f"pipeline-{next(_numbers)}"
-        self._stages: list[AnyStage] = [as_stage(one) for one in stages]
+        self._stages: list[AnyStage] = [one if isinstance(one, Stage) else stage(one) for one in stages]
         self._pool = pool
         self._resources = ExitStack()
         self._active: list[ActiveStage] = []
@@ -158,14 +150,10 @@ class Pipeline(Generic[A, B]):
         """
         if self._tasks is None:
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
-        asked: object = in_flight  # or type checkers would take the third case for impossible
-        if asked == "auto":
-            most = IN_FLIGHT * sum(stage.workers for stage in self._stages)
-        elif isinstance(asked, str):
-            raise InvalidRequest("in_flight", in_flight, '"auto", or a whole number from 1')
-        else:
+        most = IN_FLIGHT * sum(one.workers for one in self._stages)
+        if in_flight != "auto":
             most = parse_count(in_flight, what="in_flight", least=1)
-        helpers = [partial(watch, self._active, self._budgets, self._consumers_wait)]
+        helpers = [partial(_watch, self._active, self._budgets, self._consumers_wait)]
         if progress:
             if find_spec("rich") is None:
                 hint = 'install rich, or "asyncmem[cli]"'
@@ -257,20 +245,97 @@ async def _make(
     streams = BorrowedStreams(pool_of(budget))
     resources.callback(streams.give_back)
     named = cache(streams.stream)  # stages that name the same one have the same
-    ranges = [plan.kept for stage, plan in zip(stages, plans, strict=True) if stage.credit]
+    ranges = [plan.kept for one, plan in zip(stages, plans, strict=True) if one.credit]
     leases = await reserve_ranges(budget, ranges, budget.name, resources)
     found = []
     joint = budget
-    for stage, plan in zip(reversed(stages), reversed(plans), strict=True):
-        stream = stage.stream
+    for one, plan in zip(reversed(stages), reversed(plans), strict=True):
+        stream = one.stream
         if stream is not None:
             stream = named(stream) if isinstance(stream, str) else pool_of(budget).device.stream_of(stream)
-        if stage.credit:
-            share = StageBudget(leases.pop(), stage.name, plan.kept, stream, waits=True)
-        elif stage.credit == 0:
-            share = StageBudget(budget, stage.name, 0, stream)
-        else:
-            joint = Budget(joint, f"{budget.name}, up to {stage.name}", plan.limit)
-            share = StageBudget(joint, stage.name, plan.limit, stream)
-        found.append(ActiveStage(stage, plan, share))
+        parent: Share = budget
+        if one.credit:
+            parent = leases.pop()
+        elif one.credit is None:
+            parent = joint = Budget(joint, f"{budget.name}, up to {one.name}", plan.limit)
+        share = StageBudget(parent, one.name, plan.limit, waits=True if one.credit else None)
+        share.stream = stream
+        found.append(ActiveStage(one, plan, share))
     return found[::-1]
+
+
+# -- deadlocks ---------------------------------------------------------------------------------------------------------
+
+# As long as stages keep to the plan and free memory is in one piece, one of them can always go on. The proof that none
+# can: each worker that has an item waits for memory, each consumer waits for a result and holds none, others hold
+# nothing of the pool, and no memory is on its way. The checks come three times in `stall_after`, and it takes several
+# without progress in between.
+
+
+async def _watch(stages: Sequence[ActiveStage], budgets: Sequence[Budget], consumers_wait: Callable[[], bool]) -> None:
+    """Look three times in the pool's `stall_after`, and fail the last waiting stage once none can go on.
+
+    Args:
+        stages: All of a pipeline's stages, in order.
+        budgets: The budgets that hold what they allocate, one for each pool.
+        consumers_wait: Tells whether all consumers wait for a result, and hold none.
+    """
+    pools = [pool_of(budget) for budget in budgets]
+    idle = False
+    last: object = None
+    while (stall_after := pools[0].options.stall_after) is not None:
+        await anyio.sleep(stall_after / 3)
+        state = [_moved(pool) for pool in pools], [(active.items, active.at_work) for active in stages]
+        suspect = state == last and consumers_wait() and all(map(_holds_all, budgets, pools))
+        if suspect and idle:
+            _fail_last(stages)
+        # What devices still do may free memory. Once it is done, the pool has until the next look to notice.
+        idle = suspect and await _are_idle(pools)
+        last = state
+
+
+def _moved(pool: AsyncMemoryPool) -> object:
+    one = pool.stats()
+    return one.num_allocations, one.num_frees, one.grows, one.trims, one.spills, one.returns, one.waiting
+
+
+def _holds_all(budget: Budget, pool: AsyncMemoryPool) -> bool:
+    """Return whether all of the memory is held by items under way, and none is coming."""
+    whole = pool.stats()
+    return not (whole.growing or whole.exported_bytes) and whole.allocated_bytes == budget.stats().allocated_bytes
+
+
+async def _are_idle(pools: Sequence[AsyncMemoryPool]) -> bool:
+    try:
+        for pool in pools:
+            await pool.device.record_all()
+    except DeviceError:
+        return False  # the work there gets the error
+    return True
+
+
+def _fail_last(stages: Sequence[ActiveStage]) -> None:
+    waiting = [active.share.waiters() for active in stages]
+    stuck = [active.share for active, requests in zip(stages, waiting, strict=True) if requests]
+    if stuck and all(len(requests) >= active.at_work for active, requests in zip(stages, waiting, strict=True)):
+        stuck[-1]._fail_first(_error(pool_of(stuck[-1]), stages, waiting))
+
+
+def _error(
+    pool: AsyncMemoryPool, stages: Sequence[ActiveStage], waiting: Sequence[Sequence[WaiterInfo]]
+) -> DeadlockError:
+    owners = [
+        OwnerInfo(
+            owner=f"stage {active.stage.name}",
+            held=active.share.stats().allocated_bytes,
+            waiting=sum(one.nbytes for one in requests),
+            age=max(one.age for one in requests),
+        )
+        for active, requests in zip(stages, waiting, strict=True)
+        if requests
+    ]
+    stats = pool.stats()
+    free = (stats.limit or 0) - stats.allocated_bytes
+    pieces = f"of {format_size(free)} free, {format_size(stats.largest_hole)} are in one piece"
+    hints = [pieces, "raise the limit", "state by @stage(credit=...) how much one item needs"]
+    return DeadlockError(pool=pool.name, owners=owners, hints=hints)

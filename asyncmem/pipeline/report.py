@@ -1,4 +1,4 @@
-"""What a pipeline has done so far, stage by stage, as a table, also while it runs; and what is in a channel."""
+"""What pipelines have done so far, stage by stage, as tables, also while they run; and what is in a channel."""
 
 from __future__ import annotations
 
@@ -138,6 +138,76 @@ def _cells(stage: StageReport, *, mark: bool) -> tuple[str, ...]:
         format_share(stage.held_back),
         format_size(stage.peak_bytes),
         format_size(stage.kept_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelStageReport:
+    """One stage's figures."""
+
+    name: str
+    """The stage's name."""
+    device: str
+    """Where it ran."""
+    forward_s: float
+    """Seconds that a forward took, on the average."""
+    backward_s: float
+    """Seconds that a backward took, on the average."""
+    busy: float
+    """The share of the run's time in which it was at work."""
+    live: int
+    """The most micro-batches that the schedule lets it keep."""
+    peak_bytes: int
+    """The most bytes that were used of what it had, summed over its parts."""
+    bound_bytes: int
+    """What it had: all that it may hold, by the schedule and by what it states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelReport:
+    """What a run of `PipelineParallel` came to; printed, a table."""
+
+    schedule: str
+    """The schedule's name."""
+    micro_batches: int
+    """How many micro-batches went through."""
+    stages: tuple[ParallelStageReport, ...]
+    """The stages in order."""
+    seconds: float
+    """From the first step's beginning to the last one's end."""
+    bubble: float
+    """The share of all stages' time in which they were idle."""
+    least_bubble: float
+    """The same if only the schedule had held them up, with steps as long as they were on the average."""
+    transfer_s: float
+    """Seconds of copying between stages, in sum."""
+    overlap: float
+    """The share of those seconds in which nothing waited for them."""
+
+    def __str__(self) -> str:
+        """Lay the figures out as a table."""
+        return "\n".join([self._headline(), *table([_PARALLEL_HEAD, *map(_parallel_cells, self.stages)], left=2)])
+
+    def _headline(self) -> str:
+        done = f"{self.schedule}: {format_count(self.micro_batches, 'micro-batch', 'micro-batches')}"
+        bubble = f"bubble {format_share(self.bubble)}, at least {format_share(self.least_bubble)}"
+        copies = f"{format_share(self.overlap)} of {format_duration(self.transfer_s)} of copies overlapped"
+        return f"{done} in {format_duration(self.seconds)}, {bubble}, {copies}"
+
+
+_PARALLEL_HEAD = ("stage", "device", "forward", "backward", "busy", "keeps", "peak", "bound")
+
+
+def _parallel_cells(stage: ParallelStageReport) -> tuple[str, ...]:
+    return (
+        printable(stage.name),
+        printable(stage.device),
+        format_duration(stage.forward_s),
+        format_duration(stage.backward_s),
+        format_share(stage.busy),
+        str(stage.live),
+        format_size(stage.peak_bytes),
+        format_size(stage.bound_bytes),
     )
 
 

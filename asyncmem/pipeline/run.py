@@ -14,10 +14,9 @@ import anyio
 
 from asyncmem.errors import InvalidRequest, StageError
 from asyncmem.figures import format_count
-from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error, within
-from asyncmem.pipeline.memory import StageLease
-from asyncmem.pipeline.queue import ItemQueue
 from asyncmem.pipeline.report import StageReport
+from asyncmem.pipeline.stage import StageLease
+from asyncmem.pipeline.tasks import ItemQueue, clear_frames, describe_error, is_own_error, within
 from asyncmem.pipeline.trees import PLAIN_TYPES, buffers_in, fence_behind, order_behind
 from asyncmem.pool.loops import need_running_loop
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from asyncmem.core import Buffer
     from asyncmem.devices import Fence, Stream
-    from asyncmem.pipeline.memory import StageBudget, StagePlan
-    from asyncmem.pipeline.stage import AnyStage
+    from asyncmem.pipeline.stage import AnyStage, StageBudget, StagePlan
 
 B = TypeVar("B")
 
@@ -72,8 +70,9 @@ class ActiveStage:
         Raises:
             TimeoutError: It took longer, and was cancelled. What it waited for the lease does not count.
         """
-        credit = self.stage.credit
-        async with StageLease(self.share, credit) if credit else nullcontext(self.share) as share:
+        credit, stream = self.stage.credit, self.share.stream
+        async with StageLease(self.share, credit, stream=stream) if credit else nullcontext(self.share) as share:
+            share.stream = stream
             begun()
             return await within(self.stage.timeout, self.stage.function(item, share))
 

@@ -92,10 +92,17 @@ AT_ONCE: Final = 4 << 20
 """Bytes that one thread reads before it looks for more: long beside a call, short beside a batch that many read."""
 
 
-class BlockingRequests:
-    """Requests that threads wait for, until all are ended together."""
+@final
+class HostCopier:
+    """Copies data of the host to buffers of a pool, by way of page-locked memory where that is wanted and faster.
 
-    def __init__(self) -> None:
+    What its threads wait for is ended together.
+    """
+
+    def __init__(self, pool: AsyncMemoryPool, *, pinned: bool, tag: str | None) -> None:
+        self._pool = pool
+        self._pinned = pinned
+        self._tag = tag
         self._requests: set[Ready[Any] | Request[Any]] = set()
         self._over = False
 
@@ -121,21 +128,6 @@ class BlockingRequests:
         for request in list(self._requests):
             request.cancel()
 
-
-@final
-class HostCopier:
-    """Copies data of the host to buffers of a pool, by way of page-locked memory where that is wanted and faster.
-
-    Attributes:
-        requests: What its threads wait for.
-    """
-
-    def __init__(self, pool: AsyncMemoryPool, *, pinned: bool, tag: str | None) -> None:
-        self.requests = BlockingRequests()
-        self._pool = pool
-        self._pinned = pinned
-        self._tag = tag
-
     def blocks(self, pieces: Sequence[Piece]) -> bool:
         """Return whether `stage` is to copy these, on a thread: they are not page-locked."""
         return self._pinned and any(self._pool.device.copy_holds_up(source, into=True) for _, source in pieces)
@@ -148,7 +140,7 @@ class HostCopier:
     def stage(self, target: Buffer, pieces: Sequence[Piece], workers: Workers) -> Copy:
         """Read pieces into page-locked memory (blocks), by the workers together, and start one copy of the whole."""
         nbytes = max(offset + source.nbytes for offset, source in pieces)
-        staging = self.requests.wait(self._pool.pinned.allocate_async(nbytes, stream=target.stream, tag=self._tag))
+        staging = self.wait(self._pool.pinned.allocate_async(nbytes, stream=target.stream, tag=self._tag))
         try:
             workers.run_parts([partial(_read, staging, part) for part in parts_of(pieces)])
             return target.copy_from(staging)

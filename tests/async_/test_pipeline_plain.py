@@ -15,8 +15,8 @@ from rich.console import Console
 from asyncmem import Buffer, InvalidRequest
 from asyncmem.errors import StageError
 from asyncmem.pipeline import Pipeline, PipelineReport, Stage, StageShare, stage
-from asyncmem.pipeline.memory import divide
 from asyncmem.pipeline.report import show
+from asyncmem.pipeline.stage import divide
 from asyncmem.testing import StepLoop, run_steps
 from asyncmem.testing.conservation import whole
 

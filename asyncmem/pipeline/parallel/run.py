@@ -20,12 +20,11 @@ import anyio
 from asyncmem.core import GRANULE
 from asyncmem.errors import Described, DeviceError, InvalidRequest, StepError
 from asyncmem.figures import format_size
-from asyncmem.pipeline.errors import clear_frames, describe_error, is_own_error, within
-from asyncmem.pipeline.memory import granules, reserve_ranges
-from asyncmem.pipeline.parallel.report import measure
-from asyncmem.pipeline.parallel.schedule import SCHEDULES
-from asyncmem.pipeline.parallel.stage import StageMemory, StepContext, check_room, needs_of
+from asyncmem.pipeline.parallel.schedule import SCHEDULES, measure
+from asyncmem.pipeline.parallel.stage import Slot, StepContext, needs_of
 from asyncmem.pipeline.resources import BorrowedStreams, pool_of
+from asyncmem.pipeline.stage import granules, reserve_ranges
+from asyncmem.pipeline.tasks import clear_frames, describe_error, is_own_error, within
 from asyncmem.pipeline.trees import buffers_except, buffers_in, copy_buffers, free_buffers, set_home
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.pool.share import Share
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Sequence
 
     from asyncmem.devices import Device, Fence, Stream
-    from asyncmem.pipeline.parallel.report import ParallelReport
     from asyncmem.pipeline.parallel.schedule import Schedule, Step
-    from asyncmem.pipeline.parallel.stage import ParallelStage, StageNeeds
+    from asyncmem.pipeline.parallel.stage import ParallelStage, StageNeeds, Use
+    from asyncmem.pipeline.report import ParallelReport
     from asyncmem.pool import Lease
 
 
@@ -81,6 +80,7 @@ class PipelineParallel:
                 raise InvalidRequest("pools", pool, "a pool or a budget, or one for each stage")
         if len(self._pools) != len(stages):
             raise InvalidRequest("pools", len(self._pools), f"one, or one for each of {len(stages)} stages")
+        self._by_pool = {pool: [at for at, its in enumerate(self._pools) if its is pool] for pool in self._pools}
         self._schedule = SCHEDULES[schedule]
         self._schedule_name = schedule
         self._timeout = None if timeout is None else parse_duration(timeout)
@@ -111,10 +111,9 @@ class PipelineParallel:
         self._running = True
         try:
             schedule = self._schedule(len(self._stages), len(items))
-            needs = await self._prepare(schedule)
             with ExitStack() as memory:
-                stage_runs = await self._stage_runs(needs, memory)
-                results = await Run(schedule, stage_runs, items, timeout=self._timeout, ahead=self._ahead).main()
+                stage_runs = await self._begin(schedule, memory)
+                results = await Run(schedule, stage_runs, items, self._timeout, self._ahead).main()
                 self._report = measure(schedule, stage_runs)
                 return results
         finally:
@@ -122,7 +121,8 @@ class PipelineParallel:
 
     def needs(self, micro_batches: int) -> tuple[int, ...]:
         """Return how many bytes each stage would need for so many micro-batches."""
-        return tuple(one.total for one in self._needs(self._schedule(len(self._stages), micro_batches)))
+        schedule = self._schedule(len(self._stages), micro_batches)
+        return tuple(one.total for one in needs_of(self._stages, self._names, schedule))
 
     def report(self) -> ParallelReport:
         """Return the figures of the last run that came to its end."""
@@ -130,57 +130,48 @@ class PipelineParallel:
             raise InvalidRequest("report()", self, "a run that came to its end")
         return self._report
 
-    def _needs(self, schedule: Schedule) -> list[StageNeeds]:
-        return needs_of(self._stages, self._names, schedule)
+    async def _begin(self, schedule: Schedule, until: ExitStack) -> list[StageRun]:
+        """See that there is room in all pools, and wait for all stages' memory, one pool after the other.
 
-    async def _stage_runs(self, needs: Sequence[StageNeeds], until: ExitStack) -> list[StageRun]:
-        """Wait for all stages' memory, one pool after the other. All runs have one order, so none holds up another."""
+        All runs have one order, so none holds up another.
+        """
+        needs = needs_of(self._stages, self._names, schedule)
+        for pool, its in self._by_pool.items():
+            if isinstance(pool, AsyncMemoryPool):
+                await pool.open()
+            total, capacity = sum(needs[at].total for at in its), pool.capacity()
+            if total > capacity:
+                least = f"at least {format_size(total)}: {'; '.join(str(needs[at]) for at in its)}"
+                raise InvalidRequest("limit", Described(format_size(capacity)), least)
+        if not self._streams:
+            self._streams = [Streams(pool, name) for pool, name in zip(self._pools, self._names, strict=True)]
         leases: dict[int, Lease] = {}
-        for pool in sorted(dict.fromkeys(self._pools), key=id):
-            its = [at for at, other in enumerate(self._pools) if other is pool]
+        for pool in sorted(self._by_pool, key=id):
+            its = self._by_pool[pool]
             sizes = [max(needs[at].total, GRANULE) for at in its]
             leases |= zip(its, await reserve_ranges(pool, sizes, "pipeline parallel", until), strict=True)
         return [
             StageRun(stage, needs[at], self._streams[at], leases[at], until) for at, stage in enumerate(self._stages)
         ]
 
-    async def _prepare(self, schedule: Schedule) -> list[StageNeeds]:
-        """Open the pools, see that there is room, and make the streams once."""
-        needs = self._needs(schedule)
-        for pool in self._pools:
-            if isinstance(pool, AsyncMemoryPool):
-                await pool.open()
-        for pool in dict.fromkeys(self._pools):
-            check_room((one for one, its in zip(needs, self._pools, strict=True) if its is pool), pool.capacity())
-        if not self._streams:
-            self._streams = [Streams(pool, name) for pool, name in zip(self._pools, self._names, strict=True)]
-        return needs
 
-
+@dataclass(eq=False)
 class Run:
     """Takes micro-batches through the stages. Nothing of it outlives `main`."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        stage_runs: Sequence[StageRun],
-        micro_batches: Sequence[object],
-        *,
-        timeout: float | None,
-        ahead: int | None,
-    ) -> None:
-        self._schedule = schedule
-        self._stage_runs = stage_runs
-        self._micro_batches = micro_batches
-        self._timeout = timeout
-        self._ahead = ahead
-        self._last = len(stage_runs) - 1
+    schedule: Schedule
+    stage_runs: Sequence[StageRun]
+    micro_batches: Sequence[object]
+    timeout: float | None
+    ahead: int | None
+
+    def __post_init__(self) -> None:
         # What has been sent to a step of a stage that has not taken it yet.
         self._messages: dict[tuple[int, Step], tuple[object, Transfer]] = {}
         self._came: defaultdict[tuple[int, Step], anyio.Event] = defaultdict(anyio.Event)
         self._scope: anyio.CancelScope | None = None
         self._error: StepError | None = None
-        self._results: list[object] = [None] * schedule.micro_batches
+        self._results: list[object] = [None] * len(self.micro_batches)
 
     async def main(self) -> list[object]:
         """Run all stages until everything is done, and return the outputs of the last stage's forwards.
@@ -192,7 +183,7 @@ class Run:
         try:
             async with anyio.create_task_group() as tasks:
                 self._scope = tasks.cancel_scope
-                for at, stage_run in enumerate(self._stage_runs):
+                for at, stage_run in enumerate(self.stage_runs):
                     tasks.start_soon(self._take_steps, at, stage_run, name=stage_run.name)
             if self._error is not None:
                 raise self._error
@@ -204,8 +195,8 @@ class Run:
     # -- a stage's task ------------------------------------------------------------------------------------------------
 
     async def _take_steps(self, at: int, stage_run: StageRun) -> None:
-        for number, step in enumerate(self._schedule.steps[at]):
-            if self._ahead is not None and not await self._follow(stage_run, number + 1 - self._ahead):
+        for number, step in enumerate(self.schedule.steps[at]):
+            if self.ahead is not None and not await self._follow(stage_run, number + 1 - self.ahead):
                 return
             try:
                 await self._take_step(at, stage_run, step)
@@ -218,13 +209,14 @@ class Run:
         await self._follow(stage_run, len(stage_run.queued))
 
     async def _take_step(self, at: int, stage_run: StageRun, step: Step) -> None:
+        last = len(self.stage_runs) - 1
         stage, compute, number = stage_run.stage, stage_run.streams.compute, step.micro_batch
         received: object = None
         transfer: Transfer | None = None
-        if at != (0 if step.forward else self._last):
+        if at != (0 if step.forward else last):
             await self._came[at, step].wait()
             received, transfer = self._messages.pop((at, step))
-        fed = self._micro_batches[number] if step.forward and at == 0 else None  # it stays the caller's
+        fed = self.micro_batches[number] if step.forward and at == 0 else None  # it stays the caller's
         saved = () if step.forward else stage_run.kept.pop(number)
         context = stage_run.context(step)
         output: object = None
@@ -239,15 +231,15 @@ class Run:
                 work = stage.forward(fed if at == 0 else received, context)
             else:
                 work = stage.backward(received, saved, context)
-            output = await within(self._timeout, work)
+            output = await within(self.timeout, work)
             context._check_output(output, received)
             queued = QueuedStep(step, began, transfer, Timestamp(compute.record(), stage_run.device), context.work)
             stage_run.queued.append(queued)
             to = at + 1 if step.forward else at - 1
-            if to > self._last:
+            if to > last:
                 self._results[number] = output
             elif to >= 0:
-                message = _, queued.sent = await stage_run.send(output, queued, self._stage_runs[to])
+                message = _, queued.sent = await stage_run.send(output, queued, self.stage_runs[to])
                 self._messages[to, step] = message
                 self._came[to, step].set()
         finally:
@@ -265,7 +257,7 @@ class Run:
             try:
                 if queued.taken is not None:
                     await queued.taken.arrived.wait()  # its sender is held to the limit
-                await within(self._timeout, queued.over())
+                await within(self.timeout, queued.over())
             except BaseException as error:
                 if not is_own_error(error):
                     raise
@@ -287,7 +279,7 @@ class Run:
 
     def _free_what_is_left(self, *, results: bool) -> None:
         free_buffers(list(self._messages.values()))
-        for stage_run in self._stage_runs:
+        for stage_run in self.stage_runs:
             stage_run.leave(list(stage_run.kept.values()), but=())
             stage_run.kept.clear()
         if results:
@@ -383,7 +375,10 @@ class QueuedStep:
 
 
 class StageRun:
-    """A stage for one run.
+    """A stage for one run, with all the memory that it needs in one lease.
+
+    A schedule takes micro-batches back in the order in which it took them forward. So what is kept for them takes turns
+    in as many slots as there are at once: each has been left when it is needed again.
 
     Attributes:
         device: Where it works.
@@ -399,8 +394,12 @@ class StageRun:
         self.needs = needs
         self.streams = streams
         self.device = pool_of(lease).device
-        self.memory = StageMemory(lease, needs, until)
         self._lease = lease
+        self._nothing = Slot(lease, 0, "", until)
+        self._slots = {
+            part.what: [Slot(lease, part.nbytes, f"{needs.name}: {part.what}", until) for _ in range(part.count)]
+            for part in needs.parts
+        }
         self.kept: dict[int, tuple[object, ...]] = {}
         self.queued: list[QueuedStep] = []
         self.followed = 0
@@ -412,8 +411,15 @@ class StageRun:
 
     def context(self, step: Step) -> StepContext[Stream]:
         """Return what the step that is queued next works with."""
-        slots = self.memory.of(step, len(self.queued))
-        is_result = step.forward and bool(self.memory.slots["results"])
+        slots: dict[Use, Slot] = {
+            "saved": self._turn("saved", step.micro_batch) if step.forward else self._nothing,
+            # The step before has the other slot, from which its output may still be copied.
+            "output": self._turn("outputs", len(self.queued)),
+            "working": self._turn("working", 0),
+        }
+        is_result = step.forward and bool(self._slots["results"])
+        if is_result:
+            slots["output"] = self._turn("results", step.micro_batch)
         return StepContext(self.name, step, self.streams.compute, slots, is_result=is_result)
 
     async def send(self, item: object, queued: QueuedStep, to: StageRun) -> tuple[object, Transfer]:
@@ -422,7 +428,7 @@ class StageRun:
         out, arrival = self.streams.out[step.forward], to.streams.arrival[step.forward]
         out.wait(queued.ended.fence)
         _check_output(item, (self if step.forward else to).stage.output)
-        slot = to.memory.arrival(step)
+        slot = to._turn("inputs" if step.forward else "gradients", step.micro_batch)
         await slot.clear(arrival)
         landed = await copy_buffers(item, partial(slot.allocate, stream=arrival), out)
         return landed, Transfer(queued.ended, Timestamp(out.record(), self.device))
@@ -439,7 +445,11 @@ class StageRun:
 
     def peak(self) -> int:
         """Return the most bytes that its slots held, in sum."""
-        return sum(slot.peak for slots in self.memory.slots.values() for slot in slots)
+        return sum(slot.peak for slots in self._slots.values() for slot in slots)
+
+    def _turn(self, what: str, number: int) -> Slot:
+        slots = self._slots[what]
+        return slots[number % len(slots)]
 
 
 def _check_output(item: object, stated: int) -> None:

@@ -2,18 +2,22 @@
 
 A step is the forward or the backward of one micro-batch at one stage. A stage takes its steps one after the other; a
 forward needs that of the stage before, a backward that of the stage behind. What follows from that alone is here: how
-many micro-batches a stage keeps at most, and how long the whole takes if nothing but this order holds it up.
+many micro-batches a stage keeps at most, and how long the whole takes if nothing but this order holds it up. Beside it
+is what a run came to.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.pipeline.report import ParallelReport, ParallelStageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from asyncmem.pipeline.parallel.run import QueuedStep, StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +128,73 @@ def _order(micro_batches: int, live: int) -> Iterator[Step]:
         yield Step(False, number)
         if number + live < micro_batches:
             yield Step(True, number + live)
+
+
+# -- what became of it -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Tally:
+    """When a stage began and ended, and what its steps add up to, in seconds; those forward are under True."""
+
+    first: float
+    end: float
+    steps: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+    copying: float = 0.0
+    exposed: float = 0.0
+
+    @property
+    def busy(self) -> float:
+        """What all steps took."""
+        return sum(self.steps.values())
+
+
+def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelReport:
+    """Return the figures of a run that came to its end."""
+    tallies = [_tally(stage_run.queued) for stage_run in stage_runs]
+    seconds = max(one.end for one in tallies) - min(one.first for one in tallies)
+    whole = max(seconds, 1e-12)
+    count = schedule.micro_batches
+    forward, backward = ([one.steps[way] / count for one in tallies] for way in (True, False))
+    copying = sum(one.copying for one in tallies)
+    return ParallelReport(
+        schedule=schedule.name,
+        micro_batches=count,
+        stages=tuple(
+            ParallelStageReport(
+                name=stage_run.name,
+                device=stage_run.device.name,
+                forward_s=forward[at],
+                backward_s=backward[at],
+                busy=min(tallies[at].busy / whole, 1.0),
+                live=schedule.live(at),
+                peak_bytes=stage_run.peak(),
+                bound_bytes=stage_run.needs.total,
+            )
+            for at, stage_run in enumerate(stage_runs)
+        ),
+        seconds=seconds,
+        bubble=max(1 - sum(one.busy for one in tallies) / (whole * len(stage_runs)), 0.0),
+        least_bubble=schedule.bubble(forward, backward),
+        transfer_s=copying,
+        overlap=max(1 - sum(one.exposed for one in tallies) / copying, 0.0) if copying else 1.0,
+    )
+
+
+def _tally(steps: Sequence[QueuedStep]) -> _Tally:
+    """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
+    end = copied = steps[0].called
+    tally = _Tally(first=end, end=end)
+    for step in steps:
+        begin = max(end, step.called)
+        if step.taken is not None:
+            begin = max(begin, step.taken.arrived.at)
+            tally.exposed += max(0.0, step.taken.arrived.at - max(end, step.taken.source.at))
+        if step is steps[0]:
+            tally.first = begin
+        end = tally.end = max(begin, step.ended.at)
+        tally.steps[step.step.forward] += end - begin
+        if step.sent is not None:
+            tally.copying += max(step.sent.arrived.at - max(copied, end), 0.0)
+            copied = step.sent.arrived.at
+    return tally

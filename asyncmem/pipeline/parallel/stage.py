@@ -15,14 +15,14 @@ from asyncmem.devices import HostStream
 from asyncmem.devices.base import StreamT_co
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_size
-from asyncmem.pipeline.memory import granules
+from asyncmem.pipeline.stage import granules
 from asyncmem.pipeline.trees import buffers_except, buffers_in
 from asyncmem.pool import Budget
 from asyncmem.text import quoted
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from contextlib import ExitStack
 
     from asyncmem.arrays import Array
@@ -279,19 +279,6 @@ def needs_of(stages: Sequence[ParallelStage], names: Sequence[str], schedule: Sc
     return found
 
 
-def check_room(needs: Iterable[StageNeeds], capacity: int) -> None:
-    """Raise where a pool of that capacity has no room for the stages that are on it.
-
-    Raises:
-        InvalidRequest: The text has the sum.
-    """
-    needs = list(needs)
-    total = sum(one.total for one in needs)
-    if total > capacity:
-        least = f"at least {format_size(total)}: {'; '.join(map(str, needs))}"
-        raise InvalidRequest("limit", Described(format_size(capacity)), least)
-
-
 class Slot:
     """A range of memory for one thing at a time, which may be in several buffers.
 
@@ -304,12 +291,11 @@ class Slot:
     """
 
     def __init__(self, lease: Lease, nbytes: int, name: str, until: ExitStack) -> None:
-        """Take the next bytes of a lease; of none there is no range, and only buffers of no bytes."""
+        """Take the next bytes of a lease; with none there are only buffers of no bytes."""
         self.nbytes = nbytes
         self.peak = 0
-        self._region = Budget(until.enter_context(lease.lease(nbytes)), name, nbytes, waits=True) if nbytes else None
-        self._share = self._region or lease
-        self._start = 0
+        self._range = until.enter_context(lease.lease(nbytes)) if nbytes else lease
+        self._share = Budget(self._range, name, nbytes, waits=True)
         self._given: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
     def __contains__(self, buffer: Buffer) -> bool:
@@ -318,7 +304,7 @@ class Slot:
     @property
     def left(self) -> int:
         """The bytes that no buffer holds; they may come late, as where numpy's work still has freed memory."""
-        return self.nbytes - sum(granules(one.nbytes) for one in self._alive())
+        return self.nbytes - sum(granules(one.nbytes) for one in self._given if one.alive)
 
     async def clear(self, stream: Stream) -> None:
         """Wait until all of it is free, and let a stream come behind all that was done with it.
@@ -326,16 +312,12 @@ class Slot:
         Raises:
             DeviceError: The device would not order the stream.
         """
-        region = self._region
-        if region is None:
-            return
-        whole = region.try_allocate(self.nbytes, stream=stream)
+        whole = self._share.try_allocate(self.nbytes, stream=stream)
         if whole is None:
-            if region.stats().allocated_bytes == 0:
+            if self._share.stats().allocated_bytes == 0:
                 # All of it is free. A request would wait until the device does as it is told; the device says why not.
                 stream.wait(stream.record())
-            whole = await region.allocate_async(self.nbytes, stream=stream)
-        self._start = whole.address
+            whole = await self._share.allocate_async(self.nbytes, stream=stream)
         whole.free()
 
     async def allocate(self, nbytes: int, stream: Stream, tag: str | None = None) -> Buffer:
@@ -347,48 +329,5 @@ class Slot:
 
     def has_no_gap_of(self, nbytes: int) -> bool:
         """Whether what is held leaves no piece of that length, and none is coming."""
-        if self._region is None or self.nbytes - self._region.stats().allocated_bytes < self.left:
-            return False
-        end, longest = self._start, 0
-        for buffer in sorted(self._alive(), key=lambda one: one.address):
-            longest = max(longest, buffer.address - end)
-            end = buffer.address + granules(buffer.nbytes)
-        return max(longest, self._start + self.nbytes - end) < granules(nbytes)
-
-    def _alive(self) -> list[Buffer]:
-        return [one for one in self._given if one.alive and one.nbytes]
-
-
-class StageMemory:
-    """All that a stage needs, side by side in one lease.
-
-    A schedule takes micro-batches back in the order in which it took them forward. So what is kept for them takes turns
-    in as many slots as there are at once: each has been left when it is needed again.
-
-    Attributes:
-        slots: All slots, by what they are for.
-    """
-
-    def __init__(self, lease: Lease, needs: StageNeeds, until: ExitStack) -> None:
-        """Divide the lease; `until` gives the slots back."""
-        self._nothing = Slot(lease, 0, "", until)
-        self.slots = {
-            part.what: [Slot(lease, part.nbytes, f"{needs.name}: {part.what}", until) for _ in range(part.count)]
-            for part in needs.parts
-        }
-
-    def of(self, step: Step, number: int) -> dict[Use, Slot]:
-        """Return what a step may allocate from, which is the stage's so many-th, counted from 0."""
-        saved = self._turn("saved", step.micro_batch) if step.forward else self._nothing
-        # The step before has the other slot, from which its output may still be copied.
-        results = self.slots["results"] if step.forward else []
-        output = results[step.micro_batch] if results else self._turn("outputs", number)
-        return {"saved": saved, "output": output, "working": self.slots["working"][0]}
-
-    def arrival(self, step: Step) -> Slot:
-        """Return where an item lies that comes with a step."""
-        return self._turn("inputs" if step.forward else "gradients", step.micro_batch)
-
-    def _turn(self, what: str, number: int) -> Slot:
-        slots = self.slots[what]
-        return slots[number % len(slots)]
+        coming = self._share.stats().allocated_bytes - (self.nbytes - self.left)
+        return not coming and self._range.largest_hole() < granules(nbytes)
