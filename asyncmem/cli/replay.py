@@ -50,9 +50,8 @@ from asyncmem.replay import (
 )
 from asyncmem.replay import replay as run
 from asyncmem.replay import replay_on as run_live
-from asyncmem.replay.model import H200
-from asyncmem.replay.policy import policy_like
-from asyncmem.replay.recording import trace_of
+from asyncmem.replay.model import H200, policy_like
+from asyncmem.replay.trace import trace_of
 from asyncmem.text import printable, to_json
 from asyncmem.units import parse_size
 

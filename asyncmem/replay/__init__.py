@@ -5,12 +5,10 @@ from asyncmem.replay.advise import Advice, Suggestion, advise
 from asyncmem.replay.columns import Op
 from asyncmem.replay.journal import Difference, Journal
 from asyncmem.replay.live import LiveReplay, replay_on
-from asyncmem.replay.model import Costs, Model, measure_costs, read_costs
-from asyncmem.replay.policy import Policy, pool_options
+from asyncmem.replay.model import Costs, Model, Policy, measure_costs, pool_options, read_costs
 from asyncmem.replay.reading import from_snapshot, read
-from asyncmem.replay.recording import Recorder, record
 from asyncmem.replay.run import Replay, fit, replay
-from asyncmem.replay.trace import Steps, Trace
+from asyncmem.replay.trace import Recorder, Steps, Trace, record
 
 __all__ = [
     "Advice",

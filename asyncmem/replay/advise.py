@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from asyncmem.figures import format_count, format_size
 from asyncmem.readers import Patience
 from asyncmem.replay.columns import Op
-from asyncmem.replay.model import Model
-from asyncmem.replay.policy import IMPATIENT, Policy
+from asyncmem.replay.model import IMPATIENT, Model, Policy
 from asyncmem.replay.run import PAGE, Replay, fit, replay
 from asyncmem.replay.trace import Trace
 
@@ -217,20 +216,12 @@ def _warm_traces(trace: Trace, model: Model) -> tuple[Trace, Trace]:
     """Return the warm-up by itself, and with the program behind it once the device is done with it."""
     sizes = np.array([size for size, count in trace.warmup() for _ in range(count)], np.int64)
     gap_us = math.ceil((model.lag * 1e6 + 2000) / model.pace) if model.pace else 0
-    twice, kept = 2 * sizes.size, trace.op <= Op.FREE
-    warm: list[NDArray[Any]] = [
-        np.repeat([Op.ALLOCATE, Op.FREE], sizes.size),
-        np.zeros(twice, np.int64),
-        np.tile(np.arange(sizes.size), 2),
-        np.tile(sizes, 2),
-        np.zeros(twice, np.int64),
-    ]
-    whole: list[NDArray[Any]] = [
-        np.append(warm[0], trace.op[kept]),
-        np.append(warm[1], trace.stream[kept]),
-        np.append(warm[2], trace.id[kept] + sizes.size),
-        np.append(warm[3], trace.nbytes[kept]),
-        np.append(warm[4], trace.time_us[kept] + gap_us),
+    twice, kept = np.zeros(2 * sizes.size, np.int64), trace.op <= Op.FREE
+    op = np.repeat([Op.ALLOCATE, Op.FREE], sizes.size)
+    warm: list[NDArray[Any]] = [op, twice, np.tile(np.arange(sizes.size), 2), np.tile(sizes, 2), twice]
+    whole = [
+        np.append(first, np.asarray(column)[kept] + later)
+        for first, column, later in zip(warm, trace.columns, (0, 0, sizes.size, 0, gap_us), strict=True)
     ]
     return Trace(*warm, name=trace.name), Trace(*whole, name=trace.name)
 

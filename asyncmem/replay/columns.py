@@ -19,7 +19,7 @@ from enum import IntEnum
 from os import PathLike
 from pathlib import Path
 from struct import error as StructError  # noqa: N812  # an exception, whatever its module calls it
-from typing import IO, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import IO, Any, Final, NamedTuple, TypedDict, Unpack
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -30,8 +30,6 @@ from asyncmem.figures import format_size
 from asyncmem.files import open_file, parse_json
 from asyncmem.text import to_json
 from asyncmem.units import MAX_SIZE
-
-_Number = TypeVar("_Number", bound=np.integer)
 
 MOST_STREAMS: Final = 1 << 16
 """More than any program has: stream numbers are dense, so a larger one is none."""
@@ -68,7 +66,14 @@ class Columns(NamedTuple):
     """Microseconds since the recording began."""
 
 
-_ENDS: Final = {"op": len(Op), "stream": MOST_STREAMS, "id": 1 << 31, "nbytes": MAX_SIZE, "time_us": LATEST_US}
+_RULES: Final = {
+    "op": (np.uint8, 0, len(Op)),
+    "stream": (np.uint16, 0, MOST_STREAMS),
+    "id": (np.int32, -1, 1 << 31),
+    "nbytes": (np.int64, 0, MAX_SIZE),
+    "time_us": (np.int64, 0, LATEST_US),
+}
+"""The type of each column, its least number, and the first that is too large."""
 
 
 def checked(columns: Columns) -> Columns:
@@ -77,54 +82,32 @@ def checked(columns: Columns) -> Columns:
     Raises:
         BadTrace: A rule is broken; it names the first row that does.
     """
+    found: list[NDArray[Any]] = []
     for name, column in columns._asdict().items():
-        _check_numbers(name, column, columns.op.size)
-    found = Columns(
-        _frozen(columns.op, np.uint8),
-        _frozen(columns.stream, np.uint16),
-        _frozen(columns.id, np.int32),
-        _frozen(columns.nbytes, np.int64),
-        _frozen(columns.time_us, np.int64),
-    )
-    _check_order(found)
-    _check_lives(found)
-    return found
+        kind, least, end = _RULES[name]
+        need_numbers(name, column)
+        if column.size != columns.op.size:
+            raise BadTrace(f"{column.size} in {name} and {columns.op.size} in op", "columns of one length")
+        refuse((column < least) | (column >= end), f"{name} from {least} to {end - 1}", lambda at: str(column[at]))  # noqa: B023 - called at once
+        found.append(np.array(column, dtype=kind, order="C"))
+        found[-1].flags.writeable = False
+    frozen = Columns(*found)
+    _check_order(frozen)
+    _check_lives(frozen)
+    return frozen
 
 
-def live_bytes(columns: Columns) -> NDArray[np.int64]:
-    """Return the bytes that were allocated and not freed after each event."""
-    return _level(columns, Op.ALLOCATE, Op.FREE)
-
-
-def reserved_bytes(columns: Columns) -> NDArray[np.int64]:
-    """Return the bytes that the recorded allocator had from the driver after each event."""
-    return _level(columns, Op.GROW, Op.SHRINK)
+def level(columns: Columns, up: Op, down: Op) -> NDArray[np.int64]:
+    """Return the bytes after each event that one operation has added and another has taken off."""
+    signs = np.zeros(len(Op), np.int64)
+    signs[up], signs[down] = 1, -1
+    return np.cumsum(signs[columns.op] * columns.nbytes)
 
 
 def need_numbers(name: str, column: NDArray[np.generic]) -> None:
     """Raise `BadTrace` unless the column has whole numbers in one dimension."""
     if column.ndim != 1 or column.dtype.kind not in "iu":
         raise BadTrace(f"{column.dtype} in {column.ndim} dimensions", f"whole numbers in {name}, one a row")
-
-
-def _check_numbers(name: str, column: NDArray[Any], length: int) -> None:
-    need_numbers(name, column)
-    if column.size != length:
-        raise BadTrace(f"{column.size} in {name} and {length} in op", "columns of one length")
-    least, end = -1 if name == "id" else 0, _ENDS[name]
-    refuse((column < least) | (column >= end), f"{name} from {least} to {end - 1}", lambda at: str(column[at]))
-
-
-def _frozen(column: NDArray[np.integer], kind: type[_Number]) -> NDArray[_Number]:
-    copy = np.array(column, dtype=kind, order="C")
-    copy.flags.writeable = False
-    return copy
-
-
-def _level(columns: Columns, up: Op, down: Op) -> NDArray[np.int64]:
-    signs = np.zeros(len(Op), np.int64)
-    signs[up], signs[down] = 1, -1
-    return np.cumsum(signs[columns.op] * columns.nbytes)
 
 
 def _check_order(columns: Columns) -> None:
@@ -142,14 +125,11 @@ def _check_lives(columns: Columns) -> None:
     refuse(wrong, "allocations numbered from 0", lambda at: f"number {ids[born[at]]} for number {at}", born)
     freed = _ends(columns, Op.FREE, born, "a live allocation")
     _ends(columns, Op.DONE, freed, "an allocation whose free was asked for")
-    _check_level(live_bytes(columns), "live")
-    _check_level(reserved_bytes(columns), "reserved")
-
-
-def _check_level(level: NDArray[np.int64], what: str) -> None:
     # No step is as large as the bound, so the first one beyond it is seen before the sum could overflow.
-    most = format_size(MAX_SIZE)
-    refuse(abs(level) > MAX_SIZE, f"at most {most} {what} at once", lambda at: format_size(int(level[at])))
+    for what, up, down in (("live", Op.ALLOCATE, Op.FREE), ("reserved", Op.GROW, Op.SHRINK)):
+        held, most = level(columns, up, down), format_size(MAX_SIZE)
+        expected = f"at most {most} {what} at once"
+        refuse(abs(held) > MAX_SIZE, expected, lambda at: format_size(int(held[at])))  # noqa: B023 - called at once
 
 
 def _ends(columns: Columns, op: Op, begins: NDArray[np.intp], what: str) -> NDArray[np.intp]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -58,6 +58,9 @@ PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """All calls and their parameters."""
 
+_UNUSED: Final = {"take_at": ("anywhere",), "take_many": ("nbytes",), "submit": ("anywhere", "again", "fast")}
+"""What is written and not told again."""
+
 _TIMERS: Final = {"deadline", "quiet"}
 """Effects that say when, and not for how long."""
 _MOST_PAGES: Final = 1 << 26
@@ -68,9 +71,6 @@ _SIZES: Final = {
     "stream_cache_bytes", "shared_cache_bytes",
 }  # fmt: skip
 _USUAL: Final[tuple[object, ...]] = (None, False, -1, 0, math.inf, "all", [], "granted")
-
-
-# -- made again ------------------------------------------------------------------------------------------------------
 
 
 def keywords(name: str, arguments: list[Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,31 +96,6 @@ def keywords(name: str, arguments: list[Any], changes: Mapping[str, Any]) -> dic
         if endless in found and found[endless] is None:
             found[endless] = math.inf
     return found
-
-
-def make(name: str, given: dict[str, Any], heap: Heap, scheduler: Scheduler | None) -> None:
-    """Make a call once more.
-
-    Raises:
-        TypeError, ValueError, OverflowError: The arguments cannot be.
-    """
-    call: Callable[..., object]
-    if name == "add_space" and given["nbytes"] > given["page"] * _MOST_PAGES:
-        raise ValueError("more pages than any device has")
-    if name == "coalesce":
-        call = heap.segments
-    elif name in HEAP:
-        call = getattr(heap, name)
-        for unused in {"take_at": ("anywhere",), "take_many": ("nbytes",)}.get(name, ()):
-            del given[unused]
-    elif scheduler is None:
-        raise ValueError("no scheduler yet")
-    else:
-        call = getattr(scheduler, name)
-        if name == "submit":
-            given = {one: given[one] for one in given if one not in {"anywhere", "again", "fast"}}
-            given["nbytes"] = given.pop("pieces") or given["nbytes"]
-    call(**given)
 
 
 # -- for a person ----------------------------------------------------------------------------------------------------
@@ -150,30 +125,29 @@ class Words:
         """Return what was told, and the result."""
         if name == "submit":
             given = {"request": result, **given}
-        told = ", ".join(self._fields(given))
         came = self.result(name, result)
-        return name + (f": {told}" if told else "") + (f" → {came}" if came else "")
+        return self._with_fields(name, given) + (f" → {came}" if came else "")
 
     def effect(self, effect: Mapping[str, Any]) -> str:
         """Return what is to be done."""
-        fields = {one: value for one, value in effect.items() if one != "kind"}
-        if effect["kind"] in _TIMERS:
+        fields = dict(effect)
+        kind = str(fields.pop("kind"))
+        if kind in _TIMERS:
             fields["deadline"] = fields.pop("seconds")
-        told = ", ".join(self._fields(fields))
-        return str(effect["kind"]).replace("_", " ") + (f": {told}" if told else "")
+        return self._with_fields(kind.replace("_", " "), fields)
 
-    def _fields(self, given: Mapping[str, Any]) -> list[str]:
-        return [
-            self._field(name, value)
-            for name, value in given.items()
-            if name not in {"now", "pieces"} and value not in _USUAL
-        ] + ([f"in {len(given['pieces'])} pieces"] if given.get("pieces") else [])
+    def _with_fields(self, what: str, given: Mapping[str, Any]) -> str:
+        fields = sorted(given.items(), key=lambda field: field[0] == "pieces")  # those come last
+        told = [self._field(name, value) for name, value in fields if name != "now" and value not in _USUAL]
+        return what + (f": {', '.join(told)}" if told else "")
 
     def _field(self, name: str, value: Any) -> str:  # noqa: ANN401
         plain = name.replace("_", " ")
         match name, value:
             case "request", _:
                 return f"request {self._numbers.get(value, '?')}"
+            case "pieces", list():
+                return f"in {len(value)} pieces"
             case "nbytes", int():
                 return format_size(value)
             case "address", int():
@@ -359,34 +333,40 @@ class _Again:
         self._scheduler: Scheduler | None = None
 
     def tell(self, name: str, given: dict[str, Any]) -> list[Any]:
-        """Make a call, and return what its line is now."""
-        written = b""
+        """Make a call, and return what its line is now.
+
+        Raises:
+            TypeError, ValueError, OverflowError: The arguments cannot be.
+        """
+        refused: ValueError | None = None
         try:
             self._make(name, given)
-        except ValueError:
-            written = self._read()
-            if not written:
-                raise
-        written = written or self._read()
+        except ValueError as error:
+            refused = error
+        written = b"" if self._heap is None else self._heap.read_journal()
+        if refused is not None and not written:
+            raise refused
         if self._scheduler is not None:
             self._scheduler.effects()
-        if not written:
-            return [name, [], "nothing", []]
-        line = json.loads(written)
-        return line if len(line) == 4 else [*line, []]
+        return [*json.loads(written), []][:4] if written else [name, [], "nothing", []]
 
     def _make(self, name: str, given: dict[str, Any]) -> None:
         if name == "heap":
             self._heap = Heap(journal=True, **given)
-        elif self._heap is None:
-            raise ValueError("no heap yet")
-        elif name == "serve":
+            return
+        if self._heap is None or (self._scheduler is None and name in SCHEDULER):
+            raise ValueError("no heap or no scheduler yet")
+        if name == "add_space" and given["nbytes"] > given["page"] * _MOST_PAGES:
+            raise ValueError("more pages than any device has")
+        if name == "submit":
+            given["nbytes"] = given.pop("pieces") or given["nbytes"]
+        given = {one: value for one, value in given.items() if one not in _UNUSED.get(name, ())}
+        if name == "serve":
             self._scheduler = Scheduler(self._heap, **given)
+        elif name == "coalesce":
+            self._heap.segments()
         else:
-            make(name, given, self._heap, self._scheduler)
-
-    def _read(self) -> bytes:
-        return b"" if self._heap is None else self._heap.read_journal()
+            getattr(self._heap if name in HEAP else self._scheduler, name)(**given)
 
 
 def _need_known(changes: dict[str, object], policy: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ from asyncmem.devices.simulated.timeline import VirtualClock
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.options import PoolOptions
 from asyncmem.pool import AsyncMemoryPool
-from asyncmem.replay.columns import Op
+from asyncmem.replay.model import Model
 from asyncmem.replay.run import Outcome
 from asyncmem.replay.trace import Trace
 
@@ -264,19 +264,16 @@ def replay_on(pool: AsyncMemoryPool, trace: Trace, *, lag: float = 0.0, pace: fl
     Raises:
         InvalidRequest: A number is negative or not finite, or the device cannot be kept busy.
     """
-    for name, value in (("lag", lag), ("pace", 1.0 if pace is None else pace)):
-        if not 0 <= value < math.inf:
-            raise InvalidRequest(name, value, "a number from 0")
+    model = Model(lag=lag, pace=1.0 if pace is None else pace)
     with ExitStack() as stack:
         busy = stack.enter_context(closing(busy_for(pool.device))) if lag or pace else None
-        pace = 1.0 if pace is None else pace
         program = _Program(pool, trace, lag)
         stack.callback(program.end)
         if busy is None:
             program.run()
         else:
-            program.run_late(busy, np.multiply(trace.steps().time_us, pace / 1e6, dtype=np.float64))
-        return program.result(trace.duration * pace)
+            program.run_late(busy, np.multiply(trace.steps().time_us, model.pace / 1e6, dtype=np.float64))
+        return program.result(trace.duration * model.pace)
 
 
 class _Program:
@@ -286,9 +283,10 @@ class _Program:
         self._pool = pool
         self._trace = trace
         self._lag = lag
-        self._streams = _streams(pool, trace)
+        more = (pool.device.create_stream(f"stream {number}") for number in range(1, trace.streams))
+        self._streams = [pool.device.default_stream, *more]
         self._steps = _steps(trace, self._streams)
-        self._held: list[Buffer | None] = [None] * trace.allocations
+        self._held: dict[int, Buffer] = {}
         self._done = 0
         self._failed: int | None = None
         self._waits = 0
@@ -321,8 +319,7 @@ class _Program:
             options=self._pool.options,
             lag=self._lag,
             limit=stats.limit,
-            completed=failed is None,
-            failed_row=None if failed is None else int(np.flatnonzero(self._trace.op <= Op.FREE)[failed]),
+            failed_row=None if failed is None else self._trace.row_of(failed),
             failed_bytes=0 if failed is None else self._steps[failed][1],
             duration=duration,
             peak_requested=self._trace.peak_requested,
@@ -337,9 +334,8 @@ class _Program:
         )
 
     def end(self) -> None:
-        for buffer in self._held:
-            if buffer is not None:
-                buffer.free()
+        for buffer in self._held.values():
+            buffer.free()
         for stream in self._streams:
             stream.synchronize_blocking()
 
@@ -369,10 +365,8 @@ class _Program:
                 slot, nbytes, stream = self._steps[at]
                 if nbytes >= 0:
                     held[slot] = take(nbytes, stream=stream)
-                    continue
-                buffer, held[slot] = held[slot], None
-                assert buffer is not None
-                buffer.free(stream=stream)
+                else:
+                    held.pop(slot).free(stream=stream)
             at = end
         except OutOfMemoryError:
             self._failed = at
@@ -382,27 +376,18 @@ class _Program:
     def _take_late(self, busy: Busy, nbytes: int, *, stream: Stream | None) -> Buffer:
         began, started = busy.now(), time.perf_counter()
         try:
-            return self._take_soon(busy, nbytes, stream)
+            for look in range(1, _LOOKS + 1):
+                try:
+                    return self._pool.allocate(nbytes, stream=stream)
+                except OutOfMemoryError:
+                    busy.until(began + 2 * self._lag * look / _LOOKS)
+            return self._pool.allocate(nbytes, stream=stream)
         finally:
             took = busy.now() - began
             if took > LONG:
                 self._waits += 1
                 self._waited += took
                 self._idle += time.perf_counter() - started
-
-    def _take_soon(self, busy: Busy, nbytes: int, stream: Stream | None) -> Buffer:
-        began = busy.now()
-        for look in range(1, _LOOKS + 1):
-            try:
-                return self._pool.allocate(nbytes, stream=stream)
-            except OutOfMemoryError:
-                busy.until(began + 2 * self._lag * look / _LOOKS)
-        return self._pool.allocate(nbytes, stream=stream)
-
-
-def _streams(pool: AsyncMemoryPool, trace: Trace) -> list[Stream]:
-    device = pool.device
-    return [device.default_stream, *(device.create_stream(f"stream {n}") for n in range(1, trace.streams))]
 
 
 def _steps(trace: Trace, streams: Sequence[Stream]) -> list[Step]:

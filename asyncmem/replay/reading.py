@@ -4,11 +4,12 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from io import BufferedReader, BytesIO
 from os import PathLike
 from pathlib import Path
 from pickle import BINUNICODE, SHORT_BINUNICODE, STOP, Unpickler, UnpicklingError
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,13 @@ EVENT_US: Final = 20
 """What an event counts for where no times were recorded; real programs come to 14 to 130."""
 
 
-class Block(NamedTuple):
-    """One allocation. Those made before the recording are numbered from -1 downwards until all of them are known."""
+@dataclass(slots=True)
+class Block:
+    """One allocation; it is numbered once all that were made before the recording are known."""
 
-    number: int
     nbytes: int
     stream: int
+    number: int = -1
 
 
 class History:
@@ -47,8 +49,8 @@ class History:
         """Begin; `requests` says whether requests to free are among the events, or only their completion."""
         self.repairs: Counter[str] = Counter()
         self._requests = requests
-        self._rows: list[tuple[int, int, int, int, int]] = []
-        self._allocations = 0
+        self._rows: list[tuple[Op, Block, int]] = []  # with their times
+        self._allocations: list[Block] = []
         self._before: dict[int, Block] = {}  # live before the recording, by address
         self._live: dict[int, Block] = {}
         self._leaving: dict[int, Block] = {}  # their free was asked for and is not complete
@@ -58,17 +60,15 @@ class History:
         self._reserved = 0
         self._reserved_before = 0
 
-    def at(self, time_us: int) -> None:
-        """Set the time of the next events, in microseconds since the recording began."""
-        if time_us < self._now:
+    def at(self, time_us: int | None) -> None:
+        """Set the time of the next event, in microseconds since the recording began; None where it is not known."""
+        if time_us is None:
+            self.repairs["untimed"] += 1
+            self._now += EVENT_US
+        elif time_us < self._now:
             self.repairs["back"] += 1
         else:
             self._now = time_us
-
-    def pass_time(self) -> None:
-        """Take the usual time for the next event, whose own is not known."""
-        self.repairs["untimed"] += 1
-        self._now += EVENT_US
 
     # -- what the program did --------------------------------------------------------------------------------------
 
@@ -80,11 +80,10 @@ class History:
             self.free_requested(address, lost.nbytes, stream)
         if address in self._leaving:
             self.free_completed(address, nbytes, stream)
-        block = Block(self._allocations, nbytes, self._stream(stream))
-        self._allocations += 1
+        block = self._live[address] = Block(nbytes, self._stream(stream))
+        self._allocations.append(block)
         self._known.add(address)
-        self._live[address] = block
-        self._write(Op.ALLOCATE, block)
+        self._rows.append((Op.ALLOCATE, block, self._now))
 
     def free_requested(self, address: int, nbytes: int, stream: int) -> None:
         """Note that the program freed what is at an address."""
@@ -93,7 +92,7 @@ class History:
             self.repairs["allocation"] += 1
         else:
             self._leaving[address] = block
-            self._write(Op.FREE, block)
+            self._rows.append((Op.FREE, block, self._now))
 
     def free_completed(self, address: int, nbytes: int, stream: int) -> None:
         """Note that the streams were seen done with what was freed; where no free was asked for, it is both."""
@@ -101,21 +100,14 @@ class History:
             self._miss_request(address, nbytes, stream)
         block = self._leaving.pop(address, None)
         if block is not None:
-            self._write(Op.DONE, block)
+            self._rows.append((Op.DONE, block, self._now))
 
     # -- what the allocator did ------------------------------------------------------------------------------------
 
-    def grow(self, address: int, nbytes: int, stream: int) -> None:
-        """Note that it took memory from the driver."""
-        del address  # what matters is how much
-        self._reserved += nbytes
-        self._rows.append((Op.GROW, self._stream(stream), -1, nbytes, self._now))
-
-    def shrink(self, address: int, nbytes: int, stream: int) -> None:
-        """Note that it gave memory back to the driver."""
-        del address
-        self._reserved -= nbytes
-        self._rows.append((Op.SHRINK, self._stream(stream), -1, nbytes, self._now))
+    def reserve(self, op: Op, nbytes: int, stream: int) -> None:
+        """Note that it took memory from the driver (`GROW`), or gave some back (`SHRINK`)."""
+        self._reserved += nbytes if op == Op.GROW else -nbytes
+        self._rows.append((op, Block(nbytes, self._stream(stream)), self._now))
 
     # -- how it ended ----------------------------------------------------------------------------------------------
 
@@ -142,17 +134,14 @@ class History:
     def columns(self) -> Columns:
         """Return the whole history: first what was there before, in the order of addresses, then the events."""
         before = [block for _, block in sorted(self._before.items())]
-        rows = [(Op.GROW, 0, -1, self._reserved_before, 0)] if self._reserved_before else []
-        rows += [(Op.ALLOCATE, block.stream, block.number, block.nbytes, 0) for block in before]
-        table: NDArray[Any] = np.array([*rows, *self._rows], np.int64).reshape(-1, len(Columns._fields))
-        op, stream, number, nbytes, time = table.T
-        places = np.empty(len(before), np.int64)
-        places[[-1 - block.number for block in before]] = np.arange(len(before))
-        blocks = op <= Op.DONE
-        early = blocks & (number < 0)
-        number[blocks] += len(before)
-        number[early] = places[len(before) - 1 - number[early]]
-        return Columns(op, stream, number, nbytes, time)
+        for number, block in enumerate(before + self._allocations):
+            block.number = number
+        rows = [(Op.GROW, Block(self._reserved_before, 0), 0)] if self._reserved_before else []
+        rows += [(Op.ALLOCATE, block, 0) for block in before]
+        table: NDArray[Any] = np.array(
+            [(op, one.stream, one.number, one.nbytes, time) for op, one, time in rows + self._rows], np.int64
+        )
+        return Columns(*table.reshape(-1, len(Columns._fields)).T)
 
     def sentences(self) -> Iterator[str]:
         """Return sentences on what was missing."""
@@ -176,14 +165,11 @@ class History:
         if address in self._known:
             return None
         self._known.add(address)
-        block = self._before[address] = Block(-1 - len(self._before), nbytes, self._stream(stream))
+        block = self._before[address] = Block(nbytes, self._stream(stream))
         return block
 
     def _stream(self, handle: int) -> int:
         return self._streams.setdefault(handle, len(self._streams))
-
-    def _write(self, op: Op, block: Block) -> None:
-        self._rows.append((op, block.stream, block.number, block.nbytes, self._now))
 
 
 _REPAIRS: Final = {
@@ -204,16 +190,17 @@ _SNAPSHOTS: Final = (b"\x80", b"{")
 _RECORDS: Final = b"asyncmem"
 """How an .amem begins, which is read by others."""
 _SPACE: Final = b" \t\r\n"
-_TELL: Final = {
+_BLOCKS: Final = {
     "alloc": History.alloc,
     "free_requested": History.free_requested,
     "free_completed": History.free_completed,
-    "segment_alloc": History.grow,
-    "segment_map": History.grow,
-    "segment_free": History.shrink,
-    "segment_unmap": History.shrink,
 }
-_BLOCKS: Final = {"alloc", "free_requested", "free_completed"}
+_DRIVER: Final = {
+    "segment_alloc": Op.GROW,
+    "segment_map": Op.GROW,
+    "segment_free": Op.SHRINK,
+    "segment_unmap": Op.SHRINK,
+}
 _SYNTHETIC: Final = "mallocWithAddress"
 _RECORD: Final = "was torch.cuda.memory._record_memory_history() called before what is to be recorded?"
 
@@ -316,21 +303,21 @@ def _tell(history: History, entries: list[Any]) -> None:
     began: int | None = None
     for row, entry in enumerate(entries):
         action = _action(entry)
-        tell = _TELL.get(action)
-        if tell is None:
+        if action not in _BLOCKS and action not in _DRIVER:
             history.repairs["refused"] += action == "oom"
             continue
         if _is_synthetic(entry):
             history.repairs["synthetic"] += 1
             continue
-        if "time_us" in entry:
-            time = _whole(entry, "time_us", row, LATEST_US)
-            began = time if began is None else began
-            history.at(time - began)
-        else:
-            history.pass_time()
+        time = _whole(entry, "time_us", row, LATEST_US) if "time_us" in entry else None
+        began = time if began is None else began
+        history.at(None if time is None or began is None else time - began)
         size, stream = _whole(entry, "size", row, MAX_SIZE), _whole(entry, "stream", row)
-        tell(history, _whole(entry, "addr", row), size, stream)
+        address = _whole(entry, "addr", row)
+        if action in _BLOCKS:
+            _BLOCKS[action](history, address, size, stream)
+        else:
+            history.reserve(_DRIVER[action], size, stream)
 
 
 def _is_synthetic(entry: dict[str, Any]) -> bool:

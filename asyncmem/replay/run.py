@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, final
 
-import numpy as np
-
 from asyncmem.core import DRIVER_CALLS, ReplaySample, ReplayTally, replay_steps
 from asyncmem.errors import BadTrace, InvalidRequest
 from asyncmem.figures import format_size
 from asyncmem.pool.policy import heap_settings
-from asyncmem.replay.columns import Op
-from asyncmem.replay.model import Model
-from asyncmem.replay.policy import Policy
+from asyncmem.replay.model import Model, Policy
 from asyncmem.replay.trace import Trace
 from asyncmem.text import quoted
 
@@ -26,8 +22,7 @@ class Outcome(ABC):
     Attributes:
         name: The trace's.
         limit: The most that might be reserved, or None.
-        completed: Whether every request was served. The first that was not ends the replay.
-        failed_row: The trace's row of that request, or None,
+        failed_row: The trace's row of the first request that was not served, which ends the replay; or None,
         failed_bytes: and how much was asked for.
         duration: The time that was recorded, at the pace of the replay.
         peak_requested: The most that was live at once, as it was asked for: no allocator can reserve less.
@@ -42,7 +37,6 @@ class Outcome(ABC):
 
     name: str
     limit: int | None
-    completed: bool
     failed_row: int | None
     failed_bytes: int
     duration: float
@@ -54,6 +48,11 @@ class Outcome(ABC):
     waits: int
     wait_seconds: float
     ns_per_op: float
+
+    @property
+    def completed(self) -> bool:
+        """Whether every request was served."""
+        return self.failed_row is None
 
     @property
     def reserved_over_requested(self) -> float:
@@ -183,10 +182,6 @@ class Runner:
             "patience": policy.patience.seconds, "patience_share": policy.patience.share, "adaptive": False,
         }  # fmt: skip
 
-    def row(self, step: int) -> int:
-        """Return the trace's row of a step."""
-        return int(np.flatnonzero(self.trace.op <= Op.FREE)[step])
-
 
 def replay(
     trace: Trace,
@@ -216,22 +211,18 @@ def replay(
     timed = [runner.run(limit=limit) for _ in range(_TIMED)]
     gap = timed[0].end_us / samples if samples else 0.0
     # The peak is known now, so this time it is noticed when it comes.
-    found = runner.run(limit=limit, sample_us=gap, survey_at=timed[0].peak_reserved)
-    return _result(runner, limit, found, min(one.loop_ns - one.empty_loop_ns for one in timed))
-
-
-def _result(runner: Runner, limit: int | None, tally: ReplayTally, spent_ns: float) -> Replay:
+    tally = runner.run(limit=limit, sample_us=gap, survey_at=timed[0].peak_reserved)
+    spent_ns = min(one.loop_ns - one.empty_loop_ns for one in timed)
     steps = tally.takes + tally.frees
     return Replay(
-        name=runner.trace.name,
+        name=trace.name,
         policy=runner.policy,
         model=runner.model,
         limit=limit,
-        completed=tally.completed,
-        failed_row=None if tally.completed else runner.row(tally.failed_step),
+        failed_row=None if tally.completed else trace.row_of(tally.failed_step),
         failed_bytes=tally.failed_bytes,
-        duration=runner.trace.duration * runner.model.pace,
-        peak_requested=runner.trace.peak_requested,
+        duration=trace.duration * runner.model.pace,
+        peak_requested=trace.peak_requested,
         peak_active=tally.peak_live,
         peak_reserved=tally.peak_reserved,
         takes=tally.takes,
