@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
@@ -14,13 +14,12 @@ from asyncmem.pipeline.resources import pool_of
 from asyncmem.pipeline.tasks import ItemQueue
 from asyncmem.pipeline.trees import fence_behind, order_behind
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.share import Share
+from asyncmem.pool.share import RequestTerms, Share
 from asyncmem.text import quoted
 from asyncmem.units import parse_count, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
-    from types import TracebackType
 
     from asyncmem.arrays import Array
     from asyncmem.core import Buffer
@@ -121,17 +120,15 @@ class Channel(_Receives[T]):
         """The budget that the items' memory comes from, with all the ways to allocate that a pool has."""
         return self._budget
 
-    def allocate(
-        self, size: int | str, *, stream: object = None, tag: str | None = None, timeout: float | None = None
-    ) -> Awaitable[Buffer]:
+    def allocate(self, size: int | str, **terms: Unpack[RequestTerms]) -> Awaitable[Buffer]:
         """Start a request for an item's memory, to be awaited; see `AsyncMemoryPool.allocate_async`."""
-        return self._budget.allocate_async(size, stream=stream, tag=tag, timeout=timeout)
+        return self._budget.allocate_async(size, **terms)
 
     async def empty(
-        self, shape: int | Sequence[int], dtype: object = "float32", *, stream: object = None, tag: str | None = None
+        self, shape: int | Sequence[int], dtype: object = "float32", **terms: Unpack[RequestTerms]
     ) -> Array:
         """Allocate an array for an item; see `AsyncMemoryPool.empty`."""
-        return await self._budget.empty(shape, dtype, stream=stream, tag=tag)
+        return await self._budget.empty(shape, dtype, **terms)
 
     def stats(self) -> ChannelStats:
         """Return the figures of this moment."""
@@ -257,9 +254,7 @@ class Channel(_Receives[T]):
         """Return the channel itself."""
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Drop what is left and end the quota; what was received stays valid."""
         self.fail(error if isinstance(error, Exception) else ClosedResourceError())
         self._budget.close()

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
 
 import anyio
@@ -159,6 +159,7 @@ class Lane:
             self.queue.release()
 
 
+@dataclass(eq=False)
 class Run:
     """Takes a source's items through the stages. Nothing of it outlives `main`.
 
@@ -169,23 +170,19 @@ class Run:
         InvalidRequest: The source cannot be iterated over.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[ActiveStage],
-        source: Iterable[object] | AsyncIterable[object],
-        *,
-        ordered: bool,
-        in_flight: int,
-        helpers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
-    ) -> None:
+    stages: Sequence[ActiveStage]
+    source: InitVar[Iterable[object] | AsyncIterable[object]]
+    ordered: bool
+    in_flight: int
+    helpers: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+
+    def __post_init__(self, source: Iterable[object] | AsyncIterable[object]) -> None:
         self._clock = need_running_loop("a pipeline").now
-        self._in_flight = in_flight
-        self._helpers = helpers
         self._out: ItemQueue[InFlight] = ItemQueue()
         self._lanes: list[Lane] = []  # the last first
         self._in = self._out
-        for active in reversed(stages):
-            self._lanes.append(Lane(active, self._in, ordered=ordered))
+        for active in reversed(self.stages):
+            self._lanes.append(Lane(active, self._in, ordered=self.ordered))
             self._in = self._lanes[-1].queue
         self._items: Iterator[object] = iter(())
         self._awaited: AsyncIterator[object] | None = None
@@ -268,9 +265,9 @@ class Run:
                 tasks.start_soon(self._work, lane, name=f"{lane.active.stage.name} {number}")
         if self._awaited is not None:
             tasks.start_soon(self._await_items, self._awaited, name="source")
-        for helper in self._helpers:
+        for helper in self.helpers:
             tasks.start_soon(helper)
-        for _ in range(self._in_flight):
+        for _ in range(self.in_flight):
             self._allow(now)
 
     async def _work(self, lane: Lane) -> None:

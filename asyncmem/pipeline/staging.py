@@ -93,16 +93,18 @@ AT_ONCE: Final = 4 << 20
 
 
 @final
+@dataclass(eq=False)
 class HostCopier:
     """Copies data of the host to buffers of a pool, by way of page-locked memory where that is wanted and faster.
 
     What its threads wait for is ended together.
     """
 
-    def __init__(self, pool: AsyncMemoryPool, *, pinned: bool, tag: str | None) -> None:
-        self._pool = pool
-        self._pinned = pinned
-        self._tag = tag
+    pool: AsyncMemoryPool
+    pinned: bool
+    tag: str | None
+
+    def __post_init__(self) -> None:
         self._requests: set[Ready[Any] | Request[Any]] = set()
         self._over = False
 
@@ -130,7 +132,7 @@ class HostCopier:
 
     def blocks(self, pieces: Sequence[Piece]) -> bool:
         """Return whether `stage` is to copy these, on a thread: they are not page-locked."""
-        return self._pinned and any(self._pool.device.copy_holds_up(source, into=True) for _, source in pieces)
+        return self.pinned and any(self.pool.device.copy_holds_up(source, into=True) for _, source in pieces)
 
     def copy(self, target: Buffer, pieces: Sequence[Piece]) -> list[Copy]:
         """Start copying pieces to where they belong, each by the buffer's home stream."""
@@ -140,7 +142,7 @@ class HostCopier:
     def stage(self, target: Buffer, pieces: Sequence[Piece], workers: Workers) -> Copy:
         """Read pieces into page-locked memory (blocks), by the workers together, and start one copy of the whole."""
         nbytes = max(offset + source.nbytes for offset, source in pieces)
-        staging = self.wait(self._pool.pinned.allocate_async(nbytes, stream=target.stream, tag=self._tag))
+        staging = self.wait(self.pool.pinned.allocate_async(nbytes, stream=target.stream, tag=self.tag))
         try:
             workers.run_parts([partial(_read, staging, part) for part in parts_of(pieces)])
             return target.copy_from(staging)

@@ -161,7 +161,7 @@ def test_progress_shows_the_report_while_it_runs_and_at_the_end(virtually: Run) 
         console = Console(file=io.StringIO(), width=80, force_terminal=True)
         async with stepped_pool() as pool, Pipeline(decode, forward, head, pool=pool) as pipe:
             results = pipe.map(range(100), progress=True)
-            results._run._helpers = [lambda: show(pipe.report, console)]
+            results._run.helpers = [lambda: show(pipe.report, console)]
             assert [one async for one in results] == list(range(100))
         assert isinstance(console.file, io.StringIO)
         shown = console.file.getvalue()
@@ -180,7 +180,7 @@ def test_progress_is_told_once_where_there_is_no_terminal(virtually: Run) -> Non
         console = Console(file=io.StringIO(), width=80)
         async with stepped_pool() as pool, Pipeline(decode, forward, head, pool=pool) as pipe:
             results = pipe.map(range(100), progress=True)
-            results._run._helpers = [lambda: show(pipe.report, console)]
+            results._run.helpers = [lambda: show(pipe.report, console)]
             assert [one async for one in results] == list(range(100))
         assert isinstance(console.file, io.StringIO)
         shown = console.file.getvalue()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -374,6 +374,7 @@ class QueuedStep:
             await self.sent.arrived.wait()
 
 
+@dataclass(eq=False)
 class StageRun:
     """A stage for one run, with all the memory that it needs in one lease.
 
@@ -381,24 +382,25 @@ class StageRun:
     in as many slots as there are at once: each has been left when it is needed again.
 
     Attributes:
+        until: Ends what it makes.
         device: Where it works.
         kept: What forwards have saved, by micro-batch.
         queued: The steps that have been queued.
         followed: How many of them the device is known to be done with.
     """
 
-    def __init__(
-        self, stage: ParallelStage, needs: StageNeeds, streams: Streams, lease: Lease, until: ExitStack
-    ) -> None:
-        self.stage = stage
-        self.needs = needs
-        self.streams = streams
-        self.device = pool_of(lease).device
-        self._lease = lease
-        self._nothing = Slot(lease, 0, "", until)
+    stage: ParallelStage
+    needs: StageNeeds
+    streams: Streams
+    lease: Lease
+    until: InitVar[ExitStack]
+
+    def __post_init__(self, until: ExitStack) -> None:
+        self.device = pool_of(self.lease).device
+        self._nothing = Slot(self.lease, 0, "", until)
         self._slots = {
-            part.what: [Slot(lease, part.nbytes, f"{needs.name}: {part.what}", until) for _ in range(part.count)]
-            for part in needs.parts
+            part.what: [Slot(self.lease, part.nbytes, f"{self.name}: {part.what}", until) for _ in range(part.count)]
+            for part in self.needs.parts
         }
         self.kept: dict[int, tuple[object, ...]] = {}
         self.queued: list[QueuedStep] = []
@@ -441,7 +443,7 @@ class StageRun:
         free_buffers(buffers_except(used, but=but))
         for stream in (self.streams.compute, *self.streams.out.values()):
             with suppress(DeviceError):  # raised where that stream is used next
-                self._lease._fence(stream)
+                self.lease._fence(stream)
 
     def peak(self) -> int:
         """Return the most bytes that its slots held, in sum."""
