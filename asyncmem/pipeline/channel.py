@@ -10,10 +10,10 @@ from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.report import ChannelStats
-from asyncmem.pipeline.resources import pool_of
 from asyncmem.pipeline.tasks import ItemQueue
 from asyncmem.pipeline.trees import fence_behind, order_behind
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import RequestTerms, Share
 from asyncmem.text import quoted
 from asyncmem.units import parse_count, parse_size

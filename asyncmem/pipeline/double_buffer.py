@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Self, final
 
 from asyncmem.arrays import element_type, lengths_of
 from asyncmem.errors import Described, InvalidRequest
-from asyncmem.pipeline.resources import BorrowedStreams, pool_of, share_of, stream_of
+from asyncmem.pipeline.resources import BorrowedStreams, share_of, stream_of
 from asyncmem.pipeline.staging import HostCopier, Workers, host_array
 from asyncmem.pool.latch import Latch
+from asyncmem.pool.pool import pool_of
 from asyncmem.units import parse_count
 
 if TYPE_CHECKING:

@@ -14,11 +14,13 @@ from asyncmem.errors import DeadlockError, DeviceError, InvalidRequest
 from asyncmem.facts import OwnerInfo
 from asyncmem.figures import format_size
 from asyncmem.pipeline.report import PipelineReport, show
-from asyncmem.pipeline.resources import BorrowedStreams, pool_of
+from asyncmem.pipeline.resources import BorrowedStreams
 from asyncmem.pipeline.run import ActiveStage, Results, Run
-from asyncmem.pipeline.stage import IN_FLIGHT, Function, Stage, StageBudget, divide, reserve_ranges, stage
+from asyncmem.pipeline.stage import IN_FLIGHT, Function, Stage, StageBudget, divide, stage
 from asyncmem.pool import AsyncMemoryPool, Budget
-from asyncmem.pool.share import Share
+from asyncmem.pool.lease import reserve_ranges
+from asyncmem.pool.pool import pool_of
+from asyncmem.pool.share import Share, fail_first
 from asyncmem.runtime import device
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_count
@@ -318,7 +320,7 @@ def _fail_last(stages: Sequence[ActiveStage]) -> None:
     waiting = [active.share.waiters() for active in stages]
     stuck = [active.share for active, requests in zip(stages, waiting, strict=True) if requests]
     if stuck and all(len(requests) >= active.at_work for active, requests in zip(stages, waiting, strict=True)):
-        stuck[-1]._fail_first(_error(pool_of(stuck[-1]), stages, waiting))
+        fail_first(stuck[-1], _error(pool_of(stuck[-1]), stages, waiting))
 
 
 def _error(

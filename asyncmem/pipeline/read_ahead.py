@@ -18,12 +18,13 @@ import anyio
 from anyio import from_thread, lowlevel
 
 from asyncmem.arrays import Layout
-from asyncmem.pipeline.resources import BorrowedStreams, pool_of
+from asyncmem.pipeline.resources import BorrowedStreams
 from asyncmem.pipeline.staging import HostCopier, Workers, host_array
 from asyncmem.pipeline.trees import map_leaves
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.loops import need_running_loop
+from asyncmem.pool.pool import pool_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool import AsyncMemoryPool, Budget
-from asyncmem.pool.share import Share
 from asyncmem.runtime import RuntimeDevice
 from asyncmem.runtime import device as runtime_device
 
@@ -34,13 +33,6 @@ def share_of(memory: object) -> AsyncMemoryPool | Budget:
     if isinstance(memory, AsyncMemoryPool | Budget):
         return memory
     raise InvalidRequest("pool", memory, "a pool, a budget, or the name of a device")
-
-
-def pool_of(share: Share) -> AsyncMemoryPool:
-    """Return the pool that a share is a part of."""
-    *_, pool = share._lineage()
-    assert isinstance(pool, AsyncMemoryPool)
-    return pool
 
 
 def stream_of(device: Device, stream: object) -> Stream:

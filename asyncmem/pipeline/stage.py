@@ -33,7 +33,6 @@ from asyncmem.units import parse_count, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from contextlib import ExitStack
 
     from asyncmem.core import Batch, Buffer, Ready, Request
     from asyncmem.units import Size
@@ -280,22 +279,3 @@ class StageBudget(StageShare[Stream | None], Budget):
 
 class StageLease(StageShare[Stream | None], Lease):
     """The share of a stage for one item: all of its credit, at once and in one piece."""
-
-
-async def reserve_ranges(parent: Share, sizes: Sequence[int], tag: str, until: ExitStack) -> list[Lease]:
-    """Wait for ranges of memory, all or none, so that none is held during the wait; return their leases.
-
-    Args:
-        parent: Where the memory comes from.
-        sizes: The lengths of the ranges in bytes.
-        tag: A label for reports.
-        until: Ends the leases.
-
-    Cancelled: nothing was taken.
-    """
-    leases = [parent.lease(nbytes) for nbytes in sizes]
-    if leases:
-        batch = await parent.allocate_batch(sizes, tag=tag)
-        for lease, buffer in zip(leases, batch, strict=True):
-            until.push(lease._enter(buffer))
-    return leases

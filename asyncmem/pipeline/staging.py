@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast, final
 
 import numpy as np
 
@@ -136,8 +136,8 @@ class HostCopier:
 
     def copy(self, target: Buffer, pieces: Sequence[Piece]) -> list[Copy]:
         """Start copying pieces to where they belong, each by the buffer's home stream."""
-        # A piece is bytes, and so is the part of the buffer that it goes to.
-        return [target._copy(source.nbytes, source, None, True, offset) for offset, source in pieces]
+        parts = (target.view("uint8", source.nbytes, offset).copy_from(source) for offset, source in pieces)
+        return [cast("Copy", part) for part in parts]
 
     def stage(self, target: Buffer, pieces: Sequence[Piece], workers: Workers) -> Copy:
         """Read pieces into page-locked memory (blocks), by the workers together, and start one copy of the whole."""

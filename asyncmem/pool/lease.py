@@ -11,6 +11,9 @@ from asyncmem.pool.share import RequestTerms, Share
 from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import ExitStack
+
     from asyncmem.core import Buffer
     from asyncmem.pool.ports import Opened
     from asyncmem.units import Size
@@ -122,3 +125,22 @@ class Lease(Share):
         self._begin_lease(found, self._source, opened.options.bypass)
         opened.shares[self._account] = self
         return self
+
+
+async def reserve_ranges(parent: Share, sizes: Sequence[int], tag: str, until: ExitStack) -> list[Lease]:
+    """Wait for ranges of memory, all or none, so that none is held during the wait; return their leases.
+
+    Args:
+        parent: Where the memory comes from.
+        sizes: The lengths of the ranges in bytes.
+        tag: A label for reports.
+        until: Ends the leases.
+
+    Cancelled: nothing was taken.
+    """
+    leases = [parent.lease(nbytes) for nbytes in sizes]
+    if leases:
+        batch = await parent.allocate_batch(sizes, tag=tag)
+        for lease, buffer in zip(leases, batch, strict=True):
+            until.push(lease._enter(buffer))
+    return leases

@@ -502,3 +502,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         changes = PressureChanges(opened)
         opened.listeners.add(changes)
         return changes
+
+
+def pool_of(share: Share) -> AsyncMemoryPool:
+    """Return the pool that a share is a part of."""
+    *_, pool = share._lineage()
+    assert isinstance(pool, AsyncMemoryPool)
+    return pool

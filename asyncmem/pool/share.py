@@ -292,21 +292,6 @@ class Share(AnyShare):
             with suppress(ValueError):  # its task was collected, by another
                 named_owner.reset(token)
 
-    def _fail_first(self, error: Exception) -> None:
-        """Fail the request that has waited longest here. For `asyncmem.pipeline`, which proves deadlocks of its own."""
-        opened = self._opened
-        for one in opened.requests_in(self)[:1]:
-            opened.core.fail(one["id"], error)
-
-    def _fence(self, stream: object) -> None:
-        """Record a fence on a stream now, behind what was freed there so far. For `asyncmem.pipeline`.
-
-        Raises:
-            DeviceError: The device refuses.
-        """
-        core = self._opened.core
-        core.retire.fence(core.stream_number(stream))
-
     def stats(self) -> PoolStats:
         """Return the figures of this moment."""
         return share_stats(self)
@@ -392,3 +377,20 @@ class Budget(Share):
         Budgets inside it are closed too. Closing twice is fine.
         """
         self._end()
+
+
+def fail_first(share: Share, error: Exception) -> None:
+    """Fail the request that has waited longest in a share: a pipeline proves deadlocks of its own."""
+    opened = share._opened
+    for one in opened.requests_in(share)[:1]:
+        opened.core.fail(one["id"], error)
+
+
+def record_fence(share: Share, stream: object) -> None:
+    """Record a fence on a stream now, behind what was freed there so far, and not when the worker next does.
+
+    Raises:
+        DeviceError: The device refuses.
+    """
+    core = share._opened.core
+    core.retire.fence(core.stream_number(stream))

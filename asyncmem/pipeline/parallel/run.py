@@ -22,12 +22,14 @@ from asyncmem.errors import Described, DeviceError, InvalidRequest, StepError
 from asyncmem.figures import format_size
 from asyncmem.pipeline.parallel.schedule import SCHEDULES, measure
 from asyncmem.pipeline.parallel.stage import Slot, StepContext, needs_of
-from asyncmem.pipeline.resources import BorrowedStreams, pool_of
-from asyncmem.pipeline.stage import granules, reserve_ranges
+from asyncmem.pipeline.resources import BorrowedStreams
+from asyncmem.pipeline.stage import granules
 from asyncmem.pipeline.tasks import clear_frames, describe_error, is_own_error, within
 from asyncmem.pipeline.trees import buffers_except, buffers_in, copy_buffers, free_buffers, set_home
 from asyncmem.pool import AsyncMemoryPool
-from asyncmem.pool.share import Share
+from asyncmem.pool.lease import reserve_ranges
+from asyncmem.pool.pool import pool_of
+from asyncmem.pool.share import Share, record_fence
 from asyncmem.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
@@ -443,7 +445,7 @@ class StageRun:
         free_buffers(buffers_except(used, but=but))
         for stream in (self.streams.compute, *self.streams.out.values()):
             with suppress(DeviceError):  # raised where that stream is used next
-                self.lease._fence(stream)
+                record_fence(self.lease, stream)
 
     def peak(self) -> int:
         """Return the most bytes that its slots held, in sum."""
