@@ -1,37 +1,30 @@
 """A channel: items go from producers to consumers, and their memory comes from a quota that bounds how many."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Awaitable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeAlias, TypeVar, Unpack
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar, Unpack
 
 from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
 
+from asyncmem.arrays import Array
+from asyncmem.core import Buffer
+from asyncmem.devices import Fence, Stream
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.report import ChannelStats
 from asyncmem.pipeline.tasks import ItemQueue
 from asyncmem.pipeline.trees import fence_behind, order_behind
+from asyncmem.pool import Budget
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import RequestTerms, Share
 from asyncmem.text import quoted
-from asyncmem.units import parse_count, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
-
-    from asyncmem.arrays import Array
-    from asyncmem.core import Buffer
-    from asyncmem.devices import Fence, Stream
-    from asyncmem.pool import Budget
-    from asyncmem.units import Size
-
+from asyncmem.units import Size, parse_count, parse_size
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-Message: TypeAlias = "tuple[T, Stream | None, Fence | None]"
+Message: TypeAlias = tuple[T, Stream | None, Fence | None]
 """An item, and the stream and the fence that it comes behind where its producer named one."""
 
 _numbers = itertools.count(1)
@@ -219,7 +212,7 @@ class Channel(_Receives[T]):
     def _stream_of(self, stream: object) -> Stream | None:
         return None if stream is None else pool_of(self._budget).device.stream_of(stream)
 
-    def sender(self, *, stream: object = None) -> Sender[T]:
+    def sender(self, *, stream: object = None) -> "Sender[T]":
         """Make an endpoint for one of several producers; once all of them are closed, nothing more will be sent.
 
         Args:
@@ -228,7 +221,7 @@ class Channel(_Receives[T]):
         self._need_open()
         return Sender(self, stream)
 
-    def receiver(self, *, stream: object = None) -> Receiver[T]:
+    def receiver(self, *, stream: object = None) -> "Receiver[T]":
         """Make an endpoint for one of several consumers; once all of them are closed, sending fails.
 
         Args:

@@ -1,32 +1,24 @@
 """Two or more buffers of a device: the stream works on one while the next is filled."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections import deque
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Self, final
+from typing import Self, final
 
-from asyncmem.arrays import element_type, lengths_of
+from asyncmem.arrays import Array, element_type, lengths_of
+from asyncmem.core import Batch, Buffer, Ready
+from asyncmem.devices import Fence
 from asyncmem.errors import Described, InvalidRequest
-from asyncmem.pipeline.resources import BorrowedStreams, share_of, stream_of
-from asyncmem.pipeline.staging import HostCopier, Workers, host_array
+from asyncmem.pipeline.resources import BorrowedStreams, Memory, share_of, stream_of
+from asyncmem.pipeline.staging import HostArray, HostCopier, Workers, host_array
+from asyncmem.pool import Copy, Request
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.pool import pool_of
 from asyncmem.units import parse_count
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from asyncmem.arrays import Array
-    from asyncmem.core import Batch, Buffer, Ready
-    from asyncmem.devices import Fence
-    from asyncmem.pipeline.resources import Memory
-    from asyncmem.pipeline.staging import HostArray
-    from asyncmem.pool import Copy, Request
 
 
 @dataclass(eq=False)
@@ -159,7 +151,7 @@ class DoubleBuffer:
         """How many buffers have been filled, or are being filled, ahead of `current`."""
         return len(self._ahead)
 
-    def prefetch_next(self, data: object) -> Transfer:
+    def prefetch_next(self, data: object) -> "Transfer":
         """Start filling the next buffer; await the result before you reuse the memory of the data.
 
         Args:

@@ -1,14 +1,15 @@
 """`Pipeline`: async functions joined so that memory, and nothing else, holds them back."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
 
 import anyio
+from anyio.abc import TaskGroup
 
 from asyncmem.errors import DeadlockError, DeviceError, InvalidRequest
 from asyncmem.facts import OwnerInfo
@@ -16,23 +17,15 @@ from asyncmem.figures import format_size
 from asyncmem.pipeline.report import PipelineReport, show
 from asyncmem.pipeline.resources import BorrowedStreams
 from asyncmem.pipeline.run import ActiveStage, Results, Run
-from asyncmem.pipeline.stage import IN_FLIGHT, Function, Stage, StageBudget, divide, stage
+from asyncmem.pipeline.stage import IN_FLIGHT, AnyStage, Function, Stage, StageBudget, StagePlan, divide, stage
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.pool.lease import reserve_ranges
 from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import Share, fail_first
 from asyncmem.runtime import device
+from asyncmem.stats import WaiterInfo
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_count
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-    from types import TracebackType
-
-    from anyio.abc import TaskGroup
-
-    from asyncmem.pipeline.stage import AnyStage, StagePlan
-    from asyncmem.stats import WaiterInfo
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -1,26 +1,18 @@
 """Read a loader ahead of its consumer, and have its batches on the device when they are asked for."""
 
-from __future__ import annotations
-
 import sys
 import weakref
-from collections.abc import AsyncIterable, Iterable, Sized
-from typing import TYPE_CHECKING, Any, Self, final
+from collections.abc import AsyncIterable, Callable, Iterable, Sized
+from typing import Any, Self, final
 
 from asyncmem.arrays import Array
+from asyncmem.core import Buffer
 from asyncmem.errors import InvalidRequest
-from asyncmem.pipeline.read_ahead import TaskReadAhead, ThreadReadAhead
-from asyncmem.pipeline.resources import share_of, stream_of
+from asyncmem.pipeline.read_ahead import Batch, ReadAhead, TaskReadAhead, ThreadReadAhead
+from asyncmem.pipeline.resources import Memory, share_of, stream_of
 from asyncmem.pipeline.trees import map_leaves
 from asyncmem.text import quoted
 from asyncmem.units import parse_count, parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from asyncmem.core import Buffer
-    from asyncmem.pipeline.read_ahead import Batch, ReadAhead
-    from asyncmem.pipeline.resources import Memory
 
 
 @final
@@ -78,7 +70,7 @@ class Prefetcher:
             f"<asyncmem.pipeline.Prefetcher of {quoted(self._share.name)}: {self.ahead} ahead, {self.workers} workers>"
         )
 
-    def wrap(self, loader: Iterable[object] | AsyncIterable[object]) -> Prefetched:
+    def wrap(self, loader: Iterable[object] | AsyncIterable[object]) -> "Prefetched":
         """Return an iterable to use instead of a loader, by ``for`` or ``async for``, as often as the loader.
 
         A batch may be nested: tuples, lists, dicts and dataclasses of arrays and of other objects, which are passed
@@ -127,13 +119,13 @@ class Prefetched:
         """Return True: whether there are batches is not known before they are read."""
         return True
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> "Batches":
         """Begin an iteration whose consumer may block."""
         if not isinstance(self._loader, Iterable):
             raise InvalidRequest("loader", self._loader, 'one for "for"', hint='"async for" reads it')
         return Batches(self._begin(ThreadReadAhead(self._prefetcher, self._loader)), self._deliver)
 
-    def __aiter__(self) -> AsyncBatches:
+    def __aiter__(self) -> "AsyncBatches":
         """Begin an iteration whose consumer awaits."""
         if isinstance(self._loader, AsyncIterable):
             return AsyncBatches(self._begin(TaskReadAhead(self._prefetcher, self._loader)), self._deliver)

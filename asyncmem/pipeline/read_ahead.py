@@ -1,7 +1,5 @@
 """Reading ahead: one thread or task reads a loader, workers copy its batches; they come out in the order of reading."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import inspect
@@ -9,6 +7,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,22 +17,19 @@ import anyio
 from anyio import from_thread, lowlevel
 
 from asyncmem.arrays import Layout
+from asyncmem.core import Buffer, Ready
+from asyncmem.devices import Stream
 from asyncmem.pipeline.resources import BorrowedStreams
-from asyncmem.pipeline.staging import HostCopier, Workers, host_array
+from asyncmem.pipeline.staging import HostArray, HostCopier, Workers, host_array
 from asyncmem.pipeline.trees import map_leaves
+from asyncmem.pool import Copy, Request
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.loops import need_running_loop
 from asyncmem.pool.pool import pool_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-
-    from asyncmem.core import Buffer, Ready
-    from asyncmem.devices import Stream
     from asyncmem.pipeline.prefetch import Prefetcher
-    from asyncmem.pipeline.staging import HostArray
-    from asyncmem.pool import Copy, Request
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +71,7 @@ class Batch:
         self.buffer: Buffer | None = None
         self._sources: list[HostArray] = []
 
-    def __lt__(self, other: Batch) -> bool:
+    def __lt__(self, other: "Batch") -> bool:
         return self.number < other.number
 
     def take_in(self, item: object) -> int:
@@ -134,7 +130,7 @@ class ReadAhead(ABC):
 
     _gate: threading.Semaphore | anyio.Semaphore  # one for each granted batch
 
-    def __init__(self, prefetcher: Prefetcher) -> None:
+    def __init__(self, prefetcher: "Prefetcher") -> None:
         self.workers = Workers(prefetcher.workers + 1, "asyncmem prefetch")
         self._prefetcher = prefetcher
         self._pool = pool_of(prefetcher._share)
@@ -300,7 +296,7 @@ class ReadAhead(ABC):
 class ThreadReadAhead(ReadAhead):
     """Reads on a thread."""
 
-    def __init__(self, prefetcher: Prefetcher, loader: Iterable[object]) -> None:
+    def __init__(self, prefetcher: "Prefetcher", loader: Iterable[object]) -> None:
         super().__init__(prefetcher)
         self._gate: threading.Semaphore = threading.Semaphore(0)
         self._loader = loader
@@ -327,7 +323,7 @@ class TaskReadAhead(ReadAhead):
     A thread starts the task and waits for it, so that no task group stays open between two batches.
     """
 
-    def __init__(self, prefetcher: Prefetcher, loader: AsyncIterable[object]) -> None:
+    def __init__(self, prefetcher: "Prefetcher", loader: AsyncIterable[object]) -> None:
         super().__init__(prefetcher)
         self._gate: anyio.Semaphore = anyio.Semaphore(0)
         self._loader = loader

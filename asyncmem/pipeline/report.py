@@ -1,7 +1,6 @@
 """What pipelines have done so far, stage by stage, as tables, also while they run; and what is in a channel."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,6 @@ from asyncmem.figures import format_count, format_duration, format_share, format
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from rich.console import Console
 
 
@@ -223,7 +220,7 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1, gap: str = "  ") -> l
 _REFRESH = 0.25  # seconds between two looks
 
 
-async def show(report: Callable[[], PipelineReport], console: Console | None = None) -> None:
+async def show(report: Callable[[], PipelineReport], console: "Console | None" = None) -> None:
     """Show a report until cancelled, in 80 columns: redrawn on a terminal, once at the end elsewhere. Needs `rich`.
 
     Args:

@@ -1,20 +1,15 @@
 """What pipelines, prefetchers and double buffers work with: a pool, and streams."""
 
-from __future__ import annotations
-
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
+from asyncmem.devices import Device, Stream
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.runtime import RuntimeDevice
 from asyncmem.runtime import device as runtime_device
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from asyncmem.devices import Device, Stream
 
 Memory: TypeAlias = AsyncMemoryPool | Budget | RuntimeDevice | str
 """A pool, a budget of one, or a device whose pool the whole process shares: "cuda:0", `asyncmem.device("cuda:0")`."""

@@ -1,34 +1,25 @@
 """One run of a pipeline over a source: what it reads, the workers, the order of items, the first error, the results."""
 
-from __future__ import annotations
-
 import math
 import threading
 import weakref
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import anyio
+from anyio.abc import TaskGroup
 
+from asyncmem.core import Buffer
+from asyncmem.devices import Fence, Stream
 from asyncmem.errors import InvalidRequest, StageError
 from asyncmem.figures import format_count
 from asyncmem.pipeline.report import StageReport
-from asyncmem.pipeline.stage import StageLease
+from asyncmem.pipeline.stage import AnyStage, StageBudget, StageLease, StagePlan
 from asyncmem.pipeline.tasks import ItemQueue, clear_frames, describe_error, is_own_error, within
 from asyncmem.pipeline.trees import PLAIN_TYPES, buffers_in, fence_behind, order_behind
 from asyncmem.pool.loops import need_running_loop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-    from typing import Any
-
-    from anyio.abc import TaskGroup
-
-    from asyncmem.core import Buffer
-    from asyncmem.devices import Fence, Stream
-    from asyncmem.pipeline.stage import AnyStage, StageBudget, StagePlan
 
 B = TypeVar("B")
 

@@ -15,27 +15,19 @@ the next item may take another now, a single one is left, and the oldest may by 
 may not, no two items are under way side by side.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
-from asyncmem.core import GRANULE
+from asyncmem.core import GRANULE, Batch, Buffer, Ready, Request
 from asyncmem.devices import Stream
 from asyncmem.devices.base import OptionalStreamT_co
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool import Budget, Lease
 from asyncmem.pool.share import RequestTerms, Share
-from asyncmem.units import parse_count, parse_duration, parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from asyncmem.core import Batch, Buffer, Ready, Request
-    from asyncmem.units import Size
+from asyncmem.units import Size, parse_count, parse_duration, parse_size
 
 A = TypeVar("A")
 B = TypeVar("B")

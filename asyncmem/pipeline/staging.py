@@ -1,32 +1,25 @@
 """Data of the host on its way to a device: arrays, how their bytes are copied, and the threads that read them."""
 
-from __future__ import annotations
-
 import array
 import threading
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast, final
+from typing import Any, Final, TypeAlias, TypeVar, cast, final
 
 import numpy as np
 
 from asyncmem.arrays import element_type
-from asyncmem.core import Batch, Buffer
+from asyncmem.core import Batch, Buffer, Ready
 from asyncmem.errors import InvalidRequest
 from asyncmem.exchange import asarray
-from asyncmem.pool import Request
+from asyncmem.pool import AsyncMemoryPool, Copy, Request
 from asyncmem.pool.latch import Latch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from asyncmem.core import Ready
-    from asyncmem.pool import AsyncMemoryPool, Copy
-
 T = TypeVar("T", Buffer, Batch)
-Task: TypeAlias = "Callable[[], None]"
+Task: TypeAlias = Callable[[], None]
 
 # DLPack's device types of memory that the host reads: plain, and page-locked by CUDA or ROCm.
 _HOST: Final = (1, 3, 11)
@@ -139,7 +132,7 @@ class HostCopier:
         parts = (target.view("uint8", source.nbytes, offset).copy_from(source) for offset, source in pieces)
         return [cast("Copy", part) for part in parts]
 
-    def stage(self, target: Buffer, pieces: Sequence[Piece], workers: Workers) -> Copy:
+    def stage(self, target: Buffer, pieces: Sequence[Piece], workers: "Workers") -> Copy:
         """Read pieces into page-locked memory (blocks), by the workers together, and start one copy of the whole."""
         nbytes = max(offset + source.nbytes for offset, source in pieces)
         staging = self.wait(self.pool.pinned.allocate_async(nbytes, stream=target.stream, tag=self.tag))

@@ -4,13 +4,13 @@ In an `ItemQueue`, `put` books a value for the first waiting getter before it wa
 afterwards puts it back in front. So a value is in the queue or with exactly one getter, whatever is cancelled when.
 """
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from types import FrameType
+from typing import Generic, TypeAlias, TypeVar
 
 import anyio
 from anyio import WouldBlock
@@ -18,10 +18,6 @@ from anyio.lowlevel import checkpoint
 
 from asyncmem.devices.awaiting import AsyncioSleeper, TrioSleeper, sleeper_here
 from asyncmem.figures import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from types import FrameType
 
 T = TypeVar("T")
 _Getter: TypeAlias = tuple[AsyncioSleeper | TrioSleeper, list[T]]

@@ -1,20 +1,13 @@
 """Items as trees: tuples, lists, dicts and dataclasses, whose leaves are buffers, arrays and plain values."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
 
 from asyncmem.arrays import Array
 from asyncmem.core import Batch, Buffer
+from asyncmem.devices import Device, Fence, Stream
 from asyncmem.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from asyncmem.devices import Device, Fence, Stream
 
 
 def map_leaves(tree: object, change: Callable[[object], object]) -> object:

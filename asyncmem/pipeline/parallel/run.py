@@ -6,40 +6,32 @@ streams. So the tasks are ahead of the devices, and nothing but the schedule hol
 its last use has been queued: its next user comes behind that, in stream order.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import InitVar, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import anyio
 
 from asyncmem.core import GRANULE
+from asyncmem.devices import Device, Fence, Stream
 from asyncmem.errors import Described, DeviceError, InvalidRequest, StepError
 from asyncmem.figures import format_size
-from asyncmem.pipeline.parallel.schedule import SCHEDULES, measure
-from asyncmem.pipeline.parallel.stage import Slot, StepContext, needs_of
+from asyncmem.pipeline.parallel.schedule import SCHEDULES, Schedule, Step, measure
+from asyncmem.pipeline.parallel.stage import ParallelStage, Slot, StageNeeds, StepContext, Use, needs_of
+from asyncmem.pipeline.report import ParallelReport
 from asyncmem.pipeline.resources import BorrowedStreams
 from asyncmem.pipeline.stage import granules
 from asyncmem.pipeline.tasks import clear_frames, describe_error, is_own_error, within
 from asyncmem.pipeline.trees import buffers_except, buffers_in, copy_buffers, free_buffers, set_home
-from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool import AsyncMemoryPool, Lease
 from asyncmem.pool.lease import reserve_ranges
 from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import Share, record_fence
 from asyncmem.units import parse_count, parse_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
-
-    from asyncmem.devices import Device, Fence, Stream
-    from asyncmem.pipeline.parallel.schedule import Schedule, Step
-    from asyncmem.pipeline.parallel.stage import ParallelStage, StageNeeds, Use
-    from asyncmem.pipeline.report import ParallelReport
-    from asyncmem.pool import Lease
 
 
 class PipelineParallel:
@@ -132,7 +124,7 @@ class PipelineParallel:
             raise InvalidRequest("report()", self, "a run that came to its end")
         return self._report
 
-    async def _begin(self, schedule: Schedule, until: ExitStack) -> list[StageRun]:
+    async def _begin(self, schedule: Schedule, until: ExitStack) -> "list[StageRun]":
         """See that there is room in all pools, and wait for all stages' memory, one pool after the other.
 
         All runs have one order, so none holds up another.
@@ -162,7 +154,7 @@ class Run:
     """Takes micro-batches through the stages. Nothing of it outlives `main`."""
 
     schedule: Schedule
-    stage_runs: Sequence[StageRun]
+    stage_runs: "Sequence[StageRun]"
     micro_batches: Sequence[object]
     timeout: float | None
     ahead: int | None
@@ -196,7 +188,7 @@ class Run:
 
     # -- a stage's task ------------------------------------------------------------------------------------------------
 
-    async def _take_steps(self, at: int, stage_run: StageRun) -> None:
+    async def _take_steps(self, at: int, stage_run: "StageRun") -> None:
         for number, step in enumerate(self.schedule.steps[at]):
             if self.ahead is not None and not await self._follow(stage_run, number + 1 - self.ahead):
                 return
@@ -210,7 +202,7 @@ class Run:
                 return
         await self._follow(stage_run, len(stage_run.queued))
 
-    async def _take_step(self, at: int, stage_run: StageRun, step: Step) -> None:
+    async def _take_step(self, at: int, stage_run: "StageRun", step: Step) -> None:
         last = len(self.stage_runs) - 1
         stage, compute, number = stage_run.stage, stage_run.streams.compute, step.micro_batch
         received: object = None
@@ -252,7 +244,7 @@ class Run:
 
     # -- the device, at a distance -------------------------------------------------------------------------------------
 
-    async def _follow(self, stage_run: StageRun, upto: int) -> bool:
+    async def _follow(self, stage_run: "StageRun", upto: int) -> bool:
         """Wait until the device is done with so many steps; False where one of them failed."""
         while stage_run.followed < upto:
             queued = stage_run.queued[stage_run.followed]
@@ -270,7 +262,7 @@ class Run:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def _fail(self, stage_run: StageRun, step: Step, error: BaseException) -> None:
+    def _fail(self, stage_run: "StageRun", step: Step, error: BaseException) -> None:
         clear_frames(error)
         if self._error is None:
             reason = describe_error(error)
@@ -426,7 +418,7 @@ class StageRun:
             slots["output"] = self._turn("results", step.micro_batch)
         return StepContext(self.name, step, self.streams.compute, slots, is_result=is_result)
 
-    async def send(self, item: object, queued: QueuedStep, to: StageRun) -> tuple[object, Transfer]:
+    async def send(self, item: object, queued: QueuedStep, to: "StageRun") -> tuple[object, Transfer]:
         """Start copying a step's output to a neighbour's memory; wait for that memory if necessary."""
         step = queued.step
         out, arrival = self.streams.out[step.forward], to.streams.arrival[step.forward]

@@ -6,8 +6,7 @@ many micro-batches a stage keeps at most, and how long the whole takes if nothin
 is what a run came to.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.report import ParallelReport, ParallelStageReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from asyncmem.pipeline.parallel.run import QueuedStep, StageRun
 
 
@@ -149,7 +146,7 @@ class _Tally:
         return sum(self.steps.values())
 
 
-def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelReport:
+def measure(schedule: Schedule, stage_runs: "Sequence[StageRun]") -> ParallelReport:
     """Return the figures of a run that came to its end."""
     tallies = [_tally(stage_run.queued) for stage_run in stage_runs]
     seconds = max(one.end for one in tallies) - min(one.first for one in tallies)
@@ -181,7 +178,7 @@ def measure(schedule: Schedule, stage_runs: Sequence[StageRun]) -> ParallelRepor
     )
 
 
-def _tally(steps: Sequence[QueuedStep]) -> _Tally:
+def _tally(steps: "Sequence[QueuedStep]") -> _Tally:
     """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
     end = copied = steps[0].called
     tally = _Tally(first=end, end=end)

@@ -1,36 +1,26 @@
 """A stage of a model: what it does with a micro-batch, what memory its schedule makes of that, and where it lies."""
 
-from __future__ import annotations
-
 import functools
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, final, get_args
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, final, get_args
 
 import anyio
 
-from asyncmem.arrays import extent
-from asyncmem.devices import HostStream
+from asyncmem.arrays import Array, extent
+from asyncmem.core import Buffer
+from asyncmem.devices import HostStream, Stream
 from asyncmem.devices.base import StreamT_co
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_size
+from asyncmem.pipeline.parallel.schedule import Schedule, Step
 from asyncmem.pipeline.stage import granules
 from asyncmem.pipeline.trees import buffers_except, buffers_in
-from asyncmem.pool import Budget
+from asyncmem.pool import Budget, Lease
 from asyncmem.text import quoted
-from asyncmem.units import parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from contextlib import ExitStack
-
-    from asyncmem.arrays import Array
-    from asyncmem.core import Buffer
-    from asyncmem.devices import Stream
-    from asyncmem.pipeline.parallel.schedule import Schedule, Step
-    from asyncmem.pool import Lease
-    from asyncmem.units import Size
+from asyncmem.units import Size, parse_size
 
 P = ParamSpec("P")
 
@@ -55,7 +45,7 @@ class StepContext(Generic[StreamT_co]):
     __slots__ = ("_cleared", "_clearing", "_is_result", "_slots", "saved", "stage", "step", "stream", "work")
 
     def __init__(
-        self, stage: str, step: Step, stream: StreamT_co, slots: Mapping[Use, Slot], *, is_result: bool
+        self, stage: str, step: Step, stream: StreamT_co, slots: "Mapping[Use, Slot]", *, is_result: bool
     ) -> None:
         """Not made by users; `is_result` says that what the step returns stays until all is done."""
         self.stage = stage
