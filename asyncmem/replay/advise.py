@@ -1,7 +1,7 @@
 """Which options would have helped a recorded program: each is tried by a replay, and none is guessed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from textwrap import fill, indent
 from typing import Any, Final, final
@@ -124,29 +124,26 @@ def advise(trace: Trace, policy: Policy | None = None, model: Model | None = Non
     policy, model = policy or Policy.parse("stream_ordered"), model or Model()
     before = replay(trace, policy, model)
     trial = _Trial(trace, model, policy, before)
-    _try_segments(trial)
-    _try_patience(trial)
+    _try_policies(trial)
     _try_warmup(trial)
     _try_limit(trial)
     assumed = {"overlap": 0} if trace.streams > 1 else {}
     return Advice(before=before, suggestions=tuple(trial.found), after=trial.now, assumed=assumed)
 
 
-def _try_segments(trial: _Trial) -> None:
-    for kind in [one for one in POOLED if one != trial.policy.segments]:
-        policy = replace(trial.policy, segments=kind, text="")
+def _try_policies(trial: _Trial) -> None:
+    for arguments, policy in _policies(trial):
         after = replay(trial.trace, policy, trial.model)
-        if trial.note({"segments": kind}, after, _against(trial.now, after)):
+        if trial.note(arguments, after, _against(trial.now, after)):
             trial.policy = policy
 
 
-def _try_patience(trial: _Trial) -> None:
-    if trial.policy.segments != "paged" or not trial.model.lag or trial.policy.patience != IMPATIENT:
-        return
-    policy = replace(trial.policy, patience=Patience(share=WAITING), text="")
-    after = replay(trial.trace, policy, trial.model)
-    if trial.note({"patience": f"{WAITING:.0%}"}, after, _against(trial.now, after)):
-        trial.policy = policy
+def _policies(trial: _Trial) -> Iterator[tuple[Mapping[str, object], Policy]]:
+    """Go through policies to try, each based on the best so far."""
+    for kind in [one for one in POOLED if one != trial.policy.segments]:
+        yield {"segments": kind}, replace(trial.policy, segments=kind, text="")
+    if trial.policy.segments == "paged" and trial.model.lag and trial.policy.patience == IMPATIENT:
+        yield {"patience": f"{WAITING:.0%}"}, replace(trial.policy, patience=Patience(share=WAITING), text="")
 
 
 def _try_warmup(trial: _Trial) -> None:

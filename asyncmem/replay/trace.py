@@ -1,26 +1,19 @@
 """`Trace`: what a program allocated and freed, in its order; and `record`, which makes one of a running pool."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, final
+from os import PathLike
+from typing import Final, NamedTuple, Self, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from asyncmem.core import LOG_ROW, Kind, log_time_ns
+from asyncmem.core import LOG_ROW, Core, Kind, LogPart, log_time_ns
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.files import naming
+from asyncmem.pool import AsyncMemoryPool
 from asyncmem.replay.columns import Columns, Op, checked, level, read_npz, write_npz
 from asyncmem.text import quoted
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from numpy.typing import NDArray
-
-    from asyncmem.core import Core, LogPart
-    from asyncmem.pool import AsyncMemoryPool
 
 
 class Steps(NamedTuple):
@@ -170,7 +163,7 @@ class Trace:
 _CUT: Final = "The recording ends early: there was no memory for more of it."
 
 
-def record(pool: AsyncMemoryPool) -> Recorder:
+def record(pool: AsyncMemoryPool) -> "Recorder":
     """Make a recorder of a pool, which records what that is asked for while entered by ``with`` or ``async with``.
 
     Every buffer counts once, from any caller: threads, tasks, budgets, batches and finalizers. A lease is one
