@@ -6,8 +6,7 @@ from dataclasses import fields, is_dataclass
 
 from asyncmem.arrays import Array
 from asyncmem.core import Batch, Buffer
-from asyncmem.devices import Device, Fence, Stream
-from asyncmem.errors import InvalidRequest
+from asyncmem.devices import Fence, Stream
 
 
 def map_leaves(tree: object, change: Callable[[object], object]) -> object:
@@ -74,17 +73,10 @@ def order_behind(item: object, fence: Fence | None, stream: Stream) -> None:
         BufferReleased: One of the buffers has been freed.
     """
     for buffer in buffers_in(item):
-        if _has_stream(buffer.device, stream):
+        if buffer.device is stream.device:
             buffer.use_on(stream)
     if fence is not None:
         stream.wait(fence)
-
-
-def _has_stream(device: Device, stream: Stream) -> bool:
-    try:
-        return device.stream_of(stream) is stream
-    except InvalidRequest:
-        return False
 
 
 async def copy_buffers(item: object, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:

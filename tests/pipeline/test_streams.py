@@ -84,3 +84,24 @@ def test_two_at_a_time_have_streams_of_their_own() -> None:
             assert len(pool._opened.core.stream_objects) == 1 + 4
         with DoubleBuffer(pool, 4, buffers=3):
             assert len(pool._opened.core.stream_objects) == 1 + 4
+
+
+def test_two_pipelines_that_name_the_same_stream_have_their_own() -> None:
+    """For as long as both are open; the next one has one of theirs."""
+    seen: list[object] = []
+
+    @stage(stream="work")
+    async def note(item: int, pool: StageShare) -> int:
+        seen.append(pool.stream)
+        return item
+
+    async def main() -> None:
+        async with AsyncMemoryPool(TimedDevice(), limit=LIMIT) as pool:
+            async with Pipeline(note, pool=pool) as first, Pipeline(note, pool=pool) as second:
+                assert [one async for one in first.map([1])] == [one async for one in second.map([1])]
+            async with Pipeline(note, pool=pool) as third:
+                assert [one async for one in third.map([1])] == [1]
+
+    anyio.run(main)
+    assert seen[0] is not seen[1]
+    assert seen[2] in seen[:2]
