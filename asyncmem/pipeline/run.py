@@ -335,7 +335,7 @@ class Run:
         self._begun += 1
 
     def _source_ended(self, error: BaseException) -> None:
-        if not isinstance(error, StopIteration | StopAsyncIteration):
+        if not isinstance(error, StopIteration if self._awaited is None else StopAsyncIteration):
             if not is_own_error(error):
                 raise error
             self._fail("source", self._begun, error)
