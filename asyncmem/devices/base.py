@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from asyncmem.devices.awaiting import sleeper_here
 from asyncmem.devices.memory_checker import MemoryChecker
@@ -44,6 +44,18 @@ Span: TypeAlias = tuple[int, int]
 """An address and a number of bytes."""
 
 
+class Addressed(Protocol):
+    """A buffer, an array over one, or whatever else has a place in memory."""
+
+    @property
+    def address(self) -> int:
+        """The first byte."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Remapped:
     """How far `Device.remap` came: the first so many spans are unmapped, and the first so many are mapped."""
@@ -66,6 +78,22 @@ def whole_segment(nbytes: int, kind: str, kinds: Sequence[str], unit: int) -> tu
     return -(-nbytes // unit) * unit, kinds[0] if kind == "auto" else kind
 
 
+def numbered(kind: str, index: int) -> str:
+    """Return the name of one of several devices of a kind.
+
+    Raises:
+        InvalidRequest: `index` is negative.
+    """
+    if index < 0:
+        raise InvalidRequest("index", index, "a device number from 0")
+    return f"{kind}:{index}"
+
+
+def names_of(kind: str, count: int) -> str:
+    """Name all devices of a kind: "cuda:0 to cuda:3"."""
+    return f"{kind}:0 to {kind}:{count - 1}" if count > 1 else f"{kind}:0" if count else "no device"
+
+
 class Fence(ABC):
     """A point in a stream: reached once all work submitted before it is complete, and from then on for ever."""
 
@@ -84,6 +112,13 @@ class Fence(ABC):
     @abstractmethod
     def forget(self, callback: Callable[[], None]) -> None:
         """Drop a callback that has not run yet, so that nothing keeps it alive."""
+
+    def over(self) -> bool:
+        """Return whether there is nothing left to wait for: the point is reached, or never will be."""
+        try:
+            return self.done()
+        except DeviceError:
+            return True
 
     def __await__(self) -> Generator[object, object, object]:
         """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind.
@@ -120,6 +155,15 @@ class Stream(ABC):
     native: bool = False  # the device's `fence_calls` may be used with its handle, from any thread
     of_one_thread: bool = False  # whose default stream it is: no other thread can submit to it
     lasting: bool = True  # False for a raw handle, which nothing keeps alive
+
+    def __init__(self, device: "Device", name: str, handle: int) -> None:
+        """Belong to a device, which makes its streams itself: use its `create_stream` or `stream_of`."""
+        self.device = device
+        self.name = name
+        self.handle = handle
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self.device.name}>"
 
     @abstractmethod
     def record(self) -> Fence:
@@ -165,6 +209,7 @@ class Device(ABC):
     checker: MemoryChecker | None = None
     """The memory checker that is told of each block; None costs nothing."""
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
+    _closed = False
 
     @property
     def now(self) -> float:
@@ -284,6 +329,11 @@ class Device(ABC):
     @abstractmethod
     def close(self) -> None:
         """End the device's threads after their queued work (**blocks**); twice is fine. Segments stay as they are."""
+
+    def check_open(self) -> None:
+        """Raise `InvalidRequest` for a device that is closed."""
+        if self._closed:
+            raise InvalidRequest("device", self, "a device that is open")
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Fences in general: some that a thread asks for others, and one that stands for several.
+"""Fences in general: threads that call back from them, some that a thread asks for others, one that stands for several.
 
 OpenCL and Metal can call back, on a thread of the driver's: Python there meets the driver's locks with the
 interpreter's in hand, and the end of the program finds it anywhere. So a thread of our own asks, which by OpenCL costs
@@ -9,16 +9,91 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.awaiting import call_all, join_thread
 from asyncmem.devices.base import Fence
-from asyncmem.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+
+class FenceThread(ABC):
+    """A daemon thread that calls back as fences are reached. Its first work starts it, `stop` ends it after the last.
+
+    It knows nothing of the stream or device that it works for, so that these can be forgotten, and stop it.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Name the thread; it does not start yet."""
+        self.name = name
+        # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
+        self._lock = threading.RLock()  # entered by itself: an interrupt could come between the condition and its lock
+        self._changed = threading.Condition(self._lock)
+        self._waits: list[tuple[Fence, Callable[[], None], float]] = []
+        self._thread: threading.Thread | None = None
+        self._serving = False
+        self._stopped = False
+
+    @abstractmethod
+    def notify(self, fence: Fence, callback: Callable[[], None]) -> None:
+        """Call back once when the fence is over: now, or on the thread."""
+
+    def forget(self, fence: Fence, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run, once."""
+        with self._lock:
+            for wait in list(self._waits):
+                if wait[0] is fence and wait[1] == callback:
+                    self._waits.remove(wait)
+                    return
+
+    def stop(self) -> None:
+        """Let the thread end once there is nothing left to do."""
+        with self._lock:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait for the end of a thread that is stopped (blocks), unless this is that thread."""
+        join_thread(self._thread)
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """Call back until the thread is to end."""
+
+    def _start(self) -> None:
+        """Start the thread unless it runs (with the lock held)."""
+        if not self._serving:
+            self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+            self._thread.start()
+            self._serving = True
+
+    def _take_due(self) -> list[Callable[[], None]]:
+        # Without the lock: to ask may take those of a driver, and run a finalizer, which drops one of them.
+        over = [wait for wait in list(self._waits) if wait[0].over()]
+        with self._lock:
+            due = [wait for wait in over if wait in self._waits]
+            for wait in due:
+                self._waits.remove(wait)
+        return [callback for _, callback, _ in due]
+
+
+class ThreadedFence(Fence):
+    """A fence that a thread calls back from."""
+
+    def __init__(self, thread: FenceThread) -> None:
+        """Leave callbacks to this thread."""
+        self._thread = thread
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call back once, now or on the thread, also where work has failed: ask `done()` which it was."""
+        self._thread.notify(self, callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run."""
+        self._thread.forget(self, callback)
 
 
 _SHORTEST: Final = 50e-6
@@ -31,58 +106,22 @@ def pause_after(waited: float) -> float:
     return min(max(waited / _RATIO, _SHORTEST), _LONGEST)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wait:
-    fence: PolledFence
-    callback: Callable[[], None]
-    since: float
+class FencePoller(FenceThread):
+    """Asks for fences again and again."""
 
-
-class FencePoller:
-    """Calls back once fences are over, on a thread that the first of them starts."""
-
-    def __init__(self, name: str) -> None:
-        """Name the thread; it does not start yet."""
-        self.name = name
-        self._waits: list[_Wait] = []
-        # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
-        self._lock = threading.RLock()  # entered by itself: an interrupt could come between the condition and its lock
-        self._changed = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
-        self._serving = False
-        self._stopped = False
-
-    def add(self, fence: PolledFence, callback: Callable[[], None]) -> None:
+    def notify(self, fence: Fence, callback: Callable[[], None]) -> None:
         """Call back once the fence is over."""
+        if fence.over():
+            callback()
+            return
         with self._lock:
-            self._waits.append(_Wait(fence, callback, time.perf_counter()))
-            if not self._serving:
-                self._serving = True
-                self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
-                self._thread.start()
+            self._waits.append((fence, callback, time.perf_counter()))
+            self._start()
             self._changed.notify_all()
-
-    def drop(self, fence: PolledFence, callback: Callable[[], None]) -> None:
-        """Forget a callback that has not been called, once."""
-        with self._lock:
-            for wait in list(self._waits):
-                if wait.fence is fence and wait.callback == callback:
-                    self._waits.remove(wait)
-                    return
-
-    def stop(self) -> None:
-        """Let the thread end once nothing waits."""
-        with self._lock:
-            self._stopped = True
-            self._changed.notify_all()
-
-    def join(self) -> None:
-        """Wait for the end of the thread (blocks), unless this is that thread."""
-        join_thread(self._thread)
 
     def _serve(self) -> None:
         while self._wait_for_work():
-            call_all(self._take_those_that_are_over())
+            call_all(self._take_due())
 
     def _wait_for_work(self) -> bool:
         with self._lock:
@@ -91,26 +130,12 @@ class FencePoller:
                     self._serving = False  # a later fence needs another thread; this one can still be joined
                     return False
                 self._changed.wait()
-            youngest = self._waits[-1].since
-            self._changed.wait(pause_after(time.perf_counter() - youngest))
+            self._changed.wait(pause_after(time.perf_counter() - self._waits[-1][2]))
             return True
 
-    def _take_those_that_are_over(self) -> list[Callable[[], None]]:
-        with self._lock:
-            over = [wait for wait in list(self._waits) if wait.fence.over()]
-            # Asking may have run a finalizer, which has dropped one of them.
-            over = [wait for wait in over if wait in self._waits]
-            for wait in over:
-                self._waits.remove(wait)
-            return [wait.callback for wait in over]
 
-
-class PolledFence(Fence):
+class PolledFence(ThreadedFence):
     """A fence with a query, `done`. A thread of the device queries it while something waits."""
-
-    def __init__(self, poller: FencePoller) -> None:
-        """Wait by this poller."""
-        self._poller = poller
 
     def block(self, timeout: float | None = None) -> bool:
         """Wait on this thread (**blocks**); signals are heard.
@@ -131,17 +156,6 @@ class PolledFence(Fence):
             time.sleep(pause if timeout is None else min(pause, timeout - waited))
         return True
 
-    def notify(self, callback: Callable[[], None]) -> None:
-        """Call back once, now or on the device's thread, also where work has failed: ask `done()` which it was."""
-        if self.over():
-            callback()
-        else:
-            self._poller.add(self, callback)
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Drop a callback that has not run."""
-        self._poller.drop(self, callback)
-
     def __await__(self) -> Generator[object, object, None]:
         """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind.
 
@@ -150,13 +164,6 @@ class PolledFence(Fence):
         """
         yield from super().__await__()
         self.done()
-
-    def over(self) -> bool:
-        """Return whether there is nothing left to wait for: the point is reached, or never will be."""
-        try:
-            return self.done()
-        except DeviceError:
-            return True
 
 
 class Joined(Fence):

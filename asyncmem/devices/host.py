@@ -5,21 +5,20 @@ of the interpreter lock in its loops), and waiting for a fence holds only the st
 """
 
 import functools
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from asyncmem.devices.awaiting import call_all, join_thread
+from asyncmem.devices.awaiting import call_all
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream, whole_segment
-from asyncmem.devices.fences import Joined
+from asyncmem.devices.fences import FenceThread, Joined, ThreadedFence
 from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory, total_memory
-from asyncmem.devices.streams import StreamBook
+from asyncmem.devices.queues import QueueDevice
+from asyncmem.devices.streams import QueueStream, WorkQueue
 from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.text import printable
@@ -28,36 +27,25 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class HostQueue:
-    """Runs callables one after another on its own daemon thread, started by the first one.
+class HostQueue(FenceThread, WorkQueue[Fence]):
+    """Runs callables one after another on its own thread, started by the first one.
 
     Positions are counted: the n-th piece of work submitted is complete once `completed` has reached n. So a fence is a
     number, recording one costs no trip through the thread, and a queue that never got work never starts a thread.
-
-    The stream that owns a queue is not known here, so that a forgotten stream can be collected and end its queue.
     """
 
     def __init__(self, name: str) -> None:
         """Name the thread; it does not start yet."""
-        self.name = name
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
-        self._lock = threading.RLock()  # entered by itself: an interrupt could come between the condition and its lock
-        self._moved = threading.Condition(self._lock)
+        super().__init__(name)
+        self.key = id(self)
+        self.completed = 0
         self._submitted = 0
-        self._completed = 0
-        self._callbacks: list[tuple[int, Callable[[], None]]] = []
-        self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     @property
-    def position(self) -> int:
-        """How many pieces of work have been submitted."""
-        return self._submitted
-
-    def reached(self, position: int) -> bool:
-        """Return whether the first `position` pieces of work are complete."""
-        return self._completed >= position
+    def thread(self) -> FenceThread:
+        """The queue itself."""
+        return self
 
     def submit(self, work: Callable[[], None]) -> int:
         """Queue `work`, which must not raise, and return its position.
@@ -70,29 +58,25 @@ class HostQueue:
                 raise InvalidRequest("stream", self.name, "a stream whose device is open")
             self._submitted += 1
             self._work.put(work)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
-                self._thread.start()
+            self._start()
             return self._submitted
+
+    def record(self) -> Fence:
+        """Return a fence behind everything submitted so far."""
+        return HostQueueFence(self, self._submitted)
 
     def block(self, position: int, timeout: float | None) -> bool:
         """Wait on this thread until `position` is reached; False when `timeout` seconds passed first."""
         with self._lock:
-            return self._moved.wait_for(lambda: self.reached(position), timeout)
+            return self._changed.wait_for(lambda: self.completed >= position, timeout)
 
-    def notify(self, position: int, callback: Callable[[], None]) -> None:
-        """Call back once, now if `position` is reached, else on the queue's thread."""
+    def notify(self, fence: Fence, callback: Callable[[], None]) -> None:
+        """Call back once, now if the fence is reached, else on the queue's thread."""
         with self._lock:
-            if not self.reached(position):
-                self._callbacks.append((position, callback))
+            if not fence.done():
+                self._waits.append((fence, callback, 0.0))
                 return
         callback()
-
-    def forget(self, position: int, callback: Callable[[], None]) -> None:
-        """Drop a callback that has not run."""
-        with self._lock:
-            if (position, callback) in self._callbacks:
-                self._callbacks.remove((position, callback))
 
     def stop(self) -> None:
         """Take no more work; the thread ends after what is queued."""
@@ -100,10 +84,6 @@ class HostQueue:
             if not self._stopped:
                 self._stopped = True
                 self._work.put(None)
-
-    def join(self) -> None:
-        """Wait for the thread of a stopped queue to end (blocks), unless this is that thread."""
-        join_thread(self._thread)
 
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
@@ -114,37 +94,27 @@ class HostQueue:
 
     def _complete_one(self) -> list[Callable[[], None]]:
         with self._lock:
-            self._completed += 1
-            due = [callback for position, callback in self._callbacks if self.reached(position)]
-            if due:
-                self._callbacks = [entry for entry in self._callbacks if not self.reached(entry[0])]
-            self._moved.notify_all()
-        return due
+            self.completed += 1
+            self._changed.notify_all()
+        return self._take_due()
 
 
-class HostQueueFence(Fence):
+class HostQueueFence(ThreadedFence):
     """The point behind the first `position` pieces of work of a queue."""
 
     def __init__(self, queue: HostQueue, position: int) -> None:
         """Take a position that has been submitted."""
+        super().__init__(queue)
         self.queue = queue
         self.position = position
 
     def done(self) -> bool:
         """Return whether the queue has come this far."""
-        return self.queue.reached(self.position)
+        return self.queue.completed >= self.position
 
     def block(self, timeout: float | None = None) -> bool:
         """Wait on this thread; False when `timeout` seconds passed first."""
         return self.done() or self.queue.block(self.position, timeout)
-
-    def notify(self, callback: Callable[[], None]) -> None:
-        """Call back once: now, or on the queue's thread."""
-        self.queue.notify(self.position, callback)
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Drop a callback that has not run."""
-        self.queue.forget(self.position, callback)
 
 
 class Work(HostQueueFence, Generic[T]):
@@ -155,16 +125,12 @@ class Work(HostQueueFence, Generic[T]):
     """
 
     def __init__(self, queue: HostQueue, call: Callable[[], T]) -> None:
-        """Use `HostStream.run` instead."""
-        super().__init__(queue, 0)
+        """Use `HostStream.run` instead, which submits it."""
         self._call: Callable[[], T] | None = call
         self._values: list[T] = []
         self._unseen = False
         self.error: BaseException | None = None
-
-    def submit(self) -> None:
-        """Queue the call."""
-        self.position = self.queue.submit(self._run)
+        super().__init__(queue, queue.submit(self._run))
 
     def result(self, timeout: float | None = None) -> T:
         """Wait on this thread (**blocks**) and return the call's value or raise its error.
@@ -205,23 +171,13 @@ class Work(HostQueueFence, Generic[T]):
             warnings.warn(printable(text), AsyncmemWarning, stacklevel=1)
 
 
-class HostStream(Stream):
+class HostStream(QueueStream[Fence]):
     """An ordered queue of callables with a thread of its own, started by the first of them.
 
     The thread ends when the stream is forgotten or its device closed, after the work that is queued.
     """
 
-    def __init__(self, device: "Host", name: str, handle: int, queue: HostQueue) -> None:
-        """Use `Host.create_stream` instead."""
-        self.device = device
-        self.name = name
-        self.handle = handle
-        self._queue = queue
-        # Not at exit: daemon threads end with the interpreter anyway.
-        weakref.finalize(self, queue.stop).atexit = False
-
-    def __repr__(self) -> str:
-        return f"<HostStream {self.name!r} of {self.device.name}>"
+    work: HostQueue
 
     def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Work[T]:
         """Queue ``function(*args, **kwargs)`` behind the work submitted so far.
@@ -236,20 +192,14 @@ class HostStream(Stream):
         Raises:
             InvalidRequest: The device has been closed.
         """
-        work: Work[T] = Work(self._queue, functools.partial(function, *args, **kwargs))
-        work.submit()
-        return work
-
-    def record(self) -> Fence:
-        """Return a fence behind everything submitted here so far."""
-        return HostQueueFence(self._queue, self._queue.position)
+        return Work(self.work, functools.partial(function, *args, **kwargs))
 
     def wait(self, fence: Fence) -> None:
         """Block this stream's thread, and no other, until `fence` is reached."""
-        if isinstance(fence, HostQueueFence) and fence.queue is self._queue:
+        if isinstance(fence, HostQueueFence) and fence.queue is self.work:
             return
         if not fence.done():
-            self._queue.submit(functools.partial(_hold, fence))
+            self.work.submit(functools.partial(_hold, fence))
 
 
 def _hold(fence: Fence) -> None:
@@ -259,37 +209,27 @@ def _hold(fence: Fence) -> None:
         return  # a lost device runs nothing any more, so there is nothing left to be behind of
 
 
-def _same_memory(what: str, device: Device) -> None:
-    if not isinstance(device, Host):
-        raise InvalidRequest(what, device, "a host")
-
-
-class Host(Device):
+class Host(QueueDevice[HostStream, Fence]):
     """Memory of this machine. Any number may exist; they share the memory and accept each other's streams.
 
     Closing ends the threads of its streams; a `Host` that is only forgotten ends them as its streams are collected.
     """
 
     kind = "host"
-    name = "host"
     segment_kinds = ("mapped", "direct")
-    granularity = PAGE
     host_readable = True
     dlpack_device = (1, 0)  # kDLCPU
 
     def __init__(self) -> None:
         """Start nothing yet: threads come with the first work."""
+        super().__init__("host")
         self._driver_calls = 0
         self.capacity = total_memory()
         self._pages = Pages()
-        self._queues: weakref.WeakSet[HostQueue] = weakref.WeakSet()
-        self._lock = threading.RLock()
-        self._book: StreamBook[HostStream] = StreamBook(self.name)
-        self._closed = False
-        self.default_stream: HostStream = self._new_stream("default", 0)
+        self.default_stream: HostStream = self.book.enlist(self._open_stream("default", 0))
 
     def __repr__(self) -> str:
-        return f"<Host with {len(self._book.alive())} streams>"
+        return f"<Host with {len(self.book.alive())} streams>"
 
     @property
     def driver_calls(self) -> int:
@@ -318,23 +258,14 @@ class Host(Device):
         self._driver_calls += 1
         self._pages.give_back(segment.address)
 
-    def create_stream(self, name: str | None = None) -> HostStream:
-        """Make a stream with a thread of its own, which starts with the first work."""
-        if self._closed:
-            raise InvalidRequest("device", self, "a device that is open")
-        handle = self._book.next_handle()
-        return self._new_stream(name or f"stream-{handle}", handle)
-
     def stream_of(self, source: object) -> HostStream:
         """Return the stream meant by None, a host stream, a handle, or an object with `__cuda_stream__`."""
         # All hosts are the same machine: a stream of another one orders this one's memory just as well.
-        return source if isinstance(source, HostStream) else self._book.find(source)
+        return source if isinstance(source, HostStream) else self.book.find(source)
 
     def record_all(self) -> Fence:
         """Return a fence behind everything submitted to every stream, also to streams that have been forgotten."""
-        with self._lock:
-            queues = list(self._queues)
-        return Joined([HostQueueFence(queue, queue.position) for queue in queues])
+        return Joined(self.book.record_each())
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes on the stream's thread."""
@@ -354,39 +285,16 @@ class Host(Device):
         goal = bytes_of(target, writable=True)
         self._copy(goal, bytes_at(address, goal.size), stream)
 
-    def grant_access(self, peers: Sequence[Device]) -> None:
-        """Do nothing for other hosts: they are the same memory.
-
-        Raises:
-            InvalidRequest: One of `peers` is another kind of device.
-        """
-        for peer in peers:
-            _same_memory("peers", peer)
-
-    def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
-        """Copy from another host, which is a copy like any other."""
-        _same_memory("source_device", source_device)
-        self.copy(target, source, nbytes, stream)
-
     def pinned(self) -> "Host":
         """Return the host itself: its copies read and write all of its memory without a detour."""
         return self
 
-    def close(self) -> None:
-        """Take no more work and join the threads after what is queued (blocks)."""
-        self._closed = True
-        with self._lock:
-            queues = list(self._queues)
-        for queue in queues:
-            queue.stop()
-        for queue in queues:
-            queue.join()
+    def shares_memory_with(self, peer: Device) -> bool:
+        """Return whether it is a host, too."""
+        return isinstance(peer, Host)
 
-    def _new_stream(self, name: str, handle: int) -> HostStream:
-        queue = HostQueue(f"asyncmem {self.name} {name}")
-        with self._lock:
-            self._queues.add(queue)
-        return self._book.enlist(HostStream(self, name, handle, queue))
+    def _open_stream(self, name: str, handle: int) -> HostStream:
+        return HostStream(self, name, handle, HostQueue(f"asyncmem {self.name} {name}"))
 
     def _copy(self, target: Bytes, source: Bytes, stream: Stream) -> None:
         self._submit(stream, functools.partial(np.copyto, target, source))

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,24 +35,27 @@ class Pages:
     writing there, and a leak is better than a crash.
     """
 
-    def __init__(self, flags: int = 0) -> None:
-        """Begin with nothing mapped; `flags` are the system's, beside those that are always there."""
-        self._flags = flags
+    def __init__(self, unit: int = PAGE, *, reserved: bool = False) -> None:
+        """Begin with nothing mapped. Addresses are multiples of `unit`; what is `reserved` may never all be used."""
+        self._spare = max(0, unit - PAGE)  # to align in
+        self._unit = unit
+        self._flags = _NO_RESERVE if reserved else 0
         self._mappings: dict[int, mmap.mmap] = {}
 
     def take(self, nbytes: int) -> int:
-        """Map fresh zeroed memory and return its address, which is a page's.
+        """Map fresh zeroed memory and return its address.
 
         Raises:
             OSError: The system refuses; OverflowError when the size is beyond any system.
         """
         if sys.platform == "win32":
-            mapping = mmap.mmap(-1, nbytes)
+            mapping = mmap.mmap(-1, nbytes + self._spare)
         else:
             # Private, so that a forked child cannot write into the parent's buffers.
-            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | self._flags)
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | self._flags
+            mapping = mmap.mmap(-1, nbytes + self._spare, flags=flags)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
-        address = int(np.frombuffer(mapping, np.uint8).ctypes.data)
+        address = -(-int(np.frombuffer(mapping, np.uint8).ctypes.data) // self._unit) * self._unit
         self._mappings[address] = mapping
         return address
 
@@ -66,27 +70,6 @@ class Pages:
             raise InvalidRequest("segment", hex(address), "a segment that is not given back yet")
         mapping.close()
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(mapping))
-
-
-class ReservedPages:
-    """Ranges of addresses far larger than the memory that will be used in them, which comes with the first use."""
-
-    def __init__(self, unit: int) -> None:
-        """Begin with none; ranges begin at multiples of `unit`."""
-        self._unit = unit
-        self._pages = Pages(_NO_RESERVE)
-        self._starts: dict[int, int] = {}
-
-    def take(self, nbytes: int) -> int:
-        """Return the address of a new range; raises what `Pages.take` does."""
-        start = self._pages.take(nbytes + self._unit)
-        address = -(-start // self._unit) * self._unit
-        self._starts[address] = start
-        return address
-
-    def give_back(self, address: int) -> None:
-        """Take a range back."""
-        self._pages.give_back(self._starts.pop(address))
 
 
 def bytes_at(address: int, nbytes: int) -> Bytes:
@@ -116,18 +99,11 @@ def total_memory() -> int:
 def host_memory() -> MemoryInfo:
     """Ask the system how many bytes could be used without swapping, and how many there are (reads files)."""
     total = total_memory()
-    return MemoryInfo(free=min(total, _available(default=total)), total=total)
-
-
-def _available(default: int) -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return default
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return default
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return MemoryInfo(free=min(total, int(line.split()[1]) * 1024), total=total)
+    return MemoryInfo(free=total, total=total)
 
 
 class _Range:

@@ -16,7 +16,7 @@ from asyncmem.cli import machine as probing
 from asyncmem.devices import Metal, Segment, device, devices, select_device_for
 from asyncmem.devices.host_memory import PAGE
 from asyncmem.devices.metal import api
-from asyncmem.devices.metal.stream import DEPTH
+from asyncmem.devices.metal.device import DEPTH
 from tests.cuda.fake import FakeDriver
 from tests.metal.fake import TIMED_OUT, FakeMetal, bridge, memory, queue, work
 from tests.metal.session import in_place
@@ -131,7 +131,7 @@ class TestWork:
     def test_of_the_host_may_come_in_between(self, metal: Metal, monkeypatch: pytest.MonkeyPatch) -> None:
         """The queue comes to it in the order in which the host does it, or both would wait for ever."""
         stream, done = metal.create_stream(), []
-        give = stream.commands.give
+        give = stream.work.give
 
         def interrupted(encode: Any) -> None:
             """Have more of it asked for on this very thread, as a finalizer may."""
@@ -140,7 +140,7 @@ class TestWork:
             give(encode)
             stream.run_on_host(partial(done.append, "behind"))
 
-        monkeypatch.setattr(stream.commands, "give", interrupted)
+        monkeypatch.setattr(stream.work, "give", interrupted)
         stream.run_on_host(partial(done.append, "first"))
         assert stream.record().block(SOON)
         assert done == ["first", "before", "behind"]
@@ -167,7 +167,7 @@ class TestWork:
             metal.fill(segment.address, 64, 1, stream)
         machine.wait(lambda: not machine.busy)
         metal.fill(segment.address, 64, 1, stream)
-        assert len(stream.commands._open) == 1
+        assert len(stream.work._open) == 1
 
     def test_is_refused_outside_of_the_devices_memory(self, metal: Metal, other: Segment) -> None:
         """Metal would have to be told of a buffer, and there is none."""
@@ -270,7 +270,7 @@ class TestQueues:
         machine = FakeMetal(gpus=2)
         with in_place(machine):
             first, second = Metal(0), Metal(1)
-        for source in (second.default_stream.queue, first.mtl_device, first.default_stream.commands.event):
+        for source in (second.default_stream.queue, first.mtl_device, first.default_stream.work.event):
             with pytest.raises(InvalidRequest, match="a command queue of 'metal:0'"):
                 first.stream_of(source)
         with pytest.raises(InvalidRequest, match="peers"):

@@ -12,8 +12,8 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.devices import Host, OpenCL, OpenCLFence, Stream, device
-from asyncmem.devices.fences import FencePoller
-from asyncmem.devices.opencl.driver import Ledger, find_devices
+from asyncmem.devices.host_memory import PAGE
+from asyncmem.devices.opencl.driver import SharedMemory, find_devices
 from tests.processor import build
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ def other(opencl: OpenCL) -> Iterator[OpenCL]:
     device = OpenCL(opencl.index)
     yield device
     device.close()
+
+
+@pytest.fixture
+def memory(opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> SharedMemory:
+    """The device's memory as if it were a card's own; what a test sets goes back."""
+    memory = opencl.physical.memory
+    for name in ("total", "most"):
+        monkeypatch.setattr(memory, name, getattr(memory, name))
+    monkeypatch.setattr(memory, "_on_host", False)
+    return memory
 
 
 class TestKernels:
@@ -135,28 +145,24 @@ class TestQueues:
 
 
 class TestMemory:
-    def test_is_counted_here(self) -> None:
+    def test_is_counted_here(self, opencl: OpenCL, memory: SharedMemory) -> None:
         """More than there is, is refused, whoever has the rest; what went back can be had again."""
-        ledger = Ledger(100 * MIB, on_host=False)
-        assert ledger.take(60 * MIB, "opencl:0") == 40 * MIB
+        memory.total = memory.taken + 100 * MIB
+        segment = opencl.allocate_segment(60 * MIB - PAGE)
         with pytest.raises(OutOfMemoryError) as refused:
-            ledger.take(41 * MIB, "opencl:0")
+            opencl.allocate_segment(41 * MIB)
         assert (refused.value.asked, refused.value.facts.device_free) == (41 * MIB, 40 * MIB)
-        ledger.give_back(60 * MIB)
-        assert ledger.take(100 * MIB, "opencl:0") == 0
+        opencl.free_segment(segment)
+        opencl.free_segment(opencl.allocate_segment(100 * MIB - PAGE))
 
-    def test_of_the_host_is_no_more_than_is_free_there(self) -> None:
+    def test_of_the_host_is_no_more_than_is_free_there(self, memory: SharedMemory) -> None:
         """Others use it, too."""
-        assert Ledger(1 << 60, on_host=True).free() <= Host().capacity
+        memory.total, memory._on_host = 1 << 60, True
+        assert memory.free() <= Host().capacity
 
-    def test_is_counted_together_for_one_device(
-        self, opencl: OpenCL, other: OpenCL, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_is_counted_together_for_one_device(self, opencl: OpenCL, other: OpenCL, memory: SharedMemory) -> None:
         """PoCL would give it out twice."""
-        for one in (opencl, other):
-            assert one.physical is opencl.physical
-            monkeypatch.setattr(one._segments, "_ledger", opencl.physical.ledger)
-        monkeypatch.setattr(opencl.physical.ledger, "total", opencl.physical.ledger._taken + 64 * MIB)
+        memory.total = memory.taken + 64 * MIB
         segment = opencl.allocate_segment(40 * MIB)
         with pytest.raises(OutOfMemoryError):
             other.allocate_segment(40 * MIB)
@@ -164,21 +170,20 @@ class TestMemory:
         opencl.free_segment(segment)
         other.free_segment(other.allocate_segment(40 * MIB))
 
-    def test_in_one_piece_is_what_the_driver_gives_out(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_in_one_piece_is_what_the_driver_gives_out(self, opencl: OpenCL, memory: SharedMemory) -> None:
         """The error says how much that is."""
-        monkeypatch.setattr(opencl.physical, "most", 8 * MIB)
+        memory.most = 8 * MIB
         with pytest.raises(OutOfMemoryError, match="at most 8 MiB in one piece"):
             opencl.allocate_segment(8 * MIB)
         opencl.free_segment(opencl.allocate_segment(7 * MIB))
 
-    def test_that_the_driver_refuses_is_out_of_memory(self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_that_the_driver_refuses_is_out_of_memory(self, opencl: OpenCL, memory: SharedMemory) -> None:
         """Where it does, after all; and nothing is counted then."""
-        ledger = Ledger(1 << 60, on_host=False)
-        monkeypatch.setattr(opencl._segments, "_ledger", ledger)
-        monkeypatch.setattr(opencl.physical, "most", 1 << 60)
+        memory.total = memory.most = 1 << 60
+        taken = memory.taken
         with pytest.raises(OutOfMemoryError):
             opencl.allocate_segment(1 << 46)
-        assert ledger.free() == 1 << 60
+        assert memory.taken == taken
 
     def test_of_the_host_is_copied_at_once_by_the_processor_and_where_it_is_pinned(
         self, opencl: OpenCL, monkeypatch: pytest.MonkeyPatch
@@ -239,7 +244,7 @@ class TestErrors:
         class Failed:
             command_execution_status = -14  # what others get that waited for it
 
-        fence = OpenCLFence(opencl.driver, opencl.physical, FencePoller("nobody"), Failed())  # type: ignore[arg-type]
+        fence = OpenCLFence(opencl.default_stream.work, Failed())  # type: ignore[arg-type]
         told = threading.Event()
         fence.notify(told.set)
         assert told.is_set()

@@ -221,7 +221,8 @@ class TestThreads:
         def lost(*_: object, **__: object) -> None:
             raise DeviceError("record", code=-36, code_name="LOST")
 
-        monkeypatch.setattr(device.streams, "record", lost)
+        for work in (device._meeting, device.default_stream.work):
+            monkeypatch.setattr(work, "record", lost)
         device.close()
         assert set(threading.enumerate()) <= before
 

@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest) -> OpenCL | Metal:
 
 def taken(device: OpenCL | Metal) -> int:
     """Return what this process has of the device's memory."""
-    return device.physical.ledger._taken if isinstance(device, OpenCL) else device.mtl_device.currentAllocatedSize()
+    return device.physical.memory.taken if isinstance(device, OpenCL) else device.mtl_device.currentAllocatedSize()
 
 
 async def test_64_tasks_share_a_limit_and_leave_nothing(device: OpenCL | Metal) -> None:

@@ -6,16 +6,6 @@ with Apple's documentation.
 
 from typing import Protocol, TypeAlias
 
-SIGNALLED = 1
-"""The value of an event that has happened once; it begins with 0."""
-
-SHARED = 0
-"""`MTLResourceStorageModeShared`: memory that host and device both address."""
-
-COMPLETED = 4
-FAILED = 5
-"""`MTLCommandBufferStatusCompleted` and `MTLCommandBufferStatusError`."""
-
 Range: TypeAlias = tuple[int, int]
 """An `NSRange`, which PyObjC makes of a tuple: where it begins, and how long it is."""
 

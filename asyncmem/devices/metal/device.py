@@ -7,22 +7,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream, whole_segment
-from asyncmem.devices.host_memory import PAGE, Bytes, bytes_at, bytes_of
-from asyncmem.devices.metal.driver import KINDS, Driver, find_physical
-from asyncmem.devices.metal.stream import MetalFence, MetalStream, MetalStreams
-from asyncmem.devices.queue_device import Addressed, QueueDevice, SegmentBook
+from asyncmem.devices.base import Addressed, Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.host import HostQueue
+from asyncmem.devices.host_memory import Bytes, bytes_at, bytes_of
+from asyncmem.devices.metal.driver import Driver, find_physical
+from asyncmem.devices.metal.stream import Commands, MetalFence, MetalStream
+from asyncmem.devices.queues import DriverDevice
+from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer
+    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLCommandQueue
+
+DEPTH: Final = 1024
+"""How many command buffers a queue takes before submitting blocks. Metal's default is 64, which a pool exceeds."""
 
 WORD: Final = 4
 """On macOS Metal copies and fills whole words alone."""
 
 
-class Metal(QueueDevice[MetalStream, MetalFence]):
+class Metal(DriverDevice[MetalStream, MetalFence]):
     """A GPU of a Mac, through PyObjC. **It has never run on one**: its tests run over a stand-in for Metal.
 
     Its memory is shared with the host, so the host reads and writes it directly, and does what Metal's own copies
@@ -35,7 +40,7 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
     """
 
     kind = "metal"
-    segment_kinds = KINDS
+    segment_kinds = ("shared", "direct")
     host_readable = True
     dlpack_device = (1, 0)  # kDLCPU: its addresses are the host's, and for kDLMetal they would have to be objects
 
@@ -56,30 +61,25 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         self.mtl_device: Any = self.physical.gpu
         self.has_unified_memory = self.physical.unified
         self.capacity = self.physical.total
-        self._segments = SegmentBook(self.name)
-        self.streams = MetalStreams(self, self.driver, self.physical, self._poller)
-        self.default_stream: MetalStream = self.streams.create("default", default=True)
+        self._meeting = self._own_commands("all")  # where all others are waited for
+        self.default_stream: MetalStream = self.book.enlist(self._open_stream("default", 0))
 
     def __repr__(self) -> str:
         return f"<Metal {self.name}: {'closed' if self._closed else self.mtl_device.name()}>"
 
     def memory(self) -> MemoryInfo:
         """Return what of the recommended working set this process has not taken, and the host has free (blocks)."""
-        return self.physical.memory()
+        return MemoryInfo(free=self.physical.free(), total=self.capacity)
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get a shared buffer (blocks), usable by the host and every stream at once."""
         self.check_open()
         self.stream_of(stream)
-        nbytes, kind = whole_segment(nbytes, kind, KINDS, PAGE)
-        segment = self.physical.take(self.driver, nbytes, kind)
-        self._segments.enlist(segment)
-        return segment
+        return self.physical.take(self, self.driver, nbytes, kind)
 
     def free_segment(self, segment: Segment) -> None:
         """Give a segment back to Metal (blocks). It lives as long as a result of `as_buffer`."""
-        self._segments.withdraw(segment)
-        self.physical.give_back(self.driver, segment)
+        self.physical.give_back(self, self.driver, segment)
 
     def as_buffer(self, part: Addressed) -> tuple[MTLBuffer, int]:
         """Return the `MTLBuffer` in which a buffer, or an array over one, lies, and how many bytes before it.
@@ -89,7 +89,7 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         Raises:
             InvalidRequest: It is no memory of this device.
         """
-        return self.physical.find(part.address, part.nbytes)
+        return self.physical.buffer_of(part.address, part.nbytes)
 
     def stream_of(self, source: object) -> MetalStream:
         """Return the stream meant by `source`.
@@ -101,13 +101,21 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         Raises:
             InvalidRequest: It is something else, or of another device.
         """
-        return self.streams.find(source)
+        objc = self.driver.objc
+        if not isinstance(source, objc.objc_object):
+            return self.book.find(source)
+        return self.book.adopt(objc.pyobjc_id(source), lambda handle: self._adopt(source, handle))
+
+    def record_all(self) -> MetalFence:
+        """Return a fence behind everything submitted to every stream of this object, also to those that are gone."""
+        self._meeting.hold(*self.book.record_each())
+        return self._meeting.record()
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""
         if not nbytes:
             return
-        buffer, offset = self.physical.find(address, nbytes)
+        buffer, offset = self.physical.buffer_of(address, nbytes)
         if not _whole_words(offset, nbytes):
             self._on_host(stream, partial(_fill, bytes_at(address, nbytes), value))
             return
@@ -121,8 +129,8 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         """Copy in the order of `stream`."""
         if not nbytes:
             return
-        to, there = self.physical.find(target, nbytes)
-        from_, here = self.physical.find(source, nbytes)
+        to, there = self.physical.buffer_of(target, nbytes)
+        from_, here = self.physical.buffer_of(source, nbytes)
         if not _whole_words(there, here, nbytes):
             self._on_host(stream, partial(np.copyto, bytes_at(target, nbytes), bytes_at(source, nbytes)))
             return
@@ -137,14 +145,14 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
         """Copy host bytes on the stream's thread; `source` is kept until then."""
         origin = bytes_of(source)
         if origin.size:
-            self.physical.find(address, origin.size)
+            self.physical.buffer_of(address, origin.size)
             self._on_host(stream, partial(np.copyto, bytes_at(address, origin.size), origin))
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy to host bytes on the stream's thread; `target` is kept until then."""
         goal = bytes_of(target, writable=True)
         if goal.size:
-            self.physical.find(address, goal.size)
+            self.physical.buffer_of(address, goal.size)
             self._on_host(stream, partial(np.copyto, goal, bytes_at(address, goal.size)))
 
     def pinned(self) -> Metal:
@@ -165,11 +173,30 @@ class Metal(QueueDevice[MetalStream, MetalFence]):
             finally:
                 blit.endEncoding()
 
-        self.stream_of(stream).commands.give(write)
+        self.stream_of(stream).work.give(write)
 
     def _on_host(self, stream: Stream, work: Callable[[], None]) -> None:
         self.check_open()
         self.stream_of(stream).run_on_host(work)
+
+    def _open_stream(self, name: str, handle: int) -> MetalStream:
+        return MetalStream(self, name, handle, self._own_commands(name))
+
+    def _own_commands(self, name: str) -> Commands:
+        return self._commands(name, self.driver.make(self.mtl_device.newCommandQueueWithMaxCommandBufferCount_, DEPTH))
+
+    def _adopt(self, queue: Any, handle: int) -> MetalStream:  # noqa: ANN401 - any object of Objective-C
+        driver, wanted, name = self.driver, f"a command queue of {self.name!r}", f"stream-{handle}"
+        with driver.pool():
+            if not queue.respondsToSelector_("commandBuffer"):
+                raise InvalidRequest("stream", queue, wanted)
+            if driver.call(queue.device).registryID() != self.mtl_device.registryID():
+                raise InvalidRequest("stream", queue, wanted)
+            return MetalStream(self, name, handle, self._commands(name, queue))
+
+    def _commands(self, name: str, queue: MTLCommandQueue) -> Commands:
+        host_queue = HostQueue(f"asyncmem {self.name} {name} copies")
+        return Commands(self.driver, self.physical, self._poller, queue, host_queue)
 
 
 def _whole_words(*numbers: int) -> bool:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from asyncmem.devices.base import INSTEAD, MemoryInfo, Segment
-from asyncmem.devices.host_memory import PAGE, host_memory
-from asyncmem.devices.metal.api import SHARED
-from asyncmem.devices.queue_device import SegmentBook
-from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
-from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.devices.base import INSTEAD, names_of
+from asyncmem.devices.host_memory import host_memory
+from asyncmem.devices.queues import SegmentSpace
+from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from asyncmem.devices.base import Segment
     from asyncmem.devices.metal.api import MTLBuffer, MTLCommandBuffer, MTLDevice
 
 P = ParamSpec("P")
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 _PACKAGE: Final = f"On macOS: pip install 'asyncmem[metal]'. {INSTEAD}"
 _NO_CODE: Final = 0
-_NIL: Final = "it returns nil"
+_SHARED: Final = 0  # `MTLResourceStorageModeShared`: memory that host and device both address
 
 
 def load(device: str) -> tuple[ModuleType, ModuleType]:
@@ -66,8 +65,8 @@ def find_device(device: str, index: int) -> MTLDevice:
     """
     found = find_devices(device)
     if index >= len(found):
-        there = f"metal:0 to metal:{len(found) - 1}" if len(found) > 1 else "metal:0" if found else "no device"
-        raise BackendUnavailable(device, tried=(f"Metal: it has {there}",), install=INSTEAD)
+        tried = f"Metal: it has {names_of('metal', len(found))}"
+        raise BackendUnavailable(device, tried=(tried,), install=INSTEAD)
     return found[index]
 
 
@@ -109,10 +108,7 @@ class Driver:
         Raises:
             DeviceError: It fails, or returns none.
         """
-        found = self.call(method, *args, **kwargs)
-        if found is None:
-            raise self.failure(method.__name__, _NO_CODE, _NIL)
-        return found
+        return self._need(method, self.call(method, *args, **kwargs))
 
     def make(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a method that makes a new object, and own that once.
@@ -120,10 +116,12 @@ class Driver:
         Raises:
             DeviceError: It fails, or makes none.
         """
-        made = self.make_if_possible(method, *args, **kwargs)
-        if made is None:
-            raise self.failure(method.__name__, _NO_CODE, _NIL)
-        return made
+        return self._need(method, self.make_if_possible(method, *args, **kwargs))
+
+    def _need(self, method: Callable[P, T | None], found: T | None) -> T:
+        if found is None:
+            raise self.failure(method.__name__, _NO_CODE, "it returns nil")
+        return found
 
     def make_if_possible(self, method: Callable[P, T | None], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a method that makes a new object, and own that once; None where it makes none.
@@ -160,79 +158,49 @@ class Driver:
         return self._retained[name]
 
 
-KINDS: Final = ("shared", "direct")
-
-
-class Held(NamedTuple):
-    """A buffer, which is freed once nothing refers to it, and where it begins."""
-
-    buffer: MTLBuffer
-    start: int
-
-
-class PhysicalDevice:
+class PhysicalDevice(SegmentSpace[Driver]):
     """A device and the buffers that were got of it, which outlive their callers."""
 
     def __init__(self, gpu: MTLDevice) -> None:
         """Have none. Get it by `find_physical`."""
+        super().__init__(int(gpu.maxBufferLength()))
         self.gpu = gpu
         self.unified = bool(gpu.hasUnifiedMemory())
         self.total = int(gpu.recommendedMaxWorkingSetSize())
-        self.most = int(gpu.maxBufferLength())
-        self._book = SegmentBook(str(gpu.name()))
-        self._held: dict[int, Held] = {}
-        self._lock = threading.RLock()
 
-    def memory(self) -> MemoryInfo:
-        """Return what this process has not taken, and no more than the host has free (reads files)."""
-        left = max(0, self.total - int(self.gpu.currentAllocatedSize()))
-        return MemoryInfo(free=min(left, host_memory().free), total=self.total)
+    def free(self) -> int:
+        """Return what this process has not taken, and no more than the host has free (reads files).
 
-    def take(self, driver: Driver, nbytes: int, kind: str) -> Segment:
-        """Get a buffer that begins with a page (blocks).
-
-        Raises:
-            OutOfMemoryError: There is too little, or no buffer is as large.
-            DeviceError: Metal fails.
+        Metal would give more than the device can use at a time, and whatever uses that fails.
         """
-        # Metal promises no alignment of what it gives.
-        whole = nbytes + PAGE
-        if whole > self.most:
-            raise self._too_much(driver, nbytes, f"at most {self.most >> 20} MiB in one piece, by Metal's own bound")
-        with self._lock, driver.pool():
-            # It would give more than the device can use at a time, and whatever uses that fails.
-            fits = whole <= self.memory().free
-            buffer = driver.make_if_possible(self.gpu.newBufferWithLength_options_, whole, SHARED) if fits else None
-            if buffer is None:
-                raise self._too_much(driver, nbytes)
-            start = int(np.frombuffer(buffer.contents().as_buffer(whole), np.uint8).ctypes.data)
-            segment = Segment(-(-start // PAGE) * PAGE, nbytes, kind)
-            self._held[segment.address] = Held(buffer, start)
-            self._book.enlist(segment)
-            return segment
+        return min(max(0, self.total - int(self.gpu.currentAllocatedSize())), host_memory().free)
 
-    def give_back(self, driver: Driver, segment: Segment) -> None:
+    def get(self, driver: Driver, nbytes: int) -> tuple[int, object] | None:
+        """Get a buffer (blocks), which is freed once nothing refers to it; None where Metal has too little."""
+        with driver.pool():
+            buffer = driver.make_if_possible(self.gpu.newBufferWithLength_options_, nbytes, _SHARED)
+            if buffer is None:
+                return None
+            start = int(np.frombuffer(buffer.contents().as_buffer(nbytes), np.uint8).ctypes.data)
+            return start, [(buffer, start)]
+
+    def put_back(self, driver: Driver, segment: Segment) -> None:
         """Let go of a buffer. Work that still uses it keeps it for so long."""
         driver.calls += 1
         with driver.pool():
-            self._book.withdraw(segment)
-            del self._held[segment.address]
+            cast("list[object]", segment.token).clear()
 
-    def find(self, address: int, nbytes: int) -> tuple[MTLBuffer, int]:
+    def buffer_of(self, address: int, nbytes: int) -> tuple[MTLBuffer, int]:
         """Return the buffer in which a range lies, and where in it.
 
         Raises:
             InvalidRequest: It lies in none, or not as a whole.
         """
-        segment = self._book.find(address, nbytes)
-        held = self._held.get(segment.address) if segment is not None else None
-        if held is None:
-            raise InvalidRequest("address", hex(address), f"{nbytes} bytes within one segment of the device")
-        return held.buffer, address - held.start
-
-    def _too_much(self, driver: Driver, nbytes: int, *advice: str) -> OutOfMemoryError:
-        facts = OutOfMemoryFacts(asked=nbytes, device=driver.device, device_free=self.memory().free, advice=advice)
-        return OutOfMemoryError(facts)
+        segment = self.find(address, nbytes)
+        held = cast("list[tuple[MTLBuffer, int]]", segment.token if segment is not None else [])
+        for buffer, start in held:
+            return buffer, address - start
+        raise InvalidRequest("address", hex(address), f"{nbytes} bytes within one segment of the device")
 
 
 _physical_devices: dict[int, PhysicalDevice] = {}

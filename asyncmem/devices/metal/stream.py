@@ -7,27 +7,29 @@ queues may be waiting for it. So all that is given to a queue here is remembered
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncmem.devices.base import Fence, Stream
+from asyncmem.devices.base import Fence
 from asyncmem.devices.fences import PolledFence
-from asyncmem.devices.host import HostQueue
-from asyncmem.devices.metal.api import COMPLETED, FAILED, SIGNALLED
-from asyncmem.devices.queue_device import QueueStreams
+from asyncmem.devices.streams import QueueStream, WorkQueue
 from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.devices.fences import FencePoller
+    from asyncmem.devices.fences import FencePoller, FenceThread
+    from asyncmem.devices.host import HostQueue
     from asyncmem.devices.metal.api import MTLCommandBuffer, MTLCommandQueue, MTLSharedEvent
     from asyncmem.devices.metal.device import Metal
     from asyncmem.devices.metal.driver import Driver, PhysicalDevice
+
+SIGNALLED: Final = 1  # the value of an event that has happened once; it begins with 0
+COMPLETED: Final = 4  # `MTLCommandBufferStatusCompleted`
+FAILED: Final = 5  # `MTLCommandBufferStatusError`
 
 
 @dataclass(slots=True, eq=False)
@@ -50,18 +52,30 @@ class _Failure:
     words: str
 
 
-class Commands:
+class Commands(WorkQueue["MetalFence"]):
     """Hands work in, and tells how far the queue is.
 
     Attributes:
         queue: Where it goes.
         event: What later work of other queues waits for.
+        host_queue: What the host does in the order of the queue.
     """
 
-    def __init__(self, driver: Driver, queue: MTLCommandQueue, event: MTLSharedEvent) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        physical: PhysicalDevice,
+        poller: FencePoller,
+        queue: MTLCommandQueue,
+        host_queue: HostQueue,
+    ) -> None:
         """Begin with nothing handed in."""
+        self.physical = physical
+        self.poller = poller
         self.queue = queue
-        self.event = event
+        self.key = driver.objc.pyobjc_id(queue)
+        self.host_queue = host_queue
+        self.event: MTLSharedEvent = driver.make(physical.gpu.newSharedEvent)
         self._driver = driver
         self._open: deque[Given] = deque()
         self._given = 0
@@ -70,6 +84,11 @@ class Commands:
         self._failures: list[_Failure] = []
         # Re-entrant: a finalizer may interrupt the holder on the same thread and record here.
         self._lock = threading.RLock()
+
+    @property
+    def thread(self) -> FenceThread:
+        """The thread of what the host does."""
+        return self.host_queue
 
     def give(self, encode: Callable[[MTLCommandBuffer], None]) -> None:
         """Hand in what `encode` writes.
@@ -96,8 +115,8 @@ class Commands:
             with self._lock:
                 self._commit(work, behind=behind)
 
-    def mark(self) -> Given:
-        """Have the event signalled behind all that was handed in so far, by whomever.
+    def record(self) -> MetalFence:
+        """Return a fence behind all that was handed in so far, by whomever.
 
         Raises:
             DeviceError: Metal fails.
@@ -108,7 +127,7 @@ class Commands:
                 # Others wait for a value and more, so no later value may be signalled before this one.
                 self._marks += 1
                 self._driver.call(work.encodeSignalEvent_value_, self.event, self._marks)
-                return self._commit(work, signals=self._marks)
+                return MetalFence(self, self._commit(work, signals=self._marks))
 
     def over(self, position: int) -> bool:
         """Return whether everything up to there has ended, in whatever way."""
@@ -191,12 +210,11 @@ class MetalFence(PolledFence):
         value: What to wait for with it.
     """
 
-    def __init__(self, physical: PhysicalDevice, poller: FencePoller, commands: Commands, mark: Given) -> None:
+    def __init__(self, commands: Commands, mark: Given) -> None:
         """Use `MetalStream.record` instead."""
-        super().__init__(poller)
+        super().__init__(commands.poller)
         self.event: MTLSharedEvent = commands.event
         self.value = mark.signals
-        self.physical = physical
         self.commands = commands
         self._position = mark.position
         self._reached = False
@@ -219,36 +237,16 @@ class MetalFence(PolledFence):
         return self._reached or self.commands.over(self._position)
 
 
-DEPTH: Final = 1024
-"""How many command buffers a queue takes before submitting blocks. Metal's default is 64, which a pool exceeds."""
-
-
-class MetalStream(Stream):
+class MetalStream(QueueStream[MetalFence]):
     """A command queue. Work that was queued still runs when this object goes."""
 
     device: Metal
-
-    def __init__(self, device: Metal, name: str, handle: int, commands: Commands, host_queue: HostQueue) -> None:
-        """Use `Metal.create_stream` or `Metal.stream_of` instead."""
-        self.device = device
-        self.name = name
-        self.handle = handle
-        self.commands = commands
-        self._host_queue = host_queue
-        # Not at exit: daemon threads end with the interpreter anyway.
-        weakref.finalize(self, host_queue.stop).atexit = False
-
-    def __repr__(self) -> str:
-        return f"<MetalStream {self.name!r} of {self.device.name}>"
+    work: Commands
 
     @property
     def queue(self) -> Any:  # noqa: ANN401 - PyObjC has no types
         """For kernels: `MTLCommandQueue`, of PyObjC."""
-        return self.commands.queue
-
-    def record(self) -> MetalFence:
-        """Return a fence behind everything handed in to the queue so far, by any library."""
-        return self.device.streams.record(self.commands)
+        return self.work.queue
 
     def wait(self, fence: Fence) -> None:
         """Order all later work of the queue behind a fence of this device.
@@ -256,10 +254,10 @@ class MetalStream(Stream):
         Raises:
             InvalidRequest: It is another device's: await it, or block on it, before submitting the work.
         """
-        if not isinstance(fence, MetalFence) or fence.physical is not self.device.physical:
+        if not isinstance(fence, MetalFence) or fence.commands.physical is not self.device.physical:
             raise InvalidRequest("fence", fence, f"a fence of {self.device.name!r}")
-        if fence.commands is not self.commands:
-            self.commands.hold(fence)
+        if fence.commands is not self.work:
+            self.work.hold(fence)
 
     def run_on_host(self, work: Callable[[], None]) -> None:
         """Have a thread of the stream's call `work`, which must not raise, in the order of the queue.
@@ -273,10 +271,10 @@ class MetalStream(Stream):
         # First a place in the thread's order, then one in the queue's: a call in between, be it of a finalizer on
         # this very thread, would else come before this in the one and behind it in the other, and both wait for ever.
         holds: SimpleQueue[bool] = SimpleQueue()
-        self._host_queue.submit(partial(_carry_out, holds, before, work, gate))
+        self.work.host_queue.submit(partial(_carry_out, holds, before, work, gate))
         given = False
         try:
-            self.commands.give(partial(_wait_for, driver, gate))
+            self.work.give(partial(_wait_for, driver, gate))
             given = True
         finally:
             holds.put(given)
@@ -293,71 +291,3 @@ def _carry_out(holds: SimpleQueue[bool], before: MetalFence, work: Callable[[], 
             work()
         finally:
             gate.setSignaledValue_(SIGNALLED)
-
-
-class MetalStreams(QueueStreams[MetalStream, Commands, MetalFence]):
-    """Makes and finds streams."""
-
-    def __init__(self, device: Metal, driver: Driver, physical: PhysicalDevice, poller: FencePoller) -> None:
-        """Know none."""
-        super().__init__(device.name)
-        self._device = weakref.ref(device)
-        self._driver = driver
-        self._physical = physical
-        self._poller = poller
-        self._host_queues: weakref.WeakSet[HostQueue] = weakref.WeakSet()
-        # Where all others are waited for.
-        self._meeting = self.new_queue()
-
-    def find(self, source: object) -> MetalStream:
-        """Return the stream that `source` means; see `Metal.stream_of`."""
-        objc = self._driver.objc
-        if not isinstance(source, objc.objc_object):
-            return self.book.find(source)
-        return self.adopt(objc.pyobjc_id(source), partial(self._adopted, source))
-
-    def record(self, queue: Commands) -> MetalFence:
-        """Return a fence behind everything in a queue so far."""
-        return MetalFence(self._physical, self._poller, queue, queue.mark())
-
-    def record_all(self) -> MetalFence:
-        """Return a fence behind everything in all queues so far, those of streams that are gone too."""
-        each = self.record_each()
-        self._meeting.hold(*each)
-        return self.record(self._meeting)
-
-    def new_queue(self) -> Commands:
-        """Make a queue."""
-        return self._over(self._driver.make(self._physical.gpu.newCommandQueueWithMaxCommandBufferCount_, DEPTH))
-
-    def key_of(self, queue: Commands) -> int:
-        """Return the address of Metal's object."""
-        return int(self._driver.objc.pyobjc_id(queue.queue))
-
-    def stream_over(self, queue: Commands, name: str, handle: int) -> MetalStream:
-        """Make the stream that stands for a queue."""
-        device = self._device()
-        assert device is not None
-        host_queue = HostQueue(f"asyncmem {device.name} {name} copies")
-        self._host_queues.add(host_queue)
-        return MetalStream(device, name, handle, queue, host_queue)
-
-    def end_threads(self) -> None:
-        """Wait for the threads of all streams (blocks)."""
-        queues = list(self._host_queues)
-        for queue in queues:
-            queue.stop()
-        for queue in queues:
-            queue.join()
-
-    def _adopted(self, source: MTLCommandQueue) -> Commands:
-        driver, wanted = self._driver, f"a command queue of {self._driver.device!r}"
-        with driver.pool():
-            if not source.respondsToSelector_("commandBuffer"):  # type: ignore[attr-defined]  # all objects have that
-                raise InvalidRequest("stream", source, wanted)
-            if driver.call(source.device).registryID() != self._physical.gpu.registryID():
-                raise InvalidRequest("stream", source, wanted)
-            return self._over(source)
-
-    def _over(self, queue: MTLCommandQueue) -> Commands:
-        return Commands(self._driver, queue, self._driver.make(self._physical.gpu.newSharedEvent))

@@ -3,60 +3,52 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.base import Addressed, Device, MemoryInfo, Segment, Stream
 from asyncmem.devices.host_memory import HostMemory, bytes_at, bytes_of
-from asyncmem.devices.opencl.driver import Driver, Segments, find_physical
-from asyncmem.devices.opencl.stream import OpenCLFence, OpenCLStream, OpenCLStreams
-from asyncmem.devices.queue_device import Addressed, QueueDevice
+from asyncmem.devices.opencl.driver import Driver, SharedMemory, find_physical
+from asyncmem.devices.opencl.stream import Commands, OpenCLFence, OpenCLStream
+from asyncmem.devices.queues import DriverDevice
+from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyopencl as cl
 
-PINNED_KINDS: Final = ("pinned", "direct")
-
 
 class OpenCLPinned(HostMemory):
     """Fine-grained shared memory, which host and device may touch at any time. Get it by `OpenCL.pinned()`."""
 
     kind = "opencl_pinned"
-    segment_kinds = PINNED_KINDS
+    segment_kinds = ("pinned", "direct")
     dlpack_device = (1, 0)  # kDLCPU
     owner: OpenCL
 
-    def __init__(self, owner: OpenCL) -> None:
+    def __init__(self, owner: OpenCL, segments: SharedMemory) -> None:
         """Use `OpenCL.pinned` instead."""
         super().__init__(owner, owner.index)
-        self._segments = Segments(self.name, owner.driver, owner.physical, PINNED_KINDS, fine=True)
+        self._segments = segments
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get memory (blocks), usable by the host and every stream at once."""
         self.owner.check_open()
         self.stream_of(stream)
-        return self._segments.take(nbytes, kind)
+        return self._segments.take(self, self.owner.driver, nbytes, kind)
 
     def free_segment(self, segment: Segment) -> None:
         """Give a segment back (blocks)."""
-        self._segments.give_back(segment)
-
-    def holds(self, address: int, nbytes: int) -> bool:
-        """Return whether a range lies in one of its segments."""
-        return self._segments.holds(address, nbytes)
+        self._segments.give_back(self, self.owner.driver, segment)
 
     def grant_access(self, peers: Sequence[Device]) -> None:
         """Do nothing for the owner and its like: they share the context."""
         self.owner.grant_access(peers)
 
 
-KINDS: Final = ("svm", "direct")
-
-
-class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
+class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
     """A device of OpenCL 2.0 or later that has shared virtual memory, through pyopencl.
 
     Any number of these may exist for one device; they share its context, and what they have of its memory is counted
@@ -69,7 +61,7 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
     """
 
     kind = "opencl"
-    segment_kinds = KINDS
+    segment_kinds = ("svm", "direct")
     host_readable = False
 
     def __init__(self, index: int = 0) -> None:
@@ -89,28 +81,27 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
         self.physical = find_physical(self.driver, index)
         self.context: cl.Context = self.physical.context
         self.is_processor = self.physical.on_host
-        self.capacity = self.physical.ledger.total
-        self._segments = Segments(self.name, self.driver, self.physical, KINDS)
+        self.capacity = self.physical.memory.total
         self._pinned: weakref.ref[OpenCLPinned] | None = None
-        self.streams = OpenCLStreams(self, self.driver, self.physical, self._poller)
-        self.default_stream: OpenCLStream = self.streams.create("default", default=True)
+        self._meeting = self._commands()  # where all others are waited for
+        self.default_stream: OpenCLStream = self.book.enlist(self._open_stream("default", 0))
 
     def __repr__(self) -> str:
         return f"<OpenCL {self.name}: {'closed' if self._closed else self.physical.device.name.strip()}>"
 
     def memory(self) -> MemoryInfo:
         """Return what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
-        return MemoryInfo(free=self.physical.ledger.free(), total=self.capacity)
+        return MemoryInfo(free=self.physical.memory.free(), total=self.capacity)
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Get shared virtual memory (blocks), usable by every stream at once."""
         self.check_open()
         self.stream_of(stream)
-        return self._segments.take(nbytes, kind)
+        return self.physical.memory.take(self, self.driver, nbytes, kind)
 
     def free_segment(self, segment: Segment) -> None:
         """Give a segment back to the driver (blocks)."""
-        self._segments.give_back(segment)
+        self.physical.memory.give_back(self, self.driver, segment)
 
     def pointer(self, part: Addressed) -> cl.SVM[np.ndarray]:
         """Return a buffer, or an array over one, as an argument for kernels; it keeps nothing alive.
@@ -131,7 +122,13 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
         Raises:
             InvalidRequest: It is something else, or of another device or context.
         """
-        return self.streams.find(source)
+        if not isinstance(source, self.driver.cl.CommandQueue):
+            return self.book.find(source)
+        return self.book.adopt(source.int_ptr, lambda handle: self._adopt(source, handle))
+
+    def record_all(self) -> OpenCLFence:
+        """Return a fence behind everything submitted to every stream of this object, also to those that are gone."""
+        return self._meeting.record(behind=[fence.event for fence in self.book.record_each()])
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes to `value` (0 to 255) in the order of `stream`."""
@@ -158,9 +155,8 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
 
     def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:  # noqa: ARG002  # both ways alike
         """Return whether a copy may **block**: not on a processor, nor for memory of `pinned`."""
-        data = bytes_of(host)
-        pinned = self._pinned() if self._pinned is not None else None
-        ours = pinned is not None and pinned.holds(int(data.ctypes.data), data.size)
+        data, pinned = bytes_of(host), self.physical.pinned
+        ours = pinned is not None and pinned.find(int(data.ctypes.data), data.size) is not None
         return bool(data.size) and not (self.is_processor or ours)
 
     def pinned(self) -> Device:
@@ -169,11 +165,11 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
         Raises:
             InvalidRequest: The device has no such memory (fine-grained buffers).
         """
-        if not self.physical.has_pinned:
+        if self.physical.pinned is None:
             return super().pinned()
         found = self._pinned() if self._pinned is not None else None
         if found is None:
-            found = OpenCLPinned(self)
+            found = OpenCLPinned(self, self.physical.pinned)
             self._pinned = weakref.ref(found)
         return found
 
@@ -194,3 +190,19 @@ class OpenCL(QueueDevice[OpenCLStream, OpenCLFence]):
     def _queue_of(self, stream: Stream) -> cl.CommandQueue:
         self.check_open()
         return self.stream_of(stream).queue
+
+    def _open_stream(self, name: str, handle: int) -> OpenCLStream:
+        return OpenCLStream(self, name, handle, self._commands())
+
+    def _adopt(self, queue: cl.CommandQueue, handle: int) -> OpenCLStream:
+        out_of_order = self.driver.cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        if queue.context != self.physical.context or queue.device != self.physical.device:
+            raise InvalidRequest("stream", queue, f"a queue in the context of {self.name!r}")
+        if queue.properties & out_of_order:
+            raise InvalidRequest("stream", queue, "a queue that runs its commands in order")
+        return OpenCLStream(self, f"stream-{handle}", handle, self._commands(queue))
+
+    def _commands(self, queue: cl.CommandQueue | None = None) -> Commands:
+        if queue is None:
+            queue = self.driver.call(self.driver.cl.CommandQueue, self.physical.context, self.physical.device)
+        return Commands(self.driver, self.physical, self._poller, queue)

@@ -12,17 +12,18 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
-from asyncmem.devices.base import INSTEAD, Segment, whole_segment
+from asyncmem.devices.base import INSTEAD, names_of
 from asyncmem.devices.host_memory import PAGE, host_memory, total_memory
-from asyncmem.devices.queue_device import SegmentBook
-from asyncmem.errors import BackendUnavailable, DeviceError, OutOfMemoryError
-from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.devices.queues import SegmentSpace
+from asyncmem.errors import BackendUnavailable, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     import pyopencl as cl
+
+    from asyncmem.devices.base import Segment
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def find_devices(device: str) -> list[cl.Device]:
         found = [one for platform in cl.get_platforms() for one in platform.get_devices()]
     except cl.Error as error:
         if error.code != _NO_PLATFORM:
-            raise error_of(error, device) from None
+            raise failure(error.routine, error.code, device) from None
         raise BackendUnavailable(device, tried=("the OpenCL loader: it finds no driver",), install=_DRIVER) from None
     return sorted(found, key=is_processor)
 
@@ -78,8 +79,8 @@ def find_device(device: str, index: int) -> cl.Device:
     """
     found = find_devices(device)
     if index >= len(found):
-        there = f"opencl:0 to opencl:{len(found) - 1}" if len(found) > 1 else "opencl:0" if found else "no device"
-        raise BackendUnavailable(device, tried=(f"the OpenCL drivers: they have {there}",), install=_DRIVER)
+        tried = f"the OpenCL drivers: they have {names_of('opencl', len(found))}"
+        raise BackendUnavailable(device, tried=(tried,), install=_DRIVER)
     one = found[index]
     if not shares_memory(one):
         lack = f"{one.name.strip()}: it has no shared virtual memory, which is of OpenCL 2.0"
@@ -103,11 +104,6 @@ def shares_memory(device: cl.Device, *, finely: bool = False) -> bool:
         return False  # the question is of OpenCL 2.0 as well
 
 
-def error_of(error: cl.Error, device: str) -> DeviceError:
-    """Make the error for one of pyopencl's."""
-    return failure(error.routine, error.code, device)
-
-
 def failure(call: str, code: int, device: str) -> DeviceError:
     """Make the error for a code of OpenCL's."""
     return DeviceError(call, code=code, code_name=f"CL_{load(device).status_code.to_string(code)}", device=device)
@@ -117,6 +113,7 @@ class Driver:
     """OpenCL as one device calls it.
 
     Attributes:
+        device: The name of the device.
         cl: The package.
         calls: How many calls there have been.
     """
@@ -137,76 +134,60 @@ class Driver:
         try:
             return function(*args, **kwargs)
         except self.cl.Error as error:
-            raise error_of(error, self.device) from None
-
-    def failure(self, call: str, code: int) -> DeviceError:
-        """Make the error for a code."""
-        return failure(call, code, self.device)
-
-    def allocate(self, context: cl.Context, nbytes: int, flags: int, free: int) -> cl.SVMAllocation:
-        """Get memory that has an address.
-
-        Raises:
-            OutOfMemoryError: The driver has too little; `free` is what was thought to be there.
-            DeviceError: It fails otherwise.
-        """
-        try:
-            allocation: cl.SVMAllocation = self.call(self.cl.SVMAllocation, context, nbytes, 0, flags)
-        except DeviceError as error:
-            if error.code not in _TOO_MUCH:
-                raise
-            facts = OutOfMemoryFacts(asked=nbytes, device=self.device, device_free=free)
-            raise OutOfMemoryError(facts) from None
-        return allocation
+            raise failure(error.routine, error.code, self.device) from None
 
 
-class Ledger:
-    """Counts what is taken of so many bytes."""
+class SharedMemory(SegmentSpace[Driver]):
+    """Shared virtual memory, counted here: no driver counts it, and some give out more than there is."""
 
-    def __init__(self, total: int, *, on_host: bool) -> None:
-        """Begin with none taken; memory `on_host` is shared with everybody there."""
+    def __init__(self, physical: PhysicalDevice, cl: ModuleType, total: int, *, fine: bool) -> None:
+        """Begin with none taken; `fine` memory, of the host, may be read and written by the host at any time."""
+        super().__init__(int(physical.device.max_mem_alloc_size))
         self.total = total
-        self._on_host = on_host
-        self._taken = 0
-        # Re-entrant: a finalizer may interrupt the holder on the same thread and give back.
-        self._lock: Final = threading.RLock()
+        self.taken = 0
+        self._context = physical.context
+        self._on_host = fine or physical.on_host  # and is shared with everybody there
+        flags = cl.svm_mem_flags
+        self._flags = int(flags.READ_WRITE | (flags.SVM_FINE_GRAIN_BUFFER if fine else 0))
 
     def free(self) -> int:
         """Return the bytes that could still be taken (reads files, on the host)."""
-        left = max(0, self.total - self._taken)
+        left = max(0, self.total - self.taken)
         return min(left, host_memory().free) if self._on_host else left
 
-    def take(self, nbytes: int, device: str) -> int:
-        """Count bytes that are about to be got, and return how many are free beside them.
+    def get(self, driver: Driver, nbytes: int) -> tuple[int, object] | None:
+        """Get memory (blocks); None where the driver has too little."""
+        try:
+            allocation = driver.call(driver.cl.SVMAllocation, self._context, nbytes, 0, self._flags)
+        except DeviceError as error:
+            if error.code not in _TOO_MUCH:
+                raise
+            return None
+        self.taken += nbytes
+        return allocation.svm_ptr, allocation
 
-        Raises:
-            OutOfMemoryError: There are too few.
-        """
-        with self._lock:
-            free = self.free()
-            if nbytes > free:
-                raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=device, device_free=free))
-            self._taken += nbytes
-            return free - nbytes
-
-    def give_back(self, nbytes: int) -> None:
-        """Count bytes that are no longer there, or were not got."""
-        with self._lock:
-            self._taken -= nbytes
+    def put_back(self, driver: Driver, segment: Segment) -> None:
+        """Give memory back (blocks)."""
+        allocation: cl.SVMAllocation = segment.token  # type: ignore[assignment]  # as `get` made it
+        driver.call(allocation.release)
+        self.taken -= segment.nbytes + PAGE
 
 
 class PhysicalDevice:
-    """A device and its context, made once in a process: addresses and events mean nothing in another context."""
+    """A device and its context, made once in a process: addresses and events mean nothing in another context.
+
+    It keeps the segments: one that is dropped would be freed, and one whose device is forgotten may still be in use.
+    """
 
     def __init__(self, driver: Driver, device: cl.Device) -> None:
         """Make the context. Get it by `find_physical`."""
         self.device = device
         self.context: cl.Context = driver.call(driver.cl.Context, [device])
         self.on_host = is_processor(device)
-        self.ledger = Ledger(int(device.global_mem_size), on_host=self.on_host)
-        self.host_ledger = Ledger(total_memory(), on_host=True)
-        self.most = int(device.max_mem_alloc_size)
-        self.has_pinned = shares_memory(device, finely=True)
+        self.memory = SharedMemory(self, driver.cl, int(device.global_mem_size), fine=False)
+        self.pinned: SharedMemory | None = None
+        if shares_memory(device, finely=True):
+            self.pinned = SharedMemory(self, driver.cl, total_memory(), fine=True)
 
 
 _physical_devices: dict[int, PhysicalDevice] = {}
@@ -226,65 +207,3 @@ def find_physical(driver: Driver, index: int) -> PhysicalDevice:
         if known is None:
             known = _physical_devices[device.int_ptr] = PhysicalDevice(driver, device)
         return known
-
-
-# An allocation that is dropped is freed, and one whose device is forgotten may still be in use.
-_out: Final[dict[int, cl.SVMAllocation]] = {}
-
-
-class Segments:
-    """Gets segments of one kind of memory, counted in a ledger, and gives them back."""
-
-    def __init__(
-        self, name: str, driver: Driver, physical: PhysicalDevice, kinds: tuple[str, ...], *, fine: bool = False
-    ) -> None:
-        """Serve the device of that name; `fine` segments may be read and written by the host at any time."""
-        flags = driver.cl.svm_mem_flags
-        self._book = SegmentBook(name)
-        self._kinds = kinds
-        self._driver = driver
-        self._physical = physical
-        self._flags = int(flags.READ_WRITE | (flags.SVM_FINE_GRAIN_BUFFER if fine else 0))
-        self._ledger: Ledger = physical.host_ledger if fine else physical.ledger
-
-    def take(self, nbytes: int, kind: str) -> Segment:
-        """Get whole pages (blocks)."""
-        nbytes, kind = whole_segment(nbytes, kind, self._kinds, PAGE)
-        # The driver aligns to 128 bytes at most.
-        whole = nbytes + PAGE
-        if whole > self._physical.most:
-            raise self._beyond(nbytes)
-        free = self._ledger.take(whole, self._book.device)
-        try:
-            allocation = self._driver.allocate(self._physical.context, whole, self._flags, free)
-        except BaseException:
-            self._ledger.give_back(whole)
-            raise
-        address = -(-allocation.svm_ptr // PAGE) * PAGE
-        segment = Segment(address, nbytes, kind, allocation)
-        self._book.enlist(segment)
-        _out[address] = allocation
-        return segment
-
-    def give_back(self, segment: Segment) -> None:
-        """Free a segment (blocks); where the driver fails, it is still out."""
-        self._book.withdraw(segment)
-        allocation = _out.pop(segment.address)
-        try:
-            self._driver.call(allocation.release)
-        except BaseException:
-            self._book.enlist(segment)
-            _out[segment.address] = allocation
-            raise
-        self._ledger.give_back(segment.nbytes + PAGE)
-
-    def holds(self, address: int, nbytes: int) -> bool:
-        """Return whether a range lies in one of the segments that are out."""
-        return self._book.find(address, nbytes) is not None
-
-    def _beyond(self, nbytes: int) -> OutOfMemoryError:
-        advice = f"at most {self._physical.most >> 20} MiB in one piece, which is all that the driver gives out"
-        free = self._ledger.free()
-        return OutOfMemoryError(
-            OutOfMemoryFacts(asked=nbytes, device=self._book.device, device_free=free, advice=(advice,))
-        )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Span, Stream, whole_segment
-from asyncmem.devices.host_memory import PAGE, Bytes, Pages, ReservedPages, bytes_at, bytes_of, total_memory
+from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
 from asyncmem.devices.simulated.calls import Call, CallLog, Latencies
 from asyncmem.devices.simulated.order import OrderChecker
 from asyncmem.devices.simulated.paging import InventedAddresses, Paging
@@ -79,13 +79,12 @@ class Simulated(Device):
         self.elsewhere = 0
         self.capacity = _DEFAULT_CAPACITY if capacity is None else parse_size(capacity, what="capacity")
         self._heeds_suggestions = capacity is None
-        self._addresses: InventedAddresses | Pages = (
-            Pages() if backing else InventedAddresses(gap=PAGE, number=self.number)
-        )
+        number = self.number
+        self._addresses = Pages() if backing else InventedAddresses(PAGE, number)
         self.page = parse_size(page, what="page")
         if self.page & (self.page - 1):
             raise InvalidRequest("page", page, "a power of two, or 0")
-        ranges = ReservedPages(self.page) if backing else InventedAddresses(self.page, self.number, reserved=True)
+        ranges = Pages(self.page, reserved=True) if backing else InventedAddresses(self.page, number, reserved=True)
         self._paging = Paging(self.page, ranges, self.timeline, self.log, self._count)
         self._segments: dict[int, Segment] = {}
         self._book: StreamBook[SimulatedStream] = StreamBook(

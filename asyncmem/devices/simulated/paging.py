@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asyncmem.devices.base import Span
-    from asyncmem.devices.host_memory import ReservedPages
+    from asyncmem.devices.host_memory import Pages
     from asyncmem.devices.simulated.calls import CallLog
     from asyncmem.devices.simulated.timeline import Timeline
 
@@ -59,7 +59,7 @@ class Paging:
     def __init__(
         self,
         page: int,
-        addresses: InventedAddresses | ReservedPages,
+        addresses: InventedAddresses | Pages,
         timeline: Timeline,
         log: CallLog,
         account: Callable[[int], None],
