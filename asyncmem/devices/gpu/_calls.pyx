@@ -14,8 +14,17 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr
 from libcpp.vector cimport vector
 
-cdef extern from "finalizing.h" nogil:
-    int asyncmem_finalizing()
+cdef extern from *:
+    """
+    static int asyncmem_finalizing(void) { // asked without the interpreter's lock
+    #if PY_VERSION_HEX >= 0x030D0000
+        return Py_IsFinalizing();
+    #else
+        return _Py_IsFinalizing();
+    #endif
+    }
+    """
+    int asyncmem_finalizing() nogil
 
 cdef extern from "<atomic>" namespace "std" nogil:
     cdef cppclass atomic[T]:
@@ -185,6 +194,13 @@ def gone():
     return is_gone()
 
 
+cdef inline int check(Context context, str call, Code code) except -1:
+    """Raise the error for a code, unless it is success."""
+    if code != SUCCESS:
+        raise context.failed(call, code)
+    return 0
+
+
 # A collector must not clear what is needed to let go of the rest; none of these is ever part of a cycle.
 @cython.no_gc
 cdef class Context:
@@ -202,8 +218,7 @@ cdef class Context:
         self.failed = failed
         with nogil:
             code = CContext.open(table[0], ordinal, &context)
-        if code != SUCCESS:
-            raise failed("cuDevicePrimaryCtxRetain", code)
+        check(self, "cuDevicePrimaryCtxRetain", code)
         self.context = context
         self.used = True
 
@@ -265,8 +280,7 @@ cdef class Context:
         cdef Code code
         with nogil:
             code = self.context.record(stream, &fence)
-        if code != SUCCESS:
-            raise self.failed("cuEventRecord", code)
+        check(self, "cuEventRecord", code)
         return _fence(self, fence)
 
     def record_all(self):
@@ -275,8 +289,7 @@ cdef class Context:
         cdef Code code
         with nogil:
             code = self.context.record_all(&fence)
-        if code != SUCCESS:
-            raise self.failed("cuCtxRecordEvent", code)
+        check(self, "cuCtxRecordEvent", code)
         return _fence(self, fence)
 
     def wait(self, uint64_t stream, Fence fence not None, /):
@@ -284,16 +297,14 @@ cdef class Context:
         cdef Code code
         with nogil:
             code = self.context.wait(stream, fence.fence)
-        if code != SUCCESS:
-            raise self.failed("cuStreamWaitEvent", code)
+        check(self, "cuStreamWaitEvent", code)
 
     def capturing(self, uint64_t stream, /):
         """Return whether what is submitted to a stream is captured into a graph."""
         cdef int answer
         with nogil:
             answer = self.context.capturing(stream)
-        if answer < 0:
-            raise self.failed("cuStreamIsCapturing", -answer)
+        check(self, "cuStreamIsCapturing", -min(answer, 0))
         return answer == 1
 
     def create_stream(self):
@@ -302,8 +313,7 @@ cdef class Context:
         cdef Code code
         with nogil:
             code = self.context.create_stream(&stream)
-        if code != SUCCESS:
-            raise self.failed("cuStreamCreate", code)
+        check(self, "cuStreamCreate", code)
         return stream
 
     def destroy_stream(self, uint64_t stream, /):
@@ -335,8 +345,7 @@ cdef class Context:
         cdef Code code
         with nogil:
             code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetId(as_handle(stream), &number)
-        if code != SUCCESS:
-            raise self.failed("cuStreamGetId", code)
+        check(self, "cuStreamGetId", code)
         return number
 
     def capture_of(self, uint64_t stream, /):
@@ -347,8 +356,7 @@ cdef class Context:
         with nogil:
             code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetCaptureInfo(
                 as_handle(stream), &status, &number, NULL, NULL, NULL)
-        if code != SUCCESS:
-            raise self.failed("cuStreamGetCaptureInfo", code)
+        check(self, "cuStreamGetCaptureInfo", code)
         return (number or -1) if status else 0
 
     def stream_context(self, uint64_t stream, /):
@@ -357,8 +365,7 @@ cdef class Context:
         cdef Code code
         with nogil:
             code = DEINITIALIZED if is_gone() else self.context.driver.cuStreamGetCtx(as_handle(stream), &found)
-        if code != SUCCESS:
-            raise self.failed("cuStreamGetCtx", code)
+        check(self, "cuStreamGetCtx", code)
         return <uintptr_t>found
 
     def listen(self):
@@ -392,7 +399,7 @@ cdef class Scope:
             code = self.entered.code()
         if code != SUCCESS:
             self._leave()
-            raise self.owner.failed("cuCtxPushCurrent", code)
+        check(self.owner, "cuCtxPushCurrent", code)
         return self
 
     def __exit__(self, *_error):
@@ -428,8 +435,7 @@ cdef class Fence:
             code = self.owner.context.query(self.fence)
         if code == NOT_READY:
             return False
-        if code != SUCCESS:
-            raise self.owner.failed("cuEventQuery", code)
+        check(self.owner, "cuEventQuery", code)
         return True
 
     def block(self, int64_t timeout, /):
@@ -447,7 +453,7 @@ cdef class Fence:
             if code == SUCCESS:
                 return True
             if code != NOT_READY:
-                raise self.owner.failed("cuEventQuery", code)
+                check(self.owner, "cuEventQuery", code)
             PyErr_CheckSignals()
             waited += part
             if 0 <= timeout <= waited:
@@ -505,8 +511,7 @@ cdef class Watcher:
 
     def watch(self, Fence fence not None, Sink sink not None, uint64_t token, /):
         """Have `sink` told once, by `token`, when the fence is reached or the device is lost."""
-        if is_gone():
-            raise self.owner.failed("cuEventQuery", DEINITIALIZED)
+        check(self.owner, "cuEventQuery", DEINITIALIZED if is_gone() else SUCCESS)
         cdef CFence *shared = fence.fence
         cdef CWatcher *watcher = self.watcher.get()
         cdef shared_ptr[CSink] goal = sink.sink

@@ -1,5 +1,7 @@
 #include "context.hpp"
 
+#include "gathering.hpp"
+
 #include <algorithm>
 #include <map>
 #include <new>
@@ -90,10 +92,12 @@ Relaxed::~Relaxed() {
 
 Entered::Entered(Context &context) : current_(context), relaxed_(context.driver) {}
 
-Context::Context(const Table &table, int ordinal) noexcept
+Context::Context(const Table &table, int ordinal)
     : driver(table), calls{this,      call_record, call_order,     call_record_all, call_query,
                            call_wait, call_block,  call_capturing, call_release},
-      ordinal_(ordinal) {}
+      ordinal_(ordinal), gathering_(std::make_unique<Gathering>(*this)) {}
+
+Context::~Context() = default;
 
 Code Context::open(const Table &driver, int ordinal, Context **context) {
     std::lock_guard<std::mutex> guard(open_lock());
@@ -294,7 +298,7 @@ Code Context::gather(Fence *made) {
     made->gathered = true;
     made->failure.store(success, std::memory_order_relaxed);
     share(made);
-    if (gathering_.add(made))
+    if (gathering_->add(made))
         return success;
     release(made);
     return out_of_memory;

@@ -4,17 +4,18 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "fence_calls.h"
-#include "gathering.hpp"
 #include "heap/lock.hpp"
 #include "table.hpp"
 
 namespace asyncmem::gpu {
 
 class Context;
+class Gathering;
 
 using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
@@ -125,7 +126,8 @@ class Context {
     template <typename Call> Code on_stream(std::uint64_t stream, Call call);
 
   private:
-    Context(const Table &table, int ordinal) noexcept;
+    Context(const Table &table, int ordinal);
+    ~Context();
     bool closed() const { return gone() || !alive_.load(std::memory_order_relaxed); }
     Code retain();
     Code make(std::uint64_t stream, Fence **fence);  // a fence behind the stream
@@ -154,7 +156,7 @@ class Context {
     std::mutex streams_lock_;
     std::vector<std::uint64_t> streams_;
     std::atomic<int> captures_{0};
-    Gathering gathering_{*this};
+    std::unique_ptr<Gathering> gathering_;
 
     std::mutex listening_lock_;
     int listeners_ = 0;

@@ -5,8 +5,7 @@
 
 #include <dlfcn.h>
 
-#include <cstdio>
-#include <mutex>
+#include <type_traits>
 #include <vector>
 
 namespace asyncmem::gpu {
@@ -20,9 +19,9 @@ struct {
     Code (*hipGetDevice)(int *device);
     Code (*hipSetDevice)(int device);
     Code (*hipStreamGetDevice)(Handle stream, int *device);
-    Code (*hipStreamGetCaptureInfo_v2)(Handle stream, int *status, unsigned long long *id, Handle *graph,
+    Code (*hipStreamGetCaptureInfo_v2)(Handle stream, int *status, Number *id, Handle *graph,
                                        const Handle **dependencies, std::size_t *count);
-    Code (*hipStreamGetId)(Handle stream, unsigned long long *id); // may be null: 7.15
+    Code (*hipStreamGetId)(Handle stream, Number *id); // may be null: 7.15
 } hip;
 
 // HIP's contexts are deprecated, and were no more than its devices: a thread works with one, at first with number 0.
@@ -38,10 +37,8 @@ Code retain(Handle *context, int device) {
     return success;
 }
 
-Code release(int) { return success; }
-
 // A device that was reset cannot be told from one that was not.
-Code context_id(Handle, unsigned long long *id) {
+Code context_id(Handle, Number *id) {
     *id = 1;
     return success;
 }
@@ -82,7 +79,7 @@ Code stream_context(Handle stream, Handle *context) {
 
 // Without numbers of streams, the handle is one. Another stream may have it later, but none that runs beside the work of
 // the first: the library waits for that when it destroys a stream.
-Code stream_id(Handle stream, unsigned long long *id) {
+Code stream_id(Handle stream, Number *id) {
     if (hip.hipStreamGetId != nullptr)
         return of_stream(hip.hipStreamGetId(stream, id));
     Handle context = nullptr;
@@ -90,60 +87,32 @@ Code stream_id(Handle stream, unsigned long long *id) {
     return stream_context(stream, &context);
 }
 
-Code capture_info(Handle stream, int *status, unsigned long long *id, Handle *graph, const Handle **dependencies,
+Code capture_info(Handle stream, int *status, Number *id, Handle *graph, const Handle **dependencies,
                   std::size_t *count) {
     return of_stream(hip.hipStreamGetCaptureInfo_v2(stream, status, id, graph, dependencies, count));
 }
 
-class Finder {
-  public:
-    explicit Finder(void *loaded) : loaded_(loaded) {}
-
-    template <typename Function> void get(Function &function, const char *symbol, bool needed = true) {
-        function = reinterpret_cast<Function>(dlsym(loaded_, symbol));
+const char *fill(void *library, Table &table) {
+    const char *missing = nullptr;
+    auto get = [&](auto &function, const char *symbol, bool needed = true) {
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, symbol));
         if (function == nullptr && needed && missing == nullptr)
             missing = symbol;
-    }
-
-    const char *missing = nullptr;
-
-  private:
-    void *loaded_;
-};
-
-void fill(Table &table, Finder &finder) {
-#define GET(name) finder.get(hip.name, #name)
-    GET(hipGetDevice);
-    GET(hipSetDevice);
-    GET(hipStreamGetDevice);
-    GET(hipStreamGetCaptureInfo_v2);
-#undef GET
-    finder.get(hip.hipStreamGetId, "hipStreamGetId", false);
-    finder.get(table.cuInit, "hipInit");
-    finder.get(table.cuDriverGetVersion, "hipDriverGetVersion");
-    finder.get(table.cuGetErrorName, "hipDrvGetErrorName");
-    finder.get(table.hipGetLastError, "hipGetLastError");
-    finder.get(table.cuDeviceGetCount, "hipGetDeviceCount");
-    finder.get(table.cuDeviceGet, "hipDeviceGet");
-    finder.get(table.cuCtxSynchronize, "hipDeviceSynchronize");
-    finder.get(table.cuThreadExchangeStreamCaptureMode, "hipThreadExchangeStreamCaptureMode");
-    finder.get(table.cuStreamCreate, "hipStreamCreateWithFlags");
-    finder.get(table.cuStreamDestroy, "hipStreamDestroy");
-    finder.get(table.cuStreamIsCapturing, "hipStreamIsCapturing");
-    finder.get(table.cuStreamWaitEvent, "hipStreamWaitEvent");
-    finder.get(table.cuEventCreate, "hipEventCreateWithFlags");
-    finder.get(table.cuEventDestroy, "hipEventDestroy");
-    finder.get(table.cuEventRecord, "hipEventRecord");
-    finder.get(table.cuEventQuery, "hipEventQuery");
-    finder.get(table.cuMemCreate, "hipMemCreate");
-    finder.get(table.cuMemRelease, "hipMemRelease");
-    finder.get(table.cuMemMap, "hipMemMap");
-    finder.get(table.cuMemUnmap, "hipMemUnmap");
-    finder.get(table.cuMemSetAccess, "hipMemSetAccess");
+    };
+    get(hip.hipGetDevice, "hipGetDevice");
+    get(hip.hipSetDevice, "hipSetDevice");
+    get(hip.hipStreamGetDevice, "hipStreamGetDevice");
+    get(hip.hipStreamGetCaptureInfo_v2, "hipStreamGetCaptureInfo_v2");
+    get(hip.hipStreamGetId, "hipStreamGetId", false);
+#define CALL(name, version, hip, signature)                                                                              \
+    if (const char *symbol = hip)                                                                                        \
+        get(table.name, symbol);
+    ASYNCMEM_DRIVER_CALLS(CALL, CALL)
+#undef CALL
     // The legacy default stream has the handle 1 only in later versions, and 0 in all.
     table.legacy = 0;
     table.cuDevicePrimaryCtxRetain = retain;
-    table.cuDevicePrimaryCtxRelease = release;
+    table.cuDevicePrimaryCtxRelease = [](int) { return success; };
     table.cuCtxGetId = context_id;
     table.cuCtxGetCurrent = get_current;
     table.cuCtxPushCurrent = push_current;
@@ -151,28 +120,14 @@ void fill(Table &table, Finder &finder) {
     table.cuStreamGetId = stream_id;
     table.cuStreamGetCtx = stream_context;
     table.cuStreamGetCaptureInfo = capture_info;
+    return missing;
 }
 
 } // namespace
 
 const Table *load_hip(const char *library, Missing &why) {
-    static std::mutex lock;
-    static Table table{};
-    static bool loaded = false;
-    std::lock_guard<std::mutex> guard(lock);
-    if (loaded)
-        return &table;
-    void *found = open_library(library, why);
-    if (found == nullptr)
-        return nullptr;
-    Finder finder(found);
-    fill(table, finder);
-    if (finder.missing != nullptr) {
-        std::snprintf(why.text, sizeof why.text, "%s has no %s", library, finder.missing);
-        return nullptr;
-    }
-    loaded = true;
-    return &table;
+    static Loader loader;
+    return loader.load(library, fill, why);
 }
 
 } // namespace asyncmem::gpu

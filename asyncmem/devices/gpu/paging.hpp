@@ -34,34 +34,178 @@ class Paging {
     // Unmaps the spans of one list, then maps those of the other for devices to use, with what was unmapped as far as the
     // sizes agree; gives back what is left. Calls are for a stretch at a time, of at most `step` bytes where spans allow.
     Progress remap(const std::vector<Span> &unmap, const std::vector<Span> &map, const std::vector<int> &devices,
-                   std::uint64_t step);
+                   std::uint64_t step) {
+        Progress done;
+        if (gone())
+            return {0, 0, {deinitialized, "cuMemUnmap"}};
+        retry();
+        for (std::size_t at = 0; at < unmap.size(); at = done.unmapped) {
+            const std::size_t next = stretch_end(unmap, at, step);
+            done.outcome = take_away(unmap, at, next);
+            if (done.outcome.code != success)
+                break;
+            done.unmapped = next;
+        }
+        for (std::size_t at = 0; at < map.size() && done.outcome.code == success;) {
+            Pieces stretch;
+            const std::size_t next = stretch_end(map, at, step);
+            for (std::size_t i = at; i < next && done.outcome.code == success; ++i)
+                done.outcome = put(map[i], stretch);
+            if (done.outcome.code == success)
+                done.outcome = open(map[at].address, map[next - 1].address + map[next - 1].nbytes, devices, true);
+            if (done.outcome.code != success) {
+                undo(stretch);
+                break;
+            }
+            mapped_.merge(stretch);
+            done.mapped += next - at;
+            at = next;
+        }
+        Outcome released = release_spare();
+        if (done.outcome.code == success)
+            done.outcome = released;
+        return done;
+    }
+
     // Lets devices use all that is mapped, or forbids it.
-    Outcome allow(const std::vector<int> &devices, bool allowed, std::uint64_t step);
+    Outcome allow(const std::vector<int> &devices, bool allowed, std::uint64_t step) {
+        Outcome outcome;
+        for (auto at = mapped_.begin(); at != mapped_.end();) {
+            if (gone())
+                return {deinitialized, "cuMemSetAccess"};
+            const std::uint64_t begin = at->first;
+            std::uint64_t end = begin + at->second.nbytes;
+            while (++at != mapped_.end() && at->first == end && end - begin + at->second.nbytes <= step)
+                end += at->second.nbytes;
+            const Outcome one = open(begin, end, devices, allowed);
+            if (outcome.code == success)
+                outcome = one;
+            if (allowed && outcome.code != success)
+                break; // while the loop that forbids goes on, and forbids what can be
+        }
+        return outcome;
+    }
+
     // Whether nothing of a range is mapped, half undone stretches included.
-    bool bare(const Span &range);
+    bool bare(const Span &range) {
+        if (!half_.empty() && !gone()) {
+            retry();
+            release_spare();
+        }
+        auto none = [&](const Pieces &pieces) {
+            auto first = pieces.lower_bound(range.address);
+            return first == pieces.end() || first->first >= range.address + range.nbytes;
+        };
+        return none(mapped_) && none(half_);
+    }
+
     // Forgets all, where no call may be made any more.
-    void forget();
+    void forget() {
+        mapped_.clear();
+        half_.clear();
+        spare_.clear();
+    }
 
   private:
-    using Handle = unsigned long long;
+    static constexpr int pinned = 1, on_device = 1, no_access = 0, read_and_write = 3;
     struct Piece {
         std::uint64_t nbytes;
-        Handle handle;
+        Number handle;
     };
     using Pieces = std::map<std::uint64_t, Piece>; // by address
 
-    Outcome take_away(const std::vector<Span> &spans, std::size_t first, std::size_t end);
-    Outcome put(const Span &span, Pieces &stretch);
-    Outcome open(const Pieces &stretch, const std::vector<int> &devices, bool allowed);
-    void undo(Pieces &stretch);
-    void retry();
-    Outcome release_spare();
-    Outcome called(const char *call, Code code);
+    // Up to where spans from the first on lie one behind the other, and are at most `step` bytes or one span.
+    static std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first, std::uint64_t step) {
+        const std::uint64_t begin = spans[first].address;
+        std::uint64_t end = begin + spans[first].nbytes;
+        std::size_t next = first + 1;
+        while (next < spans.size() && spans[next].address == end && end - begin + spans[next].nbytes <= step)
+            end += spans[next++].nbytes;
+        return next;
+    }
+
+    Outcome called(const char *call, Code code) {
+        context_.call_count.fetch_add(1, std::memory_order_relaxed);
+        return {code, call};
+    }
+
+    // One call for spans that lie one behind the other, of which each was mapped as a whole: all of them go, or none.
+    Outcome take_away(const std::vector<Span> &spans, std::size_t first, std::size_t end) {
+        std::uint64_t nbytes = 0;
+        for (std::size_t i = first; i < end; ++i) {
+            auto found = mapped_.find(spans[i].address);
+            if (found == mapped_.end() || found->second.nbytes != spans[i].nbytes)
+                return {invalid_value, "cuMemUnmap"};
+            nbytes += spans[i].nbytes;
+        }
+        Outcome outcome = called("cuMemUnmap", context_.driver.cuMemUnmap(spans[first].address, nbytes));
+        if (outcome.code != success)
+            return outcome;
+        for (std::size_t i = first; i < end; ++i) {
+            auto found = mapped_.find(spans[i].address);
+            spare_.emplace(spans[i].nbytes, found->second.handle);
+            mapped_.erase(found);
+        }
+        return outcome;
+    }
+
+    Outcome put(const Span &span, Pieces &stretch) {
+        auto spare = spare_.find(span.nbytes);
+        if (spare == spare_.end()) {
+            Number made;
+            const Properties wish{pinned, 0, {on_device, context_.device()}, nullptr, {}};
+            Outcome outcome = called("cuMemCreate", context_.driver.cuMemCreate(&made, span.nbytes, &wish, 0));
+            if (outcome.code != success)
+                return outcome;
+            spare = spare_.emplace(span.nbytes, made);
+        }
+        Outcome outcome = called("cuMemMap", context_.driver.cuMemMap(span.address, span.nbytes, 0, spare->second, 0));
+        if (outcome.code == success) {
+            stretch[span.address] = {span.nbytes, spare->second};
+            spare_.erase(spare);
+        }
+        return outcome;
+    }
+
+    // One call for pieces that lie one behind the other.
+    Outcome open(std::uint64_t begin, std::uint64_t end, const std::vector<int> &devices, bool allowed) {
+        if (devices.empty())
+            return {};
+        std::vector<Access> accesses;
+        for (int device : devices)
+            accesses.push_back({{on_device, device}, allowed ? read_and_write : no_access});
+        Code code = context_.driver.cuMemSetAccess(begin, end - begin, accesses.data(), accesses.size());
+        return called("cuMemSetAccess", code);
+    }
+
+    void undo(Pieces &stretch) {
+        for (const auto &[address, piece] : stretch) {
+            if (called("cuMemUnmap", context_.driver.cuMemUnmap(address, piece.nbytes)).code == success)
+                spare_.emplace(piece.nbytes, piece.handle);
+            else
+                half_[address] = piece;
+        }
+    }
+
+    void retry() {
+        Pieces half;
+        half.swap(half_);
+        undo(half);
+    }
+
+    Outcome release_spare() {
+        for (auto one = spare_.begin(); one != spare_.end(); one = spare_.erase(one)) {
+            Outcome outcome = called("cuMemRelease", context_.driver.cuMemRelease(one->second));
+            if (outcome.code != success)
+                return outcome;
+        }
+        return {};
+    }
 
     Context &context_;
     Pieces mapped_;
     Pieces half_; // mapped, but not to be: a stretch that could not be opened, nor undone
-    std::multimap<std::uint64_t, Handle> spare_; // mapped nowhere, by size; empty between calls, unless a release failed
+    std::multimap<std::uint64_t, Number> spare_; // mapped nowhere, by size; empty between calls, unless a release failed
 };
 
 } // namespace asyncmem::gpu

@@ -1,3 +1,4 @@
+// Loading a driver, and CUDA's as a table: it is asked for one version of each function, that of the table's signature.
 #include "table.hpp"
 
 #include <dlfcn.h>
@@ -5,9 +6,39 @@
 
 #include <atomic>
 #include <cstdio>
+#include <type_traits>
 
 namespace asyncmem::gpu {
 namespace {
+
+using Find = Code (*)(const char *symbol, void **function, int version, std::uint64_t flags, int *result);
+using FindBefore12 = Code (*)(const char *symbol, void **function, int version, std::uint64_t flags);
+
+const char *fill(void *library, Table &table) {
+    auto find = reinterpret_cast<Find>(dlsym(library, "cuGetProcAddress_v2"));
+    auto find_before_12 = reinterpret_cast<FindBefore12>(dlsym(library, "cuGetProcAddress"));
+    if (find == nullptr && find_before_12 == nullptr)
+        return "cuGetProcAddress: it is older than CUDA 11.3";
+    const char *missing = nullptr;
+    auto get = [&](auto &function, const char *symbol, int version, bool needed) {
+        void *found = nullptr;
+        int result = 0;
+        Code code = find ? find(symbol, &found, version, 0, &result) : find_before_12(symbol, &found, version, 0);
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(code == success ? found : nullptr);
+        if (function == nullptr && needed && missing == nullptr)
+            missing = symbol;
+    };
+    table.legacy = 1;
+#define CALL(name, version, hip, signature)                                                                              \
+    if (version > 0)                                                                                                     \
+        get(table.name, #name, version, true);
+#define MAYBE(name, version, hip, signature) get(table.name, #name, version, false);
+    ASYNCMEM_DRIVER_CALLS(CALL, MAYBE)
+#undef CALL
+#undef MAYBE
+    table.hipGetLastError = [] { return success; };
+    return missing;
+}
 
 std::atomic<bool> forked{false};
 std::atomic<bool> running{false};
@@ -17,13 +48,26 @@ void in_child() { forked.store(true); }
 
 } // namespace
 
-void *open_library(const char *library, Missing &why) {
-    void *found = dlopen(library, RTLD_NOW);
-    if (found == nullptr) {
-        const char *text = dlerror();
-        std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+const Table *Loader::load(const char *library, Fill fill, Missing &why) {
+    std::lock_guard<std::mutex> guard(lock_);
+    if (!loaded_) {
+        void *found = dlopen(library, RTLD_NOW);
+        if (found == nullptr) {
+            const char *text = dlerror();
+            std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
+            return nullptr;
+        }
+        const char *missing = fill(found, table_);
+        loaded_ = missing == nullptr;
+        if (!loaded_)
+            std::snprintf(why.text, sizeof why.text, "%s has no %s", library, missing);
     }
-    return found;
+    return loaded_ ? &table_ : nullptr;
+}
+
+const Table *load_cuda(Missing &why) {
+    static Loader loader;
+    return loader.load("libcuda.so.1", fill, why);
 }
 
 bool gone() {

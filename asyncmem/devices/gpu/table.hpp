@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 namespace asyncmem::gpu {
 
 using Code = int; // CUresult, and hipError_t, whose numbers mean the same
 using Handle = void *; // CUcontext, CUstream, CUevent, CUasyncCallbackHandle
+using Number = unsigned long long;
 
 inline constexpr Code success = 0;
 inline constexpr Code invalid_value = 1;
@@ -37,47 +39,56 @@ struct Access {
     int flags;
 };
 
-// What is needed of a driver. Each member is named as CUDA's symbol and has its signature; what another driver has under
-// another name is put here as it is, and what it has in another form is brought into this one (`hip.cpp`). Those marked
-// "may be null" came with a later driver than the oldest supported, or are CUDA's alone.
+using Callback = void (*)(void *info, void *data, Handle handle);
+
+// What is needed of a driver: CUDA's symbol, the version of CUDA whose signature it has here (0: HIP's alone), HIP's symbol
+// (null: HIP has it in another form, which `hip.cpp` brings into this one), and the signature. Those under MAYBE came with
+// a later driver than the oldest supported, or are CUDA's alone, and may be null.
+#define ASYNCMEM_DRIVER_CALLS(CALL, MAYBE)                                                                               \
+    CALL(cuInit, 2000, "hipInit", (unsigned flags))                                                                      \
+    CALL(cuDriverGetVersion, 2020, "hipDriverGetVersion", (int *version))                                                \
+    CALL(cuGetErrorName, 6000, "hipDrvGetErrorName", (Code code, const char **name))                                     \
+    CALL(hipGetLastError, 0, "hipGetLastError", ()) /* forgets it; CUDA's driver remembers none */                       \
+    CALL(cuDeviceGetCount, 2000, "hipGetDeviceCount", (int *count))                                                      \
+    CALL(cuDeviceGet, 2000, "hipDeviceGet", (int *device, int ordinal))                                                  \
+    CALL(cuDevicePrimaryCtxRetain, 7000, nullptr, (Handle *context, int device))                                         \
+    CALL(cuDevicePrimaryCtxRelease, 11000, nullptr, (int device))                                                        \
+    MAYBE(cuCtxGetId, 12000, nullptr, (Handle context, Number *id)) /* a driver without it is too old in any case */     \
+    CALL(cuCtxGetCurrent, 4000, nullptr, (Handle *context))                                                              \
+    CALL(cuCtxPushCurrent, 4000, nullptr, (Handle context))                                                              \
+    CALL(cuCtxPopCurrent, 4000, nullptr, (Handle *context))                                                              \
+    MAYBE(cuCtxRecordEvent, 12050, nullptr, (Handle context, Handle event))                                              \
+    CALL(cuCtxSynchronize, 2000, "hipDeviceSynchronize", ())                                                             \
+    CALL(cuThreadExchangeStreamCaptureMode, 10010, "hipThreadExchangeStreamCaptureMode", (int *mode))                    \
+    CALL(cuStreamCreate, 2000, "hipStreamCreateWithFlags", (Handle *stream, unsigned flags))                             \
+    CALL(cuStreamDestroy, 4000, "hipStreamDestroy", (Handle stream))                                                     \
+    MAYBE(cuStreamGetId, 12000, nullptr, (Handle stream, Number *id)) /* ends a capture on it */                         \
+    CALL(cuStreamGetCtx, 9020, nullptr, (Handle stream, Handle *context))                                                \
+    CALL(cuStreamIsCapturing, 10000, "hipStreamIsCapturing", (Handle stream, int *status))                               \
+    CALL(cuStreamGetCaptureInfo, 11030, nullptr,                                                                         \
+         (Handle stream, int *status, Number *id, Handle *graph, const Handle **dependencies, std::size_t *count))       \
+    CALL(cuStreamWaitEvent, 3020, "hipStreamWaitEvent", (Handle stream, Handle event, unsigned flags))                   \
+    CALL(cuEventCreate, 2000, "hipEventCreateWithFlags", (Handle *event, unsigned flags))                                \
+    CALL(cuEventDestroy, 4000, "hipEventDestroy", (Handle event))                                                        \
+    CALL(cuEventRecord, 2000, "hipEventRecord", (Handle event, Handle stream))                                           \
+    CALL(cuEventQuery, 2000, "hipEventQuery", (Handle event))                                                            \
+    CALL(cuMemCreate, 10020, "hipMemCreate",                                                                             \
+         (Number *handle, std::size_t nbytes, const Properties *wish, Number flags))                                     \
+    CALL(cuMemRelease, 10020, "hipMemRelease", (Number handle))                                                          \
+    CALL(cuMemMap, 10020, "hipMemMap",                                                                                   \
+         (std::uint64_t address, std::size_t nbytes, std::size_t offset, Number handle, Number flags))                   \
+    CALL(cuMemUnmap, 10020, "hipMemUnmap", (std::uint64_t address, std::size_t nbytes))                                  \
+    CALL(cuMemSetAccess, 10020, "hipMemSetAccess",                                                                       \
+         (std::uint64_t address, std::size_t nbytes, const Access *accesses, std::size_t count))                         \
+    MAYBE(cuDeviceRegisterAsyncNotification, 12040, nullptr,                                                             \
+          (int device, Callback function, void *data, Handle *handle)) /* and not on every system */                       \
+    MAYBE(cuDeviceUnregisterAsyncNotification, 12040, nullptr, (int device, Handle handle))
+
 struct Table {
     std::uint64_t legacy; // the handle of the default stream that all blocking streams wait for
-    Code (*cuInit)(unsigned flags);
-    Code (*cuDriverGetVersion)(int *version);
-    Code (*cuGetErrorName)(Code code, const char **name);
-    Code (*hipGetLastError)(); // forgets it; CUDA's driver remembers none
-    Code (*cuDeviceGetCount)(int *count);
-    Code (*cuDeviceGet)(int *device, int ordinal);
-    Code (*cuDevicePrimaryCtxRetain)(Handle *context, int device);
-    Code (*cuDevicePrimaryCtxRelease)(int device);
-    Code (*cuCtxGetId)(Handle context, unsigned long long *id);
-    Code (*cuCtxGetCurrent)(Handle *context);
-    Code (*cuCtxPushCurrent)(Handle context);
-    Code (*cuCtxPopCurrent)(Handle *context);
-    Code (*cuCtxRecordEvent)(Handle context, Handle event); // may be null: 12.5
-    Code (*cuCtxSynchronize)();
-    Code (*cuThreadExchangeStreamCaptureMode)(int *mode);
-    Code (*cuStreamCreate)(Handle *stream, unsigned flags);
-    Code (*cuStreamDestroy)(Handle stream);
-    Code (*cuStreamGetId)(Handle stream, unsigned long long *id); // ends a capture on it
-    Code (*cuStreamGetCtx)(Handle stream, Handle *context);
-    Code (*cuStreamIsCapturing)(Handle stream, int *status);
-    Code (*cuStreamGetCaptureInfo)(Handle stream, int *status, unsigned long long *id, Handle *graph,
-                                   const Handle **dependencies, std::size_t *count);
-    Code (*cuStreamWaitEvent)(Handle stream, Handle event, unsigned flags);
-    Code (*cuEventCreate)(Handle *event, unsigned flags);
-    Code (*cuEventDestroy)(Handle event);
-    Code (*cuEventRecord)(Handle event, Handle stream);
-    Code (*cuEventQuery)(Handle event);
-    Code (*cuMemCreate)(unsigned long long *handle, std::size_t nbytes, const Properties *wish, unsigned long long flags);
-    Code (*cuMemRelease)(unsigned long long handle);
-    Code (*cuMemMap)(std::uint64_t address, std::size_t nbytes, std::size_t offset, unsigned long long handle,
-                     unsigned long long flags);
-    Code (*cuMemUnmap)(std::uint64_t address, std::size_t nbytes);
-    Code (*cuMemSetAccess)(std::uint64_t address, std::size_t nbytes, const Access *accesses, std::size_t count);
-    Code (*cuDeviceRegisterAsyncNotification)( // may be null: 12.4, and not on every system
-        int device, void (*function)(void *info, void *data, Handle handle), void *data, Handle *handle);
-    Code (*cuDeviceUnregisterAsyncNotification)(int device, Handle handle);
+#define DECLARE(name, version, hip, signature) Code(*name) signature;
+    ASYNCMEM_DRIVER_CALLS(DECLARE, DECLARE)
+#undef DECLARE
 };
 
 // Why there is no table.
@@ -85,18 +96,28 @@ struct Missing {
     char text[512];
 };
 
-// Each loads its driver once; null, with the reason, where it cannot be. Any thread. HIP's library has several places,
-// of which one is named.
+// Loads a driver's library, once, and fills its table; null, with the reason, where that cannot be. Any thread.
+class Loader {
+  public:
+    // Returns the symbol that the library lacks, or null.
+    using Fill = const char *(*)(void *library, Table &table);
+    const Table *load(const char *library, Fill fill, Missing &why);
+
+  private:
+    std::mutex lock_;
+    Table table_{};
+    bool loaded_ = false;
+};
+
 const Table *load_cuda(Missing &why);
+// HIP's library has several places, of which one is named.
 const Table *load_hip(const char *library, Missing &why);
-// What both begin with.
-void *open_library(const char *library, Missing &why);
 
 // True where no driver call may be made any more: in a child forked after the driver was started, and once the
 // interpreter is ending, when the driver may have gone before us.
 bool gone();
 
-// Tells `load` how to ask whether the interpreter is ending.
+// Tells `gone` how to ask whether the interpreter is ending.
 void set_finalizing(int (*ask)());
 
 // Notes that a driver has been started in this process, so that a forked child keeps off all of them.
