@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from asyncmem.devices.base import INSTEAD
 from asyncmem.devices.gpu.device import Gpu
@@ -13,13 +13,11 @@ from asyncmem.devices.gpu.driver import (
     NOT_FOUND,
     NOT_INITIALIZED,
     Driver,
-    Interface,
 )
 from asyncmem.devices.memory_checker import attached_checker
 from asyncmem.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import ModuleType
 
     from asyncmem.devices.gpu._calls import Context, Library
@@ -27,56 +25,46 @@ if TYPE_CHECKING:
 
 OLDEST: Final = 12_040
 
-_UPDATE: Final = f"Install an NVIDIA driver for CUDA {OLDEST // 1000}.{OLDEST % 1000 // 10} or later (R550). {INSTEAD}"
 _LOST: Final = (
     "The GPU's context is lost, and with it everything in it, until the process is started anew. A kernel did this: "
     "run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1, to see which"
 )
 
 
-def _load(library: Library, device: str) -> str:
-    del device
-    return library.load_cuda()
+@final
+class CUDA(Driver):
+    """CUDA's driver, from `libcuda.so.1`."""
 
-
-def _version_text(version: int) -> str:
-    return f"the installed driver, which is for CUDA {version // 1000}.{version % 1000 // 10}"
-
-
-CUDA: Final = Interface(
-    kind="cuda",
-    name="CUDA",
-    load=_load,
-    install=_UPDATE,
-    oldest=OLDEST,
-    version_text=_version_text,
-    selectors=("CUDA_VISIBLE_DEVICES",),
-    useless={
+    kind = "cuda"
+    name = "CUDA"
+    install = f"Install an NVIDIA driver for CUDA {OLDEST // 1000}.{OLDEST % 1000 // 10} or later (R550). {INSTEAD}"
+    oldest = OLDEST
+    selectors = ("CUDA_VISIBLE_DEVICES",)
+    useless: ClassVar = {
         34: "the driver is a stub to link with: a directory of stubs is on the library path",
         35: "the installed driver is too old",
         100: "the driver sees no GPU",
         803: "the driver and its kernel module are of different versions: a reboot loads the newer one",
         804: "this GPU cannot run the compatibility driver that is installed",
-    },
-    names={NOT_INITIALIZED: "CUDA_ERROR_NOT_INITIALIZED", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"},
-    advice={
+    }
+    names: ClassVar = {NOT_INITIALIZED: "CUDA_ERROR_NOT_INITIALIZED", DEINITIALIZED: "CUDA_ERROR_DEINITIALIZED"}
+    advice: ClassVar = {
         **COMMON_ADVICE,
         46: "Another process has the GPU for itself: see its compute mode in nvidia-smi",
         **dict.fromkeys(LOST_CODES, _LOST),
         NOT_FOUND: "The driver is older than what this needs; install a newer one",
-    },
-)
-"""CUDA's driver, from `libcuda.so.1`."""
-
-_KEEP_ALL: Final = (1 << 64) - 1
-
-
-@final
-class CudaDriver(Driver):
-    """CUDA's driver as one device calls it."""
-
-    interface = CUDA
+    }
     joins_mappings = True
+
+    @classmethod
+    def load(cls, library: Library, device: str) -> str:  # noqa: ARG003  # the same for all
+        """Load the driver; return why that is not possible, or an empty string."""
+        return library.load_cuda()
+
+    @staticmethod
+    def version_text(version: int) -> str:
+        """Name what is installed, by its version."""
+        return f"the installed driver, which is for CUDA {version // 1000}.{version % 1000 // 10}"
 
     def import_bindings(self, device: str) -> ModuleType:
         """Import `cuda.bindings`."""
@@ -91,57 +79,21 @@ class CudaDriver(Driver):
 
     def known_attribute(self, name: str, address: int) -> int:
         """Ask for an attribute of memory at an address."""
-        kind = getattr(self._bindings.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
-        return int(self.call("cuPointerGetAttribute", kind, address))
+        known = self._known(f"CUpointer_attribute.CU_POINTER_ATTRIBUTE_{name}")
+        return int(self.call("cuPointerGetAttribute", known, address))
 
     def attribute(self, name: str, device: int) -> int:
         """Ask for a device's attribute; what this package does not know, no device has."""
         known = getattr(self._bindings.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}", None)
         return 0 if known is None else int(self.call("cuDeviceGetAttribute", known, device))
 
-    def granularity(self, device: int) -> int:
-        """Ask for the unit of physical memory, in bytes."""
-        properties = self._bindings.CUmemAllocationProp()
-        properties.type = self._bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location = self.location(device)
-        least = self._bindings.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        return int(self.call("cuMemGetAllocationGranularity", properties, least))
-
-    def create_pool(self, device: int) -> object:
-        """Make a memory pool that keeps what is free."""
-        properties = self._bindings.CUmemPoolProps()
-        properties.allocType = self._bindings.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location = self.location(device)
-        pool: object = self.call("cuMemPoolCreate", properties)
-        threshold = self._bindings.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        try:
-            self.call("cuMemPoolSetAttribute", pool, threshold, self._bindings.cuuint64_t(_KEEP_ALL))
-        except BaseException:
-            self.call("cuMemPoolDestroy", pool)
-            raise
-        return pool
-
-    def open_pool(self, pool: object, devices: Sequence[int], *, allowed: bool = True) -> None:
-        """Let devices use all that a memory pool gives out, or no longer."""
-        flags = self._bindings.CUmemAccess_flags
-        descriptions = []
-        for device in devices:
-            one = self._bindings.CUmemAccessDesc()
-            one.location = self.location(device)
-            one.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if allowed else flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
-            descriptions.append(one)
-        self.call("cuMemPoolSetAccess", pool, descriptions, len(descriptions))
+    def set_threshold(self, pool: object, attribute: object, nbytes: int) -> None:
+        """Set how much a memory pool keeps."""
+        self.call("cuMemPoolSetAttribute", pool, attribute, self._bindings.cuuint64_t(nbytes))
 
     def home(self, context: Context) -> object:
         """Return the context itself."""
         return context.handle
-
-    def location(self, device: int) -> object:
-        """Describe a device as a place of memory."""
-        location = self._bindings.CUmemLocation()
-        location.type = self._bindings.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        location.id = device
-        return location
 
 
 class Cuda(Gpu):
@@ -164,7 +116,6 @@ class Cuda(Gpu):
     dlpack_type = 2  # kDLCUDA
     dlpack_pinned_type = 3  # kDLCUDAHost
     taken_at_once = 64 << 10
-    driver_kind = CudaDriver
 
     def __init__(self, index: int = 0, *, segments: str = "auto") -> None:
         """Start the driver and retain the context (blocks, for up to a second where it is the first call).

@@ -12,7 +12,7 @@ import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from asyncmem.devices.base import INSTEAD
 from asyncmem.devices.gpu.device import Gpu
@@ -24,7 +24,6 @@ from asyncmem.devices.gpu.driver import (
     NOT_FOUND,
     NOT_INITIALIZED,
     Driver,
-    Interface,
 )
 from asyncmem.errors import BackendUnavailable
 
@@ -63,10 +62,6 @@ OLDEST: Final = 60_000_000
 """HIP 6.0: before it, kinds of memory had other numbers."""
 
 PACKAGE: Final = f"pip install 'asyncmem[rocm]'. {INSTEAD}"
-_RUNTIME: Final = (
-    f"Install AMD's driver and ROCm 6.0 or later, and set ROCM_PATH where it is not in /opt/rocm. {INSTEAD}"
-)
-
 _LOST: Final = (
     "The GPU has failed, and all that was on it is lost until the process is started anew. A kernel did this: run with "
     "AMD_SERIALIZE_KERNEL=3 to see which"
@@ -88,65 +83,64 @@ _OTHERWISE: Final = {
     "cuMemHostAlloc": "hipHostMalloc",
     "cuStreamCreate": "hipStreamCreateWithFlags",
     "cuStreamGetCtx": "hipStreamGetDevice",
+    "CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE": "hipMemAccessFlags.hipMemAccessFlagsProtReadWrite",
+    "CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM": (
+        "hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum"
+    ),
+    "CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED": "hipMemAllocationType.hipMemAllocationTypePinned",
+    "CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE": "hipMemLocationType.hipMemLocationTypeDevice",
+    "CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD": "hipMemPoolAttr.hipMemPoolAttrReleaseThreshold",
 }
-"""Calls whose names differ by more than their first letters."""
+"""What has a name that differs by more than its first letters."""
 
 
-def _load(library: Library, device: str) -> str:
-    # Its calls by name are hip-python's.
-    if find_spec("hip") is None:
-        raise BackendUnavailable(device, tried=("hip-python: it is not installed",), install=PACKAGE)
-    missing = ""
-    for file in runtime_files():
-        missing = library.load_hip(os.fsencode(file))
-        if not missing:
-            break
-    return missing
+@final
+class HIP(Driver):
+    """HIP's runtime, from `libamdhip64.so`."""
 
-
-def _version_text(version: int) -> str:
-    return f"the installed runtime, which is HIP {version // 10_000_000}.{version // 100_000 % 100}"
-
-
-def _symbol(call: str) -> str:
-    return _OTHERWISE.get(call) or "hip" + call.removeprefix("cu")
-
-
-HIP: Final = Interface(
-    kind="rocm",
-    name="ROCm",
-    load=_load,
-    install=_RUNTIME,
-    oldest=OLDEST,
-    version_text=_version_text,
+    kind = "rocm"
+    name = "ROCm"
+    install = f"Install AMD's driver and ROCm 6.0 or later, and set ROCM_PATH where it is not in /opt/rocm. {INSTEAD}"
+    oldest = OLDEST
     # HIP reads CUDA's too.
-    selectors=("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-    useless={
+    selectors = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    useless: ClassVar = {
         35: "the installed kernel driver is too old",
         100: "the runtime sees no GPU",
         101: "the runtime sees no GPU",
-    },
-    names={NOT_INITIALIZED: "hipErrorNotInitialized", DEINITIALIZED: "hipErrorDeinitialized"},
-    advice={
+    }
+    names: ClassVar = {NOT_INITIALIZED: "hipErrorNotInitialized", DEINITIALIZED: "hipErrorDeinitialized"}
+    advice: ClassVar = {
         **COMMON_ADVICE,
         CONTEXT_IS_DESTROYED: "The device was reset, or the stream destroyed",
         **dict.fromkeys(LOST_CODES, _LOST),
         NOT_FOUND: "The HIP runtime is older than what this needs; install a newer ROCm",
-    },
-    symbol=_symbol,
-)
-"""CUDA's driver interface as HIP has it, from `libamdhip64.so`."""
-
-_KEEP_ALL: Final = (1 << 64) - 1
-
-
-@final
-class HipDriver(Driver):
-    """HIP's runtime as one device calls it."""
-
-    interface = HIP
+    }
     # Releases of ROCm differ in whether a call may be for more than one mapping, and some crash at it.
     joins_mappings = False
+
+    @classmethod
+    def load(cls, library: Library, device: str) -> str:
+        """Load the runtime; return why that is not possible, or an empty string."""
+        # Its calls by name are hip-python's.
+        if find_spec("hip") is None:
+            raise BackendUnavailable(device, tried=("hip-python: it is not installed",), install=PACKAGE)
+        missing = ""
+        for file in runtime_files():
+            missing = library.load_hip(os.fsencode(file))
+            if not missing:
+                break
+        return missing
+
+    @staticmethod
+    def version_text(version: int) -> str:
+        """Name what is installed, by its version."""
+        return f"the installed runtime, which is HIP {version // 10_000_000}.{version // 100_000 % 100}"
+
+    @staticmethod
+    def symbol(name: str) -> str:
+        """Return HIP's name for a call, a type or a constant."""
+        return _OTHERWISE.get(name) or f"hip{name[2].upper()}{name[3:]}"
 
     def import_bindings(self, device: str) -> ModuleType:
         """Import hip-python, and see that it calls the runtime that we call.
@@ -181,49 +175,19 @@ class HipDriver(Driver):
         known = getattr(self._bindings.hipDeviceAttribute_t, f"hipDeviceAttribute{plain}", None)
         return 0 if known is None else int(self.call("cuDeviceGetAttribute", known, device))
 
-    def granularity(self, device: int) -> int:
-        """Ask for the unit of physical memory, in bytes."""
-        properties = self._bindings.hipMemAllocationProp()
-        properties.type = self._bindings.hipMemAllocationType.hipMemAllocationTypePinned
-        self._fill(properties.location, device)
-        least = self._bindings.hipMemAllocationGranularity_flags.hipMemAllocationGranularityMinimum
-        return int(self.call("cuMemGetAllocationGranularity", properties, least))
-
-    def create_pool(self, device: int) -> object:
-        """Make a memory pool that keeps what is free."""
-        properties = self._bindings.hipMemPoolProps()
-        properties.allocType = self._bindings.hipMemAllocationType.hipMemAllocationTypePinned
-        self._fill(properties.location, device)
-        pool: object = self.call("cuMemPoolCreate", properties)
-        threshold = self._bindings.hipMemPoolAttr.hipMemPoolAttrReleaseThreshold
-        try:
-            self.call("cuMemPoolSetAttribute", pool, threshold, ctypes.addressof(ctypes.c_uint64(_KEEP_ALL)))
-        except BaseException:
-            self.call("cuMemPoolDestroy", pool)
-            raise
-        return pool
+    def set_threshold(self, pool: object, attribute: object, nbytes: int) -> None:
+        """Set how much a memory pool keeps."""
+        value = ctypes.c_uint64(nbytes)
+        self.call("cuMemPoolSetAttribute", pool, attribute, ctypes.addressof(value))
 
     def open_pool(self, pool: object, devices: Sequence[int], *, allowed: bool = True) -> None:
         """Let devices use all memory of a pool. HIP cannot revoke this."""
         for device in devices if allowed else ():
-            one = self._bindings.hipMemAccessDesc()
-            one.flags = self._bindings.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
-            self._fill(one.location, device)
-            self.call("cuMemPoolSetAccess", pool, one, 1)
+            self.call("cuMemPoolSetAccess", pool, self.access(device), 1)
 
     def home(self, context: Context) -> object:
         """Return the number of the device: HIP has no contexts."""
         return context.device
-
-    def location(self, device: int) -> object:
-        """Describe a device as a place of memory."""
-        return self._fill(self._bindings.hipMemLocation(), device)
-
-    def _fill(self, location: Any, device: int) -> object:  # noqa: ANN401  # the package has no types
-        location.type = self._bindings.hipMemLocationType.hipMemLocationTypeDevice
-        location.id = device
-        described: object = location
-        return described
 
 
 class Rocm(Gpu):
@@ -244,7 +208,6 @@ class Rocm(Gpu):
     interface = HIP
     dlpack_type = 10  # kDLROCM
     dlpack_pinned_type = 11  # kDLROCMHost
-    driver_kind = HipDriver
 
     def __init__(self, index: int = 0, *, segments: str = "auto") -> None:
         """Start the runtime (blocks, for up to some seconds where it is the first call).

@@ -181,15 +181,15 @@ def test_a_segment_that_could_not_go_back_goes_back_the_next_time(fake: FakeDriv
 
 def may_use(peer: Gpu, device: Gpu, segment: Segment) -> bool:
     """Ask the driver whether another device has access to a segment of this one."""
-    location = device.driver.location(peer.index)
+    there = device.driver.access(peer.index)
     with peer.context.entered():
         if segment.kind == "virtual":
-            flags = [device.driver.call("cuMemGetAccess", location, at) for at in ends(segment)]
+            flags = [device.driver.call("cuMemGetAccess", there.location, at) for at in ends(segment)]
             return [int(one) for one in flags] == [3, 3]
         if segment.kind == "stream_ordered":
             source = device._segments.opened(segment.kind)
             assert isinstance(source, OrderedSegments)
-            return int(device.driver.call("cuMemPoolGetAccess", source._pool, location)) == 3
+            return int(device.driver.call("cuMemPoolGetAccess", source._pool, there.location)) == 3
         try:
             peer.driver.call("cuCtxEnablePeerAccess", device.driver.home(device.context), 0)
         except DeviceError as error:

@@ -145,9 +145,9 @@ class TestFaults:
 @pytest.mark.every_vendor
 class TestPeers:
     def may_use(self, device: Gpu, peer: Gpu, *addresses: int) -> list[bool]:
-        location = device.driver.location(peer.index)
+        there = device.driver.access(peer.index)
         with device.context.entered():
-            return [int(device.driver.call("cuMemGetAccess", location, at)) == 3 for at in addresses]
+            return [int(device.driver.call("cuMemGetAccess", there.location, at)) == 3 for at in addresses]
 
     def test_access_is_granted_to_all_memory_or_to_none(self, fake: FakeDriver, pair: Gpu) -> None:
         """After a grant that failed no peer has access anywhere; after the next one it has, to later memory too."""

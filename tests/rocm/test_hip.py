@@ -62,7 +62,7 @@ class TestNames:
         assert [kind().c_sizeof() for kind in kinds] == [32, 12, 88]
         wish = bindings.hipMemAllocationProp()
         wish.type = bindings.hipMemAllocationType.hipMemAllocationTypePinned
-        gpu.driver._fill(wish.location, 3)
+        gpu.driver.locate(wish.location, 3)
         numbers = (ctypes.c_int * 8).from_address(int(wish))
         assert list(numbers[:4]) == [1, 0, 1, 3]
         assert int(bindings.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite) == 3

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from asyncmem.devices.base import Span
     from asyncmem.devices.gpu import _calls
-    from asyncmem.devices.gpu.driver import Driver, Interface
+    from asyncmem.devices.gpu.driver import Driver
     from asyncmem.devices.gpu.segments import Source
     from asyncmem.devices.memory_checker import MemoryChecker
 
@@ -44,7 +44,7 @@ class Gpu(Device):
 
     host_readable = False
 
-    interface: Interface
+    interface: type[Driver]
     """The vendor's driver."""
     dlpack_type: int
     """The number that DLPack has for its memory."""
@@ -52,7 +52,6 @@ class Gpu(Device):
     """The number that DLPack has for page-locked memory of the host."""
     taken_at_once: int = 0
     """Bytes that the driver takes with the call, whatever host memory they are in."""
-    driver_kind: Callable[[str], Driver]
 
     def __init__(self, index: int, *, segments: str) -> None:
         """Start the driver and retain the context (blocks)."""
@@ -64,7 +63,7 @@ class Gpu(Device):
         interface = self.interface
         interface.start(name)
         interface.check_index(name, index)
-        self.driver = self.driver_kind(name)
+        self.driver = interface(name)
         from asyncmem.devices.gpu import _calls
 
         # Errors are made without the device, so that nothing it makes need keep it.
@@ -86,7 +85,7 @@ class Gpu(Device):
             DeviceError: The driver knows of no such memory.
         """
         cls.interface.start(cls.kind)
-        driver = cls.driver_kind(cls.kind)
+        driver = cls.interface(cls.kind)
         try:
             return driver.known_attribute("DEVICE_ORDINAL", address)
         except DeviceError as error:
@@ -100,7 +99,7 @@ class Gpu(Device):
     def total_memory(cls, index: int) -> int:
         """Ask the started driver how many bytes a device has, without opening it; 0 where it does not say."""
         try:
-            return int(cls.driver_kind(f"{cls.kind}:{index}").call("cuDeviceTotalMem", index))
+            return int(cls.interface(f"{cls.kind}:{index}").call("cuDeviceTotalMem", index))
         except DeviceError:
             return 0
 
