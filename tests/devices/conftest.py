@@ -32,6 +32,9 @@ from asyncmem.testing.device_contract import Rig  # noqa: E402  # not before its
 if TYPE_CHECKING:
     from tests.gpu.card import Card
 
+# By a thread of the driver's, which may still be in one of them after its test.
+_CALLED: list[object] = []
+
 # Long against what a test does while the stream is busy, short against a test.
 WALL_WORK = 0.4
 
@@ -155,6 +158,7 @@ def _rocm() -> Rig:
     device = Rocm()
     gate = threading.Event()
     wait = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: gate.wait())
+    _CALLED.append(wait)
     launch = ctypes.CDLL(loaded_copies()[0]).hipLaunchHostFunc
     launch.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
