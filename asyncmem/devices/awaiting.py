@@ -141,7 +141,7 @@ def join_thread(thread: threading.Thread | None) -> None:
         thread.join()
 
 
-def call_all(callbacks: Iterable[Callable[[], None]]) -> None:
+def call_all(callbacks: Iterable[Callable[[], object]]) -> None:
     """Call each of them; an error goes to `threading.excepthook` and keeps no other from being called."""
     for callback in callbacks:
         try:

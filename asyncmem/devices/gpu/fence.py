@@ -12,145 +12,122 @@ import itertools
 import select
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from asyncmem.devices.awaiting import call_all, in_trio, join_thread, sleeper_here
-from asyncmem.devices.base import Fence
-from asyncmem.errors import DeviceError
+from asyncmem.devices.awaiting import call_all, in_trio, sleeper_here
+from asyncmem.devices.fences import FenceThread, ThreadedFence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from trio.lowlevel import RunVar
 
-    from asyncmem.devices.awaiting import AsyncioSleeper, TrioSleeper
+    from asyncmem.devices.base import Fence
     from asyncmem.devices.gpu import _calls
     from asyncmem.devices.gpu._calls import Sink, Watcher
     from asyncmem.devices.gpu.device import Gpu
 
 
-class FenceCallbacks:
-    """Callbacks by fence. The thread starts with the first and knows nothing of the device."""
+@dataclass(slots=True, eq=False)
+class _Wait:
+    fence: _calls.Fence
+    callback: Callable[[], object]
+    code: int = 0
+    """The driver's, where the fence will never be reached."""
+
+
+class Notices:
+    """What is to be called as a sink is told of fences."""
+
+    def __init__(self, sink: Sink) -> None:
+        """Read from `sink`, once its descriptor is readable."""
+        self.sink = sink
+        self.numbers = itertools.count()
+        self.waits: dict[int, _Wait] = {}
+
+    def drop(self, watcher: Watcher, number: int) -> None:
+        """Forget a callback, if it has not run."""
+        if self.waits.pop(number, None) is not None:
+            watcher.forget(self.sink, number)
+
+    def read(self) -> None:
+        """Call back for the fences that are reached, or never will be."""
+        call_all(self._take())
+
+    def _take(self) -> list[Callable[[], object]]:
+        due = []
+        for number, code in self.sink.take():
+            wait = self.waits.pop(number, None)
+            if wait is not None:
+                wait.code = code
+                due.append(wait.callback)
+        return due
+
+
+class FenceCallbacks(FenceThread):
+    """Callbacks by fence, on a thread."""
 
     def __init__(self, name: str, sink: Sink, watcher: Watcher) -> None:
         """Name the thread; it does not start yet."""
-        self._name = name
-        self._sink = sink
+        super().__init__(name)
+        self._notices = Notices(sink)
         self._watcher = watcher
-        self._numbers = itertools.count()
-        self._waiting: dict[int, Callable[[], None]] = {}
-        # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._stopping = False
 
-    def add(self, fence: _calls.Fence, callback: Callable[[], None]) -> int:
-        """Call back once the fence is reached, or never will be; return a number to drop it by."""
+    def notify(self, fence: Fence, callback: Callable[[], None]) -> None:
+        """Call back once: now, or when the fence is reached or never will be."""
+        assert isinstance(fence, GpuFence)
+        if fence.over():
+            callback()
+            return
+        notices, native = self._notices, fence.native
         with self._lock:
-            token = next(self._numbers)
-            if self._thread is None:
-                self._stopping = False
-                thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
-            self._waiting[token] = callback
+            number = next(notices.numbers)
+            notices.waits[number] = _Wait(native, callback)
+            self._start()
         try:
-            self._watcher.watch(fence, self._sink, token)
+            self._watcher.watch(native, notices.sink, number)
         except BaseException:
-            self._waiting.pop(token, None)
+            notices.waits.pop(number, None)
             raise
-        return token
 
-    def drop(self, token: int) -> None:
-        """Forget a callback that has not run."""
-        if self._waiting.pop(token, None) is not None:
-            self._watcher.forget(self._sink, token)
-            if self._stopping:
-                self._sink.wake()
+    def forget(self, fence: Fence, callback: Callable[[], None]) -> None:
+        """Drop a callback that has not run, once."""
+        assert isinstance(fence, GpuFence)
+        for number, wait in list(self._notices.waits.items()):
+            if wait.fence is fence.native and wait.callback == callback:
+                self._notices.drop(self._watcher, number)
+                if self._stopped:
+                    self._notices.sink.wake()
+                return
 
     def stop(self) -> None:
         """Let the thread end once all callbacks have run."""
-        self._stopping = True
-        self._sink.wake()
-
-    def join(self) -> None:
-        """Wait for the thread once it is stopped to end (blocks), unless this is that thread."""
-        join_thread(self._thread)
+        self._stopped = True
+        self._notices.sink.wake()
 
     def _serve(self) -> None:
         news = select.poll()
-        news.register(self._sink.fileno(), select.POLLIN)
+        news.register(self._notices.sink.fileno(), select.POLLIN)
         while not self._finished():
             news.poll()
-            due = [self._waiting.pop(token, None) for token, _ in self._sink.take()]
-            call_all(callback for callback in due if callback is not None)
-            # Not kept while the thread sleeps: they may hold the last reference to anything.
-            del due
+            self._notices.read()
 
     def _finished(self) -> bool:
         with self._lock:
-            if self._stopping and not self._waiting:
-                self._thread = None
-                return True
-            return False
+            self._serving = not self._stopped or bool(self._notices.waits)
+            return not self._serving
 
 
-class FenceReader:
-    """Reads on one event loop which fences are reached."""
-
-    def __init__(self, sink: Sink) -> None:
-        """Read from `sink`, once the loop reads its descriptor."""
-        self.sink = sink
-        self._numbers = itertools.count()
-        self._waiting: dict[int, tuple[AsyncioSleeper | TrioSleeper, list[int]]] = {}
-
-    def wait(self, fence: GpuFence, sleeper: AsyncioSleeper | TrioSleeper) -> Generator[object, object, int]:
-        """Suspend the task until the fence is reached, or never will be, and return 0 or the driver's code."""
-        codes: list[int] = []
-        token = next(self._numbers)
-        self._waiting[token] = sleeper, codes
-        try:
-            fence.device.watcher.watch(fence.native, self.sink, token)
-            yield from sleeper.__await__()
-            return codes[0]
-        finally:
-            if self._waiting.pop(token, None) is not None:
-                fence.device.watcher.forget(self.sink, token)
-
-    def read(self) -> None:
-        """Wake the tasks whose fences are reached."""
-        for token, code in self.sink.take():
-            sleeper, codes = self._waiting.pop(token, (None, []))
-            if sleeper is not None:
-                codes.append(code)
-                sleeper.wake()
-
-
-def wait(fence: GpuFence) -> Generator[object, object, None]:
-    """Wait for `fence` as the body of an `__await__`; a fence that is reached already takes no loop iteration.
-
-    Raises:
-        InvalidRequest: No supported event loop runs this coroutine.
-        DeviceError: The device is lost.
-    """
-    if fence.done():
-        return
-    sleeper = sleeper_here(fence)
-    reader = _trio_reader(fence) if in_trio() else _asyncio_reader(fence, asyncio.get_running_loop())
-    code = yield from reader.wait(fence, sleeper)
-    if code:
-        raise fence.device.fence_error("cuEventQuery", code)
-
-
-_asyncio_readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, FenceReader] = weakref.WeakKeyDictionary()
+_asyncio_readers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Notices] = weakref.WeakKeyDictionary()
 _asyncio_lock = threading.Lock()
-_trio_readers: list[RunVar[FenceReader]] = []
+_trio_readers: list[RunVar[Notices]] = []
 
 
-def _asyncio_reader(fence: GpuFence, loop: asyncio.AbstractEventLoop) -> FenceReader:
+def _asyncio_reader(fence: GpuFence, loop: asyncio.AbstractEventLoop) -> Notices:
     reader = _asyncio_readers.get(loop)
     if reader is None:
-        reader = FenceReader(fence.device.new_sink())
+        reader = Notices(fence.device.new_sink())
         loop.add_reader(reader.sink.fileno(), reader.read)
         with _asyncio_lock:
             # What was still waiting when its loop was closed would keep that loop alive for ever.
@@ -160,7 +137,7 @@ def _asyncio_reader(fence: GpuFence, loop: asyncio.AbstractEventLoop) -> FenceRe
     return reader
 
 
-def _trio_reader(fence: GpuFence) -> FenceReader:
+def _trio_reader(fence: GpuFence) -> Notices:
     import trio
 
     if not _trio_readers:
@@ -169,13 +146,13 @@ def _trio_reader(fence: GpuFence) -> FenceReader:
     try:
         return variable.get()
     except LookupError:
-        reader = FenceReader(fence.device.new_sink())
+        reader = Notices(fence.device.new_sink())
         variable.set(reader)
         trio.lowlevel.spawn_system_task(_read_on_trio, reader, name="asyncmem fences")
         return reader
 
 
-async def _read_on_trio(reader: FenceReader) -> None:
+async def _read_on_trio(reader: Notices) -> None:
     import trio
 
     while True:
@@ -183,14 +160,14 @@ async def _read_on_trio(reader: FenceReader) -> None:
         reader.read()
 
 
-class GpuFence(Fence):
+class GpuFence(ThreadedFence):
     """An event of the driver's, recorded once. It keeps the context; the event serves the next fence afterwards."""
 
     def __init__(self, device: Gpu, native: _calls.Fence) -> None:
         """Use a stream's `record` instead."""
+        super().__init__(device.callbacks)
         self.device = device
         self.native = native
-        self._waiting: dict[object, tuple[Callable[[], None], int]] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.device.name}>"
@@ -211,41 +188,25 @@ class GpuFence(Fence):
         """
         return self.native.block(-1 if timeout is None else max(0, int(timeout * 1e6)))
 
-    def notify(self, callback: Callable[[], None]) -> None:
-        """Call back once, now or on the device's thread, also when the device is lost: ask `done()` which it was."""
-        try:
-            reached = self.done()
-        except DeviceError:
-            reached = True
-        if reached:
-            callback()
-            return
-        key, waiting = object(), self._waiting
-        over = False
-
-        def tell() -> None:
-            # Kept any longer, a callback that knows its fence would keep it for the collector.
-            nonlocal over
-            over = True
-            waiting.pop(key, None)
-            callback()
-
-        token = self.device.callbacks.add(self.native, tell)
-        waiting[key] = callback, token
-        if over:
-            waiting.pop(key, None)
-
-    def forget(self, callback: Callable[[], None]) -> None:
-        """Drop a callback that has not run."""
-        for key, (known, token) in list(self._waiting.items()):
-            if known == callback and self._waiting.pop(key, None) is not None:
-                self.device.callbacks.drop(token)
-                return
-
     def __await__(self) -> Generator[object, object, None]:
         """Wait on asyncio, uvloop or trio. Cancelling changes nothing on the device and leaves nothing behind.
 
+        A fence that is reached already takes no loop iteration.
+
         Raises:
+            InvalidRequest: No supported event loop runs this coroutine.
             DeviceError: The device is lost.
         """
-        return wait(self)
+        if self.done():
+            return
+        sleeper = sleeper_here(self)
+        reader = _trio_reader(self) if in_trio() else _asyncio_reader(self, asyncio.get_running_loop())
+        number, wait, watcher = next(reader.numbers), _Wait(self.native, sleeper.wake), self.device.watcher
+        reader.waits[number] = wait
+        try:
+            watcher.watch(wait.fence, reader.sink, number)
+            yield from sleeper.__await__()
+        finally:
+            reader.drop(watcher, number)
+        if wait.code:
+            raise self.device.fence_error("cuEventQuery", wait.code)
