@@ -6,14 +6,14 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream
+from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream, numbered
 from asyncmem.devices.gpu.driver import INVALID_CONTEXT
 from asyncmem.devices.gpu.fence import FenceCallbacks, GpuFence
-from asyncmem.devices.gpu.pinned import GpuPinned
-from asyncmem.devices.gpu.segments import DirectSegments, OrderedSegments, Segments, open_to
+from asyncmem.devices.gpu.pinned import PORTABLE_AND_MAPPED, GpuPinned
+from asyncmem.devices.gpu.segments import OrderedSegments, Segments, SingleCalls, open_to
 from asyncmem.devices.gpu.stream import GpuStream, GpuStreams
 from asyncmem.devices.gpu.virtual import PagedMemory, VirtualSegments
-from asyncmem.devices.host_memory import bytes_of
+from asyncmem.devices.host_memory import PAGE, bytes_of, total_memory
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ class Gpu(Device):
 
     def __init__(self, index: int, *, segments: str) -> None:
         """Start the driver and retain the context (blocks)."""
-        if index < 0:
-            raise InvalidRequest("index", index, "a device number from 0")
+        self.name = name = numbered(self.kind, index)
         self.index = index
-        self.name = name = f"{self.kind}:{index}"
         self.dlpack_device = (self.dlpack_type, index)
         interface = self.interface
         interface.start(name)
@@ -68,8 +66,7 @@ class Gpu(Device):
 
         # Errors are made without the device, so that nothing it makes need keep it.
         self.context = _calls.Context(interface.library, index, lambda call, code: interface.error_of(call, code, name))
-        self._closed = False
-        self._pinned: weakref.ref[GpuPinned] | None = None
+        self._pinned: weakref.WeakValueDictionary[int, GpuPinned] = weakref.WeakValueDictionary()
         try:
             self._set_up(segments)
         except BaseException:
@@ -110,23 +107,30 @@ class Gpu(Device):
     def _set_up(self, segments: str) -> None:
         from asyncmem.devices.gpu import _calls
 
-        device = self.context.device
-        self.capacity = int(self.driver.call("cuDeviceTotalMem", device))
+        driver, context, device = self.driver, self.context, self.context.device
+        self.capacity = int(driver.call("cuDeviceTotalMem", device))
         self.checker = self.attached_checker()
-        makers = self._makers(device)
-        if segments not in ("auto", *makers):
-            raise InvalidRequest("segments", segments, f"one of {('auto', *makers)} on {self.name!r}")
-        first = next(iter(makers)) if segments == "auto" else segments
-        self.segment_kinds = (first, *(kind for kind in makers if kind != first))
-        self.granularity = self.driver.granularity(device) if VIRTUAL in makers else 2 << 20
-        makers = {kind: makers[kind] for kind in self.segment_kinds}
-        self._segments = Segments(self.name, self.context, makers, granularity=self.granularity, most=self.capacity)
-        self.page = self.granularity if VIRTUAL in makers and self.checker is None else 0
-        self._paged = PagedMemory(self.name, self.driver, self.context, self.page) if self.page else None
-        self._mapped: PagedMemory | None = None  # of segments
+        self._peers: list[Gpu] = []
+        pages = bool(driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device))
+        ordered = bool(driver.attribute("MEMORY_POOLS_SUPPORTED", device))
+        kinds = [VIRTUAL] * pages + [ORDERED] * ordered + [DIRECT]
+        if segments not in ("auto", *kinds):
+            raise InvalidRequest("segments", segments, f"one of {('auto', *kinds)} on {self.name!r}")
+        self.segment_kinds = tuple(dict.fromkeys((kinds[0] if segments == "auto" else segments, *kinds)))
+        self.granularity = driver.granularity(device) if pages else 2 << 20
+        self.page = self.granularity if pages and self.checker is None else 0
+        self._paged = PagedMemory(self.name, driver, context, self.page, ()) if self.page else None
+        self._segments = Segments(
+            self.name, driver, context, self._makers(), granularity=self.granularity, most=self.capacity
+        )
+        locked = dict.fromkeys(
+            GpuPinned.segment_kinds, lambda: SingleCalls(driver, "cuMemHostAlloc", "cuMemFreeHost", PORTABLE_AND_MAPPED)
+        )
+        self.locked = Segments(
+            f"{self.kind}_pinned:{self.index}", driver, context, locked, granularity=PAGE, most=total_memory()
+        )
         # A lost context fails here and not only when memory is needed.
         self.memory()
-        self._peers: list[Gpu] = []
         self.fence_calls = self.context.fence_calls
         self.streams = GpuStreams(self, self.context)
         self.default_stream: GpuStream = GpuStream(self, "default", self.interface.library.legacy)
@@ -196,7 +200,7 @@ class Gpu(Device):
 
         Where the driver fails, the segment is still out and may be given back again.
         """
-        self.give_back(self._segments, segment)
+        self._segments.give_back(segment)
 
     def reserve(self, nbytes: int) -> int:
         """Keep a range of addresses with no memory behind it."""
@@ -335,11 +339,11 @@ class Gpu(Device):
             return
         with self.context.entered(), contextlib.ExitStack() as undo:
             numbers = [peer.context.device for peer in added]
-            for memory in (self._paged, self._mapped, self._segments.opened(ORDERED)):
-                if isinstance(memory, PagedMemory | OrderedSegments):
+            for memory in (self._paged, self._segments.opened(VIRTUAL), self._segments.opened(ORDERED)):
+                if memory is not None:
                     memory.grant(numbers)
                     undo.callback(memory.revoke, numbers)
-            if any(isinstance(self._segments.opened(kind), DirectSegments) for kind in self.segment_kinds):
+            if any(isinstance(self._segments.opened(kind), SingleCalls) for kind in self.segment_kinds):
                 open_to(self.driver, self.context, [peer.context for peer in added])
             self._peers += added
             undo.pop_all()
@@ -349,11 +353,7 @@ class Gpu(Device):
 
         A pool may be opened over it: ``AsyncMemoryPool(gpu.pinned())``.
         """
-        found = self._pinned() if self._pinned is not None else None
-        if found is None:
-            found = GpuPinned(self)
-            self._pinned = weakref.ref(found)
-        return found
+        return self._pinned.get(0) or self._pinned.setdefault(0, GpuPinned(self))
 
     def fence_error(self, call: str, code: int) -> DeviceError:
         """Make the error for a code of the driver's, with its name and what to do."""
@@ -375,22 +375,8 @@ class Gpu(Device):
         if self.gives_notices:
             self.context.stop_listening()
         self._segments.close()
-        pinned = self._pinned() if self._pinned is not None else None
-        if pinned is not None:
-            pinned.close_segments()
+        self.locked.close()
         self.context.close()
-
-    def check_open(self) -> None:
-        """Raise `InvalidRequest` for a device that is closed."""
-        if self._closed:
-            raise InvalidRequest("device", self, "a device that is open")
-
-    def give_back(self, segments: Segments, segment: Segment) -> None:
-        """Give a segment back, where driver calls may be made."""
-        if self.driver.gone():
-            segments.forget(segment)
-        else:
-            segments.give_back(segment)
 
     def gpu_peers(self, peers: Sequence[Device]) -> list[Gpu]:
         """Return those of `peers` that are other GPUs.
@@ -406,33 +392,25 @@ class Gpu(Device):
                 found[peer.index] = peer
         return list(found.values())
 
-    def _makers(self, device: int) -> dict[str, Callable[[], Source]]:
+    def _makers(self) -> dict[str, Callable[[], Source]]:
         # The device must not be kept by what it keeps: a finalizer of it ends its threads.
-        me: weakref.ref[Gpu] = weakref.ref(self)
-        makers: dict[str, Callable[[], Source]] = {}
-        if self.driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device):
-            makers[VIRTUAL] = lambda: _owner(me)._make_virtual()
-        if self.driver.attribute("MEMORY_POOLS_SUPPORTED", device):
-            makers[ORDERED] = lambda: _owner(me)._make_ordered()
-        makers[DIRECT] = lambda: _owner(me)._make_direct()
-        if self.checker is not None:
-            # compute-sanitizer (2025.3) refuses to hear of blocks in any memory but that of cuMemAlloc.
-            return dict.fromkeys(makers, makers[DIRECT])
-        return makers
+        name, driver, context, page, peers = self.name, self.driver, self.context, self.page, self._peers
+        capacity = self.capacity
 
-    def _make_virtual(self) -> VirtualSegments:
-        mapped = self._mapped = PagedMemory(self.name, self.driver, self.context, self.page)
-        mapped.grant([peer.context.device for peer in self._peers])
-        # Twice what there is, so that holes between segments never stand in the way.
-        range_bytes = -(-2 * self.capacity // self.page) * self.page
-        return VirtualSegments(self.driver, mapped, range_bytes)
+        def numbers() -> list[int]:
+            return [peer.context.device for peer in peers]
 
-    def _make_ordered(self) -> OrderedSegments:
-        return OrderedSegments(self.driver, self.context, [peer.context.device for peer in self._peers])
+        def direct() -> Source:
+            open_to(driver, context, [peer.context for peer in peers])
+            return SingleCalls(driver, "cuMemAlloc", "cuMemFree")
 
-    def _make_direct(self) -> DirectSegments:
-        open_to(self.driver, self.context, [peer.context for peer in self._peers])
-        return DirectSegments(self.driver)
+        makers: dict[str, Callable[[], Source]] = {
+            VIRTUAL: lambda: VirtualSegments(driver, PagedMemory(name, driver, context, page, numbers()), capacity),
+            ORDERED: lambda: OrderedSegments(driver, context, numbers()),
+            DIRECT: direct,
+        }
+        # compute-sanitizer (2025.3) refuses to hear of blocks in any memory but that of cuMemAlloc.
+        return {kind: makers[kind] if self.checker is None else direct for kind in self.segment_kinds}
 
     def _submit(self, stream: Stream, function: str, *arguments: object) -> None:
         home = self.stream_of(stream)
@@ -444,9 +422,3 @@ class Gpu(Device):
     def _page_locked(self, address: int) -> bool:
         with self.context.entered():
             return self.driver.pointer_attribute("MEMORY_TYPE", address) == _HOST_MEMORY
-
-
-def _owner(reference: weakref.ref[Gpu]) -> Gpu:
-    device = reference()
-    assert device is not None
-    return device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.gpu.segments import Segments
 from asyncmem.devices.host_memory import HostMemory
 
 if TYPE_CHECKING:
@@ -12,30 +11,10 @@ if TYPE_CHECKING:
 
     from asyncmem.devices.base import Device, Segment, Stream
     from asyncmem.devices.gpu.device import Gpu
-    from asyncmem.devices.gpu.driver import Driver
     from asyncmem.errors import DeviceError
 
-_PORTABLE_AND_MAPPED: Final = 3  # on ROCm that is coherent, too: behind a fence the host sees what was written
-
-
-class PageLocked:
-    """Takes host memory that every device of the process reads and writes. The caller makes the context current."""
-
-    def __init__(self, driver: Driver) -> None:
-        """Make nothing."""
-        self._driver = driver
-
-    def take(self, nbytes: int, stream: int) -> tuple[int, None]:
-        """Take memory that every stream may use at once, and the host too."""
-        del stream
-        return int(self._driver.call("cuMemHostAlloc", nbytes, _PORTABLE_AND_MAPPED, asked=nbytes)), None
-
-    def give_back(self, segment: Segment) -> None:
-        """Free it."""
-        self._driver.call("cuMemFreeHost", segment.address)
-
-    def close(self) -> None:
-        """Nothing is kept."""
+PORTABLE_AND_MAPPED: Final = 3
+"""What `cuMemHostAlloc` gets it with; on ROCm that is coherent, too: behind a fence the host sees what was written."""
 
 
 class GpuPinned(HostMemory):
@@ -54,8 +33,6 @@ class GpuPinned(HostMemory):
         self.dlpack_device = (owner.dlpack_pinned_type, 0)
         super().__init__(owner, owner.index)
         self.fence_calls = owner.fence_calls
-        makers = dict.fromkeys(self.segment_kinds, lambda: PageLocked(owner.driver))
-        self._segments = Segments(self.name, owner.context, makers, granularity=self.granularity, most=self.capacity)
 
     @property
     def over_budget(self) -> int:  # type: ignore[override]  # the contract's is an attribute, here it is asked for
@@ -65,11 +42,11 @@ class GpuPinned(HostMemory):
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         """Lock fresh pages (blocks, for about a tenth of a millisecond a megabyte); usable by every stream at once."""
         self.owner.check_open()
-        return self._segments.take(nbytes, kind, self.owner.stream_of(stream).handle)
+        return self.owner.locked.take(nbytes, kind, self.owner.stream_of(stream).handle)
 
     def free_segment(self, segment: Segment) -> None:
         """Give the pages back (blocks)."""
-        self.owner.give_back(self._segments, segment)
+        self.owner.locked.give_back(segment)
 
     def grant_access(self, peers: Sequence[Device]) -> None:
         """Do nothing for other devices of the vendor's: page-locked memory is there for all of them.
@@ -82,7 +59,3 @@ class GpuPinned(HostMemory):
     def fence_error(self, call: str, code: int) -> DeviceError:
         """Make the error for a code of the driver's."""
         return self.owner.fence_error(call, code)
-
-    def close_segments(self) -> None:
-        """Be closed by the GPU (blocks)."""
-        self._segments.close()

@@ -1,6 +1,6 @@
 """The segments that a device has given out, each from a source of its kind, and two of the sources.
 
-`OrderedSegments` are in stream order, `DirectSegments` take one call each way; `virtual` has the third.
+`OrderedSegments` are in stream order, `SingleCalls` take one call each way; `virtual` has the third.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from asyncmem.devices.base import Segment, whole_segment
 from asyncmem.devices.gpu.driver import ENDED, PEER_ACCESS_ALREADY_ENABLED
@@ -24,12 +25,33 @@ if TYPE_CHECKING:
     from asyncmem.devices.gpu.driver import Driver
 
 
+class Source(ABC):
+    """One way to get memory. It is called with the context current."""
+
+    @abstractmethod
+    def take(self, nbytes: int, stream: int) -> tuple[int, object]:
+        """Get memory, usable in the order of a stream; return its address and what is needed to give it back."""
+
+    @abstractmethod
+    def give_back(self, segment: Segment) -> None:
+        """Give memory back, which nothing uses any more; a try that failed may be repeated."""
+
+    def grant(self, peers: Sequence[int]) -> None:  # noqa: B027  # some are open to all
+        """Let other devices use all segments, later ones too; all of them or none."""
+
+    def revoke(self, peers: Sequence[int]) -> None:  # noqa: B027
+        """Take a grant back that could not be carried out elsewhere."""
+
+    def close(self) -> None:  # noqa: B027  # most keep nothing
+        """Give back what is kept besides segments, of which there are none any more."""
+
+
 @dataclass(slots=True)
 class _Progress:
     freed: bool = False
 
 
-class OrderedSegments:
+class OrderedSegments(Source):
     """Takes segments from one pool of the driver's. The caller makes the context current."""
 
     def __init__(self, driver: Driver, context: Context, peers: Sequence[int]) -> None:
@@ -81,24 +103,23 @@ class OrderedSegments:
         self._context.destroy_stream(self._frees)
 
 
-class DirectSegments:
-    """Takes each segment by a call of its own. The caller makes the context current."""
+class SingleCalls(Source):
+    """Takes each segment by a call of its own, usable by every stream at once."""
 
-    def __init__(self, driver: Driver) -> None:
-        """Make nothing."""
+    def __init__(self, driver: Driver, take: str, give_back: str, *options: int) -> None:
+        """Make nothing. The first call takes bytes and these options, the second the address."""
         self._driver = driver
+        self._names = take, give_back
+        self._options = options
 
     def take(self, nbytes: int, stream: int) -> tuple[int, None]:
-        """Take memory that every stream may use at once."""
+        """Take memory."""
         del stream
-        return int(self._driver.call("cuMemAlloc", nbytes, asked=nbytes)), None
+        return int(self._driver.call(self._names[0], nbytes, *self._options, asked=nbytes)), None
 
     def give_back(self, segment: Segment) -> None:
-        """Free a segment; the driver waits for the whole device first."""
-        self._driver.call("cuMemFree", segment.address)
-
-    def close(self) -> None:
-        """Nothing is kept."""
+        """Free a segment; for `cuMemFree` the driver waits for the whole device first."""
+        self._driver.call(self._names[1], segment.address)
 
 
 def open_to(driver: Driver, owner: Context, peers: Sequence[Context]) -> None:
@@ -126,38 +147,31 @@ def _enable(driver: Driver, owner: Context) -> bool:
     return True
 
 
-class Source(Protocol):
-    """One way to get memory. It is called with the context current."""
-
-    def take(self, nbytes: int, stream: int) -> tuple[int, object]:
-        """Get memory, usable in the order of a stream; return its address and what is needed to give it back."""
-        ...
-
-    def give_back(self, segment: Segment) -> None:
-        """Give memory back, which nothing uses any more; a try that failed may be repeated."""
-        ...
-
-    def close(self) -> None:
-        """Give back what is kept besides segments, of which there are none any more."""
-        ...
-
-
 class Segments:
     """Takes segments and gives them back. A source is made when its kind is first asked for."""
 
     def __init__(
-        self, device: str, context: Context, makers: Mapping[str, Callable[[], Source]], *, granularity: int, most: int
+        self,
+        device: str,
+        driver: Driver,
+        context: Context,
+        makers: Mapping[str, Callable[[], Source]],
+        *,
+        granularity: int,
+        most: int,
     ) -> None:
         """Serve the device of that name.
 
         Args:
             device: For messages.
+            driver: Whether calls may be made.
             context: What segments are uses of.
             makers: A source's maker for each kind; "auto" means the first.
             granularity: The unit of sizes, in bytes.
             most: A size that cannot be had in any case.
         """
         self._device = device
+        self._driver = driver
         self._context = context
         self._makers = makers
         self._granularity = granularity
@@ -185,37 +199,33 @@ class Segments:
                 address, token = self._source(kind).take(nbytes, stream)
             segment = Segment(address, nbytes, kind, token)
             self._context.use()
-            with self._lock:
-                self._out[id(segment)] = segment
+            self._out[id(segment)] = segment
         return segment
 
     def give_back(self, segment: Segment) -> None:
         """Give a segment back (blocks). Where the driver fails, it is still out and may be given back again.
 
+        In a process that may make no call any more it is only forgotten.
+
         Raises:
             InvalidRequest: It is not out.
             DeviceError: The driver fails.
         """
+        if self._driver.gone():
+            self._out.pop(id(segment), None)
+            return
         with self._moving():
-            with self._lock:
-                if self._out.get(id(segment)) is not segment:
-                    expected = f"a segment of {self._device!r} that is not given back yet"
-                    raise InvalidRequest("segment", segment, expected)
-                # Not out while it goes, so that a second thread is refused; the address is not given again until then.
-                del self._out[id(segment)]
+            # Not out while it goes, so that a second thread is refused; the address is not given again until then.
+            if self._out.pop(id(segment), None) is None:
+                expected = f"a segment of {self._device!r} that is not given back yet"
+                raise InvalidRequest("segment", segment, expected)
             try:
                 with self._context.entered():
                     self._sources[segment.kind].give_back(segment)
             except BaseException:
-                with self._lock:
-                    self._out[id(segment)] = segment
+                self._out[id(segment)] = segment
                 raise
             self._context.end_use()
-
-    def forget(self, segment: Segment) -> None:
-        """Take a segment for given back without a call, in a process that may make none."""
-        with self._lock:
-            self._out.pop(id(segment), None)
 
     def opened(self, kind: str) -> Source | None:
         """Return the source of a kind, if there has been a segment of it."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Remapped
 from asyncmem.devices.gpu.driver import OUT_OF_MEMORY
+from asyncmem.devices.gpu.segments import Source
 from asyncmem.errors import AsyncmemError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -41,25 +42,25 @@ STEP: Final = 256 << 20
 class PagedMemory:
     """The ranges of one device."""
 
-    def __init__(self, device: str, driver: Driver, context: Context, page: int) -> None:
-        """Serve the device of that name; `page` is the unit of sizes in bytes."""
+    def __init__(self, device: str, driver: Driver, context: Context, page: int, peers: Sequence[int]) -> None:
+        """Serve the device of that name, and its peers; `page` is the unit of sizes in bytes."""
         self._device = device
         self._driver = driver
         self._context = context
-        self._page = page
+        self.page = page
         self._step = STEP if driver.joins_mappings else 0
         self._paging = context.paging()
         self._ranges: dict[int, int] = {}
-        self._peers: list[int] = []
+        self._peers = list(peers)
         # Over whole operations: a peer that is granted access must miss no memory. Re-entrant for finalizers.
         self._lock = threading.RLock()
 
     def reserve(self, nbytes: int) -> int:
         """Keep a range of addresses."""
-        if nbytes <= 0 or nbytes % self._page:
-            raise InvalidRequest("nbytes", nbytes, f"whole pages of {self._page} bytes")
+        if nbytes <= 0 or nbytes % self.page:
+            raise InvalidRequest("nbytes", nbytes, f"whole pages of {self.page} bytes")
         with self._lock, self._context.entered():
-            address = int(self._driver.call("cuMemAddressReserve", nbytes, self._page, 0, 0, asked=nbytes))
+            address = int(self._driver.call("cuMemAddressReserve", nbytes, self.page, 0, 0, asked=nbytes))
             self._ranges[address] = nbytes
             return address
 
@@ -99,7 +100,7 @@ class PagedMemory:
 
     def _check(self, address: int, nbytes: int) -> None:
         inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
-        if not inside or nbytes <= 0 or (address | nbytes) % self._page:
+        if not inside or nbytes <= 0 or (address | nbytes) % self.page:
             raise InvalidRequest("into", (hex(address), nbytes), "whole pages of a reserved range")
 
     def grant(self, peers: Sequence[int]) -> None:
@@ -168,14 +169,14 @@ def handles(address: int, nbytes: int) -> Iterator[Span]:
         yield address + begin, min(LARGEST, nbytes - begin)
 
 
-class VirtualSegments:
+class VirtualSegments(Source):
     """Maps segments of one device. The caller makes the context current."""
 
-    def __init__(self, driver: Driver, memory: PagedMemory, range_bytes: int) -> None:
-        """Reserve nothing yet; addresses are reserved by ranges of `range_bytes`."""
+    def __init__(self, driver: Driver, memory: PagedMemory, capacity: int) -> None:
+        """Reserve nothing yet. Ranges have twice what there is: holes between segments never stand in the way."""
         self._driver = driver
         self._memory = memory
-        self._range_bytes = range_bytes
+        self._range_bytes = -(-2 * capacity // memory.page) * memory.page
         self._space = Space()
         self._ranges: list[Span] = []
         # Of takes that failed, and could not be undone either: their addresses, and what is mapped there.
@@ -206,6 +207,14 @@ class VirtualSegments:
         with self._lock:
             self._unmap(spans)
             self._space.add(segment.address, segment.nbytes)
+
+    def grant(self, peers: Sequence[int]) -> None:
+        """Let other devices use all segments, later ones too; all of them or none."""
+        self._memory.grant(peers)
+
+    def revoke(self, peers: Sequence[int]) -> None:
+        """Take a grant back that could not be carried out elsewhere."""
+        self._memory.revoke(peers)
 
     def close(self) -> None:
         """Give the addresses back; there is no segment any more."""

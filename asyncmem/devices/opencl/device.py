@@ -82,7 +82,7 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         self.context: cl.Context = self.physical.context
         self.is_processor = self.physical.on_host
         self.capacity = self.physical.memory.total
-        self._pinned: weakref.ref[OpenCLPinned] | None = None
+        self._pinned: weakref.WeakValueDictionary[int, OpenCLPinned] = weakref.WeakValueDictionary()
         self._meeting = self._commands()  # where all others are waited for
         self.default_stream: OpenCLStream = self.book.enlist(self._open_stream("default", 0))
 
@@ -167,11 +167,7 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         """
         if self.physical.pinned is None:
             return super().pinned()
-        found = self._pinned() if self._pinned is not None else None
-        if found is None:
-            found = OpenCLPinned(self, self.physical.pinned)
-            self._pinned = weakref.ref(found)
-        return found
+        return self._pinned.get(0) or self._pinned.setdefault(0, OpenCLPinned(self, self.physical.pinned))
 
     def shares_memory_with(self, peer: Device) -> bool:
         """Return whether it is of the same context."""
