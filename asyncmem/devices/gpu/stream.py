@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from asyncmem.devices.base import Fence, Stream
 from asyncmem.devices.gpu.driver import INVALID_HANDLE
 from asyncmem.devices.gpu.fence import GpuFence
+from asyncmem.devices.streams import offered_handle
 from asyncmem.errors import DeviceError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ class GpuStream(Stream):
 
     def __init__(self, device: Gpu, name: str, handle: int, *, lasting: bool = True, keeps: object = None) -> None:
         """Use the device's `create_stream` or `stream_of` instead."""
-        self.device = device
-        self.name = name
-        self.handle = handle
+        super().__init__(device, name, handle)
         self.of_one_thread = handle == PER_THREAD
         self.lasting = lasting
         self.native = lasting and not self.of_one_thread
@@ -55,10 +54,9 @@ class GpuStream(Stream):
 
         The default stream of one thread, asked on another: a fence behind all streams' work.
         """
-        device = self.device
-        return (
-            device.record_all() if self.is_another_threads() else GpuFence(device, device.context.record(self.handle))
-        )
+        if self.is_another_threads():
+            return self.device.record_all()
+        return GpuFence(self.device, self.device.context.record(self.handle))
 
     def wait(self, fence: Fence) -> None:
         """Order all later work of this stream behind a fence of this or another device of the vendor's.
@@ -93,9 +91,8 @@ class GpuStream(Stream):
 
     def keep(self, source: object) -> None:
         """Hold what owns a stream that was known by its bare handle until now."""
-        if not self.lasting:
-            self.keeps = source
-            self.lasting = self.native = True
+        self.keeps = source
+        self.lasting = self.native = True
 
 
 class GpuStreams:
@@ -108,7 +105,7 @@ class GpuStreams:
 
     def __init__(self, device: Gpu, context: Context) -> None:
         """Know none but the default stream."""
-        self._device = weakref.ref(device)
+        self._device = device
         self._context = context
         self._known: weakref.WeakValueDictionary[int | tuple[int, int], GpuStream] = weakref.WeakValueDictionary()
         self._kept: weakref.WeakValueDictionary[int, GpuStream] = weakref.WeakValueDictionary()  # by their handles
@@ -125,8 +122,7 @@ class GpuStreams:
         except BaseException:
             self._context.destroy_stream(handle)
             raise
-        device = self._owner()
-        stream = GpuStream(device, name or f"stream-{number}", handle)
+        stream = GpuStream(self._device, name or f"stream-{number}", handle)
         # Not at exit: the driver may have gone before us.
         weakref.finalize(stream, self._context.destroy_stream, handle).atexit = False
         with self._lock:
@@ -135,12 +131,12 @@ class GpuStreams:
 
     def find(self, source: object) -> GpuStream:
         """Return the stream that `source` means; see `Gpu.stream_of`."""
-        device = self._owner()
+        device = self._device
         if source is None:
             return device.default_stream
         if isinstance(source, GpuStream) and source.device is device:
             return source
-        self._check_device(device, source)
+        self._check_device(source)
         known = self._by_source.get(id(source))
         if known is not None and known.keeps is source:
             return known  # it has not died since, so neither has its stream
@@ -151,15 +147,15 @@ class GpuStreams:
         if handle == PER_THREAD:
             return self._this_threads()
         if not _LOWEST_HANDLE <= handle < 1 << 64 or handle % _HANDLE_ALIGNMENT:
-            raise InvalidRequest("stream", source, f"the handle of a live {device.interface.name} stream")
+            raise self._no_stream(source)
         return self._by_handle(handle, source, bare=bare)
 
     def is_this_threads(self, stream: Stream) -> bool:
         """Return whether it is the default stream of the calling thread."""
         return getattr(self._here, "stream", None) is stream
 
-    @staticmethod
-    def _check_device(device: Gpu, source: object) -> None:
+    def _check_device(self, source: object) -> None:
+        device = self._device
         # Default streams have the same handles on every device, so the object must say which is meant, if it can.
         if isinstance(source, GpuStream):
             same = source.device.name == device.name
@@ -169,36 +165,27 @@ class GpuStreams:
         if not same:
             raise InvalidRequest("stream", source, f"a stream of device {device.name!r}")
 
-    def _owner(self) -> Gpu:
-        device = self._device()
-        assert device is not None
-        return device
-
     def _this_threads(self) -> GpuStream:
         stream: GpuStream | None = getattr(self._here, "stream", None)
         if stream is None:
-            device = self._owner()
             name = f"default of {threading.current_thread().name!r}"
-            stream = self._here.stream = GpuStream(device, name, PER_THREAD)
+            stream = self._here.stream = GpuStream(self._device, name, PER_THREAD)
         return stream
 
     def _by_handle(self, handle: int, source: object, *, bare: bool) -> GpuStream:
         capture, number = self._numbers(handle, source)
+        key = (handle, capture) if capture else number
         with self._lock:
-            stream = self._kept.get(handle) if capture else None
-            stream = stream or self._known.get((handle, capture) if capture else number)
+            stream = (self._kept.get(handle) if capture else None) or self._known.get(key)
+            added = not bare and (stream is None or not stream.lasting)
             if stream is None:
                 self._check_context(handle, source)
-                device = self._owner()
                 name = f"stream of capture {capture}" if capture else f"stream-{number}"
-                stream = GpuStream(device, name, handle, lasting=not bare, keeps=None if bare else source)
-                self._known[(handle, capture) if capture else number] = stream
-                added = not bare
-            else:
-                added = not bare and not stream.lasting
-                if added:
-                    stream.keep(source)
-            if stream.keeps is source and not bare:
+                stream = GpuStream(self._device, name, handle, lasting=not bare, keeps=None if bare else source)
+                self._known[key] = stream
+            elif added:
+                stream.keep(source)
+            if not bare and stream.keeps is source:
                 self._by_source[id(source)] = stream
             if added:
                 self._kept[handle] = stream
@@ -215,26 +202,21 @@ class GpuStreams:
         except DeviceError as error:
             if error.code != INVALID_HANDLE:
                 raise
-            raise InvalidRequest(
-                "stream", source, f"the handle of a live {self._owner().interface.name} stream"
-            ) from None
+            raise self._no_stream(source) from None
+
+    def _no_stream(self, source: object) -> InvalidRequest:
+        return InvalidRequest("stream", source, f"the handle of a live {self._device.interface.name} stream")
 
     def _check_context(self, handle: int, source: object) -> None:
         with self._context.entered():
             other = self._context.stream_context(handle)
         if other != self._context.handle:
-            expected = f"a stream of device {self._owner().name!r}, in its primary context"
-            raise InvalidRequest("stream", source, expected)
+            raise InvalidRequest("stream", source, f"a stream of device {self._device.name!r}, in its primary context")
 
 
 def _offered(source: object) -> int:
     """Return the handle that an object of another library offers."""
-    offer = getattr(source, "__cuda_stream__", None)
-    if callable(offer) and not isinstance(source, type):
-        match offer():
-            case (0, int(handle)):
-                return handle
-    else:
+    if not hasattr(source, "__cuda_stream__"):
         # torch, CuPy and numba from before that protocol; numba's is a ctypes pointer, which is None for 0.
         for name in ("cuda_stream", "ptr", "handle"):
             found: object = getattr(source, name, source)
@@ -242,4 +224,4 @@ def _offered(source: object) -> int:
                 value = getattr(found, "value", found)
                 if value is None or isinstance(value, int):
                     return value or 0
-    raise InvalidRequest("stream", source, "None, a stream, its handle, or an object with __cuda_stream__()")
+    return offered_handle(source)
