@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream, numbered
 from asyncmem.devices.gpu.driver import INVALID_CONTEXT
 from asyncmem.devices.gpu.fence import FenceCallbacks, GpuFence
-from asyncmem.devices.gpu.pinned import PORTABLE_AND_MAPPED, GpuPinned
+from asyncmem.devices.gpu.pinned import GpuPinned, page_locked
 from asyncmem.devices.gpu.segments import OrderedSegments, Segments, SingleCalls, open_to
 from asyncmem.devices.gpu.stream import GpuStream, GpuStreams
 from asyncmem.devices.gpu.virtual import PagedMemory, VirtualSegments
-from asyncmem.devices.host_memory import PAGE, bytes_of, total_memory
+from asyncmem.devices.host_memory import bytes_of
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -121,14 +121,9 @@ class Gpu(Device):
         self.page = self.granularity if pages and self.checker is None else 0
         self._paged = PagedMemory(self.name, driver, context, self.page, ()) if self.page else None
         self._segments = Segments(
-            self.name, driver, context, self._makers(), granularity=self.granularity, most=self.capacity
+            self.name, driver, context, self.segment_kinds, self._make_source, unit=self.granularity, most=self.capacity
         )
-        locked = dict.fromkeys(
-            GpuPinned.segment_kinds, lambda: SingleCalls(driver, "cuMemHostAlloc", "cuMemFreeHost", PORTABLE_AND_MAPPED)
-        )
-        self.locked = Segments(
-            f"{self.kind}_pinned:{self.index}", driver, context, locked, granularity=PAGE, most=total_memory()
-        )
+        self.locked = page_locked(f"{self.kind}_pinned:{self.index}", driver, context)
         # A lost context fails here and not only when memory is needed.
         self.memory()
         self.fence_calls = self.context.fence_calls
@@ -392,25 +387,17 @@ class Gpu(Device):
                 found[peer.index] = peer
         return list(found.values())
 
-    def _makers(self) -> dict[str, Callable[[], Source]]:
-        # The device must not be kept by what it keeps: a finalizer of it ends its threads.
-        name, driver, context, page, peers = self.name, self.driver, self.context, self.page, self._peers
-        capacity = self.capacity
-
-        def numbers() -> list[int]:
-            return [peer.context.device for peer in peers]
-
-        def direct() -> Source:
-            open_to(driver, context, [peer.context for peer in peers])
-            return SingleCalls(driver, "cuMemAlloc", "cuMemFree")
-
-        makers: dict[str, Callable[[], Source]] = {
-            VIRTUAL: lambda: VirtualSegments(driver, PagedMemory(name, driver, context, page, numbers()), capacity),
-            ORDERED: lambda: OrderedSegments(driver, context, numbers()),
-            DIRECT: direct,
-        }
+    def _make_source(self, kind: str) -> Source:
+        """Make what segments of a kind are got from, open to the peers that there are."""
+        driver, context, peers = self.driver, self.context, [peer.context for peer in self._peers]
         # compute-sanitizer (2025.3) refuses to hear of blocks in any memory but that of cuMemAlloc.
-        return {kind: makers[kind] if self.checker is None else direct for kind in self.segment_kinds}
+        if kind == DIRECT or self.checker is not None:
+            open_to(driver, context, peers)
+            return SingleCalls(driver, "cuMemAlloc", "cuMemFree")
+        numbers = [peer.device for peer in peers]
+        if kind == ORDERED:
+            return OrderedSegments(driver, context, numbers)
+        return VirtualSegments(driver, PagedMemory(self.name, driver, context, self.page, numbers), self.capacity)
 
     def _submit(self, stream: Stream, function: str, *arguments: object) -> None:
         home = self.stream_of(stream)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from asyncmem.devices.host_memory import HostMemory
+from asyncmem.devices.gpu.segments import Segments, SingleCalls
+from asyncmem.devices.host_memory import PAGE, HostMemory, total_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncmem.devices.base import Device, Segment, Stream
+    from asyncmem.devices.gpu._calls import Context
     from asyncmem.devices.gpu.device import Gpu
+    from asyncmem.devices.gpu.driver import Driver
+    from asyncmem.devices.gpu.segments import Source
     from asyncmem.errors import DeviceError
 
-PORTABLE_AND_MAPPED: Final = 3
-"""What `cuMemHostAlloc` gets it with; on ROCm that is coherent, too: behind a fence the host sees what was written."""
+_PORTABLE_AND_MAPPED: Final = 3  # on ROCm that is coherent, too: behind a fence the host sees what was written
+
+
+def page_locked(name: str, driver: Driver, context: Context) -> Segments:
+    """Return the segments of a GPU's page-locked memory, of which there are none yet."""
+
+    def make(_kind: str) -> Source:
+        return SingleCalls(driver, "cuMemHostAlloc", "cuMemFreeHost", _PORTABLE_AND_MAPPED)
+
+    return Segments(name, driver, context, GpuPinned.segment_kinds, make, unit=PAGE, most=total_memory())
 
 
 class GpuPinned(HostMemory):

@@ -19,7 +19,7 @@ from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncmem.devices.gpu._calls import Context
     from asyncmem.devices.gpu.driver import Driver
@@ -155,9 +155,10 @@ class Segments:
         device: str,
         driver: Driver,
         context: Context,
-        makers: Mapping[str, Callable[[], Source]],
+        kinds: tuple[str, ...],
+        make: Callable[[str], Source],
         *,
-        granularity: int,
+        unit: int,
         most: int,
     ) -> None:
         """Serve the device of that name.
@@ -166,15 +167,17 @@ class Segments:
             device: For messages.
             driver: Whether calls may be made.
             context: What segments are uses of.
-            makers: A source's maker for each kind; "auto" means the first.
-            granularity: The unit of sizes, in bytes.
+            kinds: What may be asked for; "auto" means the first.
+            make: Makes the source of a kind.
+            unit: The unit of sizes, in bytes.
             most: A size that cannot be had in any case.
         """
         self._device = device
         self._driver = driver
         self._context = context
-        self._makers = makers
-        self._granularity = granularity
+        self._kinds = kinds
+        self._make = make
+        self._unit = unit
         self._most = most
         self._sources: dict[str, Source] = {}
         self._out: dict[int, Segment] = {}
@@ -191,7 +194,7 @@ class Segments:
             OutOfMemoryError: The driver has too little.
             DeviceError: It fails; nothing is left of the try.
         """
-        nbytes, kind = whole_segment(nbytes, kind, tuple(self._makers), self._granularity)
+        nbytes, kind = whole_segment(nbytes, kind, self._kinds, self._unit)
         if nbytes > self._most:
             raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self._device))
         with self._moving():
@@ -260,7 +263,7 @@ class Segments:
         with self._lock:
             source = self._sources.get(kind)
             if source is None:
-                source = self._sources[kind] = self._makers[kind]()
+                source = self._sources[kind] = self._make(kind)
             return source
 
     def _close_sources(self) -> None:
