@@ -4,7 +4,7 @@ import bisect
 import threading
 from collections import Counter, deque
 from dataclasses import dataclass, fields, replace
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from asyncmem.devices.simulated.timeline import Clock
 from asyncmem.errors import DeviceError, InvalidRequest
@@ -15,43 +15,27 @@ Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Pairs of bytes and seconds, in order of size. Between them lies a straight line; above, time grows with size."""
 
 
-def _microseconds(*points: tuple[int, float]) -> Curve:
-    return tuple((mib * MIB, microseconds * 1e-6) for mib, microseconds in points)
-
-
-_GROW: Final = _microseconds((2, 34), (64, 57), (256, 186), (1024, 737))
-_ALLOCATE: Final = _microseconds((2, 26), (64, 29), (256, 33), (1024, 70))
-_CREATE: Final = _microseconds((2, 7), (20, 10), (256, 10), (1024, 15))
-_ACCESS: Final = _microseconds((2, 18), (20, 18), (256, 37), (1024, 59))
-# Measured together: 19, 73 and 233 us for 2, 256 and 1024 MiB. The longer part is the release.
-_UNMAP: Final = _microseconds((2, 10), (1024, 10))
-_RELEASE: Final = _microseconds((2, 9), (256, 63), (1024, 223))
-_FREE: Final = _microseconds((2, 23), (64, 36), (256, 74), (1024, 231))
-# Not measured: the bound between calls that block and those that do not.
-_MEMORY: Final = _microseconds((0, 20))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latencies:
     """Seconds that each driver call takes. Calls that block have a curve over the size."""
 
-    allocate_stream_ordered: Curve = _GROW
+    allocate_stream_ordered: Curve = ((2 * MIB, 34e-6), (64 * MIB, 57e-6), (256 * MIB, 186e-6), (1024 * MIB, 737e-6))
     """A new segment from a memory pool that has to grow."""
-    allocate_virtual: Curve = _ALLOCATE
+    allocate_virtual: Curve = ((2 * MIB, 26e-6), (64 * MIB, 29e-6), (256 * MIB, 33e-6), (1024 * MIB, 70e-6))
     """A new segment that is mapped."""
-    allocate_direct: Curve = _ALLOCATE
+    allocate_direct: Curve = ((2 * MIB, 26e-6), (64 * MIB, 29e-6), (256 * MIB, 33e-6), (1024 * MIB, 70e-6))
     """A new segment by itself."""
-    free: Curve = _FREE
+    free: Curve = ((2 * MIB, 23e-6), (64 * MIB, 36e-6), (256 * MIB, 74e-6), (1024 * MIB, 231e-6))
     """Giving a segment back."""
-    memory: Curve = _MEMORY
-    """Asking how much memory there is."""
-    create: Curve = _CREATE
+    memory: Curve = ((0, 20e-6),)
+    """Asking how much memory there is. Not measured: the bound between calls that block and those that do not."""
+    create: Curve = ((2 * MIB, 7e-6), (20 * MIB, 10e-6), (256 * MIB, 10e-6), (1024 * MIB, 15e-6))
     """Getting memory to map."""
-    set_access: Curve = _ACCESS
+    set_access: Curve = ((2 * MIB, 18e-6), (20 * MIB, 18e-6), (256 * MIB, 37e-6), (1024 * MIB, 59e-6))
     """Making a stretch of mapped memory usable."""
-    unmap: Curve = _UNMAP
-    """Taking memory away from its addresses."""
-    release: Curve = _RELEASE
+    unmap: Curve = ((2 * MIB, 10e-6), (1024 * MIB, 10e-6))
+    """Taking memory away from its addresses. With the release it was 19, 73 and 233 us for 2, 256 and 1024 MiB."""
+    release: Curve = ((2 * MIB, 9e-6), (256 * MIB, 63e-6), (1024 * MIB, 223e-6))
     """Giving memory back that is mapped nowhere."""
     map: float = 0.6e-6
     """Putting memory behind addresses."""
@@ -71,20 +55,13 @@ class Latencies:
     def blocking(cls, seconds: float) -> "Latencies":
         """Each blocking call takes `seconds`, whatever the size; the others as measured."""
         same: Curve = ((0, seconds),)
-        return cls(
-            allocate_stream_ordered=same, allocate_virtual=same, allocate_direct=same, free=same, memory=same,
-            create=same, set_access=same, unmap=same, release=same,
-        )  # fmt: skip
+        curves: dict[str, Any] = {one.name: same for one in fields(cls) if isinstance(one.default, tuple)}
+        return replace(cls(), **curves)
 
     def of(self, call: str, nbytes: int = 0) -> float:
         """Return the seconds that a call takes; unknown calls take none."""
-        if call not in _NAMES:
-            return 0.0
-        cost: Curve | float = getattr(self, call)
+        cost: Curve | float = getattr(self, call) if call in self.__slots__ else 0.0
         return _on_curve(cost, nbytes) if isinstance(cost, tuple) else cost
-
-
-_NAMES: Final = frozenset(one.name for one in fields(Latencies))
 
 
 def _on_curve(curve: Curve, nbytes: int) -> float:

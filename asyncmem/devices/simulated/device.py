@@ -4,11 +4,13 @@ Time is virtual unless asked otherwise, driver calls take as long as a real driv
 its thread, any call can be made to fail, and work that touches memory in no certain order raises at once.
 """
 
-import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
+
+import numpy as np
 
 from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Span, Stream, whole_segment
 from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
@@ -16,7 +18,7 @@ from asyncmem.devices.simulated.calls import Call, CallLog, Latencies
 from asyncmem.devices.simulated.order import OrderChecker
 from asyncmem.devices.simulated.paging import InventedAddresses, Paging
 from asyncmem.devices.simulated.stream import SimulatedFence, SimulatedStream
-from asyncmem.devices.simulated.timeline import Clock, Timeline, VirtualClock, make_clock
+from asyncmem.devices.simulated.timeline import Clock, Timeline, VirtualClock, WallClock
 from asyncmem.devices.streams import StreamBook
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
@@ -69,10 +71,15 @@ class Simulated(Device):
         self.dlpack_device = (1, 0) if backing else (12, index)  # kDLCPU, kDLExtDev
         self.machine: list[Simulated] = [] if beside is None else beside.machine
         self.number = len(self.machine)
-        self.clock: Clock = make_clock(clock, autojump=autojump) if beside is None else beside.clock
+        if clock not in ("virtual", "wall"):
+            raise InvalidRequest("clock", clock, "'virtual' or 'wall'")
+        if beside is None:
+            own: Clock = VirtualClock(autojump) if clock == "virtual" else WallClock()
+            self.timeline = Timeline(own, OrderChecker(strict=check_order))
+        else:
+            self.timeline = beside.timeline
+        self.clock: Clock = self.timeline.clock
         self.log = CallLog(self.name, self.clock, latencies or Latencies())
-        own = Timeline(self.clock, OrderChecker() if check_order else None)
-        self.timeline: Timeline = own if beside is None else beside.timeline
         self.peers: list[Device] = []
         self._peer_rate = math.inf if peer_rate is None else parse_size(peer_rate, what="peer_rate")
         self.reserved = 0
@@ -174,10 +181,9 @@ class Simulated(Device):
         fits = nbytes <= self._free()
         self.log.enter("allocate_segment", nbytes, cost=f"allocate_{kind}" if fits else "")
         with self.timeline.lock:
-            self._need(nbytes)
+            self._count(nbytes)
             address = self._addresses.take(nbytes)
-            self.reserved += nbytes
-            self.timeline.map(address, nbytes, home.timeline_key if kind == "stream_ordered" else None)
+            self.timeline.checker.map(address, nbytes, home.timeline_key if kind == "stream_ordered" else None)
             segment = self._segments[address] = Segment(address, nbytes, kind)
             return segment
 
@@ -191,7 +197,7 @@ class Simulated(Device):
             raise InvalidRequest("segment", segment, f"a segment of {self.name!r} that is not given back yet")
         self.log.enter("free_segment", segment.nbytes, cost="free")
         with self.timeline.lock:
-            self.timeline.unmap(segment.address, segment.nbytes)
+            self.timeline.checker.unmap(segment.address, segment.nbytes)
             del self._segments[segment.address]
             self.reserved -= segment.nbytes
             self._addresses.give_back(segment.address)
@@ -236,25 +242,25 @@ class Simulated(Device):
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
         """Set bytes, as work that takes no time."""
-        self.log.enter("fill", nbytes)
-        self._submit(stream, lambda: bytes_at(address, nbytes).fill(value), writes=[(address, nbytes)])
+        effect = partial(bytes_at(address, nbytes).fill, value)
+        self._submit("fill", nbytes, stream, effect, [], [(address, nbytes)])
 
     def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
         """Copy, as work that takes no time."""
-        self.log.enter("copy", nbytes)
-        self._submit(stream, lambda: _move(target, source, nbytes), [(source, nbytes)], [(target, nbytes)])
+        effect = partial(np.copyto, bytes_at(target, nbytes), bytes_at(source, nbytes))
+        self._submit("copy", nbytes, stream, effect, [(source, nbytes)], [(target, nbytes)])
 
     def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
         """Copy from the host, as work that takes no time."""
         origin = bytes_of(source)
-        self.log.enter("copy_in", origin.size)
-        self._submit(stream, lambda: _put(address, origin), self._pinned_part(origin), [(address, origin.size)])
+        effect = partial(np.copyto, bytes_at(address, origin.size), origin)
+        self._submit("copy_in", origin.size, stream, effect, self._pinned_part(origin), [(address, origin.size)])
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy to the host, as work that takes no time; without backing the target is left alone."""
         goal = bytes_of(target, writable=True)
-        self.log.enter("copy_out", goal.size)
-        self._submit(stream, lambda: _get(goal, address), [(address, goal.size)], self._pinned_part(goal))
+        effect = partial(np.copyto, goal, bytes_at(address, goal.size))
+        self._submit("copy_out", goal.size, stream, effect, [(address, goal.size)], self._pinned_part(goal))
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
         """Copy from another simulated device, as work that takes no time unless there is a `peer_rate`.
@@ -265,7 +271,7 @@ class Simulated(Device):
         other = _same_kind("source_device", source_device)
         self.log.enter("peer_copy", nbytes)
         real = self.host_readable and other.host_readable
-        effect = functools.partial(_move, target, source, nbytes) if real else None
+        effect = partial(np.copyto, bytes_at(target, nbytes), bytes_at(source, nbytes)) if real else None
         if other.machine is self.machine and isinstance(stream, SimulatedStream):
             stream.submit(nbytes / self._peer_rate, [(source, nbytes)], [(target, nbytes)], effect)
         else:
@@ -295,23 +301,27 @@ class Simulated(Device):
         self.log.enter("close")
         self.clock.close()
 
-    def _need(self, nbytes: int) -> None:
-        free = max(0, self._free())
-        if nbytes > free:
-            facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
-            raise OutOfMemoryError(facts)
-
     def _count(self, nbytes: int) -> None:
         with self.timeline.lock:
-            self._need(nbytes)
+            free = max(0, self._free())
+            if nbytes > free:
+                facts = OutOfMemoryFacts(asked=nbytes, device=self.name, reserved=self.reserved, device_free=free)
+                raise OutOfMemoryError(facts)
             self.reserved += nbytes
 
     def _free(self) -> int:
         return self.capacity - self.reserved - self.elsewhere
 
     def _submit(
-        self, stream: Stream, effect: Callable[[], None], reads: Sequence[Span] = (), writes: Sequence[Span] = ()
+        self,
+        call: str,
+        nbytes: int,
+        stream: Stream,
+        effect: Callable[[], None],
+        reads: Sequence[Span],
+        writes: Sequence[Span],
     ) -> None:
+        self.log.enter(call, nbytes)
         self._book.find(stream).submit(0.0, reads, writes, effect if self.host_readable else None)
 
     def _pinned_part(self, host: Bytes) -> Sequence[Span]:
@@ -365,15 +375,3 @@ def _same_kind(what: str, device: Device) -> Simulated:
     if not isinstance(device, Simulated):
         raise InvalidRequest(what, device, "a simulated device")
     return device
-
-
-def _move(target: int, source: int, nbytes: int) -> None:
-    bytes_at(target, nbytes)[:] = bytes_at(source, nbytes)
-
-
-def _put(address: int, origin: Bytes) -> None:
-    bytes_at(address, origin.size)[:] = origin
-
-
-def _get(goal: Bytes, address: int) -> None:
-    goal[:] = bytes_at(address, goal.size)

@@ -149,7 +149,8 @@ class Paging:
 
     def _unmap(self, address: int, nbytes: int) -> None:
         self._log.enter("unmap", nbytes)
-        self._timeline.unmap(address, nbytes)
+        with self._timeline.lock:
+            self._timeline.checker.unmap(address, nbytes)
         del self._mapped[address]
         self._pages.difference_update(self._numbers(address, nbytes))
         self._spare[nbytes] += 1
@@ -167,7 +168,8 @@ class Paging:
             self._spare[nbytes] -= 1
             self._mapped[address] = nbytes
             self._pages.update(self._numbers(address, nbytes))
-            self._timeline.map(address, nbytes, None)
+            with self._timeline.lock:
+                self._timeline.checker.map(address, nbytes, None)
 
     def _numbers(self, address: int, nbytes: int) -> range:
         return range(address // self._page, (address + nbytes) // self._page)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from asyncmem.devices.awaiting import call_all, let_others_run
-from asyncmem.devices.base import Fence, Span, Stream
+from asyncmem.devices.base import Addressed, Fence, Span, Stream
 from asyncmem.devices.simulated.order import Moment, StreamOrderError
 from asyncmem.devices.simulated.timeline import VirtualClock
 from asyncmem.errors import DeviceError, InvalidRequest
@@ -65,21 +65,7 @@ class SimulatedGraph:
             stream.submit(step.duration, step.reads, step.writes, step.effect)
 
 
-class Ranged(Protocol):
-    """A buffer, or whatever else has an address and a size in bytes."""
-
-    @property
-    def address(self) -> int:
-        """The first byte."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """How many."""
-        ...
-
-
-Touched: TypeAlias = Ranged | tuple[int, int]
+Touched: TypeAlias = Addressed | tuple[int, int]
 """What work reads or writes: a buffer, or an address and a number of bytes."""
 
 
@@ -151,16 +137,11 @@ class SimulatedStream(Stream):
 
     def __init__(self, device: "Simulated", name: str, handle: int) -> None:
         """Use `Simulated.create_stream` instead."""
-        self.device = device
-        self.name = name
-        self.handle = handle
+        super().__init__(device, name, handle)
         # Handles are those of one device; in the timeline its machine's other devices have default streams too.
         self.timeline_key = handle or -device.number
         self._capture: Capture | None = None
         device.timeline.add_stream(self.timeline_key, name)
-
-    def __repr__(self) -> str:
-        return f"<SimulatedStream {self.name!r} of {self.device.name}>"
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Offer the handle as CUDA streams do; only this device knows what it means."""

@@ -42,8 +42,21 @@ class Clock(ABC):
         """Let the time pass that a driver call takes, on the caller's thread."""
 
     @abstractmethod
+    def jump(self, until: float) -> None:
+        """Let time pass until then."""
+
     def block(self, until: float, timeout: float | None) -> bool:
-        """Let time pass until `until`; False if `timeout` seconds passed first."""
+        """Let time pass until `until`; False if `timeout` seconds passed first.
+
+        Raises:
+            DeviceError: It would hang, because that is never.
+        """
+        if until == math.inf and timeout is None:
+            advice = "the stream has work of infinite duration"
+            raise DeviceError("block", code=-1, code_name="WORK_NEVER_ENDS", advice=advice)
+        end = until if timeout is None else min(until, self.now() + timeout)
+        self.jump(end)
+        return until <= end
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Call back at a time to come; never, if that is infinite."""
@@ -90,14 +103,10 @@ class VirtualClock(Clock):
 
     def block(self, until: float, timeout: float | None) -> bool:
         """Jump, or wait until others have moved the time far enough; only then is `timeout` in real seconds."""
-        if until == math.inf and timeout is None:
-            raise never_ends()
-        if not self.autojump:
-            with self._lock:
-                return self._changed.wait_for(lambda: self._now >= until, timeout)
-        end = until if timeout is None else min(until, self._now + timeout)
-        self.jump(end)
-        return until <= end
+        if self.autojump or (until == math.inf and timeout is None):
+            return super().block(until, timeout)
+        with self._lock:
+            return self._changed.wait_for(lambda: self._now >= until, timeout)
 
     def close(self) -> None:
         """Do nothing: nothing runs."""
@@ -126,13 +135,9 @@ class WallClock(Clock):
         if seconds >= _SHORTEST_SLEEP:
             time.sleep(seconds)
 
-    def block(self, until: float, timeout: float | None) -> bool:
-        """Sleep."""
-        if until == math.inf and timeout is None:
-            raise never_ends()
-        end = until if timeout is None else min(until, self.now() + timeout)
-        time.sleep(max(0.0, end - self.now()))
-        return until <= end
+    def jump(self, until: float) -> None:
+        """Sleep until then."""
+        time.sleep(max(0.0, until - self.now()))
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Call back on the alarm thread."""
@@ -161,37 +166,22 @@ class WallClock(Clock):
             return True
 
 
-def make_clock(kind: str, *, autojump: bool) -> Clock:
-    """Return the clock of that kind, "virtual" or "wall"."""
-    if kind == "virtual":
-        return VirtualClock(autojump)
-    if kind == "wall":
-        return WallClock()
-    raise InvalidRequest("clock", kind, "'virtual' or 'wall'")
-
-
-def never_ends() -> DeviceError:
-    """Return the error of a wait that could only hang."""
-    return DeviceError("block", code=-1, code_name="WORK_NEVER_ENDS", advice="the stream has work of infinite duration")
-
-
 class Timeline:
     """The work of all streams of one device. Safe for threads."""
 
-    def __init__(self, clock: Clock, checker: OrderChecker | None) -> None:
-        """Use `clock` for times and `checker`, if any, for order."""
+    def __init__(self, clock: Clock, checker: OrderChecker) -> None:
+        """Use `clock` for times and `checker` for order."""
         self.clock = clock
         # Re-entrant: a finalizer may interrupt the holder on the same thread and ask for a fence.
         self.lock = threading.RLock()
-        self._checker = checker
+        self.checker = checker
         self._ready_at: dict[int, float] = {}
 
     def add_stream(self, stream: int, name: str) -> None:
         """Begin a stream, which is idle."""
         with self.lock:
             self._ready_at[stream] = 0.0
-            if self._checker is not None:
-                self._checker.add_stream(stream, name)
+            self.checker.add_stream(stream, name)
 
     def submit(self, stream: int, duration: float, reads: Iterable[Span] = (), writes: Iterable[Span] = ()) -> None:
         """Queue work of `duration` seconds.
@@ -202,62 +192,38 @@ class Timeline:
         if not duration >= 0:
             raise InvalidRequest("duration", duration, "seconds from 0 on")
         with self.lock:
-            if self._checker is not None:
-                self._touch(self._checker, stream, reads, writes)
+            self.checker.begin(stream)
+            for address, nbytes in reads:
+                self.checker.touch(stream, address, nbytes, write=False)
+            for address, nbytes in writes:
+                self.checker.touch(stream, address, nbytes, write=True)
             self._ready_at[stream] = max(self.clock.now(), self._ready_at[stream]) + duration
 
     def record(self, stream: int) -> tuple[float, Moment]:
         """Return when all work submitted to `stream` is done, and what is certain by then."""
         with self.lock:
-            return self._ready_at[stream], {} if self._checker is None else self._checker.record(stream)
+            return self._ready_at[stream], self.checker.record(stream)
 
     def record_all(self) -> tuple[float, Moment]:
         """Return the same of all streams together."""
         with self.lock:
-            moment = {} if self._checker is None else self._checker.record_all()
-            return max(self._ready_at.values()), moment
+            return max(self._ready_at.values()), self.checker.record_all()
 
     def wait(self, stream: int, at: float, moment: Moment) -> None:
         """Order the later work of `stream` behind a fence."""
         with self.lock:
             self._ready_at[stream] = max(self._ready_at[stream], at)
-            if self._checker is not None:
-                self._checker.wait(stream, moment)
+            self.checker.wait(stream, moment)
 
     def look(self, at: float, moment: Moment) -> bool:
         """Tell the host whether a fence is reached, which orders what it submits from then on."""
         if self.clock.now() < at:
             return False
-        if self._checker is not None:
-            with self.lock:
-                self._checker.seen(moment)
+        with self.lock:
+            self.checker.seen(moment)
         return True
-
-    def map(self, address: int, nbytes: int, stream: int | None) -> None:
-        """Begin a segment, usable in the order of `stream` if there is one."""
-        with self.lock:
-            if self._checker is not None:
-                self._checker.map(address, nbytes, stream)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        """End a segment.
-
-        Raises:
-            StreamOrderError: The host has not seen all work on it done.
-        """
-        with self.lock:
-            if self._checker is not None:
-                self._checker.unmap(address, nbytes)
 
     def idle_at(self) -> float:
         """Return when all work that ends will have ended."""
         with self.lock:
             return max((at for at in self._ready_at.values() if at < math.inf), default=0.0)
-
-    @staticmethod
-    def _touch(checker: OrderChecker, stream: int, reads: Iterable[Span], writes: Iterable[Span]) -> None:
-        checker.begin(stream)
-        for address, nbytes in reads:
-            checker.touch(stream, address, nbytes, write=False)
-        for address, nbytes in writes:
-            checker.touch(stream, address, nbytes, write=True)
