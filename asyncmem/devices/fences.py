@@ -83,9 +83,7 @@ class FenceThread(ABC):
 class ThreadedFence(Fence):
     """A fence that a thread calls back from."""
 
-    def __init__(self, thread: FenceThread) -> None:
-        """Leave callbacks to this thread."""
-        self._thread = thread
+    _thread: FenceThread
 
     def notify(self, callback: Callable[[], None]) -> None:
         """Call back once, now or on the thread, also where work has failed: ask `done()` which it was."""
@@ -136,6 +134,10 @@ class FencePoller(FenceThread):
 
 class PolledFence(ThreadedFence):
     """A fence with a query, `done`. A thread of the device queries it while something waits."""
+
+    def __init__(self, poller: FencePoller) -> None:
+        """Leave callbacks to this thread."""
+        self._thread = poller
 
     def block(self, timeout: float | None = None) -> bool:
         """Wait on this thread (**blocks**); signals are heard.

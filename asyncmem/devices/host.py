@@ -104,8 +104,7 @@ class HostQueueFence(ThreadedFence):
 
     def __init__(self, queue: HostQueue, position: int) -> None:
         """Take a position that has been submitted."""
-        super().__init__(queue)
-        self.queue = queue
+        self._thread = self.queue = queue
         self.position = position
 
     def done(self) -> bool:

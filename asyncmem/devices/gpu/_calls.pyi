@@ -13,8 +13,6 @@ from asyncmem.errors import DeviceError
 class Library:
     """A driver's library, found at run time."""
 
-    loaded: bool
-    """Whether it is there."""
     legacy: int
     """The handle by which its legacy default stream is named."""
 

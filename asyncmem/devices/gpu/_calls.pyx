@@ -12,6 +12,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 cdef extern from *:
@@ -98,12 +99,9 @@ cdef extern from "context.hpp" namespace "asyncmem::gpu" nogil:
         Code code()
 
 cdef extern from "watch.hpp" namespace "asyncmem::gpu" nogil:
-    cdef cppclass Notice:
-        uint64_t token
-        Code code
     cdef cppclass CSink "asyncmem::gpu::Sink":
         int descriptor()
-        vector[Notice] take()
+        vector[pair[uint64_t, Code]] take()
         void wake()
     cdef cppclass CWatcher "asyncmem::gpu::Watcher":
         void watch(CFence *, shared_ptr[CSink], uint64_t) except +
@@ -130,11 +128,6 @@ cdef class Library:
         cdef Missing why
         self.table = load_hip(library, why)
         return "" if self.table != NULL else why.text.decode(errors="replace")
-
-    @property
-    def loaded(self):
-        """Whether it is there."""
-        return self.table != NULL
 
     @property
     def legacy(self):
@@ -486,8 +479,7 @@ cdef class Sink:
 
     def take(self):
         """Take what has arrived: pairs of the token and 0, or the code with which the device was lost."""
-        cdef vector[Notice] notices = self.sink.get().take()
-        return [(notices[i].token, notices[i].code) for i in range(notices.size())]
+        return self.sink.get().take()
 
     def wake(self):
         """Make the descriptor readable although nothing has arrived."""

@@ -165,7 +165,7 @@ class GpuFence(ThreadedFence):
 
     def __init__(self, device: Gpu, native: _calls.Fence) -> None:
         """Use a stream's `record` instead."""
-        super().__init__(device.callbacks)
+        self._thread = device.callbacks
         self.device = device
         self.native = native
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "context.hpp"
@@ -16,9 +17,7 @@ struct Outcome {
     const char *call = "";
 };
 
-struct Span {
-    std::uint64_t address, nbytes;
-};
+using Span = std::pair<std::uint64_t, std::uint64_t>; // an address and bytes
 
 // How far a remap came, and what stopped it.
 struct Progress {
@@ -52,7 +51,7 @@ class Paging {
             for (std::size_t i = at; i < next && done.outcome.code == success; ++i)
                 done.outcome = put(map[i], stretch);
             if (done.outcome.code == success)
-                done.outcome = open(map[at].address, map[next - 1].address + map[next - 1].nbytes, devices, true);
+                done.outcome = open(map[at].first, map[next - 1].first + map[next - 1].second, devices, true);
             if (done.outcome.code != success) {
                 undo(stretch);
                 break;
@@ -87,14 +86,14 @@ class Paging {
     }
 
     // Whether nothing of a range is mapped, half undone stretches included.
-    bool bare(const Span &range) {
+    bool bare(std::uint64_t address, std::uint64_t nbytes) {
         if (!half_.empty() && !gone()) {
             retry();
             release_spare();
         }
         auto none = [&](const Pieces &pieces) {
-            auto first = pieces.lower_bound(range.address);
-            return first == pieces.end() || first->first >= range.address + range.nbytes;
+            auto first = pieces.lower_bound(address);
+            return first == pieces.end() || first->first >= address + nbytes;
         };
         return none(mapped_) && none(half_);
     }
@@ -116,11 +115,11 @@ class Paging {
 
     // Up to where spans from the first on lie one behind the other, and are at most `step` bytes or one span.
     static std::size_t stretch_end(const std::vector<Span> &spans, std::size_t first, std::uint64_t step) {
-        const std::uint64_t begin = spans[first].address;
-        std::uint64_t end = begin + spans[first].nbytes;
+        const auto [begin, nbytes] = spans[first];
+        std::uint64_t end = begin + nbytes;
         std::size_t next = first + 1;
-        while (next < spans.size() && spans[next].address == end && end - begin + spans[next].nbytes <= step)
-            end += spans[next++].nbytes;
+        while (next < spans.size() && spans[next].first == end && end - begin + spans[next].second <= step)
+            end += spans[next++].second;
         return next;
     }
 
@@ -131,37 +130,37 @@ class Paging {
 
     // One call for spans that lie one behind the other, of which each was mapped as a whole: all of them go, or none.
     Outcome take_away(const std::vector<Span> &spans, std::size_t first, std::size_t end) {
-        std::uint64_t nbytes = 0;
+        std::uint64_t whole = 0;
         for (std::size_t i = first; i < end; ++i) {
-            auto found = mapped_.find(spans[i].address);
-            if (found == mapped_.end() || found->second.nbytes != spans[i].nbytes)
+            const auto [address, nbytes] = spans[i];
+            auto found = mapped_.find(address);
+            if (found == mapped_.end() || found->second.nbytes != nbytes)
                 return {invalid_value, "cuMemUnmap"};
-            nbytes += spans[i].nbytes;
+            whole += nbytes;
         }
-        Outcome outcome = called("cuMemUnmap", context_.driver.cuMemUnmap(spans[first].address, nbytes));
-        if (outcome.code != success)
-            return outcome;
-        for (std::size_t i = first; i < end; ++i) {
-            auto found = mapped_.find(spans[i].address);
-            spare_.emplace(spans[i].nbytes, found->second.handle);
+        Outcome outcome = called("cuMemUnmap", context_.driver.cuMemUnmap(spans[first].first, whole));
+        for (std::size_t i = first; i < end && outcome.code == success; ++i) {
+            auto found = mapped_.find(spans[i].first);
+            spare_.emplace(spans[i].second, found->second.handle);
             mapped_.erase(found);
         }
         return outcome;
     }
 
     Outcome put(const Span &span, Pieces &stretch) {
-        auto spare = spare_.find(span.nbytes);
+        const auto [address, nbytes] = span;
+        auto spare = spare_.find(nbytes);
         if (spare == spare_.end()) {
             Number made;
             const Properties wish{pinned, 0, {on_device, context_.device()}, nullptr, {}};
-            Outcome outcome = called("cuMemCreate", context_.driver.cuMemCreate(&made, span.nbytes, &wish, 0));
+            Outcome outcome = called("cuMemCreate", context_.driver.cuMemCreate(&made, nbytes, &wish, 0));
             if (outcome.code != success)
                 return outcome;
-            spare = spare_.emplace(span.nbytes, made);
+            spare = spare_.emplace(nbytes, made);
         }
-        Outcome outcome = called("cuMemMap", context_.driver.cuMemMap(span.address, span.nbytes, 0, spare->second, 0));
+        Outcome outcome = called("cuMemMap", context_.driver.cuMemMap(address, nbytes, 0, spare->second, 0));
         if (outcome.code == success) {
-            stretch[span.address] = {span.nbytes, spare->second};
+            stretch[address] = {nbytes, spare->second};
             spare_.erase(spare);
         }
         return outcome;

@@ -1,11 +1,11 @@
 # Memory that moves under reserved ranges of addresses; `paging.hpp` does it.
 
+ctypedef pair[uint64_t, uint64_t] Span
+
 cdef extern from "paging.hpp" namespace "asyncmem::gpu" nogil:
     cdef cppclass Outcome:
         Code code
         const char *call
-    cdef struct Span:
-        uint64_t address, nbytes
     cdef cppclass Progress:
         size_t unmapped, mapped
         Outcome outcome
@@ -13,17 +13,8 @@ cdef extern from "paging.hpp" namespace "asyncmem::gpu" nogil:
         CPaging(CContext &)
         Progress remap(const vector[Span] &, const vector[Span] &, const vector[int] &, uint64_t) except +
         Outcome allow(const vector[int] &, cbool, uint64_t) except +
-        cbool bare(const Span &)
+        cbool bare(uint64_t, uint64_t)
         void forget()
-
-
-cdef vector[Span] _spans(spans) except *:
-    cdef vector[Span] found
-    cdef Span one
-    for address, nbytes in spans:
-        one.address, one.nbytes = address, nbytes
-        found.push_back(one)
-    return found
 
 
 @cython.no_gc
@@ -42,8 +33,8 @@ cdef class Paging:
 
     def remap(self, out, into, devices, uint64_t step, /):
         """Unmap spans, then map others for devices to use (blocks); return how many of each, and the error or None."""
-        cdef vector[Span] gone = _spans(out)
-        cdef vector[Span] wanted = _spans(into)
+        cdef vector[Span] gone = out
+        cdef vector[Span] wanted = into
         cdef vector[int] users = devices
         cdef Progress done
         with nogil:
@@ -62,11 +53,9 @@ cdef class Paging:
 
     def bare(self, uint64_t address, uint64_t nbytes, /):
         """Return whether nothing is mapped in a range; what could not be undone before is tried again."""
-        cdef Span one
         cdef cbool found
-        one.address, one.nbytes = address, nbytes
         with nogil:
-            found = self.paging.bare(one)
+            found = self.paging.bare(address, nbytes)
         return found
 
     def forget(self):

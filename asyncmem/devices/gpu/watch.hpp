@@ -20,11 +20,8 @@
 
 namespace asyncmem::gpu {
 
-// What became of a fence: 0, or the code with which the device was lost.
-struct Notice {
-    std::uint64_t token;
-    Code code;
-};
+// Of a fence, by its token: 0, or the code with which the device was lost.
+using Notice = std::pair<std::uint64_t, Code>;
 
 // Where notices go: any thread puts them in, one reader waits for the descriptor and takes them all. One write wakes the
 // reader for however many notices come before it reads.
