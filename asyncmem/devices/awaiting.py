@@ -34,20 +34,12 @@ def sleeper_here(what: object) -> AsyncioSleeper | TrioSleeper:
         raise InvalidRequest("await", what, "a task of asyncio, uvloop or trio", hint="elsewhere use block()") from None
 
 
-if sys.version_info < (3, 12):
-
-    def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether a loop of asyncio runs on this thread."""
-        # CPython 3.11 asks the kernel who it is before it tells; its own loops know their thread.
-        if isinstance(loop, asyncio.BaseEventLoop):
-            return loop._thread_id == threading.get_ident()  # type: ignore[attr-defined, no-any-return]
-        return asyncio._get_running_loop() is loop
-
-else:
-
-    def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether a loop of asyncio runs on this thread."""
-        return asyncio._get_running_loop() is loop
+def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether a loop of asyncio runs on this thread."""
+    # CPython 3.11 asks the kernel who it is before it tells; its own loops know their thread.
+    if sys.version_info < (3, 12) and isinstance(loop, asyncio.BaseEventLoop):
+        return loop._thread_id == threading.get_ident()  # type: ignore[attr-defined, no-any-return]
+    return asyncio._get_running_loop() is loop
 
 
 def let_others_run() -> Generator[object, object, None]:

@@ -4,9 +4,8 @@ A name may also be an entry point of another distribution's. One is loaded only 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Final
@@ -68,9 +67,6 @@ def _origin(offer: EntryPoint) -> str:
     return f"{offer.value!r} of {origin}"
 
 
-_KNOWN: Final = ("auto", "gpu", "host", "simulated", "simulated:N", "cuda:N", "rocm:N", "metal:N", "opencl:N")
-
-
 def device(source: str | Device = "auto", /) -> Device:
     """Return a device that the caller owns and closes; one given as such is passed through and stays its owner's.
 
@@ -90,31 +86,24 @@ def device(source: str | Device = "auto", /) -> Device:
     kind, _, number = str(source).partition(":")
     if kind and (number or "0").isdecimal():
         index = int(number or "0")
-        make = _MAKERS.get(kind)
-        made = make(index) if make else plugin_device(kind, index)
+        if kind in _SINGLE:
+            if index:
+                raise InvalidRequest("device", source, f"{kind!r} without a number, 'host', or 'cuda:N'")
+            return _SINGLE[kind]()
+        made = _NUMBERED[kind](index) if kind in _NUMBERED else plugin_device(kind, index)
         if made is not None:
             return made
-    names = ", ".join(map(repr, (*_KNOWN, *plugin_names())))
-    raise InvalidRequest("device", source, f"one of {names}, or a Device")
+    known = ("auto", "gpu", "host", "simulated", *(f"{kind}:N" for kind in _NUMBERED), *plugin_names())
+    raise InvalidRequest("device", source, f"one of {', '.join(map(repr, known))}, or a Device")
 
 
-def _host(index: int) -> Device:
-    if index:
-        raise InvalidRequest("device", f"host:{index}", "'host': there is one")
-    return Host()
-
-
-def _auto(index: int) -> Device:
-    if index:
-        raise InvalidRequest("device", f"auto:{index}", "'auto', or 'cuda:N' for one among several")
+def _auto() -> Device:
     with contextlib.suppress(BackendUnavailable):  # `asyncmem doctor` says what is wrong with the GPU
-        return _gpu(index)
+        return _gpu()
     return Host()
 
 
-def _gpu(index: int) -> Device:
-    if index:
-        raise InvalidRequest("device", f"gpu:{index}", "'gpu', or 'cuda:N' for one among several")
+def _gpu() -> Device:
     tried: list[str] = []
     for make in (Cuda, Rocm, Metal, _opencl_gpu):
         try:
@@ -133,18 +122,14 @@ def _opencl_gpu() -> Device:
     return OpenCL()
 
 
-_MAKERS: Final[dict[str, Callable[[int], Device]]] = {
-    "auto": _auto,
-    "gpu": _gpu,
-    "host": _host,
-    "cpu": _host,
+_SINGLE: Final[dict[str, Callable[[], Device]]] = {"auto": _auto, "gpu": _gpu, "host": Host, "cpu": Host}
+_NUMBERED: Final[dict[str, Callable[[int], Device]]] = {
     "simulated": lambda index: Simulated(index=index),
     "cuda": Cuda,
     "rocm": Rocm,
     "metal": Metal,
     "opencl": OpenCL,
 }
-
 
 _KINDS: Final = ("cuda", "rocm", "metal", "opencl", "host")
 """The kinds of devices with memory of their own; a processor by OpenCL comes last nevertheless."""
@@ -194,15 +179,15 @@ def devices() -> tuple[DeviceInfo, ...]:
     """
     memory = Host().memory()
     host = DeviceInfo(name="host", total=memory.total, free=memory.free, is_processor=True)
-    cards = (*_cards(Cuda), *(_cards(Rocm) if find_spec("hip") is not None else ()))
-    others = tuple(_opencl_devices({_VENDORS[card.kind] for card in cards if card.usable}))
-    return (
-        *cards,
-        *_metal_devices(),
-        *(one for one in others if not one.is_processor),
-        host,
-        *(one for one in others if one.is_processor),
-    )
+    found = _listed("cuda", lambda: _cards(Cuda))
+    if find_spec("hip") is not None:
+        found += _listed("rocm", lambda: _cards(Rocm))
+    known = {_VENDORS[card.kind] for card in found if card.usable}
+    if find_spec("Metal") is not None:
+        found += _listed("metal", lambda: dict.fromkeys(range(len(find_metal("metal"))), False))
+    if find_spec("pyopencl") is not None:
+        found += _listed("opencl", lambda: _opencl_devices(known))
+    return tuple(sorted([*found, host], key=lambda one: (one.is_processor, one is not host)))
 
 
 def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), options: PoolOptions | None = None) -> str:
@@ -225,72 +210,56 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
     wishes = (prefer,) if isinstance(prefer, str) else tuple(prefer)
     for wish in wishes:
         _check(wish)
-    listed = devices()
-    rooms = {one.name: one.room(options) for one in listed}
-    fitting = [one for one in listed if one.usable and rooms[one.name] >= nbytes]
+    rooms = {one: one.room(options) for one in devices()}
+    fitting = [one for one, room in rooms.items() if one.usable and room >= nbytes]
     if not fitting:
-        raise NoDeviceHasRoom(nbytes, [_shortfall(one, rooms[one.name], nbytes) for one in listed])
-    return min(fitting, key=lambda one: (_rank(one, wishes), *_order(one), -rooms[one.name])).name
+        shortfalls = [
+            Shortfall(device=one.name, room=room, lacking=max(nbytes - room, 0), reason=one.reason)
+            for one, room in rooms.items()
+        ]
+        raise NoDeviceHasRoom(nbytes, shortfalls)
+
+    def order(one: DeviceInfo) -> tuple[object, ...]:
+        """Order GPUs before the host, and that before what uses its processor in a roundabout way."""
+        rank = next((place for place, wish in enumerate(wishes) if wish in (one.name, one.kind)), len(wishes))
+        roundabout = one.is_processor and one.kind != "host"
+        return rank, one.is_processor, roundabout, _KINDS.index(one.kind), -rooms[one]
+
+    return min(fitting, key=order).name
 
 
-def _order(one: DeviceInfo) -> tuple[bool, bool, int]:
-    """Order GPUs before the host, and that before what uses its processor in a roundabout way."""
-    return one.is_processor, one.is_processor and one.kind != "host", _KINDS.index(one.kind)
-
-
-def _metal_devices() -> Iterator[DeviceInfo]:
-    if find_spec("Metal") is not None:
-        for index in range(len(find_metal("metal"))):
-            yield _open(f"metal:{index}", partial(Metal, index))
-
-
-def _opencl_devices(known: set[int]) -> Iterator[DeviceInfo]:
-    if find_spec("pyopencl") is None:
-        return
-    try:
-        found = find_devices("opencl")
-    except (BackendUnavailable, DeviceError) as error:
-        yield DeviceInfo(name="opencl", reason=_words(error))
-        return
-    for index, one in enumerate(found):
-        if one.vendor_id not in known:
-            yield _open(f"opencl:{index}", partial(OpenCL, index), is_processor=is_processor(one))
-
-
-def _cards(make: type[Cuda] | type[Rocm]) -> Iterator[DeviceInfo]:
-    try:
-        count = make.interface.count_devices()
-    except (BackendUnavailable, DeviceError) as error:
-        yield DeviceInfo(name=make.kind, reason=_words(error))
-        return
+def _cards(make: type[Cuda] | type[Rocm]) -> dict[int, bool]:
+    count = make.interface.count_devices()
     if not count:
-        yield DeviceInfo(name=make.kind, reason="the driver shows no GPU")
-    for index in range(count):
-        yield _open(f"{make.kind}:{index}", partial(make, index))
+        raise BackendUnavailable(make.kind, tried=("the driver shows no GPU",))
+    return dict.fromkeys(range(count), False)
 
 
-def _open(name: str, make: Callable[[], Device], *, is_processor: bool = False) -> DeviceInfo:
+def _opencl_devices(known: set[int]) -> dict[int, bool]:
+    found = find_devices("opencl")
+    return {index: is_processor(one) for index, one in enumerate(found) if one.vendor_id not in known}
+
+
+def _listed(kind: str, find: Callable[[], dict[int, bool]]) -> list[DeviceInfo]:
+    """List the devices of a kind; `find` returns their numbers, and whether each is a processor."""
     try:
-        device = make()
-        try:
-            memory = device.memory()
-        finally:
-            device.close()
+        numbers = find()
+    except (BackendUnavailable, DeviceError) as error:
+        return [DeviceInfo(name=kind, reason=_words(error))]
+    return [_open(kind, index, is_processor=processor) for index, processor in numbers.items()]
+
+
+def _open(kind: str, index: int, *, is_processor: bool) -> DeviceInfo:
+    name = f"{kind}:{index}"
+    try:
+        with contextlib.closing(_NUMBERED[kind](index)) as device:
+            return DeviceInfo(name=name, total=device.capacity, free=device.memory().free, is_processor=is_processor)
     except (BackendUnavailable, DeviceError) as error:
         return DeviceInfo(name=name, reason=_words(error), is_processor=is_processor)
-    return DeviceInfo(name=name, total=device.capacity, free=memory.free, is_processor=is_processor)
 
 
 def _words(error: BackendUnavailable | DeviceError) -> str:
     return ", ".join(error.tried) if isinstance(error, BackendUnavailable) else str(error)
-
-
-def _shortfall(one: DeviceInfo, room: int, need: int) -> Shortfall:
-    return Shortfall(device=one.name, room=room, lacking=max(need - room, 0), reason=one.reason)
-
-
-def _rank(one: DeviceInfo, wishes: Sequence[str]) -> int:
-    return next((place for place, wish in enumerate(wishes) if wish in (one.name, one.kind)), len(wishes))
 
 
 def _check(wish: str) -> None:
