@@ -1,12 +1,11 @@
 """A pool without a thread: its worker's jobs run as ordinary steps of the loop, so a seed can put them anywhere."""
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool.loops import running_loop
 
 Job = Callable[[], None]
 
@@ -38,8 +37,10 @@ class StepWorker:
     def submit(self, job: Job) -> None:
         """Let `job` run in a step of its own after those submitted before it; at once where no loop is running."""
         self._jobs.append(job)
-        if not _soon(partial(self._run, 1)):
-            self._run()
+        loop = running_loop()
+        if loop is None or not loop.soon(self._step):
+            while self._step():
+                pass
 
     def close(self, timeout: float | None = None) -> bool:  # noqa: ARG002 - nothing here takes time
         """Run what was submitted, as a joined thread would have, and take no more jobs; return that it has ended."""
@@ -48,14 +49,15 @@ class StepWorker:
         self.alive = False
         return True
 
-    def _run(self, most: int | None = None) -> None:
-        """Run jobs, and those that they submit, one after the other; leave them to another thread that does."""
-        while self._jobs and most != 0 and self._busy.acquire(blocking=False):
-            try:
-                self._run_next()
-            finally:
-                self._busy.release()
-            most = None if most is None else most - 1
+    def _step(self) -> bool:
+        """Run the next job and return True, unless there is none, or another thread runs one."""
+        if not self._jobs or not self._busy.acquire(blocking=False):
+            return False
+        try:
+            self._run_next()
+        finally:
+            self._busy.release()
+        return True
 
     def _run_next(self) -> None:
         if not self._jobs:
@@ -74,28 +76,3 @@ class SteppedPool(AsyncMemoryPool):
     """A pool whose worker is steps of the running loop, so that every run with the same seed is the same."""
 
     _worker_factory = StepWorker  # type: ignore[assignment]  # it has all that a pool asks of its worker
-
-
-def _soon(call: Job) -> bool:
-    """Schedule `call` as one step of the loop that runs in this thread; return whether one does."""
-    loop = asyncio._get_running_loop()
-    if loop is not None:
-        loop.call_soon(call)
-        return True
-    return _soon_on_trio(call)
-
-
-def _soon_on_trio(call: Job) -> bool:
-    """Schedule `call` as a system task of trio."""
-    try:
-        import trio
-    except ImportError:
-        return False
-    if not trio.lowlevel.in_trio_run():
-        return False
-
-    async def step() -> None:
-        call()
-
-    trio.lowlevel.spawn_system_task(step)
-    return True

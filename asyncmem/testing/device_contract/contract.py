@@ -6,13 +6,13 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 
-from asyncmem.devices import Device, Fence, Host, Simulated, Stream
+from asyncmem.devices import Device, Fence, Host, Segment, Simulated, Stream
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 
 MIB = 1 << 20
@@ -40,6 +40,29 @@ class Rigged:
         """The device alone, for tests that keep no stream busy."""
         return rig.device
 
+    @pytest.fixture
+    def segment(self, device: Device) -> Iterator[Segment]:
+        """A segment of a MiB, for work on the default stream."""
+        made = device.allocate_segment(MIB)
+        yield made
+        device.default_stream.synchronize_blocking()
+        device.free_segment(made)
+
+    @pytest.fixture
+    def busy(self, rig: Rig) -> Stream:
+        """A stream with work that has not ended."""
+        stream = rig.device.create_stream("busy")
+        rig.occupy(stream)
+        return stream
+
+
+def read(device: Device, address: int, nbytes: int = 1, stream: Stream | None = None) -> bytes:
+    """Return bytes of the device, in the order of a stream."""
+    back, stream = bytearray(nbytes), stream or device.default_stream
+    device.copy_out(memoryview(back), address, stream)
+    stream.synchronize_blocking()
+    return bytes(back)
+
 
 class Numbered:
     """A foreign library's stream, which offers its handle as CUDA streams do."""
@@ -56,14 +79,12 @@ class DeviceContract(Rigged):
 
     # -- the clock ----------------------------------------------------------------------------------------------
 
-    def test_the_clock_goes_forward_until_what_is_waited_for_is_done(self, device: Device) -> None:
+    def test_the_clock_goes_forward_until_what_is_waited_for_is_done(self, device: Device, segment: Segment) -> None:
         """Two readings around a piece of work are in order."""
         before = device.now
-        segment = device.allocate_segment(MIB)
         device.fill(segment.address, MIB, 1, device.default_stream)
         device.default_stream.synchronize_blocking()
         assert device.now >= before
-        device.free_segment(segment)
 
     # -- segments -----------------------------------------------------------------------------------------------
 
@@ -100,11 +121,8 @@ class DeviceContract(Rigged):
         """Dropping the record of a segment unmaps nothing: buffers may still lie there."""
         address = device.allocate_segment(MIB).address
         gc.collect()
-        back = bytearray(1)
         device.fill(address, MIB, 7, device.default_stream)
-        device.copy_out(memoryview(back), address, device.default_stream)
-        device.default_stream.synchronize_blocking()
-        assert back == b"\x07"
+        assert read(device, address) == b"\x07"
 
     @pytest.mark.parametrize("nbytes", [0, -1])
     def test_refuses_sizes_that_are_not_positive(self, device: Device, nbytes: int) -> None:
@@ -142,47 +160,32 @@ class DeviceContract(Rigged):
         stream = device.create_stream()
         segment = device.allocate_segment(2 * MIB, stream=stream)
         data = bytes(range(256)) * 16
-        back = bytearray(len(data))
         device.copy_in(segment.address, memoryview(data), stream)
         device.copy(segment.address + MIB, segment.address, len(data), stream)
-        device.copy_out(memoryview(back), segment.address + MIB, stream)
-        stream.synchronize_blocking()
-        assert back == data
+        assert read(device, segment.address + MIB, len(data), stream) == data
         device.free_segment(segment)
 
-    def test_fill_sets_exactly_its_range(self, device: Device) -> None:
+    def test_fill_sets_exactly_its_range(self, device: Device, segment: Segment) -> None:
         """The bytes before and behind stay."""
-        stream = device.default_stream
-        segment = device.allocate_segment(MIB)
-        back = bytearray(4)
-        device.fill(segment.address, 4, 1, stream)
-        device.fill(segment.address + 1, 2, 9, stream)
-        device.copy_out(memoryview(back), segment.address, stream)
-        stream.synchronize_blocking()
-        assert list(back) == [1, 9, 9, 1]
-        device.free_segment(segment)
+        device.fill(segment.address, 4, 1, device.default_stream)
+        device.fill(segment.address + 1, 2, 9, device.default_stream)
+        assert list(read(device, segment.address, 4)) == [1, 9, 9, 1]
 
     def test_waiting_orders_a_copy_behind_another_streams(self, device: Device) -> None:
         """What stream a wrote before its fence is there for stream b behind it."""
         a, b = device.create_stream("a"), device.create_stream("b")
         segment = device.allocate_segment(MIB, stream=a)
-        back = bytearray(1)
         device.fill(segment.address, MIB, 7, a)
         b.wait(a.record())
-        device.copy_out(memoryview(back), segment.address, b)
-        b.synchronize_blocking()
-        assert back == b"\x07"
+        assert read(device, segment.address, stream=b) == b"\x07"
         device.free_segment(segment)
 
-    def test_refuses_host_memory_that_it_cannot_use(self, device: Device) -> None:
+    def test_refuses_host_memory_that_it_cannot_use(self, device: Device, segment: Segment) -> None:
         """A target must be writable, and both sides contiguous."""
-        stream = device.default_stream
-        segment = device.allocate_segment(MIB)
         with pytest.raises(InvalidRequest, match="writable"):
-            device.copy_out(memoryview(b"read only"), segment.address, stream)
+            device.copy_out(memoryview(b"read only"), segment.address, device.default_stream)
         with pytest.raises(InvalidRequest, match="contiguous"):
-            device.copy_in(segment.address, memoryview(b"every other")[::2], stream)
-        device.free_segment(segment)
+            device.copy_in(segment.address, memoryview(b"every other")[::2], device.default_stream)
 
     # -- fences -------------------------------------------------------------------------------------------------
 
@@ -193,11 +196,9 @@ class DeviceContract(Rigged):
         assert fence.done()
         assert fence.block(0)
 
-    def test_a_fence_is_reached_when_the_work_before_it_is_complete(self, rig: Rig) -> None:
+    def test_a_fence_is_reached_when_the_work_before_it_is_complete(self, rig: Rig, busy: Stream) -> None:
         """Busy, then done, then done for ever."""
-        stream = rig.device.create_stream()
-        rig.occupy(stream)
-        fence = stream.record()
+        fence = busy.record()
         assert not fence.block(MOMENT)
         rig.release()
         assert fence.block(SOON)
@@ -213,30 +214,25 @@ class DeviceContract(Rigged):
         assert fence.block(SOON)
         assert not behind.block(MOMENT)
 
-    def test_blocking_gives_up_after_its_timeout(self, rig: Rig) -> None:
+    def test_blocking_gives_up_after_its_timeout(self, busy: Stream) -> None:
         """False means that the time has passed and the fence is not reached."""
-        stream = rig.device.create_stream()
-        rig.occupy(stream)
-        assert not stream.record().block(MOMENT)
+        assert not busy.record().block(MOMENT)
 
-    def test_a_waiting_stream_is_behind_the_fence(self, rig: Rig) -> None:
+    def test_a_waiting_stream_is_behind_the_fence(self, rig: Rig, busy: Stream) -> None:
         """Work behind a wait is done only after the fence; other streams do not mind."""
-        a, b, other = (rig.device.create_stream() for _ in range(3))
-        rig.occupy(a)
-        b.wait(a.record())
-        behind = b.record()
+        waiting, other = rig.device.create_stream(), rig.device.create_stream()
+        waiting.wait(busy.record())
+        behind = waiting.record()
         assert other.record().block(SOON)
         assert not behind.block(MOMENT)
         rig.release()
         assert behind.block(SOON)
 
-    def test_a_wait_for_ones_own_fence_is_no_obstacle(self, rig: Rig) -> None:
+    def test_a_wait_for_ones_own_fence_is_no_obstacle(self, rig: Rig, busy: Stream) -> None:
         """A stream is behind its own work anyway."""
-        stream = rig.device.create_stream()
-        rig.occupy(stream)
-        stream.wait(stream.record())
+        busy.wait(busy.record())
         rig.release()
-        assert stream.record().block(SOON)
+        assert busy.record().block(SOON)
 
     def test_record_all_covers_every_stream(self, rig: Rig) -> None:
         """The context-wide fence waits for streams that were not named, forgotten ones too."""
@@ -253,11 +249,9 @@ class DeviceContract(Rigged):
     # -- callbacks of fences ------------------------------------------------------------------------------------
 
     @pytest.fixture(params=["stream", "all"])
-    def busy_fence(self, rig: Rig, request: pytest.FixtureRequest) -> Fence:
+    def busy_fence(self, rig: Rig, busy: Stream, request: pytest.FixtureRequest) -> Fence:
         """A fence behind work that has not ended."""
-        stream = rig.device.create_stream("busy")
-        rig.occupy(stream)
-        return stream.record() if request.param == "stream" else rig.device.record_all()
+        return busy.record() if request.param == "stream" else rig.device.record_all()
 
     def test_a_reached_fence_calls_back_at_once(self, device: Device) -> None:
         """There is nothing to wait for, so the call comes on this thread."""
@@ -280,12 +274,9 @@ class DeviceContract(Rigged):
 
     def test_forgetting_drops_the_callback_and_what_it_holds(self, rig: Rig, busy_fence: Fence) -> None:
         """A wait that was cancelled is not called and keeps nothing alive, however long the work runs."""
-        called: list[None] = []
+        called: list[int] = []
         kept = threading.Event()
-
-        def callback() -> None:
-            called.append(None)
-
+        callback = partial(called.append, 1)
         alive = weakref.ref(callback)
         busy_fence.notify(callback)
         busy_fence.notify(kept.set)
@@ -303,11 +294,7 @@ class DeviceContract(Rigged):
         shown: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         monkeypatch.setattr(threading, "excepthook", lambda args: shown.put(args.exc_value))
         kept = threading.Event()
-
-        def mistake() -> None:
-            raise ZeroDivisionError
-
-        busy_fence.notify(mistake)
+        busy_fence.notify(partial(divmod, 1, 0))
         busy_fence.notify(kept.set)
         rig.release()
         assert kept.wait(SOON)
@@ -316,12 +303,8 @@ class DeviceContract(Rigged):
 
     def test_forgetting_what_is_not_there_is_fine(self, device: Device) -> None:
         """Forgetting after the call, or twice, does nothing."""
-        fence = device.create_stream().record()
+        fence, callback = device.create_stream().record(), threading.Event().set
         assert fence.block(SOON)
-
-        def callback() -> None:
-            pass
-
         fence.forget(callback)
         fence.notify(callback)
         fence.forget(callback)
@@ -333,34 +316,29 @@ class DeviceContract(Rigged):
         stream = rig.device.create_stream()
         order: list[str] = []
 
-        async def wait(begun: asyncio.Event) -> None:
+        async def wait() -> None:
             rig.occupy(stream)
             fence = stream.record()
             order.append("waits")
-            begun.set()
             await fence
             assert fence.done()
             order.append("is done")
 
-        async def let_go(begun: asyncio.Event) -> None:
-            await begun.wait()
+        async def let_go() -> None:
             order.append("goes on")
             rig.release()
 
         async def both() -> None:
-            begun = asyncio.Event()
-            await asyncio.wait_for(asyncio.gather(wait(begun), let_go(begun)), SOON)
+            await asyncio.wait_for(asyncio.gather(wait(), let_go()), SOON)
 
         asyncio.run(both())
         assert order == ["waits", "goes on", "is done"]
 
-    def test_a_wait_that_is_cancelled_leaves_the_work_alone(self, rig: Rig) -> None:
+    def test_a_wait_that_is_cancelled_leaves_the_work_alone(self, rig: Rig, busy: Stream) -> None:
         """Nothing on the device changes, and the fence can be awaited again."""
-        stream = rig.device.create_stream()
 
         async def cancel_and_wait() -> None:
-            rig.occupy(stream)
-            fence = stream.record()
+            fence = busy.record()
             waiting = asyncio.ensure_future(_wait_for(fence))
             await asyncio.sleep(0)
             waiting.cancel()
@@ -390,24 +368,20 @@ class DeviceContract(Rigged):
 
     def test_refuses_another_devices_stream(self, device: Device) -> None:
         """A stream orders only its own device's memory."""
-        stranger: Device = Simulated() if isinstance(device, Host) else Host()
-        with pytest.raises(InvalidRequest, match=device.name):
-            device.stream_of(stranger.default_stream)
-        with pytest.raises(InvalidRequest, match=device.name):
-            device.stream_of(Simulated().default_stream)
+        for stranger in (Simulated(), Simulated() if isinstance(device, Host) else Host()):
+            with pytest.raises(InvalidRequest, match=device.name):
+                device.stream_of(stranger.default_stream)
 
     def test_streams_keep_the_name_they_were_given(self, device: Device) -> None:
         """Names show up in messages; a stream without one gets its own."""
         assert device.create_stream("decode").name == "decode"
         assert device.create_stream().name != device.create_stream().name
 
-    def test_synchronize_blocking_waits_for_all_work(self, rig: Rig) -> None:
+    def test_synchronize_blocking_waits_for_all_work(self, rig: Rig, busy: Stream) -> None:
         """Once it returns, everything submitted before is complete."""
-        stream = rig.device.create_stream()
-        rig.occupy(stream)
-        fence = stream.record()
+        fence = busy.record()
         rig.release()
-        stream.synchronize_blocking()
+        busy.synchronize_blocking()
         assert fence.done()
 
     # -- closing ------------------------------------------------------------------------------------------------
