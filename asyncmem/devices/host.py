@@ -16,7 +16,7 @@ import numpy as np
 from asyncmem.devices.awaiting import call_all
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream, whole_segment
 from asyncmem.devices.fences import FenceThread, Joined, ThreadedFence
-from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, host_memory, total_memory
+from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, host_memory, total_memory
 from asyncmem.devices.queues import QueueDevice
 from asyncmem.devices.streams import QueueStream, WorkQueue
 from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
@@ -215,6 +215,7 @@ class Host(QueueDevice[HostStream, Fence]):
     """
 
     kind = "host"
+    stream_kind = HostStream
     segment_kinds = ("mapped", "direct")
     host_readable = True
     dlpack_device = (1, 0)  # kDLCPU
@@ -225,7 +226,7 @@ class Host(QueueDevice[HostStream, Fence]):
         self._driver_calls = 0
         self.capacity = total_memory()
         self._pages = Pages()
-        self.default_stream: HostStream = self.book.enlist(self._open_stream("default", 0))
+        self.default_stream: HostStream = self._new_stream("default", 0)
 
     def __repr__(self) -> str:
         return f"<Host with {len(self.book.alive())} streams>"
@@ -267,22 +268,8 @@ class Host(QueueDevice[HostStream, Fence]):
         return Joined(self.book.record_each())
 
     def fill(self, address: int, nbytes: int, value: int, stream: Stream) -> None:
-        """Set bytes on the stream's thread."""
+        """Set bytes on the stream's thread, which copies, too, and keeps what it copies until then."""
         self._submit(stream, functools.partial(bytes_at(address, nbytes).fill, value))
-
-    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        """Copy on the stream's thread."""
-        self._copy(bytes_at(target, nbytes), bytes_at(source, nbytes), stream)
-
-    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
-        """Copy on the stream's thread; `source` is kept until then."""
-        origin = bytes_of(source)
-        self._copy(bytes_at(address, origin.size), origin, stream)
-
-    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
-        """Copy on the stream's thread; `target` is kept until then."""
-        goal = bytes_of(target, writable=True)
-        self._copy(goal, bytes_at(address, goal.size), stream)
 
     def pinned(self) -> "Host":
         """Return the host itself: its copies read and write all of its memory without a detour."""
@@ -292,8 +279,9 @@ class Host(QueueDevice[HostStream, Fence]):
         """Return whether it is a host, too."""
         return isinstance(peer, Host)
 
-    def _open_stream(self, name: str, handle: int) -> HostStream:
-        return HostStream(self, name, handle, HostQueue(f"asyncmem {self.name} {name}"))
+    def _open_queue(self, name: str, queue: object) -> HostQueue:
+        assert queue is None
+        return HostQueue(f"asyncmem {self.name} {name}")
 
     def _copy(self, target: Bytes, source: Bytes, stream: Stream) -> None:
         self._submit(stream, functools.partial(np.copyto, target, source))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from asyncmem.devices.base import Device, Segment, Stream, numbered, whole_segment
 from asyncmem.devices.fences import FencePoller
-from asyncmem.devices.host_memory import PAGE
-from asyncmem.devices.streams import F, QueueBook, QueueStream
+from asyncmem.devices.host_memory import PAGE, Bytes, bytes_at, bytes_of
+from asyncmem.devices.streams import F, QueueBook, QueueStream, WorkQueue
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
@@ -27,6 +27,7 @@ class QueueDevice(Device, Generic[Q, F]):
     """A device whose streams are queues, and of which several objects share one place."""
 
     granularity = PAGE
+    stream_kind: type[Q]
 
     def __init__(self, name: str) -> None:
         """Begin with a name, and no stream."""
@@ -38,14 +39,34 @@ class QueueDevice(Device, Generic[Q, F]):
         """Return whether addresses of the other mean the same here."""
 
     @abstractmethod
-    def _open_stream(self, name: str, handle: int) -> Q:
-        """Make a stream with a queue of its own."""
+    def _open_queue(self, name: str, queue: Any) -> WorkQueue[F]:  # noqa: ANN401  # a driver's own
+        """Make a queue of work, over one of other code where that is not None."""
+
+    @abstractmethod
+    def _copy(self, target: Bytes, source: Bytes, stream: Stream) -> None:
+        """Copy, in the order of `stream`, what is not empty."""
 
     def create_stream(self, name: str | None = None) -> Q:
         """Make a stream with a queue of its own."""
         self.check_open()
-        handle = self.book.next_handle()
-        return self.book.enlist(self._open_stream(name or f"stream-{handle}", handle))
+        return self._new_stream(name)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        """Copy in the order of `stream`."""
+        if nbytes:
+            self._copy(bytes_at(target, nbytes), bytes_at(source, nbytes), stream)
+
+    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
+        """Copy host bytes to `address` in the order of `stream`; `copy_holds_up` tells whether it **blocks**."""
+        origin = bytes_of(source)
+        if origin.size:
+            self._copy(bytes_at(address, origin.size), origin, stream)
+
+    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
+        """Copy to host bytes in the order of `stream`; `copy_holds_up` tells whether it **blocks**."""
+        goal = bytes_of(target, writable=True)
+        if goal.size:
+            self._copy(goal, bytes_at(address, goal.size), stream)
 
     def peer_copy(self, target: int, source: int, nbytes: int, source_device: Device, stream: Stream) -> None:
         """Copy from another object for the same device, or from its page-locked memory.
@@ -68,6 +89,11 @@ class QueueDevice(Device, Generic[Q, F]):
         """Take no more work and end the threads after what is queued (blocks); twice is fine."""
         self._closed = True
         self.book.end()
+
+    def _new_stream(self, name: str | None = None, handle: int | None = None, queue: object = None) -> Q:
+        handle = self.book.next_handle() if handle is None else handle
+        name = name or f"stream-{handle}"
+        return self.book.enlist(self.stream_kind(self, name, handle, self._open_queue(name, queue)))
 
     def _check_peers(self, what: str, peers: Sequence[Device]) -> None:
         for peer in peers:

@@ -148,10 +148,10 @@ class QueueBook(StreamBook[Q], Generic[Q, F]):
         weakref.finalize(stream, self._see_off, stream.handle).atexit = False
         return stream
 
-    def adopt(self, key: int, make: Callable[[int], Q]) -> Q:
-        """Return the stream that stands for a queue of other code, by its number; make one for a handle at first."""
+    def adopt(self, key: int, make: Callable[[], Q]) -> Q:
+        """Return the stream that stands for the queue of that number, and make it if there is none yet."""
         with self._lock:
-            return self._by_key.get(key) or self.enlist(make(self.next_handle()))
+            return self._by_key.get(key) or make()
 
     def record_each(self) -> list[F]:
         """Return fences that are together behind everything so far, in the queues of streams that are gone too."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from asyncmem.devices.base import Addressed, Device, MemoryInfo, Segment, Stream
 from asyncmem.devices.host import HostQueue
-from asyncmem.devices.host_memory import Bytes, bytes_at, bytes_of
+from asyncmem.devices.host_memory import Bytes, bytes_at
 from asyncmem.devices.metal.driver import Driver, find_physical
 from asyncmem.devices.metal.stream import Commands, MetalFence, MetalStream
 from asyncmem.devices.queues import DriverDevice
@@ -18,7 +18,7 @@ from asyncmem.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer, MTLCommandQueue
+    from asyncmem.devices.metal.api import MTLBlitCommandEncoder, MTLBuffer, MTLCommandBuffer
 
 DEPTH: Final = 1024
 """How many command buffers a queue takes before submitting blocks. Metal's default is 64, which a pool exceeds."""
@@ -40,6 +40,7 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
     """
 
     kind = "metal"
+    stream_kind = MetalStream
     segment_kinds = ("shared", "direct")
     host_readable = True
     dlpack_device = (1, 0)  # kDLCPU: its addresses are the host's, and for kDLMetal they would have to be objects
@@ -61,8 +62,8 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
         self.mtl_device: Any = self.physical.gpu
         self.has_unified_memory = self.physical.unified
         self.capacity = self.physical.total
-        self._meeting = self._own_commands("all")  # where all others are waited for
-        self.default_stream: MetalStream = self.book.enlist(self._open_stream("default", 0))
+        self._meeting = self._open_queue("all")  # where all others are waited for
+        self.default_stream: MetalStream = self._new_stream("default", 0)
 
     def __repr__(self) -> str:
         return f"<Metal {self.name}: {'closed' if self._closed else self.mtl_device.name()}>"
@@ -104,7 +105,7 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
         objc = self.driver.objc
         if not isinstance(source, objc.objc_object):
             return self.book.find(source)
-        return self.book.adopt(objc.pyobjc_id(source), lambda handle: self._adopt(source, handle))
+        return self.book.adopt(objc.pyobjc_id(source), lambda: self._new_stream(queue=source))
 
     def record_all(self) -> MetalFence:
         """Return a fence behind everything submitted to every stream of this object, also to those that are gone."""
@@ -117,7 +118,7 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
             return
         buffer, offset = self.physical.buffer_of(address, nbytes)
         if not _whole_words(offset, nbytes):
-            self._on_host(stream, partial(_fill, bytes_at(address, nbytes), value))
+            self._on_host(stream, partial(bytes_at(address, nbytes).fill, value))
             return
         # PyObjC takes the byte for a signed one.
         signed = value - 256 if value > 127 else value
@@ -132,7 +133,7 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
         to, there = self.physical.buffer_of(target, nbytes)
         from_, here = self.physical.buffer_of(source, nbytes)
         if not _whole_words(there, here, nbytes):
-            self._on_host(stream, partial(np.copyto, bytes_at(target, nbytes), bytes_at(source, nbytes)))
+            super().copy(target, source, nbytes, stream)
             return
 
         def copy(blit: MTLBlitCommandEncoder) -> None:
@@ -143,17 +144,13 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
 
     def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
         """Copy host bytes on the stream's thread; `source` is kept until then."""
-        origin = bytes_of(source)
-        if origin.size:
-            self.physical.buffer_of(address, origin.size)
-            self._on_host(stream, partial(np.copyto, bytes_at(address, origin.size), origin))
+        self._check(address, source)
+        super().copy_in(address, source, stream)
 
     def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
         """Copy to host bytes on the stream's thread; `target` is kept until then."""
-        goal = bytes_of(target, writable=True)
-        if goal.size:
-            self.physical.buffer_of(address, goal.size)
-            self._on_host(stream, partial(np.copyto, goal, bytes_at(address, goal.size)))
+        self._check(address, target)
+        super().copy_out(target, address, stream)
 
     def pinned(self) -> Metal:
         """Return the device itself: its memory is the host's."""
@@ -175,33 +172,30 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
 
         self.stream_of(stream).work.give(write)
 
+    def _check(self, address: int, host: memoryview) -> None:
+        if host.nbytes:
+            self.physical.buffer_of(address, host.nbytes)
+
+    def _copy(self, target: Bytes, source: Bytes, stream: Stream) -> None:
+        self._on_host(stream, partial(np.copyto, target, source))
+
     def _on_host(self, stream: Stream, work: Callable[[], None]) -> None:
         self.check_open()
         self.stream_of(stream).run_on_host(work)
 
-    def _open_stream(self, name: str, handle: int) -> MetalStream:
-        return MetalStream(self, name, handle, self._own_commands(name))
-
-    def _own_commands(self, name: str) -> Commands:
-        return self._commands(name, self.driver.make(self.mtl_device.newCommandQueueWithMaxCommandBufferCount_, DEPTH))
-
-    def _adopt(self, queue: Any, handle: int) -> MetalStream:  # noqa: ANN401 - any object of Objective-C
-        driver, wanted, name = self.driver, f"a command queue of {self.name!r}", f"stream-{handle}"
+    def _open_queue(self, name: str, queue: Any = None) -> Commands:  # noqa: ANN401 - any object of Objective-C
+        driver, gpu = self.driver, self.physical.gpu
         with driver.pool():
-            if not queue.respondsToSelector_("commandBuffer"):
-                raise InvalidRequest("stream", queue, wanted)
-            if driver.call(queue.device).registryID() != self.mtl_device.registryID():
-                raise InvalidRequest("stream", queue, wanted)
-            return MetalStream(self, name, handle, self._commands(name, queue))
-
-    def _commands(self, name: str, queue: MTLCommandQueue) -> Commands:
-        host_queue = HostQueue(f"asyncmem {self.name} {name} copies")
-        return Commands(self.driver, self.physical, self._poller, queue, host_queue)
+            if queue is None:
+                queue = driver.make(gpu.newCommandQueueWithMaxCommandBufferCount_, DEPTH)
+            elif (
+                not queue.respondsToSelector_("commandBuffer")
+                or driver.call(queue.device).registryID() != gpu.registryID()
+            ):
+                raise InvalidRequest("stream", queue, f"a command queue of {self.name!r}")
+            host_queue = HostQueue(f"asyncmem {self.name} {name} copies")
+            return Commands(driver, self.physical, self._poller, queue, host_queue)
 
 
 def _whole_words(*numbers: int) -> bool:
     return not any(number % WORD for number in numbers)
-
-
-def _fill(there: Bytes, value: int) -> None:
-    there[:] = value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncmem.devices.base import Addressed, Device, MemoryInfo, Segment, Stream
-from asyncmem.devices.host_memory import HostMemory, bytes_at, bytes_of
+from asyncmem.devices.host_memory import Bytes, HostMemory, bytes_at, bytes_of
 from asyncmem.devices.opencl.driver import Driver, SharedMemory, find_physical
 from asyncmem.devices.opencl.stream import Commands, OpenCLFence, OpenCLStream
 from asyncmem.devices.queues import DriverDevice
@@ -61,6 +61,7 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
     """
 
     kind = "opencl"
+    stream_kind = OpenCLStream
     segment_kinds = ("svm", "direct")
     host_readable = False
 
@@ -83,8 +84,8 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         self.is_processor = self.physical.on_host
         self.capacity = self.physical.memory.total
         self._pinned: weakref.WeakValueDictionary[int, OpenCLPinned] = weakref.WeakValueDictionary()
-        self._meeting = self._commands()  # where all others are waited for
-        self.default_stream: OpenCLStream = self.book.enlist(self._open_stream("default", 0))
+        self._meeting = self._open_queue("all")  # where all others are waited for
+        self.default_stream: OpenCLStream = self._new_stream("default", 0)
 
     def __repr__(self) -> str:
         return f"<OpenCL {self.name}: {'closed' if self._closed else self.physical.device.name.strip()}>"
@@ -124,7 +125,7 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         """
         if not isinstance(source, self.driver.cl.CommandQueue):
             return self.book.find(source)
-        return self.book.adopt(source.int_ptr, lambda handle: self._adopt(source, handle))
+        return self.book.adopt(source.int_ptr, lambda: self._new_stream(queue=source))
 
     def record_all(self) -> OpenCLFence:
         """Return a fence behind everything submitted to every stream of this object, also to those that are gone."""
@@ -135,23 +136,6 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         if nbytes:
             cl, queue = self.driver.cl, self._queue_of(stream)
             self.driver.call(cl.enqueue_svm_memfill, queue, self._range(address, nbytes), np.array([value], np.uint8))
-
-    def copy(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        """Copy in the order of `stream`."""
-        if nbytes:
-            self._move(target, source, nbytes, stream)
-
-    def copy_in(self, address: int, source: memoryview, stream: Stream) -> None:
-        """Copy host bytes to the device in the order of `stream`; `copy_holds_up` tells whether it **blocks**."""
-        origin = bytes_of(source)
-        if origin.size:
-            self._move(address, int(origin.ctypes.data), origin.size, stream)
-
-    def copy_out(self, target: memoryview, address: int, stream: Stream) -> None:
-        """Copy to host bytes in the order of `stream`; `copy_holds_up` tells whether it **blocks**."""
-        goal = bytes_of(target, writable=True)
-        if goal.size:
-            self._move(int(goal.ctypes.data), address, goal.size, stream)
 
     def copy_holds_up(self, host: memoryview, *, into: bool = False) -> bool:  # noqa: ARG002  # both ways alike
         """Return whether a copy may **block**: not on a processor, nor for memory of `pinned`."""
@@ -174,9 +158,10 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         own = peer.owner if isinstance(peer, OpenCLPinned) else peer
         return isinstance(own, OpenCL) and own.physical is self.physical
 
-    def _move(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
-        queue = self._queue_of(stream)
-        to, from_ = self._range(target, nbytes), self._range(source, nbytes)
+    def _copy(self, target: Bytes, source: Bytes, stream: Stream) -> None:
+        queue, nbytes = self._queue_of(stream), target.size
+        # By their addresses: pyopencl takes no array that cannot be written, be it only read.
+        to, from_ = self._range(int(target.ctypes.data), nbytes), self._range(int(source.ctypes.data), nbytes)
         self.driver.call(self.driver.cl.enqueue_copy, queue, to, from_, byte_count=nbytes, is_blocking=False)
 
     def _range(self, address: int, nbytes: int) -> cl.SVM[np.ndarray]:
@@ -187,18 +172,13 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         self.check_open()
         return self.stream_of(stream).queue
 
-    def _open_stream(self, name: str, handle: int) -> OpenCLStream:
-        return OpenCLStream(self, name, handle, self._commands())
-
-    def _adopt(self, queue: cl.CommandQueue, handle: int) -> OpenCLStream:
-        out_of_order = self.driver.cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        if queue.context != self.physical.context or queue.device != self.physical.device:
-            raise InvalidRequest("stream", queue, f"a queue in the context of {self.name!r}")
-        if queue.properties & out_of_order:
-            raise InvalidRequest("stream", queue, "a queue that runs its commands in order")
-        return OpenCLStream(self, f"stream-{handle}", handle, self._commands(queue))
-
-    def _commands(self, queue: cl.CommandQueue | None = None) -> Commands:
+    def _open_queue(self, name: str, queue: cl.CommandQueue | None = None) -> Commands:
+        del name
+        driver, physical = self.driver, self.physical
         if queue is None:
-            queue = self.driver.call(self.driver.cl.CommandQueue, self.physical.context, self.physical.device)
-        return Commands(self.driver, self.physical, self._poller, queue)
+            queue = driver.call(driver.cl.CommandQueue, physical.context, physical.device)
+        elif queue.context != physical.context or queue.device != physical.device:
+            raise InvalidRequest("stream", queue, f"a queue in the context of {self.name!r}")
+        elif queue.properties & driver.cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE:
+            raise InvalidRequest("stream", queue, "a queue that runs its commands in order")
+        return Commands(driver, physical, self._poller, queue)
