@@ -60,7 +60,7 @@ ALLOWED = {
     "devices.cuda": {"cuda"},
     "devices.gpu.fence": {"trio"},  # as in `devices.awaiting`
     "devices.metal.driver": {"Metal", "objc"},
-    **{f"devices.opencl.{part}": {"pyopencl"} for part in ("device", "driver", "stream")},
+    **{f"devices.opencl.{part}": {"pyopencl"} for part in ("device", "driver")},
 }
 
 # What users find below though it lies above; it is imported when they ask for it.

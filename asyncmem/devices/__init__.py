@@ -5,7 +5,7 @@ from asyncmem.devices.cuda import Cuda
 from asyncmem.devices.discovery import DeviceInfo, device, devices, select_device_for
 from asyncmem.devices.fences import Joined
 from asyncmem.devices.gpu.fence import GpuFence
-from asyncmem.devices.gpu.pinned import GpuPinned
+from asyncmem.devices.gpu.segments import GpuPinned
 from asyncmem.devices.gpu.stream import GpuStream
 from asyncmem.devices.host import Host, HostStream, Work
 from asyncmem.devices.metal import Metal, MetalFence, MetalStream

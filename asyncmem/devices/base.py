@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from asyncmem.devices.awaiting import sleeper_here
-from asyncmem.devices.memory_checker import MemoryChecker
 from asyncmem.errors import AsyncmemError, DeviceError, InvalidRequest
+
+if TYPE_CHECKING:
+    from asyncmem.devices.memory_checker import Sanitizer
 
 INSTEAD: Final = "Use 'host' for real memory on this machine, or 'simulated' to test GPU code without a GPU"
 """What helps where a GPU cannot be used."""
@@ -206,7 +208,7 @@ class Device(ABC):
     dlpack_device: tuple[int, int]
     default_stream: Stream
     fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
-    checker: MemoryChecker | None = None
+    checker: "Sanitizer | None" = None
     """The memory checker that is told of each block; None costs nothing."""
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
     _closed = False

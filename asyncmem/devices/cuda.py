@@ -14,14 +14,12 @@ from asyncmem.devices.gpu.driver import (
     NOT_INITIALIZED,
     Driver,
 )
-from asyncmem.devices.memory_checker import attached_checker
 from asyncmem.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from asyncmem.devices.gpu._calls import Context, Library
-    from asyncmem.devices.memory_checker import MemoryChecker
 
 OLDEST: Final = 12_040
 
@@ -55,6 +53,7 @@ class CUDA(Driver):
         NOT_FOUND: "The driver is older than what this needs; install a newer one",
     }
     joins_mappings = True
+    has_checkers = True
 
     @classmethod
     def load(cls, library: Library, device: str) -> str:  # noqa: ARG003  # the same for all
@@ -97,7 +96,7 @@ class CUDA(Driver):
 
 
 class Cuda(Gpu):
-    """An NVIDIA GPU, through its driver alone: no toolkit is needed.
+    """An NVIDIA GPU, through its driver alone, for CUDA 12.4 or later: no toolkit is needed.
 
     It uses the device's primary context, as torch, CuPy and numba do, so memory and streams may be shared with them.
     Any number of these may exist for one GPU; they share the context, which is released once they are closed and the
@@ -116,22 +115,3 @@ class Cuda(Gpu):
     dlpack_type = 2  # kDLCUDA
     dlpack_pinned_type = 3  # kDLCUDAHost
     taken_at_once = 64 << 10
-
-    def __init__(self, index: int = 0, *, segments: str = "auto") -> None:
-        """Start the driver and retain the context (blocks, for up to a second where it is the first call).
-
-        Args:
-            index: Which of the devices that this process may see (`CUDA_VISIBLE_DEVICES`).
-            segments: How memory is got from the driver: "virtual" maps physical pieces, "stream_ordered" uses a memory
-                pool of the driver's, "direct" is cuMemAlloc. "auto" takes the first of these that the device has.
-
-        Raises:
-            InvalidRequest: `index` is negative, or there is no such kind of segments on this device.
-            BackendUnavailable: There is no driver, no such GPU, or the driver is older than CUDA 12.4.
-            DeviceError: The driver fails, or the context was lost before.
-        """
-        super().__init__(index, segments=segments)
-
-    def attached_checker(self) -> MemoryChecker | None:
-        """Return compute-sanitizer, where this process runs under it."""
-        return attached_checker()

@@ -18,31 +18,7 @@ import functools
 import os
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ssize_t, c_uint16, c_uint32, c_void_p
-from typing import Final, Protocol, final
-
-
-class MemoryChecker(Protocol):
-    """A tool that watches every access, such as compute-sanitizer. Called from any thread; never fails.
-
-    A pool on a device that has one goes the slower way for every request, so that it can tell of each block.
-    """
-
-    def open_segment(self, address: int, nbytes: int) -> None:
-        """Note a segment, of which nothing may be touched yet."""
-        ...
-
-    def close_segment(self, address: int) -> None:
-        """Note that a segment goes back to the driver; one that is unknown is no mistake."""
-        ...
-
-    def open_block(self, address: int, nbytes: int) -> None:
-        """Note that a block may be used from now on, to its last byte and no further."""
-        ...
-
-    def close_block(self, address: int) -> None:
-        """Note that a block has been freed."""
-        ...
-
+from typing import Final, final
 
 VARIABLE: Final = "NVTX_INJECTION64_PATH"
 _DOMAIN: Final = b"asyncmem"
@@ -151,7 +127,10 @@ class _PlainTool:
 
 @final
 class Sanitizer:
-    """A tool that listens. Segments and blocks are told by address; from any thread."""
+    """A tool that listens. Segments and blocks are told by address, from any thread; that never fails.
+
+    A pool on a device that has one goes the slower way for every request, so that it can tell of each block.
+    """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Introduce asyncmem to the tool.

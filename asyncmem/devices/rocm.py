@@ -118,6 +118,7 @@ class HIP(Driver):
     }
     # Releases of ROCm differ in whether a call may be for more than one mapping, and some crash at it.
     joins_mappings = False
+    has_checkers = False
 
     @classmethod
     def load(cls, library: Library, device: str) -> str:
@@ -191,7 +192,7 @@ class HIP(Driver):
 
 
 class Rocm(Gpu):
-    """An AMD GPU, through the HIP runtime and hip-python. It has run over a fake library, and on no hardware yet.
+    """An AMD GPU, through the HIP runtime (6.0) and hip-python. It has run over a fake library, and on no hardware yet.
 
     It works with the device as a whole, as torch and CuPy for ROCm do, so memory and streams may be shared with them,
     where they use the same copy of the runtime. Any number of these may exist for one GPU. Nothing is released at the
@@ -208,18 +209,3 @@ class Rocm(Gpu):
     interface = HIP
     dlpack_type = 10  # kDLROCM
     dlpack_pinned_type = 11  # kDLROCMHost
-
-    def __init__(self, index: int = 0, *, segments: str = "auto") -> None:
-        """Start the runtime (blocks, for up to some seconds where it is the first call).
-
-        Args:
-            index: Which of the devices that this process may see (`HIP_VISIBLE_DEVICES`).
-            segments: How memory is got from the runtime: "virtual" maps physical pieces, "stream_ordered" uses a memory
-                pool of HIP's, "direct" is hipMalloc. "auto" takes the first of these that the device has.
-
-        Raises:
-            InvalidRequest: `index` is negative, or there is no such kind of segments on this device.
-            BackendUnavailable: There is no hip-python, no HIP runtime, no such GPU, or HIP is older than 6.0.
-            DeviceError: The runtime fails.
-        """
-        super().__init__(index, segments=segments)

@@ -7,13 +7,13 @@ import weakref
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Stream, numbered
-from asyncmem.devices.gpu.driver import INVALID_CONTEXT
+from asyncmem.devices.gpu.driver import INVALID_CONTEXT, INVALID_VALUE
 from asyncmem.devices.gpu.fence import FenceCallbacks, GpuFence
-from asyncmem.devices.gpu.pinned import GpuPinned, page_locked
-from asyncmem.devices.gpu.segments import OrderedSegments, Segments, SingleCalls, open_to
+from asyncmem.devices.gpu.segments import GpuPinned, OrderedSegments, Segments, SingleCalls, open_to, page_locked
 from asyncmem.devices.gpu.stream import GpuStream, GpuStreams
 from asyncmem.devices.gpu.virtual import PagedMemory, VirtualSegments
 from asyncmem.devices.host_memory import bytes_of
+from asyncmem.devices.memory_checker import attached_checker
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from asyncmem.devices.gpu import _calls
     from asyncmem.devices.gpu.driver import Driver
     from asyncmem.devices.gpu.segments import Source
-    from asyncmem.devices.memory_checker import MemoryChecker
 
 VIRTUAL: Final = "virtual"
 ORDERED: Final = "stream_ordered"
@@ -53,8 +52,20 @@ class Gpu(Device):
     taken_at_once: int = 0
     """Bytes that the driver takes with the call, whatever host memory they are in."""
 
-    def __init__(self, index: int, *, segments: str) -> None:
-        """Start the driver and retain the context (blocks)."""
+    def __init__(self, index: int = 0, *, segments: str = "auto") -> None:
+        """Start the driver and retain the context (blocks, for up to some seconds where it is the first call).
+
+        Args:
+            index: Which of the devices that this process may see (`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`).
+            segments: How memory is got from the driver: "virtual" maps physical pieces, "stream_ordered" uses a memory
+                pool of the driver's, "direct" is cuMemAlloc or hipMalloc. "auto" takes the first of these that the
+                device has.
+
+        Raises:
+            InvalidRequest: `index` is negative, or there is no such kind of segments on this device.
+            BackendUnavailable: There is no driver or no package for it, no such GPU, or the driver is too old.
+            DeviceError: The driver fails, or the context was lost before.
+        """
         self.name = name = numbered(self.kind, index)
         self.index = index
         self.dlpack_device = (self.dlpack_type, index)
@@ -89,7 +100,7 @@ class Gpu(Device):
             if error.code != INVALID_CONTEXT:
                 raise
         # Nothing of CUDA is current on this thread; any GPU's context will do.
-        with contextlib.closing(cls(0, segments="auto")) as any_device, any_device.context.entered():
+        with contextlib.closing(cls()) as any_device, any_device.context.entered():
             return driver.known_attribute("DEVICE_ORDINAL", address)
 
     @classmethod
@@ -100,16 +111,12 @@ class Gpu(Device):
         except DeviceError:
             return 0
 
-    def attached_checker(self) -> MemoryChecker | None:
-        """Return the memory checker that this process runs under, if there is one for such a device."""
-        return None
-
     def _set_up(self, segments: str) -> None:
         from asyncmem.devices.gpu import _calls
 
         driver, context, device = self.driver, self.context, self.context.device
         self.capacity = int(driver.call("cuDeviceTotalMem", device))
-        self.checker = self.attached_checker()
+        self.checker = attached_checker() if driver.has_checkers else None
         self._peers: list[Gpu] = []
         pages = bool(driver.attribute("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", device))
         ordered = bool(driver.attribute("MEMORY_POOLS_SUPPORTED", device))
@@ -407,5 +414,10 @@ class Gpu(Device):
             self.driver.call(function, *arguments, home.handle)
 
     def _page_locked(self, address: int) -> bool:
-        with self.context.entered():
-            return self.driver.pointer_attribute("MEMORY_TYPE", address) == _HOST_MEMORY
+        try:
+            with self.context.entered():
+                return self.driver.known_attribute("MEMORY_TYPE", address) == _HOST_MEMORY
+        except DeviceError as error:
+            if error.code != INVALID_VALUE:  # the driver knows nothing of that memory
+                raise
+            return False

@@ -80,6 +80,8 @@ class Driver(ABC):
     """Names of the codes that are made here, where the driver cannot be asked."""
     joins_mappings: ClassVar[bool]
     """Whether one call may unmap, or set the access of, several mappings that lie side by side."""
+    has_checkers: ClassVar[bool]
+    """Whether there are memory checkers for its devices."""
     library: ClassVar[Library]
     """The driver's functions."""
 
@@ -229,15 +231,6 @@ class Driver(ABC):
         found: Callable[..., Any] = self._known(function)
         self._functions[function] = found
         return found
-
-    def pointer_attribute(self, name: str, address: int) -> int | None:
-        """Ask what memory there is at an address; None where the driver knows nothing of it."""
-        try:
-            return self.known_attribute(name, address)
-        except DeviceError as error:
-            if error.code != INVALID_VALUE:
-                raise
-            return None
 
     @abstractmethod
     def known_attribute(self, name: str, address: int) -> int:

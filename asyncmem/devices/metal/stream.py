@@ -90,8 +90,8 @@ class Commands(WorkQueue["MetalFence"]):
         """The thread of what the host does."""
         return self.host_queue
 
-    def give(self, encode: Callable[[MTLCommandBuffer], None]) -> None:
-        """Hand in what `encode` writes.
+    def give(self, encode: Callable[[MTLCommandBuffer], object], *behind: MetalFence) -> None:
+        """Hand in what `encode` writes, which waits for these fences.
 
         Raises:
             DeviceError: Metal fails; nothing has been handed in then.
@@ -100,7 +100,7 @@ class Commands(WorkQueue["MetalFence"]):
             work = self._begin()
             encode(work)
             with self._lock:
-                self._commit(work)
+                self._commit(work, behind=behind)
 
     def hold(self, *behind: MetalFence) -> None:
         """Let nothing run that is handed in from now on, by whomever, before these fences are reached.
@@ -108,12 +108,8 @@ class Commands(WorkQueue["MetalFence"]):
         Raises:
             DeviceError: Metal fails; nothing is held then.
         """
-        with self._driver.pool():
-            work = self._begin()
-            for fence in behind:
-                self._driver.call(work.encodeWaitForEvent_value_, fence.event, fence.value)
-            with self._lock:
-                self._commit(work, behind=behind)
+        call = self._driver.call
+        self.give(lambda work: [call(work.encodeWaitForEvent_value_, one.event, one.value) for one in behind], *behind)
 
     def record(self) -> MetalFence:
         """Return a fence behind all that was handed in so far, by whomever.

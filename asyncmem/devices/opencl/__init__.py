@@ -1,6 +1,5 @@
 """Devices of OpenCL, through pyopencl: `device` is the whole, the other files are its parts; this only re-exports."""
 
-from asyncmem.devices.opencl.device import OpenCL, OpenCLPinned
-from asyncmem.devices.opencl.stream import OpenCLFence, OpenCLStream
+from asyncmem.devices.opencl.device import OpenCL, OpenCLFence, OpenCLPinned, OpenCLStream
 
 __all__ = ["OpenCL", "OpenCLFence", "OpenCLPinned", "OpenCLStream"]
