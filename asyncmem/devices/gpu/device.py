@@ -404,7 +404,7 @@ class Gpu(Device):
         numbers = [peer.device for peer in peers]
         if kind == ORDERED:
             return OrderedSegments(driver, context, numbers)
-        return VirtualSegments(driver, PagedMemory(self.name, driver, context, self.page, numbers), self.capacity)
+        return VirtualSegments(self.name, driver, context, self.page, numbers, capacity=self.capacity)
 
     def _submit(self, stream: Stream, function: str, *arguments: object) -> None:
         home = self.stream_of(stream)

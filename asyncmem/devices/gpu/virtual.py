@@ -94,10 +94,6 @@ class PagedMemory:
                     error.__cause__ = failed
                 return Remapped(unmapped, mapped, error)
 
-    def bare(self, address: int, nbytes: int) -> bool:
-        """Return whether nothing is mapped in a range; what could not be undone before is tried again."""
-        return self._paging.bare(address, nbytes)
-
     def _check(self, address: int, nbytes: int) -> None:
         inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
         if not inside or nbytes <= 0 or (address | nbytes) % self.page:
@@ -169,20 +165,18 @@ def handles(address: int, nbytes: int) -> Iterator[Span]:
         yield address + begin, min(LARGEST, nbytes - begin)
 
 
-class VirtualSegments(Source):
-    """Maps segments of one device. The caller makes the context current."""
+class VirtualSegments(PagedMemory, Source):
+    """Maps segments of one device in ranges of its own. The caller makes the context current."""
 
-    def __init__(self, driver: Driver, memory: PagedMemory, capacity: int) -> None:
+    def __init__(
+        self, device: str, driver: Driver, context: Context, page: int, peers: Sequence[int], *, capacity: int
+    ) -> None:
         """Reserve nothing yet. Ranges have twice what there is: holes between segments never stand in the way."""
-        self._driver = driver
-        self._memory = memory
-        self._range_bytes = -(-2 * capacity // memory.page) * memory.page
+        super().__init__(device, driver, context, page, peers)
+        self._range_bytes = -(-2 * capacity // page) * page
         self._space = Space()
-        self._ranges: list[Span] = []
         # Of takes that failed, and could not be undone either: their addresses, and what is mapped there.
         self._remains: list[tuple[int, int, list[Span]]] = []
-        # Over whole operations. Re-entrant for finalizers.
-        self._lock = threading.RLock()
 
     def take(self, nbytes: int, stream: int) -> tuple[int, list[Span]]:
         """Map memory and return its address and what is mapped there; usable by every stream at once."""
@@ -191,7 +185,7 @@ class VirtualSegments(Source):
             self._clear_remains()
             address = self._reserve(nbytes)
             spans = list(handles(address, nbytes))
-            done = self._memory.remap((), spans)
+            done = self.remap((), spans)
             if done.error is None:
                 return address, spans
             self._remains.append((address, nbytes, spans[: done.mapped]))
@@ -208,36 +202,25 @@ class VirtualSegments(Source):
             self._unmap(spans)
             self._space.add(segment.address, segment.nbytes)
 
-    def grant(self, peers: Sequence[int]) -> None:
-        """Let other devices use all segments, later ones too; all of them or none."""
-        self._memory.grant(peers)
-
-    def revoke(self, peers: Sequence[int]) -> None:
-        """Take a grant back that could not be carried out elsewhere."""
-        self._memory.revoke(peers)
-
     def close(self) -> None:
         """Give the addresses back; there is no segment any more."""
         with self._lock:
             self._clear_remains()
-            while self._ranges:
-                self._memory.unreserve(*self._ranges[-1])
-                self._ranges.pop()
+            for address, nbytes in list(self._ranges.items()):
+                self.unreserve(address, nbytes)
             self._space = Space()
 
     def _reserve(self, nbytes: int) -> int:
         address = self._space.take(nbytes)
         if address is None:
             length = max(self._range_bytes, nbytes)
-            start = self._memory.reserve(length)
-            self._ranges.append((start, length))
-            self._space.add(start, length)
+            self._space.add(self.reserve(length), length)
             address = self._space.take(nbytes)
         assert address is not None
         return address
 
     def _unmap(self, spans: list[Span]) -> None:
-        done = self._memory.remap(spans, ())
+        done = self.remap(spans, ())
         del spans[: done.unmapped]
         if done.error is not None:
             raise done.error
@@ -247,7 +230,7 @@ class VirtualSegments(Source):
         for address, nbytes, spans in remains:
             with contextlib.suppress(AsyncmemError):
                 self._unmap(spans)
-            if self._memory.bare(address, nbytes):
+            if self._paging.bare(address, nbytes):
                 self._space.add(address, nbytes)
             else:
                 self._remains.append((address, nbytes, spans))
