@@ -12,6 +12,7 @@ from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport make_shared, shared_ptr
+from libcpp.string cimport string
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
@@ -55,10 +56,8 @@ cdef extern from "table.hpp" namespace "asyncmem::gpu" nogil:
         Code cuStreamGetId(Handle, unsigned long long *)
         Code cuStreamGetCtx(Handle, Handle *)
         Code cuStreamGetCaptureInfo(Handle, int *, unsigned long long *, Handle *, const Handle **, size_t *)
-    cdef cppclass Missing:
-        char text[512]
-    const Table *load_cuda(Missing &)
-    const Table *load_hip(const char *, Missing &)
+    string load_cuda(const Table **)
+    string load_hip(const char *, const Table **)
     void set_finalizing(int (*)())
     void started()
     cbool is_gone "asyncmem::gpu::gone"()
@@ -119,15 +118,11 @@ cdef class Library:
 
     def load_cuda(self):
         """Load CUDA's driver; return why it cannot be, or nothing."""
-        cdef Missing why
-        self.table = load_cuda(why)
-        return "" if self.table != NULL else why.text.decode(errors="replace")
+        return (<bytes>load_cuda(&self.table)).decode(errors="replace")
 
     def load_hip(self, bytes library, /):
         """Load HIP's runtime from a file, the first time; return why it cannot be, or nothing."""
-        cdef Missing why
-        self.table = load_hip(library, why)
-        return "" if self.table != NULL else why.text.decode(errors="replace")
+        return (<bytes>load_hip(library, &self.table)).decode(errors="replace")
 
     @property
     def legacy(self):

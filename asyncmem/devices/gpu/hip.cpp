@@ -125,9 +125,9 @@ const char *fill(void *library, Table &table) {
 
 } // namespace
 
-const Table *load_hip(const char *library, Missing &why) {
+std::string load_hip(const char *library, const Table **table) {
     static Loader loader;
-    return loader.load(library, fill, why);
+    return loader.load(library, fill, table);
 }
 
 } // namespace asyncmem::gpu

@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstdio>
 #include <type_traits>
 
 namespace asyncmem::gpu {
@@ -48,26 +47,25 @@ void in_child() { forked.store(true); }
 
 } // namespace
 
-const Table *Loader::load(const char *library, Fill fill, Missing &why) {
+std::string Loader::load(const char *library, Fill fill, const Table **table) {
     std::lock_guard<std::mutex> guard(lock_);
     if (!loaded_) {
         void *found = dlopen(library, RTLD_NOW);
         if (found == nullptr) {
             const char *text = dlerror();
-            std::snprintf(why.text, sizeof why.text, "%s", text ? text : library);
-            return nullptr;
+            return text ? text : library;
         }
-        const char *missing = fill(found, table_);
-        loaded_ = missing == nullptr;
-        if (!loaded_)
-            std::snprintf(why.text, sizeof why.text, "%s has no %s", library, missing);
+        if (const char *missing = fill(found, table_))
+            return std::string(library) + " has no " + missing;
+        loaded_ = true;
     }
-    return loaded_ ? &table_ : nullptr;
+    *table = &table_;
+    return {};
 }
 
-const Table *load_cuda(Missing &why) {
+std::string load_cuda(const Table **table) {
     static Loader loader;
-    return loader.load("libcuda.so.1", fill, why);
+    return loader.load("libcuda.so.1", fill, table);
 }
 
 bool gone() {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <string>
 
 namespace asyncmem::gpu {
 
@@ -91,17 +92,12 @@ struct Table {
 #undef DECLARE
 };
 
-// Why there is no table.
-struct Missing {
-    char text[512];
-};
-
-// Loads a driver's library, once, and fills its table; null, with the reason, where that cannot be. Any thread.
+// Loads a driver's library, once, and fills its table; returns why that cannot be, or nothing. Any thread.
 class Loader {
   public:
     // Returns the symbol that the library lacks, or null.
     using Fill = const char *(*)(void *library, Table &table);
-    const Table *load(const char *library, Fill fill, Missing &why);
+    std::string load(const char *library, Fill fill, const Table **table);
 
   private:
     std::mutex lock_;
@@ -109,9 +105,9 @@ class Loader {
     bool loaded_ = false;
 };
 
-const Table *load_cuda(Missing &why);
+std::string load_cuda(const Table **table);
 // HIP's library has several places, of which one is named.
-const Table *load_hip(const char *library, Missing &why);
+std::string load_hip(const char *library, const Table **table);
 
 // True where no driver call may be made any more: in a child forked after the driver was started, and once the
 // interpreter is ending, when the driver may have gone before us.
