@@ -7,7 +7,8 @@ import contextlib
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from asyncmem.devices.base import Device, Segment, Stream, numbered, whole_segment
 from asyncmem.devices.fences import FencePoller
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Q = TypeVar("Q", bound=QueueStream[Any])
 D = TypeVar("D", bound="Counting")
+
+_ADDRESS: Final = attrgetter("address")
 
 
 class QueueDevice(Device, Generic[Q, F]):
@@ -153,8 +156,7 @@ class SegmentSpace(ABC, Generic[D]):
     def __init__(self, most: int) -> None:
         """Begin with none; the driver gives at most so many bytes in one piece."""
         self.most = most
-        self._starts: list[int] = []
-        self._segments: list[Segment] = []
+        self._segments: list[Segment] = []  # by address
         # Re-entrant: a finalizer may interrupt the holder on the same thread and give back.
         self._lock = threading.RLock()
 
@@ -188,7 +190,7 @@ class SegmentSpace(ABC, Generic[D]):
                 facts = OutOfMemoryFacts(asked=nbytes, device=device.name, device_free=free, advice=advice)
                 raise OutOfMemoryError(facts)
             segment = Segment(-(-found[0] // PAGE) * PAGE, nbytes, kind, found[1])
-            self._enlist(segment)
+            bisect.insort(self._segments, segment, key=_ADDRESS)
             return segment
 
     def give_back(self, device: Device, driver: D, segment: Segment) -> None:
@@ -198,24 +200,19 @@ class SegmentSpace(ABC, Generic[D]):
             InvalidRequest: It is not out.
         """
         with self._lock:
-            at = bisect.bisect_left(self._starts, segment.address)
+            at = bisect.bisect_left(self._segments, segment.address, key=_ADDRESS)
             if self._segments[at : at + 1] != [segment]:
                 raise InvalidRequest("segment", segment, f"a segment of {device.name!r} that is not given back yet")
-            del self._starts[at], self._segments[at]  # before its address can be used again
+            del self._segments[at]  # before its address can be used again
             try:
                 self.put_back(driver, segment)
             except BaseException:
-                self._enlist(segment)
+                bisect.insort(self._segments, segment, key=_ADDRESS)
                 raise
 
     def find(self, address: int, nbytes: int) -> Segment | None:
         """Return the segment in which a range lies as a whole, if there is one."""
         with self._lock:
-            at = bisect.bisect_right(self._starts, address) - 1
+            at = bisect.bisect_right(self._segments, address, key=_ADDRESS) - 1
             one = self._segments[at] if at >= 0 else None
             return one if one is not None and address + nbytes <= one.address + one.nbytes else None
-
-    def _enlist(self, segment: Segment) -> None:
-        at = bisect.bisect_left(self._starts, segment.address)
-        self._starts.insert(at, segment.address)
-        self._segments.insert(at, segment)

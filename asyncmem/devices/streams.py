@@ -60,8 +60,9 @@ class StreamBook(Generic[S]):
         Raises:
             InvalidRequest: It is something else, of another device, or gone.
         """
+        handle = _handle_of(source)
         with self._lock:
-            stream = self._streams.get(_handle_of(source))
+            stream = self._streams.get(handle)
         if stream is None or (isinstance(source, Stream) and stream is not source):
             what = "a stream" if isinstance(source, Stream) else "the handle of a live stream"
             raise InvalidRequest("stream", source, f"{what} of device {self._device!r}")

@@ -9,7 +9,8 @@ a missing wait is found even when it would have gone well.
 import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from operator import attrgetter
+from typing import Final, TypeAlias
 
 from asyncmem.errors import AsyncmemError
 
@@ -28,19 +29,19 @@ class Cell:
     """The last read of each stream since then."""
 
 
+_START: Final = attrgetter("start")
+
+
 class RangeMap:
     """The mapped ranges, in address order and without overlap."""
 
     def __init__(self) -> None:
         """Begin with nothing mapped."""
-        self._starts: list[int] = []
         self._cells: list[Cell] = []
 
     def add(self, cell: Cell) -> None:
         """Map a range that is not mapped yet."""
-        at = bisect.bisect_left(self._starts, cell.start)
-        self._starts.insert(at, cell.start)
-        self._cells.insert(at, cell)
+        bisect.insort(self._cells, cell, key=_START)
 
     def cells(self, start: int, end: int) -> list[Cell]:
         """Return the cells of exactly [start, end), cut at its edges; an empty list if a byte of it is not mapped."""
@@ -54,15 +55,15 @@ class RangeMap:
         """Put one cell, or nothing, in the place of all cells of [start, end)."""
         first, last = self._span(start, end)
         self._cells[first:last] = [cell] if cell else []
-        self._starts[first:last] = [cell.start] if cell else []
 
     def _span(self, start: int, end: int) -> tuple[int, int]:
         self._cut(start)
         self._cut(end)
-        return bisect.bisect_left(self._starts, start), bisect.bisect_left(self._starts, end)
+        first = bisect.bisect_left(self._cells, start, key=_START)
+        return first, bisect.bisect_left(self._cells, end, first, key=_START)
 
     def _cut(self, address: int) -> None:
-        at = bisect.bisect_right(self._starts, address) - 1
+        at = bisect.bisect_right(self._cells, address, key=_START) - 1
         if at < 0:
             return
         cell = self._cells[at]
@@ -70,7 +71,6 @@ class RangeMap:
             rest = replace(cell, start=address, reads=dict(cell.reads))
             # Without a call, after which an interrupt could come: all of it is done, or nothing.
             cell.end = address
-            self._starts[at + 1 : at + 1] = [address]
             self._cells[at + 1 : at + 1] = [rest]
 
 
