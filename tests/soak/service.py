@@ -189,7 +189,8 @@ class Service:
         self.loop = None
         worker = self.pool._opened.worker
         if isinstance(worker, StepWorker):
-            worker._run()  # steps of that loop, which a thread would take
+            while worker._step():  # those of that loop, which a thread would take
+                pass
 
     async def _burst(self, ends: bool) -> None:
         """Let requests come; return when all have ended, or where the loop is to end before."""
