@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from asyncmem.devices.base import Device, Segment, Stream, numbered, whole_segment
+from asyncmem.devices.base import Device, MemoryInfo, Segment, Stream, numbered, whole_segment
 from asyncmem.devices.fences import FencePoller
 from asyncmem.devices.host_memory import PAGE, Bytes, bytes_at, bytes_of
 from asyncmem.devices.streams import F, QueueBook, QueueStream, WorkQueue
@@ -111,45 +111,6 @@ class Counting(Protocol):
     """How many there have been."""
 
 
-class DriverDevice(QueueDevice[Q, F]):
-    """A device over the queues of a driver, which are asked for fences."""
-
-    driver: Counting
-
-    def __init__(self, index: int) -> None:
-        """Begin with a name, and without waits.
-
-        Raises:
-            InvalidRequest: `index` is negative.
-        """
-        super().__init__(numbered(self.kind, index))
-        self.index = index
-        self._poller = FencePoller(f"asyncmem {self.name} fences")
-        # A device that is forgotten without being closed leaves no thread either.
-        weakref.finalize(self, self._poller.stop).atexit = False
-
-    @property
-    def driver_calls(self) -> int:
-        """How many calls of the driver this object has made."""
-        return self.driver.calls
-
-    @abstractmethod
-    def record_all(self) -> F:
-        """Return a fence behind everything submitted to every stream of this object, also to those that are gone.
-
-        Queues that it was not shown are not covered.
-        """
-
-    def close(self) -> None:
-        """Wait for all work, then end the threads (blocks); twice is fine. Segments stay as they are."""
-        if not self._closed:
-            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
-                self.record_all().block()
-        super().close()
-        self._poller.stop()
-        self._poller.join()
-
-
 class SegmentSpace(ABC, Generic[D]):
     """The segments that a driver gave out for all objects of one device, known by their addresses."""
 
@@ -159,6 +120,7 @@ class SegmentSpace(ABC, Generic[D]):
         self._segments: list[Segment] = []  # by address
         # Re-entrant: a finalizer may interrupt the holder on the same thread and give back.
         self._lock = threading.RLock()
+        self._calling = threading.RLock()  # over calls of the driver, which those who only look do not wait for
 
     @abstractmethod
     def free(self) -> int:
@@ -181,7 +143,7 @@ class SegmentSpace(ABC, Generic[D]):
         """
         nbytes, kind = whole_segment(nbytes, kind, device.segment_kinds, PAGE)
         whole = nbytes + PAGE  # no driver promises that memory begins with a page
-        with self._lock:
+        with self._calling:
             free = self.free()
             found = self.get(driver, whole) if whole <= min(free, self.most) else None
             if found is None:
@@ -190,7 +152,7 @@ class SegmentSpace(ABC, Generic[D]):
                 facts = OutOfMemoryFacts(asked=nbytes, device=device.name, device_free=free, advice=advice)
                 raise OutOfMemoryError(facts)
             segment = Segment(-(-found[0] // PAGE) * PAGE, nbytes, kind, found[1])
-            bisect.insort(self._segments, segment, key=_ADDRESS)
+            self._enlist(segment)
             return segment
 
     def give_back(self, device: Device, driver: D, segment: Segment) -> None:
@@ -199,15 +161,16 @@ class SegmentSpace(ABC, Generic[D]):
         Raises:
             InvalidRequest: It is not out.
         """
-        with self._lock:
-            at = bisect.bisect_left(self._segments, segment.address, key=_ADDRESS)
-            if self._segments[at : at + 1] != [segment]:
-                raise InvalidRequest("segment", segment, f"a segment of {device.name!r} that is not given back yet")
-            del self._segments[at]  # before its address can be used again
+        with self._calling:
+            with self._lock:
+                at = bisect.bisect_left(self._segments, segment.address, key=_ADDRESS)
+                if self._segments[at : at + 1] != [segment]:
+                    raise InvalidRequest("segment", segment, f"a segment of {device.name!r} that is not given back yet")
+                del self._segments[at]  # before its address can be used again
             try:
                 self.put_back(driver, segment)
             except BaseException:
-                bisect.insort(self._segments, segment, key=_ADDRESS)
+                self._enlist(segment)
                 raise
 
     def find(self, address: int, nbytes: int) -> Segment | None:
@@ -216,3 +179,61 @@ class SegmentSpace(ABC, Generic[D]):
             at = bisect.bisect_right(self._segments, address, key=_ADDRESS) - 1
             one = self._segments[at] if at >= 0 else None
             return one if one is not None and address + nbytes <= one.address + one.nbytes else None
+
+    def _enlist(self, segment: Segment) -> None:
+        with self._lock:
+            bisect.insort(self._segments, segment, key=_ADDRESS)
+
+
+class DriverDevice(QueueDevice[Q, F]):
+    """A device over the queues of a driver, which are asked for fences."""
+
+    driver: Counting
+    space: SegmentSpace[Any]
+
+    def __init__(self, index: int) -> None:
+        """Begin with a name, and without waits.
+
+        Raises:
+            InvalidRequest: `index` is negative.
+        """
+        super().__init__(numbered(self.kind, index))
+        self.index = index
+        self._poller = FencePoller(f"asyncmem {self.name} fences")
+        # A device that is forgotten without being closed leaves no thread either.
+        weakref.finalize(self, self._poller.stop).atexit = False
+
+    @property
+    def driver_calls(self) -> int:
+        """How many calls of the driver this object has made."""
+        return self.driver.calls
+
+    def memory(self) -> MemoryInfo:
+        """Return what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
+        return MemoryInfo(free=self.space.free(), total=self.capacity)
+
+    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
+        """Get memory (blocks), usable by every stream at once."""
+        self.check_open()
+        self.stream_of(stream)
+        return self.space.take(self, self.driver, nbytes, kind)
+
+    def free_segment(self, segment: Segment) -> None:
+        """Give a segment back to the driver (blocks)."""
+        self.space.give_back(self, self.driver, segment)
+
+    @abstractmethod
+    def record_all(self) -> F:
+        """Return a fence behind everything submitted to every stream of this object, also to those that are gone.
+
+        Queues that it was not shown are not covered.
+        """
+
+    def close(self) -> None:
+        """Wait for all work, then end the threads (blocks); twice is fine. Segments stay as they are."""
+        if not self._closed:
+            with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
+                self.record_all().block()
+        super().close()
+        self._poller.stop()
+        self._poller.join()

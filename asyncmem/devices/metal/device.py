@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from asyncmem.devices.base import Addressed, Device, MemoryInfo, Segment, Stream
+from asyncmem.devices.base import Addressed, Device, Stream
 from asyncmem.devices.host import HostQueue
 from asyncmem.devices.host_memory import Bytes, bytes_at
 from asyncmem.devices.metal.driver import Driver, find_physical
@@ -58,7 +58,7 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
         """
         super().__init__(index)
         self.driver: Driver = Driver(self.name)
-        self.physical = find_physical(self.driver, index)
+        self.physical = self.space = find_physical(self.driver, index)
         self.mtl_device: Any = self.physical.gpu
         self.has_unified_memory = self.physical.unified
         self.capacity = self.physical.total
@@ -68,24 +68,11 @@ class Metal(DriverDevice[MetalStream, MetalFence]):
     def __repr__(self) -> str:
         return f"<Metal {self.name}: {'closed' if self._closed else self.mtl_device.name()}>"
 
-    def memory(self) -> MemoryInfo:
-        """Return what of the recommended working set this process has not taken, and the host has free (blocks)."""
-        return MemoryInfo(free=self.physical.free(), total=self.capacity)
-
-    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
-        """Get a shared buffer (blocks), usable by the host and every stream at once."""
-        self.check_open()
-        self.stream_of(stream)
-        return self.physical.take(self, self.driver, nbytes, kind)
-
-    def free_segment(self, segment: Segment) -> None:
-        """Give a segment back to Metal (blocks). It lives as long as a result of `as_buffer`."""
-        self.physical.give_back(self, self.driver, segment)
-
     def as_buffer(self, part: Addressed) -> tuple[MTLBuffer, int]:
         """Return the `MTLBuffer` in which a buffer, or an array over one, lies, and how many bytes before it.
 
-        These are the first arguments of `setBuffer_offset_atIndex_`.
+        These are the first arguments of `setBuffer_offset_atIndex_`. The `MTLBuffer` lives for as long as it is kept,
+        also when the segment has been given back.
 
         Raises:
             InvalidRequest: It is no memory of this device.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from asyncmem.devices.base import Addressed, Device, Fence, MemoryInfo, Segment, Stream
+from asyncmem.devices.base import Addressed, Device, Fence, Segment, Stream
 from asyncmem.devices.fences import FencePoller, PolledFence
 from asyncmem.devices.host_memory import Bytes, HostMemory, bytes_at, bytes_of
 from asyncmem.devices.opencl.driver import Driver, PhysicalDevice, SharedMemory, failure, find_physical
@@ -163,27 +163,14 @@ class OpenCL(DriverDevice[OpenCLStream, OpenCLFence]):
         self.physical = find_physical(self.driver, index)
         self.context: cl.Context = self.physical.context
         self.is_processor = self.physical.on_host
-        self.capacity = self.physical.memory.total
+        self.space = self.physical.memory
+        self.capacity = self.space.total
         self._pinned: weakref.WeakValueDictionary[int, OpenCLPinned] = weakref.WeakValueDictionary()
         self._meeting = self._open_queue("all")  # where all others are waited for
         self.default_stream: OpenCLStream = self._new_stream("default", 0)
 
     def __repr__(self) -> str:
         return f"<OpenCL {self.name}: {'closed' if self._closed else self.physical.device.name.strip()}>"
-
-    def memory(self) -> MemoryInfo:
-        """Return what this process has not taken; of memory of the host's, no more than is free there (blocks)."""
-        return MemoryInfo(free=self.physical.memory.free(), total=self.capacity)
-
-    def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
-        """Get shared virtual memory (blocks), usable by every stream at once."""
-        self.check_open()
-        self.stream_of(stream)
-        return self.physical.memory.take(self, self.driver, nbytes, kind)
-
-    def free_segment(self, segment: Segment) -> None:
-        """Give a segment back to the driver (blocks)."""
-        self.physical.memory.give_back(self, self.driver, segment)
 
     def pointer(self, part: Addressed) -> cl.SVM[np.ndarray]:
         """Return a buffer, or an array over one, as an argument for kernels; it keeps nothing alive.
