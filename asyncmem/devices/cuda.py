@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from asyncmem.devices.base import INSTEAD
 from asyncmem.devices.gpu.device import Gpu
-from asyncmem.devices.gpu.driver import (
-    COMMON_ADVICE,
-    DEINITIALIZED,
-    LOST_CODES,
-    NOT_FOUND,
-    NOT_INITIALIZED,
-    Driver,
-)
+from asyncmem.devices.gpu.driver import COMMON_ADVICE, DEINITIALIZED, LOST_CODES, NOT_FOUND, NOT_INITIALIZED, Driver
 from asyncmem.errors import BackendUnavailable
 
 if TYPE_CHECKING:

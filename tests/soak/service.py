@@ -95,7 +95,7 @@ class Faulty(Simulated):
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__(LIMIT + 16 * MIB, latencies=Latencies.zero(), page=64 * KIB)
-        self.log = self._paging._log = self.faults = Faults(self, draw)
+        self.log = self._paging.log = self.faults = Faults(self, draw)
 
 
 class Loop(StepLoop):

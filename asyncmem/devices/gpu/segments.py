@@ -9,7 +9,7 @@ import contextlib
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Segment, whole_segment
@@ -150,44 +150,33 @@ def _enable(driver: Driver, owner: Context) -> bool:
     return True
 
 
+@dataclass(eq=False)
 class Segments:
-    """Takes segments and gives them back. A source is made when its kind is first asked for."""
+    """Takes segments and gives them back. A source is made when its kind is first asked for.
 
-    def __init__(
-        self,
-        device: str,
-        driver: Driver,
-        context: Context,
-        kinds: tuple[str, ...],
-        make: Callable[[str], Source],
-        *,
-        unit: int,
-        most: int,
-    ) -> None:
-        """Serve the device of that name.
+    Attributes:
+        device: For messages.
+        driver: Whether calls may be made.
+        context: What segments are uses of.
+        kinds: What may be asked for; "auto" means the first.
+        make: Makes the source of a kind.
+        unit: The unit of sizes, in bytes.
+        most: A size that cannot be had in any case.
+    """
 
-        Args:
-            device: For messages.
-            driver: Whether calls may be made.
-            context: What segments are uses of.
-            kinds: What may be asked for; "auto" means the first.
-            make: Makes the source of a kind.
-            unit: The unit of sizes, in bytes.
-            most: A size that cannot be had in any case.
-        """
-        self._device = device
-        self._driver = driver
-        self._context = context
-        self._kinds = kinds
-        self._make = make
-        self._unit = unit
-        self._most = most
-        self._sources: dict[str, Source] = {}
-        self._out: dict[int, Segment] = {}
-        self._under_way = 0  # calls that take a segment, or give one back
-        self._closed = False
-        # Re-entrant: a finalizer may give a segment back on a thread that is taking one.
-        self._lock = threading.RLock()
+    device: str
+    driver: Driver
+    context: Context
+    kinds: tuple[str, ...]
+    make: Callable[[str], Source]
+    unit: int
+    most: int
+    _sources: dict[str, Source] = field(default_factory=dict)
+    _out: dict[int, Segment] = field(default_factory=dict)
+    _under_way: int = 0  # calls that take a segment, or give one back
+    _closed: bool = False
+    # Re-entrant: a finalizer may give a segment back on a thread that is taking one.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def take(self, nbytes: int, kind: str, stream: int) -> Segment:
         """Take a segment of a kind (blocks).
@@ -197,14 +186,14 @@ class Segments:
             OutOfMemoryError: The driver has too little.
             DeviceError: It fails; nothing is left of the try.
         """
-        nbytes, kind = whole_segment(nbytes, kind, self._kinds, self._unit)
-        if nbytes > self._most:
-            raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self._device))
+        nbytes, kind = whole_segment(nbytes, kind, self.kinds, self.unit)
+        if nbytes > self.most:
+            raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self.device))
         with self._moving():
-            with self._context.entered():
+            with self.context.entered():
                 address, token = self._source(kind).take(nbytes, stream)
             segment = Segment(address, nbytes, kind, token)
-            self._context.use()
+            self.context.use()
             self._out[id(segment)] = segment
         return segment
 
@@ -217,21 +206,21 @@ class Segments:
             InvalidRequest: It is not out.
             DeviceError: The driver fails.
         """
-        if self._driver.gone():
+        if self.driver.gone():
             self._out.pop(id(segment), None)
             return
         with self._moving():
             # Not out while it goes, so that a second thread is refused; the address is not given again until then.
             if self._out.pop(id(segment), None) is None:
-                expected = f"a segment of {self._device!r} that is not given back yet"
+                expected = f"a segment of {self.device!r} that is not given back yet"
                 raise InvalidRequest("segment", segment, expected)
             try:
-                with self._context.entered():
+                with self.context.entered():
                     self._sources[segment.kind].give_back(segment)
             except BaseException:
                 self._out[id(segment)] = segment
                 raise
-            self._context.end_use()
+            self.context.end_use()
 
     def opened(self, kind: str) -> Source | None:
         """Return the source of a kind, if there has been a segment of it."""
@@ -247,7 +236,7 @@ class Segments:
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """Keep the context and the sources until a call is over, even if the device is closed meanwhile."""
-        self._context.use()
+        self.context.use()
         with self._lock:
             self._under_way += 1
         try:
@@ -256,7 +245,7 @@ class Segments:
             with self._lock:
                 self._under_way -= 1
                 self._close_if_over()
-            self._context.end_use()
+            self.context.end_use()
 
     def _close_if_over(self) -> None:
         if self._closed and not self._out and not self._under_way:
@@ -266,19 +255,19 @@ class Segments:
         with self._lock:
             source = self._sources.get(kind)
             if source is None:
-                source = self._sources[kind] = self._make(kind)
+                source = self._sources[kind] = self.make(kind)
             return source
 
     def _close_sources(self) -> None:
         while self._sources:
             _, source = self._sources.popitem()
             try:
-                with self._context.entered():
+                with self.context.entered():
                     source.close()
             except AsyncmemError as error:
                 # A lost device keeps nothing; and any other has its memory back, of which this is only the frame.
                 if not isinstance(error, DeviceError) or error.code not in ENDED:
-                    warnings.warn(printable(f"closing {self._device}: {error}"), AsyncmemWarning, stacklevel=3)
+                    warnings.warn(printable(f"closing {self.device}: {error}"), AsyncmemWarning, stacklevel=3)
 
 
 _PORTABLE_AND_MAPPED: Final = 3  # on ROCm that is coherent, too: behind a fence the host sees what was written

@@ -52,31 +52,26 @@ class _Failure:
     words: str
 
 
+@dataclass(eq=False)
 class Commands(WorkQueue["MetalFence"]):
     """Hands work in, and tells how far the queue is.
 
     Attributes:
         queue: Where it goes.
-        event: What later work of other queues waits for.
         host_queue: What the host does in the order of the queue.
+        event: What later work of other queues waits for.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        physical: PhysicalDevice,
-        poller: FencePoller,
-        queue: MTLCommandQueue,
-        host_queue: HostQueue,
-    ) -> None:
+    driver: Driver
+    physical: PhysicalDevice
+    poller: FencePoller
+    queue: MTLCommandQueue
+    host_queue: HostQueue
+
+    def __post_init__(self) -> None:
         """Begin with nothing handed in."""
-        self.physical = physical
-        self.poller = poller
-        self.queue = queue
-        self.key = driver.objc.pyobjc_id(queue)
-        self.host_queue = host_queue
-        self.event: MTLSharedEvent = driver.make(physical.gpu.newSharedEvent)
-        self._driver = driver
+        self.key = self.driver.objc.pyobjc_id(self.queue)
+        self.event: MTLSharedEvent = self.driver.make(self.physical.gpu.newSharedEvent)
         self._open: deque[Given] = deque()
         self._given = 0
         self._ended = 0
@@ -96,7 +91,7 @@ class Commands(WorkQueue["MetalFence"]):
         Raises:
             DeviceError: Metal fails; nothing has been handed in then.
         """
-        with self._driver.pool():
+        with self.driver.pool():
             work = self._begin()
             encode(work)
             with self._lock:
@@ -108,7 +103,7 @@ class Commands(WorkQueue["MetalFence"]):
         Raises:
             DeviceError: Metal fails; nothing is held then.
         """
-        call = self._driver.call
+        call = self.driver.call
         self.give(lambda work: [call(work.encodeWaitForEvent_value_, one.event, one.value) for one in behind], *behind)
 
     def record(self) -> MetalFence:
@@ -117,12 +112,12 @@ class Commands(WorkQueue["MetalFence"]):
         Raises:
             DeviceError: Metal fails.
         """
-        with self._driver.pool():
+        with self.driver.pool():
             work = self._begin()
             with self._lock:
                 # Others wait for a value and more, so no later value may be signalled before this one.
                 self._marks += 1
-                self._driver.call(work.encodeSignalEvent_value_, self.event, self._marks)
+                self.driver.call(work.encodeSignalEvent_value_, self.event, self._marks)
                 return MetalFence(self, self._commit(work, signals=self._marks))
 
     def over(self, position: int) -> bool:
@@ -144,16 +139,16 @@ class Commands(WorkQueue["MetalFence"]):
         for failure in self._failures:
             if failure.first <= position <= (failure.last or position):
                 failure.last = failure.last or self._given
-                raise self._driver.failure("MTLCommandBuffer", failure.code, failure.words)
+                raise self.driver.failure("MTLCommandBuffer", failure.code, failure.words)
         return True
 
     def _begin(self) -> MTLCommandBuffer:
         # Also for those who hand in and never ask.
         self._look()
-        return self._driver.get(self.queue.commandBuffer)
+        return self.driver.get(self.queue.commandBuffer)
 
     def _commit(self, work: MTLCommandBuffer, *, behind: tuple[MetalFence, ...] = (), signals: int = 0) -> Given:
-        self._driver.call(work.commit)
+        self.driver.call(work.commit)
         self._given += 1
         given = Given(self._given, work, behind, signals)
         self._open.append(given)
@@ -166,13 +161,13 @@ class Commands(WorkQueue["MetalFence"]):
                 first = self._open[0]
             except IndexError:
                 return
-            status = self._driver.call(first.work.status)
+            status = self.driver.call(first.work.status)
             # Asked in any case: were one of these to fail, its queue would have to be told.
             waits = [fence for fence in first.behind if not fence.over()]
             if status not in (COMPLETED, FAILED) or waits:
                 return
-            with self._driver.pool():
-                error = self._driver.failure_of(first.work) if status == FAILED else _error_before(first)
+            with self.driver.pool():
+                error = self.driver.failure_of(first.work) if status == FAILED else _error_before(first)
                 self._strike_off(first, error)
                 del first
 
@@ -183,7 +178,7 @@ class Commands(WorkQueue["MetalFence"]):
             if error is not None:
                 self._failures.append(_Failure(first.position, 0, error.code, error.code_name))
                 if first.signals:
-                    self._driver.call(self.event.setSignaledValue_, max(first.signals, self.event.signaledValue()))
+                    self.driver.call(self.event.setSignaledValue_, max(first.signals, self.event.signaledValue()))
             self._open.popleft()
             self._ended = max(self._ended, first.position)
 

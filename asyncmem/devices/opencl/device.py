@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,16 +25,18 @@ if TYPE_CHECKING:
 _COMPLETE: Final = 0
 
 
+@dataclass(eq=False)
 class Commands(WorkQueue["OpenCLFence"]):
-    """A queue, of the device or of other code."""
+    """A queue that runs its commands in order, of the device or of other code."""
 
-    def __init__(self, driver: Driver, physical: PhysicalDevice, poller: FencePoller, queue: cl.CommandQueue) -> None:
-        """Take a queue that runs its commands in order."""
-        self.driver = driver
-        self.physical = physical
-        self.poller = poller
-        self.queue = queue
-        self.key = queue.int_ptr
+    driver: Driver
+    physical: PhysicalDevice
+    poller: FencePoller
+    queue: cl.CommandQueue
+
+    def __post_init__(self) -> None:
+        """Be known by the address of the driver's object."""
+        self.key = self.queue.int_ptr
 
     def record(self, *, behind: list[cl.Event] | None = None) -> OpenCLFence:
         """Return a fence behind everything in the queue so far, and behind these events."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Remapped
@@ -53,45 +53,38 @@ class InventedAddresses:
         self._returned[self._sizes[address]].append(address)
 
 
+@dataclass(eq=False)
 class Paging:
-    """The reserved ranges of one device, and the memory behind parts of them."""
+    """The reserved ranges of one device, and the memory behind parts of them.
 
-    def __init__(
-        self,
-        page: int,
-        addresses: InventedAddresses | Pages,
-        timeline: Timeline,
-        log: CallLog,
-        account: Callable[[int], None],
-    ) -> None:
-        """Begin with no range.
+    Attributes:
+        page: Bytes of the unit of spans and ranges.
+        addresses: Where ranges come from.
+        timeline: Hears what is mapped, and checks that what is unmapped is not in use.
+        log: The device's calls.
+        account: Told how many bytes are got from the device, or given back where negative; may refuse.
+    """
 
-        Args:
-            page: Bytes of the unit of spans and ranges.
-            addresses: Where ranges come from.
-            timeline: Hears what is mapped, and checks that what is unmapped is not in use.
-            log: The device's calls.
-            account: Told how many bytes are got from the device, or given back where negative; may refuse.
-        """
-        self._page = page
-        self._addresses = addresses
-        self._timeline = timeline
-        self._log = log
-        self._account = account
-        self._ranges: dict[int, int] = {}
-        self._mapped: dict[int, int] = {}
-        self._pages: set[int] = set()  # by number, where something is mapped
-        self._spare: Counter[int] = Counter()  # by size; empty between remaps, unless the device took one not back
-        # Over whole operations, with their calls' time. Re-entrant for finalizers.
-        self._lock = threading.RLock()
+    page: int
+    addresses: InventedAddresses | Pages
+    timeline: Timeline
+    log: CallLog
+    account: Callable[[int], None]
+    _ranges: dict[int, int] = field(default_factory=dict)
+    _mapped: dict[int, int] = field(default_factory=dict)
+    _pages: set[int] = field(default_factory=set)  # by number, where something is mapped
+    # By size; empty between remaps, unless the device took one not back.
+    _spare: Counter[int] = field(default_factory=Counter)
+    # Over whole operations, with their calls' time. Re-entrant for finalizers.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def reserve(self, nbytes: int) -> int:
         """Keep a range of addresses."""
-        if nbytes <= 0 or nbytes % self._page:
-            raise InvalidRequest("nbytes", nbytes, f"whole pages of {self._page} bytes")
-        self._log.enter("reserve", nbytes)
+        if nbytes <= 0 or nbytes % self.page:
+            raise InvalidRequest("nbytes", nbytes, f"whole pages of {self.page} bytes")
+        self.log.enter("reserve", nbytes)
         with self._lock:
-            address = self._addresses.take(nbytes)
+            address = self.addresses.take(nbytes)
             self._ranges[address] = nbytes
             return address
 
@@ -101,9 +94,9 @@ class Paging:
             used = any(address <= one < address + nbytes for one in self._mapped)
             if self._ranges.get(address) != nbytes or used:
                 raise InvalidRequest("range", (hex(address), nbytes), "a reserved range where nothing is mapped")
-            self._log.enter("unreserve", nbytes)
+            self.log.enter("unreserve", nbytes)
             del self._ranges[address]
-            self._addresses.give_back(address)
+            self.addresses.give_back(address)
 
     def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
         """Change what lies where.
@@ -132,7 +125,7 @@ class Paging:
 
     def holds(self, address: int) -> bool:
         """Return whether there is memory behind an address."""
-        return self._page > 0 and address // self._page in self._pages
+        return self.page > 0 and address // self.page in self._pages
 
     def _check(self, out: Sequence[Span], into: Sequence[Span]) -> None:
         gone = set()
@@ -144,13 +137,13 @@ class Paging:
         for address, nbytes in into:
             inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
             taken = any(page in self._pages and page not in bare for page in self._numbers(address, nbytes))
-            if not inside or taken or nbytes <= 0 or (address | nbytes) % self._page:
+            if not inside or taken or nbytes <= 0 or (address | nbytes) % self.page:
                 raise InvalidRequest("into", (hex(address), nbytes), "whole pages of a reserved range, not mapped yet")
 
     def _unmap(self, address: int, nbytes: int) -> None:
-        self._log.enter("unmap", nbytes)
-        with self._timeline.lock:
-            self._timeline.checker.unmap(address, nbytes)
+        self.log.enter("unmap", nbytes)
+        with self.timeline.lock:
+            self.timeline.checker.unmap(address, nbytes)
         del self._mapped[address]
         self._pages.difference_update(self._numbers(address, nbytes))
         self._spare[nbytes] += 1
@@ -158,26 +151,26 @@ class Paging:
     def _map(self, stretch: Sequence[Span]) -> None:
         lacking = Counter(nbytes for _, nbytes in stretch) - self._spare
         for nbytes in lacking.elements():
-            self._log.enter("create", nbytes)
-            self._account(nbytes)
+            self.log.enter("create", nbytes)
+            self.account(nbytes)
             self._spare[nbytes] += 1
         for _, nbytes in stretch:
-            self._log.enter("map", nbytes)
-        self._log.enter("set_access", sum(nbytes for _, nbytes in stretch))
+            self.log.enter("map", nbytes)
+        self.log.enter("set_access", sum(nbytes for _, nbytes in stretch))
         for address, nbytes in stretch:
             self._spare[nbytes] -= 1
             self._mapped[address] = nbytes
             self._pages.update(self._numbers(address, nbytes))
-            with self._timeline.lock:
-                self._timeline.checker.map(address, nbytes, None)
+            with self.timeline.lock:
+                self.timeline.checker.map(address, nbytes, None)
 
     def _numbers(self, address: int, nbytes: int) -> range:
-        return range(address // self._page, (address + nbytes) // self._page)
+        return range(address // self.page, (address + nbytes) // self.page)
 
     def _release_spare(self) -> None:
         for nbytes in list(self._spare.elements()):
-            self._log.enter("release", nbytes)
-            self._account(-nbytes)
+            self.log.enter("release", nbytes)
+            self.account(-nbytes)
             self._spare[nbytes] -= 1
 
 
