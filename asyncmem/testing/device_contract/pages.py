@@ -1,5 +1,7 @@
 """For devices with pages: what lies behind reserved addresses."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from asyncmem.devices import Device
@@ -33,6 +35,13 @@ class Range:
 class PagesContract(Rigged):
     """Memory is mapped under reserved addresses and moves there."""
 
+    @pytest.fixture
+    def space(self, device: Device) -> Iterator[Range]:
+        """A reserved range, in which nothing is left mapped."""
+        made = Range(device)
+        yield made
+        made.end()
+
     def test_addresses_are_whole_pages_and_hold_no_memory(self, device: Device) -> None:
         """A range may be larger than the device, because it is nothing but addresses."""
         free = device.memory().free
@@ -50,23 +59,20 @@ class PagesContract(Rigged):
         first.end()
         second.end()
 
-    def test_mapped_memory_is_used_as_any_other(self, device: Device) -> None:
+    def test_mapped_memory_is_used_as_any_other(self, device: Device, space: Range) -> None:
         """Also across the border of two pieces that were mapped one behind the other."""
-        space = Range(device)
         space.map(space.at(3, 2), space.at(5))
         border = space.at(5)[0]
         device.fill(border - 8, 16, 7, device.default_stream)
         assert read(device, border - 8, 16) == b"\7" * 16
         space.unmap(space.at(3, 2), space.at(5))
-        space.end()
 
-    def test_memory_moves_without_more_of_it(self, device: Device) -> None:
+    def test_memory_moves_without_more_of_it(self, device: Device, space: Range) -> None:
         """What is unmapped serves a span of its size; meanwhile and afterwards there is as much memory as before.
 
         Others may use the same card: what moving takes is taken each time. No size comes twice, so that nothing which
         might be kept of one time would do for another.
         """
-        space = Range(device)
         taken = []
         for small, large in ((1, 4), (2, 5), (3, 6)):
             space.map(space.at(0, large), space.at(8, small))
@@ -78,11 +84,9 @@ class PagesContract(Rigged):
             assert read(device, space.at(29 + large)[0]) == b"\5"
             space.unmap(space.at(20, small), space.at(30, large))
         assert 0 in taken
-        space.end()
 
-    def test_what_serves_no_span_goes_back(self, device: Device) -> None:
+    def test_what_serves_no_span_goes_back(self, device: Device, space: Range) -> None:
         """Memory of another size is of no use to a span: it is released, and new memory comes."""
-        space = Range(device)
         free = device.memory().free
         space.map(space.at(0, 4))
         done = device.remap([space.at(0, 4)], [space.at(0, 2)])
@@ -90,7 +94,6 @@ class PagesContract(Rigged):
         assert free - device.memory().free == 2 * space.page
         space.unmap(space.at(0, 2))
         assert device.memory().free == free
-        space.end()
 
     def test_too_much_leaves_what_was_there_before(self, device: Device) -> None:
         """The spans before the one that there is no memory for stay, and are told."""
@@ -105,12 +108,10 @@ class PagesContract(Rigged):
         space.end()
 
     @pytest.mark.parametrize("span", [(64, 1), (63, 2), (-1, 1), (3, 0)])
-    def test_refuses_to_map_outside_of_a_range(self, device: Device, span: tuple[int, int]) -> None:
+    def test_refuses_to_map_outside_of_a_range(self, device: Device, space: Range, span: tuple[int, int]) -> None:
         """A span is whole pages of one range."""
-        space = Range(device)
         with pytest.raises(InvalidRequest, match="reserved range"):
             device.remap([], [space.at(*span)])
-        space.end()
 
     def test_refuses_a_range_that_is_not_whole_pages_or_not_reserved(self, device: Device) -> None:
         """Nothing is done then."""
@@ -123,21 +124,17 @@ class PagesContract(Rigged):
         with pytest.raises(InvalidRequest, match="range"):
             space.end()
 
-    def test_a_range_with_memory_does_not_go_back(self, device: Device) -> None:
+    def test_a_range_with_memory_does_not_go_back(self, device: Device, space: Range) -> None:
         """It can still be used then, and goes back once it is bare."""
-        space = Range(device)
         space.map(space.at(1))
         with pytest.raises(InvalidRequest, match="nothing is mapped"):
             space.end()
         device.fill(space.at(1)[0], 1, 9, device.default_stream)
         assert read(device, space.at(1)[0]) == b"\t"
         space.unmap(space.at(1))
-        space.end()
 
-    def test_what_is_mapped_outlives_the_closing_of_the_device(self, device: Device) -> None:
+    def test_what_is_mapped_outlives_the_closing_of_the_device(self, device: Device, space: Range) -> None:
         """As segments do: it can be unmapped afterwards, and nothing else can be mapped by a driver that is left."""
-        space = Range(device)
         space.map(space.at(1))
         device.close()
         space.unmap(space.at(1))
-        space.end()
