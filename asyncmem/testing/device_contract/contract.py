@@ -31,6 +31,17 @@ class Rig:
     release: Callable[[], None]
     """Lets all work end. It is called again when nothing is left to release."""
 
+    def busy(self) -> Stream:
+        """Return a new stream with work that has not ended."""
+        stream = self.device.create_stream("busy")
+        self.occupy(stream)
+        return stream
+
+    def busy_fence(self, behind: str) -> Fence:
+        """Return a fence behind work that has not ended: of its "stream", or of "all"."""
+        stream = self.busy()
+        return stream.record() if behind == "stream" else self.device.record_all()
+
 
 class Rigged:
     """Tests that are given a `rig` by the class that takes them over."""
@@ -47,13 +58,6 @@ class Rigged:
         yield made
         device.default_stream.synchronize_blocking()
         device.free_segment(made)
-
-    @pytest.fixture
-    def busy(self, rig: Rig) -> Stream:
-        """A stream with work that has not ended."""
-        stream = rig.device.create_stream("busy")
-        rig.occupy(stream)
-        return stream
 
 
 def read(device: Device, address: int, nbytes: int = 1, stream: Stream | None = None) -> bytes:
@@ -196,9 +200,9 @@ class DeviceContract(Rigged):
         assert fence.done()
         assert fence.block(0)
 
-    def test_a_fence_is_reached_when_the_work_before_it_is_complete(self, rig: Rig, busy: Stream) -> None:
+    def test_a_fence_is_reached_when_the_work_before_it_is_complete(self, rig: Rig) -> None:
         """Busy, then done, then done for ever."""
-        fence = busy.record()
+        fence = rig.busy().record()
         assert not fence.block(MOMENT)
         rig.release()
         assert fence.block(SOON)
@@ -214,31 +218,30 @@ class DeviceContract(Rigged):
         assert fence.block(SOON)
         assert not behind.block(MOMENT)
 
-    def test_blocking_gives_up_after_its_timeout(self, busy: Stream) -> None:
+    def test_blocking_gives_up_after_its_timeout(self, rig: Rig) -> None:
         """False means that the time has passed and the fence is not reached."""
-        assert not busy.record().block(MOMENT)
+        assert not rig.busy().record().block(MOMENT)
 
-    def test_a_waiting_stream_is_behind_the_fence(self, rig: Rig, busy: Stream) -> None:
+    def test_a_waiting_stream_is_behind_the_fence(self, rig: Rig) -> None:
         """Work behind a wait is done only after the fence; other streams do not mind."""
         waiting, other = rig.device.create_stream(), rig.device.create_stream()
-        waiting.wait(busy.record())
+        waiting.wait(rig.busy().record())
         behind = waiting.record()
         assert other.record().block(SOON)
         assert not behind.block(MOMENT)
         rig.release()
         assert behind.block(SOON)
 
-    def test_a_wait_for_ones_own_fence_is_no_obstacle(self, rig: Rig, busy: Stream) -> None:
+    def test_a_wait_for_ones_own_fence_is_no_obstacle(self, rig: Rig) -> None:
         """A stream is behind its own work anyway."""
+        busy = rig.busy()
         busy.wait(busy.record())
         rig.release()
         assert busy.record().block(SOON)
 
     def test_record_all_covers_every_stream(self, rig: Rig) -> None:
         """The context-wide fence waits for streams that were not named, forgotten ones too."""
-        busy = rig.device.create_stream()
-        rig.occupy(busy)
-        del busy
+        rig.busy()
         everything = rig.device.record_all()
         assert rig.device.default_stream.record().block(SOON)
         assert not everything.block(MOMENT)
@@ -248,11 +251,6 @@ class DeviceContract(Rigged):
 
     # -- callbacks of fences ------------------------------------------------------------------------------------
 
-    @pytest.fixture(params=["stream", "all"])
-    def busy_fence(self, rig: Rig, busy: Stream, request: pytest.FixtureRequest) -> Fence:
-        """A fence behind work that has not ended."""
-        return busy.record() if request.param == "stream" else rig.device.record_all()
-
     def test_a_reached_fence_calls_back_at_once(self, device: Device) -> None:
         """There is nothing to wait for, so the call comes on this thread."""
         calls: list[int] = []
@@ -261,41 +259,47 @@ class DeviceContract(Rigged):
         fence.notify(lambda: calls.append(threading.get_ident()))
         assert calls == [threading.get_ident()]
 
-    def test_a_fence_calls_back_once_for_each_notify(self, rig: Rig, busy_fence: Fence) -> None:
+    @pytest.mark.parametrize("behind", ["stream", "all"])
+    def test_a_fence_calls_back_once_for_each_notify(self, rig: Rig, behind: str) -> None:
         """Not before the fence, then once, for each of several, in no promised order."""
         calls: queue.SimpleQueue[str] = queue.SimpleQueue()
+        fence = rig.busy_fence(behind)
         for name in ("first", "second", "third"):
-            busy_fence.notify(partial(calls.put, name))
+            fence.notify(partial(calls.put, name))
         assert calls.empty()
         rig.release()
         assert sorted(calls.get(timeout=SOON) for _ in range(3)) == ["first", "second", "third"]
         assert rig.device.default_stream.record().block(SOON)
         assert calls.empty()
 
-    def test_forgetting_drops_the_callback_and_what_it_holds(self, rig: Rig, busy_fence: Fence) -> None:
+    @pytest.mark.parametrize("behind", ["stream", "all"])
+    def test_forgetting_drops_the_callback_and_what_it_holds(self, rig: Rig, behind: str) -> None:
         """A wait that was cancelled is not called and keeps nothing alive, however long the work runs."""
         called: list[int] = []
         kept = threading.Event()
         callback = partial(called.append, 1)
         alive = weakref.ref(callback)
-        busy_fence.notify(callback)
-        busy_fence.notify(kept.set)
-        busy_fence.forget(callback)
+        fence = rig.busy_fence(behind)
+        fence.notify(callback)
+        fence.notify(kept.set)
+        fence.forget(callback)
         del callback
         assert alive() is None
         rig.release()
         assert kept.wait(SOON)
         assert called == []
 
+    @pytest.mark.parametrize("behind", ["stream", "all"])
     def test_an_error_in_a_callback_is_shown_and_stops_nothing(
-        self, rig: Rig, busy_fence: Fence, monkeypatch: pytest.MonkeyPatch
+        self, rig: Rig, behind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A mistake of one who waits harms neither the others nor the stream."""
         shown: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         monkeypatch.setattr(threading, "excepthook", lambda args: shown.put(args.exc_value))
         kept = threading.Event()
-        busy_fence.notify(partial(divmod, 1, 0))
-        busy_fence.notify(kept.set)
+        fence = rig.busy_fence(behind)
+        fence.notify(partial(divmod, 1, 0))
+        fence.notify(kept.set)
         rig.release()
         assert kept.wait(SOON)
         assert isinstance(shown.get(timeout=SOON), ZeroDivisionError)
@@ -334,11 +338,11 @@ class DeviceContract(Rigged):
         asyncio.run(both())
         assert order == ["waits", "goes on", "is done"]
 
-    def test_a_wait_that_is_cancelled_leaves_the_work_alone(self, rig: Rig, busy: Stream) -> None:
+    def test_a_wait_that_is_cancelled_leaves_the_work_alone(self, rig: Rig) -> None:
         """Nothing on the device changes, and the fence can be awaited again."""
 
         async def cancel_and_wait() -> None:
-            fence = busy.record()
+            fence = rig.busy().record()
             waiting = asyncio.ensure_future(_wait_for(fence))
             await asyncio.sleep(0)
             waiting.cancel()
@@ -377,8 +381,9 @@ class DeviceContract(Rigged):
         assert device.create_stream("decode").name == "decode"
         assert device.create_stream().name != device.create_stream().name
 
-    def test_synchronize_blocking_waits_for_all_work(self, rig: Rig, busy: Stream) -> None:
+    def test_synchronize_blocking_waits_for_all_work(self, rig: Rig) -> None:
         """Once it returns, everything submitted before is complete."""
+        busy = rig.busy()
         fence = busy.record()
         rig.release()
         busy.synchronize_blocking()
