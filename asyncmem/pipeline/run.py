@@ -276,7 +276,8 @@ class Run:
                     active.held_back += clock() - max(idle, self._exhausted)
                 raise
             began = clock()
-            active.held_back += max(0.0, item.allowed - idle)
+            if item.allowed > idle:
+                active.held_back += item.allowed - idle
             active.at_work += 1
             try:
                 if stream is not None:
