@@ -6,6 +6,7 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
+from asyncmem.devices.awaiting import sleeper_here
 from asyncmem.pool.loops import need_running_loop
 
 if TYPE_CHECKING:
@@ -30,18 +31,22 @@ def wait_at(gate: Gate, timeout: float | None) -> bool:
 
 
 class ThreadSleeper:
-    """A thread that waits for a request."""
+    """A thread that waits."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self) -> None:
+        self._gate: Gate = SimpleQueue()
 
     def wake(self) -> None:
         """Let the thread go on. From any thread."""
         self._gate.put(None)
 
+    def sleep(self, timeout: float | None) -> None:
+        """Block until it is woken, or for so many seconds."""
+        wait_at(self._gate, timeout)
+
 
 class Latch(Generic[T]):
-    """The outcome of a call that another thread makes. A place to park in.
+    """The outcome of a call that another thread makes.
 
     Args:
         call: What to do; run by `__call__`, once, on the thread that it was given to. None where only the end matters.
@@ -51,7 +56,6 @@ class Latch(Generic[T]):
     """
 
     def __init__(self, call: Callable[[], T] | None = None) -> None:
-        self.deadline: float | None = None
         self._call = call
         self._lock = threading.Lock()
         self._sleepers: list[Sleeper] = []
@@ -70,7 +74,9 @@ class Latch(Generic[T]):
         finally:
             with self._lock:
                 self.done = True
-            self.expire()
+                sleepers, self._sleepers = self._sleepers, []
+            for sleeper in sleepers:
+                sleeper.wake()
 
     def result(self) -> T | None:
         """Return what the call answered, or raise what it raised; None when it has not happened in time."""
@@ -85,38 +91,34 @@ class Latch(Generic[T]):
     async def wait(self, timeout: float | None = None) -> T | None:
         """Wait for it. Cancelled or late, it happens all the same."""
         loop = need_running_loop(self)
-        self.deadline = None if timeout is None else loop.now() + timeout
-        if not self.done:
-            await loop.park(self)
+        sleeper = sleeper_here(self)
+        timer = None if timeout is None else loop.call_at(loop.now() + timeout, sleeper.wake)
+        try:
+            if self._admit(sleeper):
+                await sleeper
+        finally:
+            self._abandon(sleeper)
+            if timer is not None:
+                timer.cancel()
         return self.result()
 
     def block(self, timeout: float | None = None) -> T | None:
         """Wait for it on this thread."""
-        gate: Gate = SimpleQueue()
-        sleeper = ThreadSleeper(gate)
-        if self.admit(sleeper):
-            try:
-                wait_at(gate, timeout)
-            finally:
-                self.abandon(sleeper)
+        sleeper = ThreadSleeper()
+        try:
+            if self._admit(sleeper):
+                sleeper.sleep(timeout)
+        finally:
+            self._abandon(sleeper)
         return self.result()
 
-    def admit(self, sleeper: Sleeper) -> bool:
-        """Let a task sleep until it has happened; False when it has."""
+    def _admit(self, sleeper: Sleeper) -> bool:
         with self._lock:
             if not self.done:
                 self._sleepers.append(sleeper)
             return not self.done
 
-    def abandon(self, sleeper: Sleeper) -> None:
-        """Forget a cancelled sleeper."""
+    def _abandon(self, sleeper: Sleeper) -> None:
         with self._lock:
             if sleeper in self._sleepers:
                 self._sleepers.remove(sleeper)
-
-    def expire(self) -> None:
-        """Wake the waiting thread or task: it has happened, or the deadline has passed."""
-        with self._lock:
-            sleepers, self._sleepers = self._sleepers, []
-        for sleeper in sleepers:
-            sleeper.wake()

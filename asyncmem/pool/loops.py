@@ -33,16 +33,11 @@ class Sleeper(Protocol):
 class Parking(Protocol):
     """What a task sleeps on."""
 
-    deadline: float | None
-
     def admit(self, sleeper: Sleeper) -> bool:
         """Keep the sleeper until it is woken; False when there is nothing left to wait for."""
 
     def abandon(self, sleeper: Sleeper) -> None:
         """Forget the sleeper, which was cancelled before or after it was woken."""
-
-    def expire(self) -> None:
-        """Give up waiting: the deadline has passed."""
 
 
 class EventLoop(ABC):
@@ -67,10 +62,6 @@ class EventLoop(ABC):
         """Return whether it runs nothing any more."""
 
     @abstractmethod
-    def current_task(self) -> object:
-        """Return the task that runs here."""
-
-    @abstractmethod
     def soon(self, callback: Callable[[], object]) -> bool:
         """Run a callback in a later step of the loop, from any thread; False where the loop is closed."""
 
@@ -79,21 +70,14 @@ class EventLoop(ABC):
         """Set a timer on the loop's thread; return what cancels it there."""
 
     async def park(self, place: Parking) -> None:
-        """Suspend until woken or past the deadline.
-
-        A cancelled sleep calls `abandon` before it raises, also when the wake-up had come already.
-        """
+        """Suspend until woken. A cancelled sleep calls `abandon` before it raises, also when it was woken already."""
         sleeper = sleeper_here(place)
-        timer = None if place.deadline is None else self.call_at(place.deadline, place.expire)
         try:
             if place.admit(sleeper):
                 await sleeper
         except BaseException:
             place.abandon(sleeper)
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def call(self, callback: Callable[[], object]) -> bool:
         """Run a callback on the loop's thread: now if this is it, else soon. False where the loop is closed."""
@@ -164,9 +148,6 @@ class AsyncioLoop(EventLoop):
     def is_closed(self) -> bool:
         return self.loop.is_closed()
 
-    def current_task(self) -> object:
-        return asyncio.current_task(self.loop)
-
     def soon(self, callback: Callable[[], object]) -> bool:
         try:
             self.loop.call_soon_threadsafe(callback, context=Context())
@@ -197,20 +178,13 @@ class TrioLoop(EventLoop):
         return f"<trio run {id(self._token):#x}>"
 
     def task_of(self, loop: object) -> object:  # noqa: ARG002  # there is only one
-        return self.current_task()
+        return self._trio.lowlevel.current_task()
 
     def is_running_here(self) -> bool:
         return self._trio.lowlevel.in_trio_run() and self._trio.lowlevel.current_trio_token() is self._token
 
     def is_closed(self) -> bool:
-        try:
-            self._token.run_sync_soon(_nothing, idempotent=True)
-        except self._trio.RunFinishedError:
-            return True
-        return False
-
-    def current_task(self) -> object:
-        return self._trio.lowlevel.current_task()
+        return not self.soon(lambda: None)
 
     def soon(self, callback: Callable[[], object]) -> bool:
         try:
@@ -229,10 +203,6 @@ class TrioLoop(EventLoop):
 
         self._trio.lowlevel.spawn_system_task(wait)
         return scope
-
-
-def _nothing() -> None:
-    """Stand for a call whose only use is whether the loop takes it."""
 
 
 def running_loop(known: EventLoop | None = None) -> EventLoop | None:

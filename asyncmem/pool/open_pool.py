@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from asyncmem.core import Core, Kind
@@ -23,8 +22,8 @@ from asyncmem.pool.executor import Executor
 from asyncmem.pool.failures import Failures
 from asyncmem.pool.graph import Captures
 from asyncmem.pool.holders import StallWatch, held_beside, held_by_site, tags_of
-from asyncmem.pool.latch import Gate, Latch, ThreadSleeper, wait_at
-from asyncmem.pool.loops import running_loop
+from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
+from asyncmem.pool.loops import need_running_loop, running_loop
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.pins import Pin, Pins
 from asyncmem.pool.ports import Opened
@@ -128,9 +127,7 @@ class OpenPool(Opened):
             InvalidRequest: No loop runs here, or another one is served that is still open.
         """
         served = self.core.loop
-        loop = running_loop(served)
-        if loop is None:
-            raise InvalidRequest("await", request, "a running event loop, asyncio's or trio's")
+        loop = need_running_loop(request, served)
         if loop is not served:
             if served is not None and not served.is_closed():
                 raise InvalidRequest("await", loop, f"the event loop that pool {quoted(self.name)} serves, {served!r}")
@@ -191,13 +188,12 @@ class OpenPool(Opened):
         """Wait on this thread until a request of the event loop's has ended, for at most `timeout` seconds."""
         if self.core.forked:
             self.need_open()
-        gate: Gate = SimpleQueue()
-        sleeper = ThreadSleeper(gate)
+        sleeper = ThreadSleeper()
         left = self._left(request)
         bounds = [bound for bound in (parse_block(timeout), left) if bound is not None]
         if request._asleep(threading.get_ident(), sleeper):
             try:
-                wait_at(gate, min(bounds, default=None))
+                sleeper.sleep(min(bounds, default=None))
             finally:
                 request._awake(sleeper)
         if left is not None and self._left(request) == 0:

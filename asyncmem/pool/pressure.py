@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Self
 
-from asyncmem.pool.loops import need_running_loop
+from asyncmem.pool.latch import Latch
 from asyncmem.stats import Pressure
 
 if TYPE_CHECKING:
-    from asyncmem.pool.loops import Sleeper
     from asyncmem.pool.ports import Opened
 
 _DWELL: Final = 0.1
@@ -22,8 +21,6 @@ class PressureChanges:
     highest of that time, so that a program on the border of two levels does not see each crossing. It ends with the
     pool.
     """
-
-    deadline: float | None = None
 
     def __init__(self, opened: Opened) -> None:
         """Begin with the level of this moment.
@@ -40,7 +37,7 @@ class PressureChanges:
         self._fallen: float | None = None  # since when it has been lower than what was told, and is to be told, last
         self._highest = level  # since then
         self.ended = False
-        self._sleeper: Sleeper | None = None
+        self._changed: Latch[None] = Latch()
 
     def put(self, level: Pressure | None) -> None:
         """Note a level, or None for the end."""
@@ -48,9 +45,8 @@ class PressureChanges:
             self.ended = True
         else:
             self._change(level)
-        sleeper, self._sleeper = self._sleeper, None
-        if sleeper is not None:
-            sleeper.wake()
+        changed, self._changed = self._changed, Latch()
+        changed()
 
     def _change(self, level: Pressure) -> None:
         self._level = level
@@ -70,40 +66,22 @@ class PressureChanges:
     async def __anext__(self) -> Pressure:
         """Wait for the next change. Cancelled: it is not lost, and comes with the next call."""
         while True:
+            changed = self._changed  # before looking, as another thread may change it meanwhile
             level = self._next()
             if level is not None:
                 self._told = level
                 return level
             if self.ended:
                 raise StopAsyncIteration
-            await need_running_loop(self, self._pool.core.loop).park(self)
+            await changed.wait(None if self._fallen is None else self._fallen + _DWELL - self._pool.core.time)
 
     def _next(self) -> Pressure | None:
-        """Return the next level to tell; else set the deadline at which there may be one."""
-        self.deadline = None
+        """Return the next level to tell."""
         if self._rises:
             return self._rises.pop(0)
-        if self._fallen is None:
-            return None
         now = self._pool.core.time
-        if now < self._fallen + _DWELL and not self.ended:
-            self.deadline = self._fallen + _DWELL
+        if self._fallen is None or (now < self._fallen + _DWELL and not self.ended):
             return None
         level, self._highest = self._highest, self._level
         self._fallen = now if self._level < level else None
         return level
-
-    def admit(self, sleeper: Sleeper) -> bool:
-        if self.ended or self._rises or (self._fallen is not None and self.deadline is None):
-            return False
-        self._sleeper = sleeper
-        return True
-
-    def abandon(self, sleeper: Sleeper) -> None:  # noqa: ARG002  # there is only one
-        self._sleeper = None
-
-    def expire(self) -> None:
-        """Look again: a lower level has lasted."""
-        sleeper, self._sleeper = self._sleeper, None
-        if sleeper is not None:
-            sleeper.wake()
