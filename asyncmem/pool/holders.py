@@ -54,7 +54,7 @@ def held_beside(opened: Opened, share: AnyShare, waiting: Collection[int] = ()) 
     others = "held in no block, or granted and never awaited"
     if share is opened.pool:
         figures = {
-            "pinned": opened.pins.nbytes,
+            "pinned": opened.pinned_bytes,
             "kept for captured graphs": opened.captures.nbytes,
             "spillable, and in no use": opened.spilling.resting_bytes(),
         }

@@ -25,7 +25,7 @@ from asyncmem.pool.holders import StallWatch, held_beside, held_by_site, tags_of
 from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
 from asyncmem.pool.loops import need_running_loop, running_loop
 from asyncmem.pool.owners import named_owner
-from asyncmem.pool.pins import Pin, Pins
+from asyncmem.pool.pins import Pin
 from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
@@ -85,7 +85,6 @@ class OpenPool(Opened):
         self._emptied_latch: Latch[None] | None = None
         self._releasing: set[int] = set()  # threads that give back what there is, and need not be asked to
         self.captures = Captures(self)
-        self.pins = Pins()
         self.spilling = Spilling(self)
         self.listeners: weakref.WeakSet[PressureChanges] = weakref.WeakSet()
         self.failures = Failures(self)

@@ -1,33 +1,20 @@
-"""Buffers whose place must not change hands: network libraries register memory by its address and keep using it."""
+"""Handles of memory, and pins: network libraries register memory by its address and keep using it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, final
-
-from asyncmem.pool.handle import Handle
+from typing import TYPE_CHECKING, NoReturn, Self, final
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer
 
 
-class Pins:
-    """What is pinned of one pool. Each change is one step, for interrupts and finalizers."""
+class Handle:
+    """A handle that can be neither copied nor pickled, as its memory would be given back twice."""
 
-    def __init__(self) -> None:
-        self._places: dict[int, tuple[int, int]] = {}  # address and bytes, by the identity of the pin
+    __slots__ = ()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the blocks that are pinned, each counted once."""
-        return sum(nbytes for _, nbytes in set(self._places.copy().values()))
-
-    def begin(self, pin: Pin, address: int, nbytes: int) -> None:
-        """Count a pin."""
-        self._places[id(pin)] = address, nbytes
-
-    def end(self, pin: Pin) -> None:
-        """Count it no more; twice is fine."""
-        self._places.pop(id(pin), None)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"cannot copy or pickle {type(self).__name__!r} object")
 
 
 @final
@@ -45,12 +32,12 @@ class Pin(Handle):
 
     __slots__ = ("__weakref__", "_export", "_pins", "address", "nbytes")
 
-    def __init__(self, pins: Pins, buffer: Buffer) -> None:
-        self._pins = pins
+    def __init__(self, pins: dict[int, tuple[int, int]], buffer: Buffer) -> None:
+        self._pins = pins  # by identity, address and bytes; changed in one step, for interrupts and finalizers
         self._export: object = buffer._pin()
         self.address = buffer.address
         self.nbytes = buffer.nbytes
-        pins.begin(self, self.address, buffer._block_bytes)
+        pins[id(self)] = self.address, buffer._block_bytes
 
     def __repr__(self) -> str:
         return f"<asyncmem.pool.Pin of {self.nbytes} bytes at {self.address:#x}{'' if self.active else ': ended'}>"
@@ -62,7 +49,7 @@ class Pin(Handle):
 
     def unpin(self) -> None:
         """Let go. Twice is fine; from any thread."""
-        self._pins.end(self)
+        self._pins.pop(id(self), None)
         self._export = None
 
     def __enter__(self) -> Self:

@@ -9,8 +9,8 @@ from asyncmem.core import ready
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool.graph import is_captured
-from asyncmem.pool.handle import Handle
 from asyncmem.pool.lease import Lease
+from asyncmem.pool.pins import Handle
 from asyncmem.pool.placement import ReusePlan
 from asyncmem.text import encodable, quoted
 from asyncmem.units import parse_size

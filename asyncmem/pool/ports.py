@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from asyncmem.options import PoolOptions
     from asyncmem.pool.executor import Executor
     from asyncmem.pool.graph import Captures
-    from asyncmem.pool.pins import Pins
     from asyncmem.pool.spilling import Spilling
 
 
@@ -149,7 +148,6 @@ class Opened:
     executor: Executor
     spilling: Spilling
     captures: Captures
-    pins: Pins
     total: int
     host_memory: Callable[[], Allocator]
     fallback_memory: Callable[[], Allocator]
@@ -164,6 +162,7 @@ class Opened:
         self.released = False
         self.loop_blocking_calls = self.cpu_fallbacks = 0
         self.counted: dict[str, float] = {}
+        self.pins: dict[int, tuple[int, int]] = {}  # address and bytes of each pin
         self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it
         self.shares = WeakValueDictionary[int, AnyShare]({0: pool})
         self._owner_blocks: list[None] = []  # one for each block of `owner`: an interrupt finds a list whole
@@ -182,6 +181,11 @@ class Opened:
     def limit(self) -> int:
         """The limit in bytes, in whole granules."""
         return -(-self.options.ceiling(self.total) // GRANULE) * GRANULE
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of the blocks that are pinned, each counted once."""
+        return sum(nbytes for _, nbytes in set(self.pins.copy().values()))
 
     # -- shares ------------------------------------------------------------------------------------------------------
 

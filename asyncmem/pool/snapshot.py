@@ -81,7 +81,7 @@ def _pool_stats(pool: AnyShare, opened: Opened) -> PoolStats:
         cached_bytes=counts.reserved - counts.live,
         inactive_split_bytes=counts.reserved - counts.live - counts.empty - core.idle_memory()[0],
         pending_fence_bytes=core.pending(),
-        exported_bytes=core.exported_bytes, pinned_bytes=opened.pins.nbytes,
+        exported_bytes=core.exported_bytes, pinned_bytes=opened.pinned_bytes,
         spilled_bytes=opened.spilling.nbytes, captured_bytes=opened.captures.nbytes,
         largest_hole=largest_hole(opened),
         peak_allocated=counts.peak_live, peak_cached=counts.peak_cached, peak_reserved=counts.peak_reserved,
