@@ -72,7 +72,9 @@ class OpenPool(Opened):
         self.total = device.capacity
         self.min_free = options.spared(device.kind)
         self.core = core = Core(device, self, journal=options.journal is not None, **policy.heap_settings(options))
-        self.journal = devices.begin_journal(core, pool.name)
+        self.journal = devices.journal
+        if self.journal is not None:
+            self.journal.core = core
         self.retire = core.retire
         self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
         self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))

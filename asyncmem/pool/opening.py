@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final, cast
 from asyncmem.devices import Device, device, select_device_for
 from asyncmem.errors import InvalidRequest, NoDeviceHasRoom
 from asyncmem.facts import Shortfall
-from asyncmem.pool.journal import JournalFile
+from asyncmem.pool.appended import JournalFile
 from asyncmem.pool.latch import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.core import Core
     from asyncmem.options import PoolOptions
 
 _QUICK: Final = {"host", "simulated"}
@@ -29,8 +28,8 @@ _QUICK: Final = {"host", "simulated"}
 class PoolDevices:
     """The device of an opened pool, the peers that may use its memory, and the file of its journal."""
 
-    def __init__(self, spec: Device | str, options: PoolOptions) -> None:
-        """Find or make the devices (blocks, where a driver is asked).
+    def __init__(self, spec: Device | str, options: PoolOptions, pool: str) -> None:
+        """Find or make the devices of the pool of that name (blocks, where a driver is asked).
 
         Raises:
             InvalidRequest: There is no such device, or it has no such segments or peers; nothing is left of the try.
@@ -39,7 +38,7 @@ class PoolDevices:
             DeviceError: Its driver fails.
         """
         self._made: list[Device] = []  # by us, so closed by us
-        self._journal: JournalFile | None = None
+        self.journal: JournalFile | None = None
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             chosen = select_device_for(options.need, options=options) if spec == "auto" and options.need else spec
@@ -53,19 +52,13 @@ class PoolDevices:
                 peers = dict.fromkeys(cast("tuple[Device | str, ...]", options.peers))
                 self.device.grant_access([self._find(peer) for peer in peers])
             if options.journal is not None:
-                self._journal = JournalFile(options.journal)
+                self.journal = JournalFile(options.journal, pool, self.device.name)
             undo.pop_all()
-
-    def begin_journal(self, core: Core, pool: str) -> JournalFile | None:
-        """Return the file in which the core of the pool of that name is written down, None where it is not."""
-        if self._journal is not None:
-            self._journal.begin(core, pool)
-        return self._journal
 
     def close(self) -> None:
         """Close the devices that were made here (blocks); those that were given are their owner's."""
-        if self._journal is not None:
-            self._journal.end()
+        if self.journal is not None:
+            self.journal.end()
         while self._made:
             self._made[-1].close()  # is tried again where it fails
             self._made.pop()

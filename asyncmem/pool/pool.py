@@ -169,7 +169,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     def _find_devices(self) -> PoolDevices:
         if self._closed:
             raise PoolClosed(self.name)
-        return PoolDevices(self._spec, self._options)
+        return PoolDevices(self._spec, self._options, self.name)
 
     def _move_in(self, devices: PoolDevices, otherwise: Callable[[PoolDevices], object]) -> None:
         # Nothing here blocks. Another thread may have been faster, and another task may have closed the pool.
