@@ -105,7 +105,10 @@ class Executor:
             OutOfMemoryError: The device has too little.
             DeviceError: The device failed.
         """
-        self._ask_and_run(self._core.scheduler.grow_ahead)
+        before = -1
+        while self._pool.closed is None and before != self._core.reserved():
+            before = self._core.reserved()
+            self._ask_and_run(self._core.scheduler.grow_ahead)
 
     def _ask_and_run(self, ask: Callable[[float], None]) -> None:
         """Ask the scheduler for something, and carry it out on this thread, with what is to go back anyway."""
@@ -402,7 +405,7 @@ class Executor:
         scheduler.ended(effect.job, self._core.time, "served")
 
     def _on_host(self, request: Request[Any]) -> Buffer | Batch:
-        memory, sizes = self._pool.fallback_memory(), request._sizes
+        memory, sizes = self._pool.host_pool("on the host"), request._sizes
         if not request._is_batch:
             return memory.allocate(sizes[0], tag=request.tag)
         batch = memory.allocate_batch(sizes, tag=request.tag)

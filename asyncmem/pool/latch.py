@@ -56,7 +56,7 @@ class Latch(Generic[T]):
     """
 
     def __init__(self, call: Callable[[], T] | None = None) -> None:
-        self._call = call
+        self.call = call
         self._lock = threading.Lock()
         self._sleepers: list[Sleeper] = []
         self.done = False
@@ -66,7 +66,7 @@ class Latch(Generic[T]):
     def __call__(self) -> None:
         """Make the call and keep its outcome, an error too, for the waiting threads and tasks."""
         try:
-            self._result = None if self._call is None else self._call()
+            self._result = None if self.call is None else self.call()
         except BaseException as error:  # raised again in the waiter
             self._error = error
             if not isinstance(error, Exception):

@@ -68,6 +68,7 @@ class OpenPool(Opened):
         super().__init__(pool)
         self.options = options
         self._devices = devices
+        self.host_pool = pool._host_pool
         self.device = device = devices.device
         self.total = device.capacity
         self.min_free = options.spared(device.kind)
@@ -313,14 +314,6 @@ class OpenPool(Opened):
         self.observe()
         return True
 
-    # -- memory of the host ------------------------------------------------------------------------------------------
-
-    def host_memory(self) -> AsyncMemoryPool:
-        return self.pool.spilled.of(self.pool)
-
-    def fallback_memory(self) -> AsyncMemoryPool:
-        return self.pool.fallback.of(self.pool)
-
     async def _to_device(self, buffer: Buffer) -> Buffer:
         """Copy a buffer that was placed on the host to the device it was asked for, and free the host's."""
         stands_in_for = self.pool._fallback_of
@@ -369,6 +362,16 @@ class OpenPool(Opened):
             self.core.carry_out()  # before another thread does so
             self.spilling.let_stay()
 
+    def end(self, error: Exception) -> Latch[object]:
+        """Close, and have all go back; return what to wait for."""
+        self.close(error)
+        last = Latch[object](self.release)
+        if self.released:
+            last()
+        else:
+            self.run_last(last)
+        return last
+
     @contextmanager
     def _giving_back(self) -> Iterator[None]:
         me = threading.get_ident()
@@ -413,8 +416,11 @@ class OpenPool(Opened):
         self.close(PoolClosed(self.name, f"its worker ended with {error!r}"))
         alarm(f"pool {quoted(self.name)}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
 
-    def warn_of_leaks(self) -> None:
+    def warn_of_leaks(self, *, ended: bool) -> None:
         """Name the buffers still held when the pool is closed; freed ones that are still exported are not held."""
+        if not ended:
+            text = "its worker is still in a call of the device; it ends after that"
+            alarm(f"pool {quoted(self.name)}: {text}", RuntimeWarning)
         core = self.core
         held = core.account(0).requested - core.exported_bytes
         if held <= 0:

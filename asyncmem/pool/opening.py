@@ -63,6 +63,10 @@ class PoolDevices:
             self._made[-1].close()  # is tried again where it fails
             self._made.pop()
 
+    def close_aside(self) -> None:
+        """Close them on a thread of its own, as they came to nothing: the caller may be an event loop's."""
+        threading.Thread(target=self.close, name="asyncmem closes a device", daemon=True).start()
+
     def _find(self, spec: Device | str) -> Device:
         found = device(spec)
         if found is not spec:
@@ -114,8 +118,8 @@ class Opening:
         """Whether there is nothing more to wait for: it was made, could not be made, or all who waited have left."""
         return self._left or self._latch.done
 
-    async def wait(self) -> None:
-        """Wait until `take` has an answer.
+    async def wait(self) -> PoolDevices | None:
+        """Return what was made, which is the caller's from then on; None for all but the first.
 
         Raises:
             AsyncmemError: The devices cannot be had.
@@ -127,24 +131,19 @@ class Opening:
         try:
             await self._latch.wait()
         except BaseException:
-            self._leave()
+            with self._lock:
+                self._waiting -= 1
+                self._left = not self._waiting
+            devices = self._take() if self._left else None
+            if devices is not None:
+                devices.close_aside()
             raise
+        return self._take()
 
-    def take(self) -> PoolDevices | None:
-        """Take what was made, which is the caller's from then on; None for all but the first."""
+    def _take(self) -> PoolDevices | None:
         with self._lock:
             devices, self._devices = self._devices, None
             return devices
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._waiting -= 1
-            self._left = not self._waiting
-            devices = None
-            if self._left:
-                devices, self._devices = self._devices, None
-        if devices is not None:
-            close_aside(devices)
 
     def _run(self) -> None:
         devices = self._make()
@@ -153,8 +152,3 @@ class Opening:
                 self._devices = devices
                 return
         devices.close()
-
-
-def close_aside(devices: PoolDevices) -> None:
-    """Close devices that came to nothing, on a thread of its own: the caller may be an event loop's."""
-    threading.Thread(target=devices.close, name="asyncmem closes a device", daemon=True).start()

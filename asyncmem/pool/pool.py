@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, cast, overload
+from typing import TYPE_CHECKING, Final, Generic, Self, cast, overload
 
 import anyio
 
@@ -20,10 +20,9 @@ from asyncmem.figures import format_size
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.graph import GraphMemory
-from asyncmem.pool.host_pools import PINNED_SHARE, HostPool
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
-from asyncmem.pool.opening import Opening, PoolDevices, close_aside, may_block
+from asyncmem.pool.opening import Opening, PoolDevices, may_block
 from asyncmem.pool.pressure import PressureChanges
 from asyncmem.pool.share import Share
 from asyncmem.pool.snapshot import counters, pool_stats, segment_infos, since, summary
@@ -32,7 +31,7 @@ from asyncmem.text import printable, quoted
 from asyncmem.units import parse_block, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Literal, Unpack
 
     from asyncmem.core import Batch, Ready, Request
@@ -47,6 +46,9 @@ if TYPE_CHECKING:
 
         options: PoolOptions | None
 
+
+_PINNED_SHARE: Final = 0.25
+"""Of the host's memory: what is page-locked is lost to everybody else."""
 
 _numbers = itertools.count(1)
 _moving = threading.Lock()
@@ -104,13 +106,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         self._state: OpenPool | None = None
         self._closed = False
         self._ready: Latch[object] | None = None  # all is there that the options ask for
-        self._grown: Latch[object]
-        self._warming: Ready[Batch] | Request[Batch] | None = None
         self._making = threading.Lock()
         self._opening: Opening | None = None
-        self.fallback = HostPool(f"{self.name} on the host")
-        self._pinned = HostPool(f"{self.name} pinned", PINNED_SHARE)
-        self.spilled = HostPool(f"{self.name} spilled", self._options.spill_limit)
+        self._host_pools: dict[str, AsyncMemoryPool] = {}  # each made at the first need, and closed with this one
+        self._making_host_pool = threading.Lock()
 
     def __repr__(self) -> str:
         opened = self._state
@@ -141,23 +140,20 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     def _open(self) -> OpenPool:
         with self._making:
             if self._state is None:
-                self._move_in(self._find_devices(), PoolDevices.close)
+                self._move_in(self._find_devices())
         if self._state is None:
             raise PoolClosed(self.name)
         return self._state
 
     async def _open_aside(self) -> None:
-        if self._opening is None:
-            self._opening = Opening(self.name, self._find_devices)
-        opening = self._opening
+        opening = self._opening = self._opening or Opening(self.name, self._find_devices)
         try:
-            await opening.wait()
+            devices = await opening.wait()
         finally:
             if self._opening is opening and opening.over:
                 self._opening = None
-        devices = opening.take()
         if devices is not None:
-            self._move_in(devices, close_aside)
+            self._move_in(devices)
 
     def _need_open(self) -> OpenPool:
         opened = self._opened
@@ -171,48 +167,32 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             raise PoolClosed(self.name)
         return PoolDevices(self._spec, self._options, self.name)
 
-    def _move_in(self, devices: PoolDevices, otherwise: Callable[[PoolDevices], object]) -> None:
+    def _move_in(self, devices: PoolDevices) -> None:
         # Nothing here blocks. Another thread may have been faster, and another task may have closed the pool.
         with contextlib.ExitStack() as undo, _moving:
-            undo.callback(otherwise, devices)
+            undo.callback(devices.close_aside)
             if self._state is None and not self._closed:
                 self._state = opened = OpenPool(self, devices, self._options, self._worker_factory)
                 undo.pop_all()
                 self._attach(opened.core, 0, -1)
-                self._ready = Latch(self._warmed_up)
-                opened.worker.submit(self._prepare)
+                self._ready = Latch()
+                opened.worker.submit(partial(self._prepare, opened, self._ready))
 
-    def _prepare(self) -> None:
+    def _prepare(self, opened: OpenPool, ready: Latch[object]) -> None:
         # The worker's first job. It must not wait for the warm-up, because the worker itself does the growing.
-        ready, opened = self._ready, self._opened
-        assert ready is not None
-        self._grown = Latch(self._pregrow)
+        grown = Latch(opened.executor.grow_ahead)
+        warming: Ready[Batch] | Request[Batch] | None = None
         try:
-            self._grown()
-        except BaseException:
-            ready()
-            raise
-        sizes = [size for size, count in self._options.warmup for _ in range(count)]
-        if sizes and opened.closed is None:
-            warming = self.allocate_batch(sizes)
-            self._warming = warming
-            warming.add_done_callback(lambda _: ready())
-            return
-        ready()
-
-    def _pregrow(self) -> None:
-        opened = self._opened
-        core = opened.core
-        before = -1
-        while opened.closed is None and before != core.reserved():
-            before = core.reserved()
-            opened.executor.grow_ahead()
-
-    def _warmed_up(self) -> None:
-        warming, self._warming = self._warming, None
-        if warming is not None:
-            warming.result().free()
-        self._grown.result()
+            grown()
+            sizes = [size for size, count in self._options.warmup for _ in range(count)]
+            if sizes and opened.closed is None:
+                warming = self.allocate_batch(sizes)
+        finally:
+            ready.call = partial(_end_preparing, grown, warming)
+            if warming is None:
+                ready()
+            else:
+                warming.add_done_callback(lambda _: ready())
 
     async def open(self, *, wait: bool = False) -> None:
         """Open the device and start the worker; do nothing if the pool is open.
@@ -272,22 +252,17 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         Cancelled: the pool is closed nevertheless; the worker finishes its jobs by itself.
         """
         longest = parse_block(timeout)
-        opened, first = self._state, not self._closed
-        self._closed = True
-        if opened is None:
-            return
+        first, self._closed = not self._closed, True
         try:
-            if drain and first:
-                await opened.drained().wait(longest)
+            if drain and first and self._state is not None:
+                await self._state.drained().wait(longest)
         finally:
-            last = self._finish(opened)
+            ends = self._finish(first=first)
         with anyio.CancelScope(shield=True):
-            async with contextlib.AsyncExitStack() as others:  # they are closed whatever fails here
-                for beside in (self.spilled, self._pinned, self.fallback):
-                    others.push_async_callback(beside.aclose, longest)
-                await last.wait(longest)
-        if first:
-            self._warn_after_close(opened, last)
+            async with contextlib.AsyncExitStack() as others:  # they are waited for whatever fails here
+                for _, end, _ in ends:
+                    others.push_async_callback(end.wait, longest)
+        _warn_of_leaks(ends)
 
     def close(self, timeout: float | str | None = 5.0) -> None:
         """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds.
@@ -297,31 +272,21 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             InvalidRequest: The timeout is no time; the pool is as it was.
         """
         longest = parse_block(timeout)
-        opened, first = self._state, not self._closed
-        self._closed = True
-        if opened is None:
-            return
-        last = self._finish(opened)
+        first, self._closed = not self._closed, True
+        ends = self._finish(first=first)
         with contextlib.ExitStack() as others:
-            for beside in (self.spilled, self._pinned, self.fallback):
-                others.callback(beside.close, longest)
-            last.block(longest)
-        if first:
-            self._warn_after_close(opened, last)
+            for _, end, _ in ends:
+                others.callback(end.block, longest)
+        _warn_of_leaks(ends)
 
-    def _finish(self, opened: OpenPool) -> Latch[object]:
-        opened.close(PoolClosed(self.name))
-        if not opened.released:
-            return opened.run(opened.release)
-        over: Latch[object] = Latch()
-        over()
-        return over
-
-    def _warn_after_close(self, opened: OpenPool, last: Latch[object]) -> None:
-        if not last.done:
-            text = "its worker is still in a call of the device; it ends after that"
-            alarm(f"pool {quoted(self.name)}: {text}", RuntimeWarning)
-        opened.warn_of_leaks()
+    def _finish(self, *, first: bool) -> list[tuple[OpenPool, Latch[object], bool]]:
+        # Ends this and the host's pools; returns what to wait for, and whether that was not closed before.
+        with self._making_host_pool:
+            self._closed = self._ended = True
+            ends = [end for pool in self._host_pools.values() for end in pool._finish(first=not pool._closed)]
+        if self._state is not None:
+            ends.append((self._state, self._state.end(PoolClosed(self.name)), first))
+        return ends
 
     async def __aenter__(self) -> Self:
         """Open the pool."""
@@ -375,7 +340,31 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             PoolClosed: This pool is closed.
             InvalidRequest: The device has no such memory.
         """
-        return self._pinned.of(self)
+        return self._host_pool("pinned")
+
+    def _host_pool(self, kind: Literal["pinned", "spilled", "on the host"]) -> AsyncMemoryPool:
+        """Return the pool of page-locked memory for the user's buffers or for spilled ones, or that of ordinary memory.
+
+        Raises:
+            PoolClosed: It has been closed.
+            InvalidRequest: The device has no page-locked memory.
+        """
+        name = f"{self.name} {kind}"
+        with self._making_host_pool:
+            if self._ended:
+                raise PoolClosed(name)
+            if kind not in self._host_pools:
+                # What the environment says of segments is meant for the device's own.
+                made: AsyncMemoryPool
+                if kind == "on the host":
+                    made = AsyncMemoryPool("host", name=name, segments="auto")
+                    made._fallback_of = weakref.ref(self)
+                else:
+                    limit = _PINNED_SHARE if kind == "pinned" else self._options.spill_limit
+                    made = AsyncMemoryPool(self.device.pinned(), name=name, limit=limit, segments="auto")
+                made._worker_factory = self._worker_factory
+                self._host_pools[kind] = made
+            return self._host_pools[kind]
 
     def graph(self, stream: object = None) -> GraphMemory:
         """Keep the memory allocated on captured streams for a graph: ``with pool.graph() as memory:``.
@@ -407,8 +396,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         opened = self._need_open()
         self._options = options
         opened.reconfigure(options)
-        if "spill_limit" in changes:
-            self.spilled.resize(options.spill_limit)
+        with self._making_host_pool:
+            spilled = self._host_pools.get("spilled")
+        if spilled is not None and "spill_limit" in changes:
+            spilled.resize(limit=options.spill_limit)
 
     def resize(self, *, limit: Size | float) -> None:
         """Change the limit. If more is reserved, free segments go back now, and others as they become free."""
@@ -509,3 +500,15 @@ def pool_of(share: Share) -> AsyncMemoryPool:
     *_, pool = share._lineage()
     assert isinstance(pool, AsyncMemoryPool)
     return pool
+
+
+def _end_preparing(grown: Latch[None], warming: Ready[Batch] | Request[Batch] | None) -> None:
+    if warming is not None:
+        warming.result().free()
+    grown.result()
+
+
+def _warn_of_leaks(ends: Iterable[tuple[OpenPool, Latch[object], bool]]) -> None:
+    for opened, end, first in ends:
+        if first:
+            opened.warn_of_leaks(ended=end.done)

@@ -18,7 +18,7 @@ from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import Any, Literal
 
     from asyncmem.core import Buffer, Core, Retire
     from asyncmem.devices import Device
@@ -131,8 +131,7 @@ class Opened:
         shares: The pool and its open budgets and leases, by account; a lease that is dropped ends.
         counted: The counters at the last reset.
         total: The device's memory in bytes.
-        host_memory: Returns the pool of page-locked memory that this one's moves to.
-        fallback_memory: Returns the pool of ordinary memory that stands in for this one.
+        host_pool: Returns the pool of the host's memory of a kind that goes with this one.
         copier: Returns the thread that makes copies which would hold up their callers; starts it at the first need.
         facts_of: Returns what is known about a request, by its number, that finds no memory.
     """
@@ -149,8 +148,7 @@ class Opened:
     spilling: Spilling
     captures: Captures
     total: int
-    host_memory: Callable[[], Allocator]
-    fallback_memory: Callable[[], Allocator]
+    host_pool: Callable[[Literal["spilled", "on the host"]], Allocator]
     copier: Callable[[], WorkerLike]
     facts_of: Callable[[int], OutOfMemoryFacts | None]
 

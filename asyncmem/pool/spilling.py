@@ -373,7 +373,7 @@ class Spilling:
 
     def _host_memory(self, one: Movable, stream: Stream) -> Buffer | None:
         try:
-            return self.opened.host_memory().allocate(one.nbytes, stream=stream, tag=one.tag)
+            return self.opened.host_pool("spilled").allocate(one.nbytes, stream=stream, tag=one.tag)
         except (OutOfMemoryError, PoolClosed, InvalidRequest):
             with self._locked():  # nor can what is as large
                 self._refused[one] = None

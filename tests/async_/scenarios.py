@@ -340,7 +340,7 @@ async def spilled_and_brought_home(stage: Stage) -> None:
         assert pool.stats().spills > 0
         for half in halves:
             half.free()
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 @scenario
@@ -362,7 +362,7 @@ async def spilled_within_a_budget(stage: Stage) -> None:
         for quarter in quarters:
             quarter.free()
         idle(budget)
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 @scenario
@@ -387,7 +387,7 @@ async def spilled_within_a_lease(stage: Stage) -> None:
             async with one as buffer:
                 assert buffer.alive
             one.free()
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 @scenario
@@ -415,7 +415,7 @@ async def freed_while_it_moves(stage: Stage) -> None:
         await stage.finish()
         halves[0].free()
         halves.clear()
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 @scenario

@@ -75,6 +75,6 @@ def test_three_times_the_credit_give_the_same_result(backend: str, stages: str, 
             assert pool.stats().spills > 0
             assert pool.stats().peak_allocated <= limit
             whole(pool)
-            whole(pool.spilled.of(pool))
+            whole(pool._host_pool("spilled"))
 
     anyio.run(main, backend=backend)

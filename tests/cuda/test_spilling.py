@@ -134,7 +134,7 @@ class Workload:
         for one in self.marked:
             one.free()
         whole(self.pool)
-        whole(self.pool.spilled.of(self.pool))
+        whole(self.pool._host_pool("spilled"))
         self.pool.close()
 
 
@@ -181,4 +181,4 @@ def test_a_lost_device_is_named_and_holds_up_nobody(fake: FakeDriver, cuda: Cuda
     cuda.record_all().block()
     for segment in list(cuda._segments._out.values()):
         cuda.free_segment(segment)
-    workload.pool.spilled.close(5)
+    workload.pool._host_pools["spilled"].close(5)

@@ -71,7 +71,7 @@ class Program:
         for share in self.shares:
             idle(share)
         whole(self.pool)
-        whole(self.pool.spilled.of(self.pool))
+        whole(self.pool._host_pool("spilled"))
 
     async def play(self, steps: int) -> None:
         """Do random things."""

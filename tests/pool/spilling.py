@@ -69,7 +69,7 @@ class Marks:
             one.free()
         if error is None:
             whole(self.pool)
-            whole(self.pool.spilled.of(self.pool))
+            whole(self.pool._host_pool("spilled"))
 
     async def __aenter__(self) -> Self:
         """Return itself."""

@@ -304,7 +304,7 @@ def test_range_may_be_the_host_s(device: Simulated, *, planned: bool) -> None:
                 assert not pool._opened.core.scheduler.holds(), "nobody holds what others of this pool could wait for"
                 assert pool.stats().allocated_bytes == held.nbytes
                 buffer.free()
-            assert pool.fallback.of(pool).stats().allocated_bytes == 0
+            assert pool._host_pool("on the host").stats().allocated_bytes == 0
             held.free()
             whole(pool)
 

@@ -81,7 +81,7 @@ def test_without_a_limit_for_it_nothing_moves() -> None:
         pool.configure(spill_limit=LIMIT)
         pool.allocate(MIB).free()
         assert marked.spilled
-        assert pool.spilled.of(pool).stats().limit == LIMIT
+        assert pool._host_pool("spilled").stats().limit == LIMIT
 
 
 @pytest.mark.parametrize("call", ["create_stream", "wait", "copy_out", "record"])
@@ -95,11 +95,11 @@ def test_a_copy_that_cannot_begin_fails_the_request_alone(call: str) -> None:
         with pytest.raises(DeviceError, match=call) as caught:
             pool.allocate(MIB)
         if call != "copy_out":  # whose traceback has a view of the host's memory
-            assert pool.spilled.of(pool).stats().allocated_bytes == 0
+            assert pool._host_pool("spilled").stats().allocated_bytes == 0
         del caught
         assert not marked.spilled
         whole(pool, live=LIMIT)
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
         pool.allocate(MIB, stream=stream).free()
         assert marked.spilled
         marked.free()
@@ -177,7 +177,7 @@ def test_free_works_wherever_it_is() -> None:
             with pytest.raises(BufferReleased), one:
                 pass
         whole(pool)
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 def test_freed_while_somebody_brings_it_home() -> None:
@@ -208,7 +208,7 @@ def test_dropping_the_handle_frees_both_sides() -> None:
             thread.join(LONG)
         assert (pool.stats().spilled_bytes, pool.stats().allocated_bytes) == (0, 0)
         whole(pool)
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 @pytest.mark.filterwarnings("ignore:pool .*worker ended:RuntimeWarning")

@@ -41,7 +41,7 @@ def test_moving_waits_for_nothing_but_orders_everything() -> None:
         device.run_until_idle()
         assert device.now > 7200
         whole(pool)
-        whole(pool.spilled.of(pool))
+        whole(pool._host_pool("spilled"))
 
 
 def test_memory_of_streams_that_nobody_named_moves_behind_all_of_them() -> None:

@@ -36,7 +36,7 @@ def test_the_oldest_move_and_no_more_than_the_request_needs() -> None:
             for one in (first, second, third, fourth):
                 one.free()
             whole(pool)
-            whole(pool.spilled.of(pool))
+            whole(pool._host_pool("spilled"))
 
     run(main)
 
