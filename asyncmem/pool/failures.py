@@ -22,9 +22,8 @@ from asyncmem.errors import (
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm, report
-from asyncmem.pool.holders import held_by_site, held_by_tag, short_of, shortage, tags_of, waiting_owner
-from asyncmem.pool.owners import label
-from asyncmem.pool.snapshot import largest_hole, segment_infos
+from asyncmem.pool.holders import TOP, held_by_site, short_of, shortage, top_tags, waiting_owner
+from asyncmem.pool.snapshot import largest_hole, segment_infos, waiter_infos
 from asyncmem.text import printable, quoted, to_json
 
 if TYPE_CHECKING:
@@ -34,138 +33,59 @@ if TYPE_CHECKING:
     from asyncmem.facts import OwnerInfo
     from asyncmem.pool.ports import AnyShare, Opened
 
-_TOP = 5  # tags and lines named in an error
 _TOP_OF_SNAPSHOT = 100
+_REFUSED = 8  # of `asyncmem.core.Kind`
+_PIECES: Final = "fragmentation"
 
 _logger = logging.getLogger("asyncmem")
 _logger.addHandler(logging.NullHandler())  # a library says nothing of its own accord
 
 
-class Failures:
-    """Makes the errors of one pool's requests. None of them keeps anything alive but numbers and names."""
+def error_of(opened: Opened, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
+    """Return the error of a request that has failed. It keeps nothing alive but numbers and names.
 
-    def __init__(self, opened: Opened) -> None:
-        self._pool = opened
-
-    def of(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
-        """Return the error of a request that has failed for a reason of the scheduler's.
-
-        Args:
-            request: The request.
-            reason: The scheduler's name of it.
-            cause: Why there is no memory, where that is the reason.
-            level: The account of the pool, budget or lease that has no room.
-            ahead: How many requests stood before it.
-        """
-        opened, core = self._pool, self._pool.core
-        match reason:
-            case "expired":
-                share = short_of(opened, request._share, request.nbytes) if request._share._account else opened.pool
-                return PoolTimeout(
-                    pool=opened.name, asked=request.nbytes, timeout=request._timeout or 0.0, ahead=ahead,
-                    free=_free(opened, share), level=share._level,
-                )  # fmt: skip
-            case "cancelled":
-                return RequestCancelled(pool=opened.name, asked=request.nbytes)
-            case "too many":
-                waiting = core.scheduler.gauges()["waiting"]
-                most = opened.options.max_waiting or 0
-                return TooManyRequests(pool=opened.name, waiting=waiting, max_waiting=most, asked=request.nbytes)
-            case "deadlock":
-                return self._deadlock(request)
-            case "closed":
-                return self._closed(request._share)
-        return self._out_of_memory(request, cause, level)
-
-    def _closed(self, share: AnyShare) -> Exception:
-        itself = share is not self._pool.pool and cast("Core | None", share._core) is None
-        why = None if itself else self._pool.refusing
-        return why or PoolClosed(share.name, "it has been closed")
-
-    # -- out of memory -----------------------------------------------------------------------------------------------
-
-    def _out_of_memory(self, request: Request[Any], cause: str, level: int) -> OutOfMemoryError:
-        opened = self._pool
-        facts = self.out_of_memory_facts(request, cause, level)
-        if opened.core.logged:
-            opened.core.note(_REFUSED, nbytes=request.nbytes, request=request)
-        if opened.options.oom_snapshot is not None:
-            content = self._snapshot(request, facts)
-            opened.worker.submit(partial(_save, opened, content, opened.options.oom_snapshot))
-        error = OutOfMemoryError(facts)
-        _log(error, opened.name)
-        return error
-
-    def out_of_memory_facts(self, request: Request[Any], cause: str = "", level: int | None = None) -> OutOfMemoryFacts:
-        """Return all that is known about a request that finds no memory, of the share that has none for it."""
-        opened, core = self._pool, self._pool.core
-        share = opened.shares.get(request._share._account if level is None else level, opened.pool)
-        waiting = [one for one in core.requests() if one["id"] != request._id]
-        free = core.reserved() - core.live()
-        if cause == "device" and core.scheduler.gauges()["coming"]:
-            cause = "growth"
-        common: dict[str, Any] = {
-            "asked": request.nbytes, "device": opened.device.name, "limit": share._own_limit(),
-            "level": share._level, "cause": cause or _cause(opened, request, share),
-        }  # fmt: skip
-        advice = tuple(_advice(opened, request, share, common["cause"]))
-        if share is not opened.pool:
-            counts = core.account(share._account)
-            within = [one for one in opened.requests_in(share) if one["id"] != request._id]
-            return OutOfMemoryFacts(
-                **common, reserved=share._own_limit() if share._has_range else counts.live, live=counts.live,
-                free=share._own_limit() - counts.live,
-                largest_hole=core.largest(share._arena) if share._has_range else share._own_limit() - counts.live,
-                waiting=len(within), waiting_bytes=sum(one["nbytes"] for one in within),
-                holders=tuple(tags_of(opened, share)), advice=advice,
+    Args:
+        opened: The request's pool.
+        request: The request.
+        reason: The scheduler's name of it.
+        cause: Why there is no memory, where that is the reason.
+        level: The account of the pool, budget or lease that has no room.
+        ahead: How many requests stood before it.
+    """
+    share, pool, asked = request._share, opened.name, request.nbytes
+    match reason:
+        case "expired":
+            short = short_of(opened, share, asked)
+            return PoolTimeout(
+                pool=pool, asked=asked, timeout=request._timeout or 0.0, ahead=ahead,
+                free=_free(opened, short), level=short._level,
             )  # fmt: skip
-        means = core.scheduler.gauges()["means"] | opened.executor.asked
-        return OutOfMemoryFacts(
-            **common, reserved=core.reserved(), live=core.live(), free=free, largest_hole=largest_hole(opened),
-            pending_fence_bytes=core.pending(), device_free=opened.executor.memory.free, waiting=len(waiting),
-            waiting_bytes=sum(one["nbytes"] for one in waiting),
-            holders=tuple(held_by_tag(core, _TOP) or tags_of(opened, share)),
-            sites=tuple(held_by_site(core, _TOP)), remedies={name: count for name, count in means.items() if count},
-            advice=advice,
-        )  # fmt: skip
-
-    def _snapshot(self, refused: Request[Any], facts: OutOfMemoryFacts) -> dict[str, object]:
-        core = self._pool.core
-        return {
-            "version": 1,
-            "time": time.time(),
-            "pool": self._pool.name,
-            "facts": asdict(facts) | {"remedies": dict(facts.remedies)},
-            "waiters": [
-                {
-                    "owner": label(core.named(one["owner"])), "nbytes": one["nbytes"], "age": one["age"],
-                    "tag": one["request"].tag if one["request"] is not None else None,
-                }
-                for one in core.requests()
-                if one["id"] != refused._id
-            ],
-            "tags": held_by_tag(core, _TOP_OF_SNAPSHOT) or tags_of(self._pool, self._pool.pool, _TOP_OF_SNAPSHOT),
-            "sites": held_by_site(core, _TOP_OF_SNAPSHOT),
-        }  # fmt: skip
-
-    # -- deadlocks ---------------------------------------------------------------------------------------------------
-
-    def _deadlock(self, request: Request[Any]) -> DeadlockError:
-        opened, core = self._pool, self._pool.core
-        stuck = core.scheduler.stuck()
-        owners = [
-            waiting_owner(opened, owner, core.request(number), held=held, waiting=nbytes, age=core.time - since)
-            for owner, number, nbytes, held, since in stuck
-        ]
-        share = short_of(opened, request._share, request.nbytes)
-        return DeadlockError(
-            pool=opened.name, owners=owners, level=share._level,
-            holders=shortage(opened, share, {owner for owner, *_ in stuck}),
-            hints=[*_hints(owners, request._share.capacity()), "a larger limit", "fewer of these tasks at a time"],
-        )  # fmt: skip
+        case "cancelled":
+            return RequestCancelled(pool=pool, asked=asked)
+        case "too many":
+            waiting, most = opened.core.scheduler.gauges()["waiting"], opened.options.max_waiting or 0
+            return TooManyRequests(pool=pool, waiting=waiting, max_waiting=most, asked=asked)
+        case "deadlock":
+            return _deadlock(opened, request)
+        case "closed":
+            itself = share is not opened.pool and cast("Core | None", share._core) is None
+            return (None if itself else opened.refusing) or PoolClosed(share.name, "it has been closed")
+    return _out_of_memory(opened, request, cause, level)
 
 
-_REFUSED = 8  # of `asyncmem.core.Kind`
+def _deadlock(opened: Opened, request: Request[Any]) -> DeadlockError:
+    core, share = opened.core, request._share
+    stuck = core.scheduler.stuck()
+    owners = [
+        waiting_owner(opened, owner, core.request(number), held=held, waiting=nbytes, age=core.time - since)
+        for owner, number, nbytes, held, since in stuck
+    ]
+    short = short_of(opened, share, request.nbytes)
+    return DeadlockError(
+        pool=opened.name, owners=owners, level=short._level,
+        holders=shortage(opened, short, {owner for owner, *_ in stuck}),
+        hints=[*_hints(owners, share.capacity()), "a larger limit", "fewer of these tasks at a time"],
+    )  # fmt: skip
 
 
 def _hints(owners: Sequence[OwnerInfo], most: int) -> list[str]:
@@ -185,47 +105,94 @@ def _free(opened: Opened, share: AnyShare) -> int:
     return max(0, share._own_limit() - opened.core.account(share._account).live)
 
 
-def _cause(opened: Opened, request: Request[Any], share: AnyShare) -> str:
-    core = opened.core
-    if request.nbytes > share._own_limit():
-        return "size"
-    room = share._own_limit() - core.account(share._account).live
-    if share._has_range or (share is opened.pool and core.reserved() - core.live() >= request.nbytes):
-        return "limit" if request.nbytes > room else "fragmentation"
-    return "limit" if request.nbytes > room else "device"
+# -- out of memory -----------------------------------------------------------------------------------------------------
 
 
-RAISE: Final = "raise the limit"
+def _out_of_memory(opened: Opened, request: Request[Any], cause: str, level: int) -> OutOfMemoryError:
+    facts = out_of_memory_facts(opened, request, cause, level)
+    if opened.core.logged:
+        opened.core.note(_REFUSED, nbytes=request.nbytes, request=request)
+    if opened.options.oom_snapshot is not None:
+        content = _snapshot(opened, facts)
+        opened.worker.submit(partial(_save, opened, content, opened.options.oom_snapshot))
+    error = OutOfMemoryError(facts)
+    # The words of the error and not the error, whose traceback would keep alive all that its frames hold.
+    try:
+        extra = {"pool": opened.name, "facts": facts}
+        _logger.error("pool %s: %s", quoted(opened.name), str(error), extra=extra)
+    except Exception as trouble:  # noqa: BLE001  # of the program's handlers, and no reason to keep others waiting
+        report(trouble)
+    return error
+
+
+def out_of_memory_facts(
+    opened: Opened, request: Request[Any], cause: str = "", level: int | None = None
+) -> OutOfMemoryFacts:
+    """Return all that is known about a request that finds no memory, of the share that has none for it."""
+    core, asked = opened.core, request.nbytes
+    gauges = core.scheduler.gauges()
+    share = opened.shares.get(request._share._account if level is None else level, opened.pool)
+    whole = share is opened.pool
+    limit, live = share._own_limit(), core.account(share._account).live
+    free = core.reserved() - core.live() if whole else limit - live
+    if cause == "device" and gauges["coming"]:
+        cause = "growth"
+    elif not cause:
+        in_pieces = share._has_range or (whole and free >= asked)
+        cause = "size" if asked > limit else "limit" if asked > limit - live else _PIECES if in_pieces else "device"
+    waiting = [one["nbytes"] for one in opened.requests_in(share) if one["id"] != request._id]
+    facts: dict[str, Any] = {
+        "asked": asked, "device": opened.device.name, "level": share._level, "limit": limit, "live": live, "free": free,
+        "reserved": limit if share._has_range else live, "waiting": len(waiting), "waiting_bytes": sum(waiting),
+        "largest_hole": core.largest(share._arena) if share._has_range else free,
+        "holders": tuple(top_tags(opened, share)), "cause": cause, "advice": tuple(_advice(opened, share, cause)),
+    }  # fmt: skip
+    if whole:
+        means = gauges["means"] | opened.executor.asked
+        facts |= {
+            "reserved": core.reserved(), "live": core.live(), "largest_hole": largest_hole(opened),
+            "pending_fence_bytes": core.pending(), "device_free": opened.executor.memory.free,
+            "sites": tuple(held_by_site(core, TOP)),
+            "remedies": {name: count for name, count in means.items() if count},
+        }  # fmt: skip
+    return OutOfMemoryFacts(**facts)
+
+
+_RAISE: Final = "raise the limit"
 _TRY: Final = {
-    "size": ("ask for at most {most}", RAISE),
-    "fragmentation": ("the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"),
+    "size": ("ask for at most {most}", _RAISE),
+    _PIECES: ("the free memory is in pieces: allocate long-lived buffers first", "a larger segment_size"),
     "growth": ("await allocate_async, which waits for it", "pregrow"),
 }
 """What to try, by the cause, where nothing else matters."""
 
 
-def _advice(opened: Opened, request: Request[Any], share: AnyShare, cause: str) -> list[str]:
+def _advice(opened: Opened, share: AnyShare, cause: str) -> list[str]:
     if share._is_lease:
         return [*(["free what the lease served"] if cause != "size" else []), "lease more"]
     if cause in _TRY:
         tries = [one.format(most=format_size(share._own_limit())) for one in _TRY[cause]]
-        return [one for one in tries if one != RAISE or share._own_limit() < opened.total]
+        return [one for one in tries if one != _RAISE or share._own_limit() < opened.total]
     if share is not opened.pool:
         waits = ["await allocate_async, which waits"] if share._may_wait else []
         return [f"free what budget {quoted(share.name)} holds", "raise its limit", *waits]
     if opened.core.live() == 0:
         kept = f"; {format_size(opened.min_free)} stay free for others (min_free)" if opened.min_free else ""
         return [f"other programs or other pools hold the device's memory{kept}", "a smaller limit here"]
-    del request
-    return ["await allocate_async, which waits for memory", "free buffers earlier", RAISE]
+    return ["await allocate_async, which waits for memory", "free buffers earlier", _RAISE]
 
 
-def _log(error: OutOfMemoryError, pool: str) -> None:
-    # The words of the error and not the error, whose traceback would keep alive all that its frames hold.
-    try:
-        _logger.error("pool %s: %s", quoted(pool), str(error), extra={"pool": pool, "facts": error.facts})
-    except Exception as trouble:  # noqa: BLE001  # of the program's handlers, and no reason to keep others waiting
-        report(trouble)
+def _snapshot(opened: Opened, facts: OutOfMemoryFacts) -> dict[str, object]:
+    waiters = waiter_infos(opened.pool)
+    return {
+        "version": 1,
+        "time": time.time(),
+        "pool": opened.name,
+        "facts": asdict(facts) | {"remedies": dict(facts.remedies)},
+        "waiters": [{name: getattr(one, name) for name in ("owner", "nbytes", "age", "tag")} for one in waiters],
+        "tags": top_tags(opened, opened.pool, _TOP_OF_SNAPSHOT),
+        "sites": held_by_site(opened.core, _TOP_OF_SNAPSHOT),
+    }
 
 
 def _save(opened: Opened, content: dict[str, object], where: str) -> None:

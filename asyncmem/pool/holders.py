@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncmem.core import LOG_ROW
-from asyncmem.errors import StallWarning
+from asyncmem.errors import LeakWarning, StallWarning
 from asyncmem.facts import OwnerInfo, owner_table
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm, waiting_site
-from asyncmem.pool.owners import held_by, label
+from asyncmem.pool.owners import held_by, label, name_of
 from asyncmem.text import printable, quoted
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from asyncmem.core import Core, Request
     from asyncmem.pool.ports import AnyShare, Opened
 
-_TAGS = 5
+TOP = 5
+"""Tags and lines that errors and warnings name."""
 
 
 def waiting_owner(
@@ -30,8 +31,7 @@ def waiting_owner(
     """Return an owner that waits, with its name and the line of the program where it does."""
     owner = opened.core.named(number)
     site = getattr(request, "_site", None) or (waiting_site(owner) if owner is not None else None)
-    name = label(owner) if number else "no owner yet"
-    return OwnerInfo(owner=name, held=held, waiting=waiting, age=age, site=site or "")
+    return OwnerInfo(owner=name_of(opened.core, number), held=held, waiting=waiting, age=age, site=site or "")
 
 
 def short_of(opened: Opened, share: AnyShare, nbytes: int) -> AnyShare:
@@ -66,10 +66,16 @@ def held_beside(opened: Opened, share: AnyShare, waiting: Collection[int] = ()) 
     return {what: nbytes for what, nbytes in rows.items() if nbytes > 0}
 
 
-def tags_of(opened: Opened, share: AnyShare, most: int = _TAGS) -> list[tuple[str, int]]:
+def tags_of(opened: Opened, share: AnyShare, most: int = TOP) -> list[tuple[str, int]]:
     """Return the tags that hold most of a share, with their bytes, largest first."""
     accounts = None if share is opened.pool else _accounts(opened, share, whole=True)
     return list(opened.core.tag_bytes(accounts).items())[:most]
+
+
+def top_tags(opened: Opened, share: AnyShare, most: int = TOP) -> list[tuple[str, int]]:
+    """Return the same, of a pool that is recorded from its records."""
+    recorded = held_by_tag(opened.core, most) if share is opened.pool else []
+    return recorded or tags_of(opened, share, most)
 
 
 def shortage(opened: Opened, share: AnyShare, waiting: Collection[int]) -> str:
@@ -120,6 +126,27 @@ def _largest(core: Core, column: str, most: int | None) -> list[tuple[int, int]]
     sums = np.bincount(places, rows["nbytes"], len(numbers))
     known = [(int(number), int(nbytes)) for number, nbytes in zip(numbers, sums, strict=True) if number]
     return sorted(known, key=lambda one: -one[1])[:most]
+
+
+def warn_of_leaks(opened: Opened) -> None:
+    """Name the buffers still held as a pool is closed; freed ones that are still exported are not held."""
+    core = opened.core
+    held = core.account(0).requested - core.exported_bytes
+    if held <= 0:
+        return
+    tags = ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in tags_of(opened, opened.pool))
+    lines = held_by_site(core, TOP)
+    sites = ", ".join(f"{format_size(nbytes)} at {printable(site)}" for site, nbytes in lines)
+    rows = held_beside(opened, opened.pool)
+    alarm(
+        f"pool {quoted(opened.name)} was closed while buffers of {format_size(held)} were held"
+        + (f" ({tags})" if tags else "")
+        + (f", made {sites}" if sites else "")
+        + f": {', '.join(f'{format_size(nbytes)} {printable(what)}' for what, nbytes in rows.items())}"
+        + "; they stay valid until they are freed",
+        LeakWarning,
+        lines[0][0] if lines else None,
+    )
 
 
 class StallWatch:

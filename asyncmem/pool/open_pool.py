@@ -19,9 +19,9 @@ from asyncmem.pool import policy
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies, Copy, Part
 from asyncmem.pool.executor import Executor
-from asyncmem.pool.failures import Failures
+from asyncmem.pool.failures import error_of, out_of_memory_facts
 from asyncmem.pool.graph import Captures
-from asyncmem.pool.holders import StallWatch, held_beside, held_by_site, tags_of
+from asyncmem.pool.holders import StallWatch, warn_of_leaks
 from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
 from asyncmem.pool.loops import need_running_loop, running_loop
 from asyncmem.pool.owners import named_owner
@@ -90,7 +90,6 @@ class OpenPool(Opened):
         self.captures = Captures(self)
         self.spilling = Spilling(self)
         self.listeners: weakref.WeakSet[PressureChanges] = weakref.WeakSet()
-        self.failures = Failures(self)
         self.stall = StallWatch(self)
         self.copies = Copies(self)
         self._ending = threading.RLock()  # re-entrant: a worker that is closed may run what is left at once
@@ -118,7 +117,7 @@ class OpenPool(Opened):
     def facts_of(self, number: int) -> OutOfMemoryFacts | None:
         """Return what is known about a request that finds no memory."""
         request = self.core.request(number)
-        return None if request is None else self.failures.out_of_memory_facts(request)
+        return None if request is None else out_of_memory_facts(self, request)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +204,9 @@ class OpenPool(Opened):
         if request._deadline is None:
             return None
         return min(max(0.0, request._deadline - self.core.time), threading.TIMEOUT_MAX)
+
+    def _error_of(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
+        return error_of(self, request, reason, cause, level, ahead)
 
     def _loop_here(self) -> EventLoop | None:
         return running_loop(self.core.loop)
@@ -417,28 +419,11 @@ class OpenPool(Opened):
         alarm(f"pool {quoted(self.name)}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
 
     def warn_of_leaks(self, *, ended: bool) -> None:
-        """Name the buffers still held when the pool is closed; freed ones that are still exported are not held."""
+        """Warn of what is left as the pool is closed."""
         if not ended:
             text = "its worker is still in a call of the device; it ends after that"
             alarm(f"pool {quoted(self.name)}: {text}", RuntimeWarning)
-        core = self.core
-        held = core.account(0).requested - core.exported_bytes
-        if held <= 0:
-            return
-        tags = ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in tags_of(self, self.pool))
-        lines = held_by_site(core, 5)
-        sites = ", ".join(f"{format_size(nbytes)} at {printable(site)}" for site, nbytes in lines)
-        rows = ", ".join(
-            f"{format_size(nbytes)} {printable(what)}" for what, nbytes in held_beside(self, self.pool).items()
-        )
-        alarm(
-            f"pool {quoted(self.name)} was closed while buffers of {format_size(held)} were held"
-            + (f" ({tags})" if tags else "")
-            + (f", made {sites}" if sites else "")
-            + f": {rows}; they stay valid until they are freed",
-            LeakWarning,
-            lines[0][0] if lines else None,
-        )
+        warn_of_leaks(self)
 
     def check(self) -> None:
         """Walk every invariant; raises `AssertionError` that names the one which does not hold."""

@@ -54,6 +54,11 @@ def label(owner: object) -> str:
     return f"task {get_name() if callable(get_name) else getattr(owner, 'name', owner)}"
 
 
+def name_of(core: Core, number: int) -> str:
+    """Return the name of the owner of that number, for people."""
+    return label(core.named(number)) if number else "no owner yet"
+
+
 def held_by(core: Core, accounts: Collection[int] | None = None) -> dict[int, int]:
     """Return the bytes that each owner holds, by number, in all or in some accounts; 0 is for owners that are gone."""
     held: dict[int, int] = {}

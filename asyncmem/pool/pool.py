@@ -25,7 +25,7 @@ from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.opening import Opening, PoolDevices, may_block
 from asyncmem.pool.pressure import PressureChanges
 from asyncmem.pool.share import Share
-from asyncmem.pool.snapshot import counters, pool_stats, segment_infos, since, summary
+from asyncmem.pool.snapshot import counters, segment_infos, since, stats_of, summary
 from asyncmem.pool.worker import Worker, uninterrupted
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_block, parse_size
@@ -449,7 +449,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     def reset_stats(self) -> None:
         """Start the counters again from zero, and the peaks from what there is now."""
         self.reset_peaks()
-        self._opened.counted = counters(pool_stats(self))
+        self._opened.counted = counters(stats_of(self))
 
     def reset_peaks(self) -> None:
         """Start the peaks again from what there is now."""
@@ -467,7 +467,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
 
     def stats(self) -> PoolStats:
         """Return the figures of this moment."""
-        return since(pool_stats(self), self._opened.counted)
+        return since(stats_of(self), self._opened.counted)
 
     def summary(self) -> str:
         """Return the figures of this moment as text for one screen."""

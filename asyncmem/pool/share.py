@@ -12,7 +12,7 @@ from asyncmem.arrays import ALIGN, Array, Layout, extent
 from asyncmem.errors import InvalidRequest, PoolClosed
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare
-from asyncmem.pool.snapshot import share_stats, waiter_infos
+from asyncmem.pool.snapshot import stats_of, waiter_infos
 from asyncmem.synonyms import POOL, Elsewhere
 from asyncmem.text import quoted
 from asyncmem.units import parse_size
@@ -294,7 +294,7 @@ class Share(AnyShare):
 
     def stats(self) -> PoolStats:
         """Return the figures of this moment."""
-        return share_stats(self)
+        return stats_of(self)
 
     def waiters(self) -> tuple[WaiterInfo, ...]:
         """Return the waiting requests in the order of arrival: owner, bytes, age, and what the owner holds."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
-from asyncmem.pool.owners import held_by, label
+from asyncmem.pool.owners import held_by, name_of
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asyncmem.pool.ports import AnyShare, Opened
 
 _ARENAS = ("small", "large")
@@ -44,19 +42,21 @@ def largest_hole(opened: Opened) -> int:
     return min(max(core.largest(), *whole, 0), core.reserved() - core.live())
 
 
-def _at_one_moment(share: AnyShare, look: Callable[[AnyShare, Opened], PoolStats]) -> PoolStats:
-    """Take a look at a pool that no other thread's use of it has come into the middle of.
+def stats_of(share: AnyShare) -> PoolStats:
+    """Return the figures of a pool, which is opened for that, or what a budget or a lease has of its own.
 
-    The figures are read by several calls, and threads take turns between any two of them. A thread's turn is a hundred
-    times as long as a look, so the second one is undisturbed; only turns shorter than a look could disturb them all.
+    Take a look that no other thread's use of the pool has come into the middle of. The figures are read by several
+    calls, and threads take turns between any two of them. A thread's turn is a hundred times as long as a look, so the
+    second one is undisturbed; only turns shorter than a look could disturb them all.
     """
-    for _ in range(_LOOKS):
+    looks = 0
+    while True:
         opened = share._opened  # raises where it has been closed
         before = _moment(share, opened)
-        stats = look(share, opened)
-        if _moment(share, opened) == before:
+        stats = _pool_stats(share, opened) if share is opened.pool else _share_stats(share, opened)
+        looks += 1
+        if looks == _LOOKS or _moment(share, opened) == before:
             return stats
-    return look(share, share._opened)
 
 
 def _moment(share: AnyShare, opened: Opened) -> tuple[object, ...]:
@@ -64,16 +64,11 @@ def _moment(share: AnyShare, opened: Opened) -> tuple[object, ...]:
     return share._account, opened.limit, opened.core.counts(), scheduler.gauges(), scheduler.tally()
 
 
-def pool_stats(pool: AnyShare) -> PoolStats:
-    """Return the figures of a pool, which is opened for that."""
-    return _at_one_moment(pool, _pool_stats)
-
-
 def _pool_stats(pool: AnyShare, opened: Opened) -> PoolStats:
     core = opened.core
     gauges, tally = core.scheduler.gauges(), core.scheduler.tally()
     counts, retired, whole = core.counts(), opened.retire.counts(), core.account(0)
-    misses = tally["misses"] + gauges["foreign"]
+    misses = tally.pop("misses") + gauges["foreign"]
     memory, limit = opened.executor.memory, opened.limit
     return PoolStats(
         name=pool.name, device=opened.device.name, limit=limit, pressure=Pressure.of(counts.live / max(limit, 1)),
@@ -96,12 +91,8 @@ def _pool_stats(pool: AnyShare, opened: Opened) -> PoolStats:
         late_fences=retired.late_fences, loop_blocking_calls=opened.loop_blocking_calls,
         cpu_fallbacks=opened.cpu_fallbacks, spills=opened.spilling.spills, returns=opened.spilling.returns,
         remedies=gauges["means"] | opened.executor.asked,
-        **_waits(tally | {"timeouts": tally["timeouts"] + opened.spilling.timeouts}),
+        **tally | {"timeouts": tally["timeouts"] + opened.spilling.timeouts},
     )  # fmt: skip
-
-
-def _waits(tally: dict[str, Any]) -> dict[str, Any]:
-    return {name: count for name, count in tally.items() if name != "misses"}
 
 
 _COUNTERS = (
@@ -122,14 +113,10 @@ def since(stats: PoolStats, counted: dict[str, float]) -> PoolStats:
     return replace(stats, **{name: getattr(stats, name) - before for name, before in counted.items()})
 
 
-def share_stats(share: AnyShare) -> PoolStats:
-    """Return what a budget or a lease has of its own."""
-    return _at_one_moment(share, _share_stats)
-
-
 def _share_stats(share: AnyShare, opened: Opened) -> PoolStats:
     core = opened.core
     counts, tally, limit = core.account(share._account), core.scheduler.tally(share._account), share._own_limit()
+    misses = tally.pop("misses")
     requests = opened.requests_in(share)
     waiting = [one["nbytes"] for one in requests if not one["growing"]]
     growing = [one["nbytes"] for one in requests if one["growing"]]
@@ -138,10 +125,10 @@ def _share_stats(share: AnyShare, opened: Opened) -> PoolStats:
         allocated_bytes=counts.live, active_bytes=counts.requested, peak_allocated=counts.peak,
         num_allocations=counts.allocations, num_frees=counts.allocations - counts.blocks,
         active_buffers=counts.blocks, hits_stream=counts.stream_hits,
-        hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - int(tally["misses"])),
-        num_cache_misses=tally["misses"], waiting=len(waiting), waiting_bytes=sum(waiting), growing=len(growing),
+        hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - misses),
+        num_cache_misses=misses, waiting=len(waiting), waiting_bytes=sum(waiting), growing=len(growing),
         growing_bytes=sum(growing), reserved_bytes=limit if share._is_lease else 0,
-        largest_hole=core.largest(share._arena) if share._is_lease else 0, **_waits(tally),
+        largest_hole=core.largest(share._arena) if share._is_lease else 0, **tally,
     )  # fmt: skip
 
 
@@ -152,7 +139,7 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
     held = held_by(core)
     return tuple(
         WaiterInfo(
-            owner=label(core.named(one["owner"])) if one["owner"] else "no owner yet",
+            owner=name_of(core, one["owner"]),
             nbytes=one["nbytes"],
             age=one["age"],
             held=held.get(one["owner"], 0) if one["owner"] else 0,

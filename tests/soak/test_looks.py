@@ -23,10 +23,10 @@ def in_between(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], obj
     """Have something happen once in the middle of a look, where another thread may have its turn."""
     real, left = getattr(snapshot, name), [act]
 
-    def call(*arguments: object) -> object:
+    def call(*arguments: object, **named: object) -> object:
         if left:
             left.pop()()
-        return real(*arguments)
+        return real(*arguments, **named)
 
     monkeypatch.setattr(snapshot, name, call)
 
@@ -43,7 +43,7 @@ def test_figures_are_of_one_moment(pool: AsyncMemoryPool, monkeypatch: pytest.Mo
 def test_a_budget_that_is_closed_meanwhile_says_so(pool: AsyncMemoryPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are never those of the pool, which its account's number stands for then."""
     budget = pool.budget("short", limit=MIB)
-    in_between(monkeypatch, "_waits", budget.close)
+    in_between(monkeypatch, "PoolStats", budget.close)
     with pytest.raises(PoolClosed):
         budget.stats()
 

@@ -471,7 +471,7 @@ cdef class Core(Heap):
         if error is None and found.terms.effort == Effort.Take and found.reason == CReason.NoMemory:
             error = _NOTHING
         if error is None:
-            error = self.pool.failures.of(request, reason, shortage, level, ahead)
+            error = self.pool._error_of(request, reason, shortage, level, ahead)
         request._id = 0
         self.s.forget(id)
         return error
