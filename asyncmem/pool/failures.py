@@ -138,8 +138,7 @@ def out_of_memory_facts(
     if cause == "device" and gauges["coming"]:
         cause = "growth"
     elif not cause:
-        in_pieces = share._has_range or (whole and free >= asked)
-        cause = "size" if asked > limit else "limit" if asked > limit - live else _PIECES if in_pieces else "device"
+        cause = _cause(asked, limit, live, in_pieces=share._has_range or (whole and free >= asked))
     waiting = [one["nbytes"] for one in opened.requests_in(share) if one["id"] != request._id]
     facts: dict[str, Any] = {
         "asked": asked, "device": opened.device.name, "level": share._level, "limit": limit, "live": live, "free": free,
@@ -156,6 +155,14 @@ def out_of_memory_facts(
             "remedies": {name: count for name, count in means.items() if count},
         }  # fmt: skip
     return OutOfMemoryFacts(**facts)
+
+
+def _cause(asked: int, limit: int, live: int, *, in_pieces: bool) -> str:
+    if asked > limit:
+        return "size"
+    if asked > limit - live:
+        return "limit"
+    return _PIECES if in_pieces else "device"
 
 
 _RAISE: Final = "raise the limit"

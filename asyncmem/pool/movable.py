@@ -38,11 +38,11 @@ class Movable:
         moving: What to wait for while it is about to move, or None.
         arriving: What to wait for before the host touches what is at home, where it can, or None.
         share: Who its memory is charged to, or was when last looked at.
+        makes_room: The shares in which it counts as memory that may move.
         stream: The home stream that it comes back to.
         owners: The numbers of who uses it now, once for each use.
         fetching: What to wait for while a use brings it home, or None.
         patient: Whether the use that brings it home would wait for ever.
-        followers: The uses that wait for that one without a deadline, besides.
     """
 
     def __init__(self, buffer: Buffer, share: AnyShare) -> None:
@@ -50,6 +50,7 @@ class Movable:
         self.size = buffer._block_bytes
         self.tag = buffer.tag
         self.share = share
+        self.makes_room: tuple[AnyShare, ...] = ()
         self.stream = buffer.stream
         self.buffer: Buffer | None = buffer
         self.away: Away | None = None
@@ -58,7 +59,6 @@ class Movable:
         self.owners: list[int] = []
         self.fetching: Latch[None] | None = None
         self.patient = True
-        self.followers: list[Using] = []
         self._holder = 0
         self._handed_out = True
         self._readers: weakref.WeakSet[Buffer] = weakref.WeakSet()
@@ -67,6 +67,11 @@ class Movable:
     def gone(self) -> bool:
         """Whether it has been freed, also by a `free` of the buffer that was handed out."""
         return self.away is None and (self.buffer is None or not self.buffer.alive)
+
+    @property
+    def bound(self) -> bool:
+        """Whether it is about to move."""
+        return self.moving is not None and not self.gone
 
     def need(self) -> None:
         """Raise `BufferReleased` where it has been freed."""

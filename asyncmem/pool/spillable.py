@@ -11,7 +11,7 @@ from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_size
 from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.loops import need_running_loop, running_loop
-from asyncmem.pool.movable import Movable, Using
+from asyncmem.pool.movable import Using
 from asyncmem.pool.pins import Handle
 from asyncmem.pool.share import RequestTerms
 from asyncmem.units import parse_duration
@@ -39,8 +39,8 @@ class Spillable(Handle):
 
     def __init__(self, spilling: Spilling, buffer: Buffer) -> None:
         self._spilling = spilling
-        self._one: Movable
-        spilling.mark(self, buffer)
+        self._one = spilling.movable(buffer)
+        spilling.mark(self._one)  # which the end of this handle undoes, also where an interrupt ends the wait for it
 
     def __repr__(self) -> str:
         state = "freed" if not self.alive else "on the host" if self.spilled else "on the device"
@@ -123,18 +123,16 @@ class Spillable(Handle):
 
 
 @final
-class Use(Handle):
+class Use(Using, Handle):
     """A use of spillable memory, to be entered once by ``async with`` or ``with``. Made by `Spillable.use`."""
 
-    __slots__ = ("_held", "_priority", "_spilling", "_stream", "_timeout", "_using")
-
     def __init__(self, held: Spillable, stream: object, priority: int, timeout: float | None) -> None:
+        super().__init__(held._one, 0)
         self._held = held
         self._spilling = held._spilling
         self._stream = stream
         self._priority = priority
         self._timeout = timeout
-        self._using: Using | None = None
 
     async def __aenter__(self) -> Buffer:
         """Wait until the memory is at home, and keep it there until the block ends.
@@ -146,22 +144,22 @@ class Use(Handle):
 
         Cancelled: it is where it was, and no memory is held for it.
         """
-        spilling, one = self._spilling, self._held._one
+        spilling, one = self._spilling, self.one
         loop = need_running_loop(self._held, spilling.opened.core.loop)
         timeout = spilling.opened.options.timeout if self._timeout is None else self._timeout
         left = _countdown(loop.now, timeout)
-        self._using = using = Using(one, spilling.opened.core.owner())
+        self.owner, self.over = spilling.opened.core.owner(), False
         try:
-            while (latch := spilling.begin(using, patient=timeout is None)) is not None:
+            while (latch := spilling.begin(self, patient=timeout is None)) is not None:
                 await latch.wait(left())
                 spilling.need_in_time(one, latch, timeout)
-            if using.fetches:
-                spilling.bring_home(using, await one.share.allocate_async(one.nbytes, **self._terms(left())))
-            buffer = self._ordered(using)
+            if self.fetches:
+                spilling.bring_home(self, await one.share.allocate_async(one.nbytes, **self._terms(left())))
+            buffer = self._ordered()
             if one.arriving is not None:
                 await one.arriving
         except BaseException:
-            spilling.give_up(using)
+            self.end()
             raise
         return buffer
 
@@ -176,21 +174,21 @@ class Use(Handle):
             InvalidRequest: On an event loop's thread, while it moves or a task is bringing it home.
             DeviceError: The device refused to copy it back, or has lost it.
         """
-        spilling, one, timeout = self._spilling, self._held._one, self._timeout
+        spilling, one, timeout = self._spilling, self.one, self._timeout
         left = _countdown(time.monotonic, timeout)
-        self._using = using = Using(one, spilling.opened.core.owner())
+        self.owner, self.over = spilling.opened.core.owner(), False
         try:
-            while (latch := spilling.begin(using, patient=timeout is None)) is not None:
+            while (latch := spilling.begin(self, patient=timeout is None)) is not None:
                 self._need_no_loop()
                 latch.block(left())
                 spilling.need_in_time(one, latch, timeout)
-            if using.fetches:
-                spilling.bring_home(using, one.share.allocate(one.nbytes, **self._terms(left())))
-            buffer = self._ordered(using)
+            if self.fetches:
+                spilling.bring_home(self, one.share.allocate(one.nbytes, **self._terms(left())))
+            buffer = self._ordered()
             if one.arriving is not None:
                 one.arriving.block()
         except BaseException:
-            spilling.give_up(using)
+            self.end()
             raise
         return buffer
 
@@ -204,8 +202,7 @@ class Use(Handle):
 
     def end(self) -> None:
         """End the use."""
-        if self._using is not None:
-            self._spilling.give_up(self._using)
+        self._spilling.give_up(self)
 
     def _need_no_loop(self) -> None:
         if running_loop() is not None:
@@ -213,26 +210,18 @@ class Use(Handle):
 
     def _terms(self, timeout: float | None) -> RequestTerms:
         """Return the terms of the request for its memory."""
-        one = self._held._one
-        need_uncaptured(one.stream, hint="bring it home before the capture begins")
-        return RequestTerms(stream=one.stream, tag=one.tag, priority=self._priority, timeout=timeout)
+        need_uncaptured(self.one.stream, hint="bring it home before the capture begins")
+        return RequestTerms(stream=self.one.stream, tag=self.one.tag, priority=self._priority, timeout=timeout)
 
-    def _ordered(self, using: Using) -> Buffer:
+    def _ordered(self) -> Buffer:
         """Return the buffer of a use that has begun, with the named stream ordered behind its home."""
-        buffer = using.buffer
-        assert buffer is not None
+        assert self.buffer is not None
         if self._stream is not None:
-            buffer.use_on(self._stream)
-        return buffer
+            self.buffer.use_on(self._stream)
+        return self.buffer
 
 
 def _countdown(now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:
     """Return a function for the seconds left of a time that begins now; None where it is not bounded."""
-    if timeout is None:
-        return _no_end
-    end = now() + timeout
-    return lambda: max(0.0, end - now())
-
-
-def _no_end() -> None:
-    """Return that there is no end."""
+    end = None if timeout is None else now() + timeout
+    return lambda: None if end is None else max(0.0, end - now())

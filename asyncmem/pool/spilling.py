@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from asyncmem.core import Buffer
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
 
     After = list[Callable[[], object]]
 
-    class Holding(Protocol):
-        """A handle: `Spillable`."""
-
-        _one: Movable
-
 
 class Spilling:
     """What of one pool may move to the host. Attributes change under the pool's lock only.
@@ -55,11 +51,10 @@ class Spilling:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self.nbytes = self.spills = self.returns = self.timeouts = 0
-        self._idle: dict[Movable, tuple[AnyShare, ...]] = {}  # used the longest ago first; and where each makes room
-        self._refused: dict[Movable, None] = {}  # idle too, and could not move when it was tried
-        self._claimed: set[Movable] = set()  # at home and about to move
-        self._bound: dict[int, list[Movable]] = {}  # of these, for each effect that is under way
-        self._joined: set[Movable] = set()  # those that uses wait for besides the one that brings them home
+        self._resting: dict[Movable, None] = {}  # on the device and in no use, used the longest ago first
+        self._refused: dict[Movable, None] = {}  # of these, what could not move when it was tried
+        self._bound: dict[int, list[Movable]] = {}  # what is about to move, for each effect that is under way
+        self._following: dict[Using, None] = {}  # uses that wait for another one to bring the memory home
         self._making = threading.Lock()
         self._stream: Stream | None = None
 
@@ -77,9 +72,8 @@ class Spilling:
 
     # -- marking -----------------------------------------------------------------------------------------------------
 
-    @uninterruptible
-    def mark(self, held: Holding, buffer: Buffer) -> None:
-        """Take a buffer over, for a handle.
+    def movable(self, buffer: Buffer) -> Movable:
+        """Return a record of a buffer, which `mark` takes over.
 
         Raises:
             InvalidRequest: It is no buffer that could move.
@@ -98,10 +92,18 @@ class Spilling:
         if not buffer.stream.lasting:
             expected = "a buffer whose home stream is kept alive"
             raise InvalidRequest("buffer", buffer, expected, hint="name streams by their objects, not by numbers")
-        one = Movable(buffer, share)
-        held._one = one  # which ends it as it is dropped, also where an interrupt has ended the wait for this
+        return Movable(buffer, share)
+
+    @uninterruptible
+    def mark(self, one: Movable) -> None:
+        """Take a buffer over from the caller, for a handle.
+
+        Raises:
+            InvalidRequest: It is pinned or exported.
+        """
+        buffer = one.buffer
         one.take_over()
-        if buffer.alive:
+        if buffer is None or buffer.alive:
             raise InvalidRequest("buffer", buffer, "a buffer that is neither pinned nor exported")
         assert one.buffer is not None
         one.buffer._let_go()  # by its owner: it may be had without that owner now
@@ -136,7 +138,7 @@ class Spilling:
         if buffer is not None:
             one.buffer = None
             self._stir(one)
-            self._unclaim(one, after)
+            self._unbind(one, after)
         if away is not None:
             one.away = None
             self.nbytes -= one.nbytes
@@ -147,7 +149,7 @@ class Spilling:
     def resting_bytes(self) -> int:
         """Return the bytes of what is on the device and in no use."""
         with self.opened.lock:
-            return sum(one.size for one in {*self._idle, *self._refused, *self._claimed})
+            return sum(one.size for one in self._resting)
 
     # -- using -------------------------------------------------------------------------------------------------------
 
@@ -160,7 +162,7 @@ class Spilling:
         """
         one = use.one
         with self._locked() as after:
-            self._unfollow(use)
+            self._following.pop(use, None)
             one.need()
             if use.over:  # an interrupt has ended the wait for this
                 return None
@@ -176,23 +178,15 @@ class Spilling:
                 use.fetches = True
                 return None
             if patient and one.patient:
-                one.followers.append(use)
-                self._joined.add(one)
+                self._following[use] = None
                 core = self.opened.core
                 after.append(lambda: core.scheduler.note_claim(core.time))
             return one.fetching
 
-    def _unfollow(self, use: Using) -> None:
-        one = use.one
-        if use in one.followers:
-            one.followers.remove(use)
-        if not one.followers:
-            self._joined.discard(one)
-
     def claims(self) -> list[tuple[int, int, int]]:
         """Return who waits for others to bring something home: owner, bytes and account."""
         with self.opened.lock:
-            return [(use.owner, one.size, one.share._account) for one in self._joined for use in one.followers]
+            return [(use.owner, use.one.size, use.one.share._account) for use in self._following]
 
     def bring_home(self, use: Using, buffer: Buffer) -> None:
         """Copy the bytes to a buffer that was granted for them, and begin the use.
@@ -243,7 +237,7 @@ class Spilling:
         with self._locked() as after:
             if not use.over:
                 use.over = True
-                self._unfollow(use)
+                self._following.pop(use, None)
                 self._fetched(use, after)
                 if use.buffer is not None:
                     use.buffer = None
@@ -277,7 +271,7 @@ class Spilling:
         """
         if self.opened.lock.acquire(blocking=False):
             try:
-                self._bound[effect.job] = self._claim(effect.account, effect.nbytes)
+                self._bound[effect.job] = self._choose(effect.account, effect.nbytes)
             finally:
                 self.opened.lock.release()
 
@@ -289,77 +283,69 @@ class Spilling:
         """
         with self._locked():
             bound = self._bound.pop(effect.job, None)
-            claimed = self._claim(effect.account, effect.nbytes) if bound is None else bound
+            if bound is None:
+                bound = self._choose(effect.account, effect.nbytes)
         try:
-            for one in claimed:
+            for one in bound:
                 request = self.opened.core.request(effect.request)
                 if request is None or request.done() or not self._move(one):
                     return
         finally:
             with self._locked() as after:
-                for one in reversed(claimed):
-                    self._unclaim(one, after)
+                for one in bound:
+                    self._unbind(one, after)
 
-    def _claim(self, account: int, needed: int) -> list[Movable]:
+    def _choose(self, account: int, needed: int) -> list[Movable]:
         """Bind a share's oldest that hold so many bytes together, none where all hold less."""
         found: list[Movable] = []
         share = self.opened.shares.get(account)
-        for one, shares in list(self._idle.items()):
+        for one in self._resting:
             if needed <= 0:
                 break
-            if share not in shares:
+            if share not in one.makes_room:
                 continue
             if self._may_move(one):
                 found.append(one)
                 needed -= one.size
             else:
-                self._put_aside(one)
+                self._refuse(one)
         if needed > 0:
             return []
         for one in found:
-            self._stir(one)
+            self._uncount(one)
             one.moving = Latch()
-            self._claimed.add(one)
         return found
 
     @uninterruptible
     def let_stay(self) -> None:
         """Let all stay that were to move, because no worker may be left to move them."""
         with self._locked() as after:
-            for one in list(self._claimed):
-                self._unclaim(one, after)
+            for one in self._resting:
+                self._unbind(one, after)
 
-    def _unclaim(self, one: Movable, after: After) -> None:
-        if one in self._claimed:
-            self._claimed.discard(one)
-            if one.moving is not None:
-                after.append(one.moving)
+    def _unbind(self, one: Movable, after: After) -> None:
+        if one.moving is not None:
+            after.append(one.moving)
             one.moving = None
-            if one.buffer is not None and not one.gone and one not in self._refused:
-                one.share = self._open_share(one.share)
-                self._idle = {one: (), **self._idle}  # as the oldest still
-                self._count(one)
+            self._count(one)
 
     def _move(self, one: Movable) -> bool:
-        device, stream = self.opened.device, self._own_stream()
+        stream = self._own_stream()
         host = self._host_memory(one, stream)
         if host is None:
             return False
         with self._locked() as after:
-            if one not in self._claimed or one.gone or not self._may_move(one):  # freed meanwhile, or captured
+            if not one.bound or not self._may_move(one):  # freed meanwhile, or captured
                 after.append(host.free)
                 return True
             away = self._copy_out(one, host, stream)
-            if not device.host_readable:
-                self._leave(one, away, after)
-                return True
-        # The host may touch its memory whatever streams do, so there the copy is over before others get it.
-        over = False
+        # Memory that the host may touch whatever streams do goes to others once the copy is over.
+        over = not self.opened.device.host_readable
         try:
-            over = away.fence.block()
+            over = over or away.fence.block()
         finally:
             with self._locked() as after:
-                if over and one in self._claimed and not one.gone:
+                if over and one.bound:
                     self._leave(one, away, after)
                 else:
                     after.append(host.free)
@@ -376,9 +362,9 @@ class Spilling:
             return self.opened.host_pool("spilled").allocate(one.nbytes, stream=stream, tag=one.tag)
         except (OutOfMemoryError, PoolClosed, InvalidRequest):
             with self._locked():  # nor can what is as large
-                self._refused[one] = None
-                for other in [other for other in self._idle if other.size >= one.size]:
-                    self._put_aside(other)
+                for other in self._resting:
+                    if other.size >= one.size:
+                        self._refuse(other)
             return None
 
     def _copy_out(self, one: Movable, host: Buffer, stream: Stream) -> Away:
@@ -397,7 +383,8 @@ class Spilling:
 
     def _leave(self, one: Movable, away: Away, after: After) -> None:
         assert one.buffer is not None
-        after.insert(0, one.buffer.free)  # before a use that waits for it looks again
+        after.append(one.buffer.free)
+        self._stir(one)
         one.leave(away)
         self.nbytes += one.nbytes
         self.spills += 1
@@ -420,11 +407,9 @@ class Spilling:
     def pass_on(self, share: AnyShare) -> None:
         """Hear that a lease has ended: its memory makes room where its range was from."""
         with self._locked():
-            heir = self._open_share(share)
-            for one in [one for one in (*self._idle, *self._refused) if one.share is share]:
-                self._uncount(one)
-                one.share = heir
-                if one in self._idle:
+            for one in self._resting:
+                if one.share is share and one.makes_room:
+                    self._uncount(one)
                     self._count(one)
 
     @uninterruptible
@@ -434,7 +419,7 @@ class Spilling:
             return False
         with self._locked():
             self._try_again()
-        return bool(self._idle)
+            return any(one.makes_room for one in self._resting)
 
     def _open_share(self, share: AnyShare) -> AnyShare:
         found: AnyShare | None = share
@@ -444,46 +429,41 @@ class Spilling:
         return found or self.opened.pool
 
     def _rest(self, one: Movable) -> None:
-        one.share = self._open_share(one.share)
-        if one not in self._idle:
-            self._count(one)
+        self._resting[one] = None
+        self._count(one)
 
     def _stir(self, one: Movable) -> None:
         self._uncount(one)
-        self._idle.pop(one, None)
+        self._resting.pop(one, None)
         self._refused.pop(one, None)
 
-    def _put_aside(self, one: Movable) -> None:
-        self._stir(one)
+    def _refuse(self, one: Movable) -> None:
+        self._uncount(one)
         self._refused[one] = None
 
     def _try_again(self) -> None:
         refused, self._refused = self._refused, {}
         for one in refused:
-            if one.buffer is not None and not one.gone and one not in self._claimed:
-                self._rest(one)
+            self._count(one)
 
     def _count(self, one: Movable) -> None:
         """Have it counted where it would make room: in its own share and those around it, up to the end of a range."""
+        if one not in self._resting or one in self._refused or one.moving is not None or one.gone:
+            return
         if not self.opened.options.spill_limit or not one.size:
             self._refused[one] = None
             return
-        shares = []
-        for share in one.share._lineage():
-            if share._arena != one.share._arena:
-                break
-            shares.append(share)
-        self._idle[one] = tuple(shares)
+        one.share = share = self._open_share(one.share)
+        one.makes_room = tuple(takewhile(lambda outer: outer._arena == share._arena, share._lineage()))
         self._tell(one, one.size)
 
     def _uncount(self, one: Movable) -> None:
-        if one in self._idle:
-            self._tell(one, -one.size)
-            self._idle[one] = ()
+        self._tell(one, -one.size)
+        one.makes_room = ()
 
     def _tell(self, one: Movable, nbytes: int) -> None:
         core, shares = self.opened.core, self.opened.shares
-        for share in self._idle[one]:
+        for share in one.makes_room:
             if shares.get(share._account) is share:  # else it is closed, and counts nothing any more
                 core.scheduler.add_spillable(share._account, nbytes, core.time)
 
