@@ -90,18 +90,10 @@ class Lease(Share):
         self._need_new()
         return self._enter(await self._source.allocate_async(self._size, **self._terms))
 
-    async def __aexit__(self, *_: object) -> None:
-        """Give the free parts back at once; buffers still held stay valid."""
-        self._end()
-
     def __enter__(self) -> Self:
         """Take the range at once, from any thread; see `allocate` for what its timeout may be."""
         self._need_new()
         return self._enter(self._source.allocate(self._size, **self._terms))
-
-    def __exit__(self, *_: object) -> None:
-        """Give the free parts back at once; buffers still held stay valid."""
-        self._end()
 
     def _need_new(self) -> None:
         if self._served_by is not None:

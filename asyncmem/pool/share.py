@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
-from asyncmem.arrays import ALIGN, Array, Layout, extent
+from asyncmem.arrays import ALIGN, Array, ArrayBatch, Layout, extent
 from asyncmem.errors import InvalidRequest, PoolClosed
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare
@@ -19,11 +19,9 @@ from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
-    from asyncmem.arrays import ArrayBatch
     from asyncmem.core import Buffer
     from asyncmem.pool.lease import Lease
     from asyncmem.pool.placement import ReusePlan
@@ -34,16 +32,7 @@ if TYPE_CHECKING:
     from asyncmem.units import Size
 
 
-class Held(Protocol):
-    """An array, or several: held in a block, and freed at its end."""
-
-    def __enter__(self) -> object: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None: ...
-
-
-A = TypeVar("A", bound=Held)
+A = TypeVar("A", bound=Array | ArrayBatch)
 
 
 class ArrayRequest(Coroutine[Any, Any, A], Generic[A]):
@@ -77,12 +66,10 @@ class ArrayRequest(Coroutine[Any, Any, A], Generic[A]):
         array.__enter__()
         return array
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Free it."""
         assert self._array is not None
-        self._array.__exit__(kind, error, trace)
+        self._array.__exit__(None, None, None)
 
 
 class RequestTerms(TypedDict, total=False):
@@ -101,10 +88,7 @@ class Share(AnyShare):
         return (name for name in super().__dir__() if name not in POOL)
 
     def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: object = "float32",
-        **terms: Unpack[RequestTerms],
+        self, shape: int | Sequence[int], dtype: object = "float32", **terms: Unpack[RequestTerms]
     ) -> ArrayRequest[Array]:
         """Allocate a typed array over a buffer of its own; its contents are undefined.
 
@@ -118,29 +102,19 @@ class Share(AnyShare):
         return ArrayRequest(self._make_array(*extent(shape, dtype), dtype, terms))
 
     def zeros(
-        self,
-        shape: int | Sequence[int],
-        dtype: object = "float32",
-        **terms: Unpack[RequestTerms],
+        self, shape: int | Sequence[int], dtype: object = "float32", **terms: Unpack[RequestTerms]
     ) -> ArrayRequest[Array]:
         """Allocate as `empty` does and set all bytes to zero, in the order of the stream."""
-        return ArrayRequest(self._make_zeros(*extent(shape, dtype), dtype, terms))
+        return ArrayRequest(self._make_array(*extent(shape, dtype), dtype, terms, zeros=True))
 
     def ones(
-        self,
-        shape: int | Sequence[int],
-        dtype: object = "float32",
-        **terms: Unpack[RequestTerms],
+        self, shape: int | Sequence[int], dtype: object = "float32", **terms: Unpack[RequestTerms]
     ) -> ArrayRequest[Array]:
         """Allocate as `full` does, of ones."""
         return self.full(shape, 1, dtype, **terms)
 
     def full(
-        self,
-        shape: int | Sequence[int],
-        value: object,
-        dtype: object = "float32",
-        **terms: Unpack[RequestTerms],
+        self, shape: int | Sequence[int], value: object, dtype: object = "float32", **terms: Unpack[RequestTerms]
     ) -> ArrayRequest[Array]:
         """Allocate as `empty` does and copy `value` from the host to every element, in the order of the stream.
 
@@ -152,31 +126,22 @@ class Share(AnyShare):
             source = np.full(dims, cast("Any", value), cast("Any", dtype))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest("value", value, f"a value of numpy's dtype {dtype!s}") from error
-        return ArrayRequest(self._make_full(source, dtype, terms))
+        return ArrayRequest(self._make_array(source.shape, source.nbytes, dtype, terms, source=source))
 
-    async def _make_array(self, dims: tuple[int, ...], nbytes: int, dtype: object, terms: RequestTerms) -> Array:
+    async def _make_array(
+        self, dims: tuple[int, ...], nbytes: int, dtype: object, terms: RequestTerms,
+        *, zeros: bool = False, source: NDArray[Any] | None = None,
+    ) -> Array:  # fmt: skip
         buffer = await self.allocate_async(nbytes, **terms)
-        return buffer.view(dtype, dims)
-
-    async def _make_zeros(self, dims: tuple[int, ...], nbytes: int, dtype: object, terms: RequestTerms) -> Array:
-        array = await self._make_array(dims, nbytes, dtype, terms)
-        if nbytes:
-            array.buffer.device.fill(array.address, nbytes, 0, array.buffer.stream)
-        return array
-
-    async def _make_full(self, source: NDArray[Any], dtype: object, terms: RequestTerms) -> Array:
-        array = await self._make_array(source.shape, source.nbytes, dtype, terms)
-        if source.nbytes:
+        array = buffer.view(dtype, dims)
+        if zeros and nbytes:
+            buffer.device.fill(buffer.address, nbytes, 0, buffer.stream)
+        if source is not None and nbytes:
             await array.copy_from(source)
         return array
 
     def empty_batch(
-        self,
-        specs: Iterable[object],
-        dtype: object = "float32",
-        *,
-        align: Size = ALIGN,
-        **terms: Unpack[RequestTerms],
+        self, specs: Iterable[object], dtype: object = "float32", *, align: Size = ALIGN, **terms: Unpack[RequestTerms]
     ) -> ArrayRequest[ArrayBatch]:
         """Allocate many typed arrays over one buffer, all or nothing; their contents are undefined.
 
@@ -202,12 +167,7 @@ class Share(AnyShare):
         return layout.over(buffer)
 
     def allocate_arrays(
-        self,
-        specs: Iterable[object],
-        dtype: object = "float32",
-        *,
-        align: Size = ALIGN,
-        **terms: Unpack[RequestTerms],
+        self, specs: Iterable[object], dtype: object = "float32", *, align: Size = ALIGN, **terms: Unpack[RequestTerms]
     ) -> ArrayBatch:
         """Allocate as `empty_batch` does, from code that cannot await: now, or blocking this thread until `timeout`."""
         layout = Layout.of(specs, dtype=dtype, align=align)
@@ -292,6 +252,14 @@ class Share(AnyShare):
             with suppress(ValueError):  # its task was collected, by another
                 named_owner.reset(token)
 
+    def __exit__(self, *_: object) -> None:
+        """End a budget or a lease; buffers still held stay valid."""
+        self._end()
+
+    async def __aexit__(self, *_: object) -> None:
+        """End a budget or a lease; buffers still held stay valid."""
+        self._end()
+
     def stats(self) -> PoolStats:
         """Return the figures of this moment."""
         return stats_of(self)
@@ -344,21 +312,9 @@ class Budget(Share):
         """Return the budget, which is closed at the end of the block."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
     async def __aenter__(self) -> Self:
         """Return the budget, which is closed at the end of the block."""
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def resize(self, *, limit: Size) -> None:
         """Change the limit; below what is live, nothing is granted until enough is freed.
