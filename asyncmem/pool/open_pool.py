@@ -15,7 +15,6 @@ from asyncmem.core import Core, Kind
 from asyncmem.devices import Stream
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning, PoolClosed
 from asyncmem.figures import format_size
-from asyncmem.pool import policy
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies, Copy, Part
 from asyncmem.pool.executor import Executor
@@ -24,12 +23,13 @@ from asyncmem.pool.graph import Captures
 from asyncmem.pool.holders import StallWatch, warn_of_leaks
 from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
 from asyncmem.pool.loops import need_running_loop, running_loop
+from asyncmem.pool.opening import heap_settings, scheduler_settings
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.pins import Pin
 from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
-from asyncmem.pool.worker import TICK, idle_helpers, on_main_thread, ready_helper
+from asyncmem.pool.worker import TICK, Worker, idle_helpers, on_main_thread, ready_helper
 from asyncmem.stats import Pressure
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_block
@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.loops import EventLoop
     from asyncmem.pool.opening import PoolDevices
     from asyncmem.pool.pool import AsyncMemoryPool
-    from asyncmem.pool.ports import WorkerLike
     from asyncmem.pool.pressure import PressureChanges
-
-    WorkerFactory = Callable[[str, Callable[[], float | None], Callable[[BaseException], None]], WorkerLike]
 
 T = TypeVar("T")
 
@@ -63,24 +60,22 @@ class OpenPool(Opened):
     pool: AsyncMemoryPool
 
     def __init__(
-        self, pool: AsyncMemoryPool, devices: PoolDevices, options: PoolOptions, factory: WorkerFactory
+        self, pool: AsyncMemoryPool, devices: PoolDevices, options: PoolOptions, factory: type[Worker]
     ) -> None:
         super().__init__(pool)
-        self.options = options
         self._devices = devices
         self.host_pool = pool._host_pool
         self.device = device = devices.device
         self.total = device.capacity
-        self.min_free = options.spared(device.kind)
-        self.core = core = Core(device, self, journal=options.journal is not None, **policy.heap_settings(options))
+        self.core = core = Core(device, self, journal=options.journal is not None, **heap_settings(options))
         self.journal = devices.journal
         if self.journal is not None:
             self.journal.core = core
         self.retire = core.retire
-        self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
+        self._heed(options)
         self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))
         self._factory = factory
-        self._copier: WorkerLike | None = None
+        self._copier: Worker | None = None
         self.executor = Executor(self)
         if options.segments == "paged":
             page = max(device.page, 1)
@@ -98,7 +93,6 @@ class OpenPool(Opened):
         self._over_budget = device.over_budget  # what has been heeded
         core.serve(self.executor, self.worker.submit, idle_helpers, **self._settings())
         core.can_capture = type(device.default_stream).capturing is not Stream.capturing
-        core.default_timeout = options.timeout
         _opened[id(self)] = self
         core.open = True
         self.observe()
@@ -107,7 +101,7 @@ class OpenPool(Opened):
         self.worker.start()
 
     def _settings(self) -> dict[str, Any]:
-        return policy.scheduler_settings(self.options, self.device, self.limit)
+        return scheduler_settings(self.options, self.device, self.limit)
 
     @property
     def budgets(self) -> list[Budget]:
@@ -305,11 +299,13 @@ class OpenPool(Opened):
         """Go on with other options."""
         self.core.post(partial(self._reconfigure, options))
 
-    def _reconfigure(self, options: PoolOptions) -> bool:
+    def _heed(self, options: PoolOptions) -> None:
         self.options = options
-        self.min_free = options.spared(self.device.kind)
         self.core.default_timeout = options.timeout
         self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
+
+    def _reconfigure(self, options: PoolOptions) -> bool:
+        self._heed(options)
         self.spilling.look_again()
         self.core.scheduler.configure(self.core.time, **self._settings())
         self.core.carry_out()
@@ -329,7 +325,7 @@ class OpenPool(Opened):
 
     # -- work for the threads -----------------------------------------------------------------------------------------
 
-    def copier(self) -> WorkerLike:
+    def copier(self) -> Worker:
         with _starting:
             if self._copier is None or not self._copier.alive:
                 name = f"asyncmem {self.name} copies"

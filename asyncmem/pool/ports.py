@@ -6,7 +6,7 @@ import sys
 import threading
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncmem.core import GRANULE, Allocator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.executor import Executor
     from asyncmem.pool.graph import Captures
     from asyncmem.pool.spilling import Spilling
+    from asyncmem.pool.worker import Worker
 
 
 class AnyShare(Allocator):
@@ -111,16 +112,6 @@ class AnyShare(Allocator):
         raise NotImplementedError
 
 
-class WorkerLike(Protocol):
-    """What a pool asks of its worker."""
-
-    @property
-    def alive(self) -> bool: ...
-    def start(self) -> None: ...
-    def submit(self, job: Callable[[], None]) -> None: ...
-    def close(self, timeout: float | None = None) -> bool: ...
-
-
 class Opened:
     """An open pool, as its parts know it: what it consists of, its shares, and who works for it.
 
@@ -138,18 +129,17 @@ class Opened:
 
     name: str
     options: PoolOptions
-    min_free: int
     pool: AnyShare
     device: Device
     core: Core
     retire: Retire
-    worker: WorkerLike
+    worker: Worker
     executor: Executor
     spilling: Spilling
     captures: Captures
     total: int
     host_pool: Callable[[Literal["spilled", "on the host"]], Allocator]
-    copier: Callable[[], WorkerLike]
+    copier: Callable[[], Worker]
     facts_of: Callable[[int], OutOfMemoryFacts | None]
 
     def __init__(self, pool: AnyShare) -> None:
@@ -179,6 +169,11 @@ class Opened:
     def limit(self) -> int:
         """The limit in bytes, in whole granules."""
         return -(-self.options.ceiling(self.total) // GRANULE) * GRANULE
+
+    @property
+    def min_free(self) -> int:
+        """Bytes of the device that stay free for others."""
+        return self.options.spared(self.device.kind)
 
     @property
     def pinned_bytes(self) -> int:

@@ -9,7 +9,7 @@ from typing import Final, final
 from asyncmem.core import DRIVER_CALLS, ReplaySample, ReplayTally, replay_steps
 from asyncmem.errors import BadTrace, InvalidRequest
 from asyncmem.figures import format_size
-from asyncmem.pool.policy import heap_settings
+from asyncmem.pool.opening import heap_settings
 from asyncmem.replay.model import Model, Policy
 from asyncmem.replay.trace import Trace
 from asyncmem.text import quoted
