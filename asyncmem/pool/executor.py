@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncmem.core import Kind
 from asyncmem.devices import MemoryInfo
+from asyncmem.devices.base import Remapped
 from asyncmem.errors import AsyncmemError, DeviceError, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.pool.alarm import alarm
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asyncmem.core import Batch, Buffer, Effect, Request
-    from asyncmem.devices import Segment, Stream
-    from asyncmem.devices.base import Remapped, Span
+    from asyncmem.devices import Segment
+    from asyncmem.devices.base import Span
     from asyncmem.pool.ports import Opened
 
 _RETRIES: Final = 16
@@ -39,7 +40,8 @@ class Executor:
     """Carries out effects for one pool.
 
     Attributes:
-        segments: What the device has given, by address.
+        segments: What the device has given and not taken back, by address; several where it has failed to take one back
+            and given the address again, the oldest first.
         memory: What the device had free when it was last asked.
         clock: Tells how long the device's calls take.
         own: What a thread carries out by itself, because it has asked for it; by thread.
@@ -52,16 +54,15 @@ class Executor:
         self._core = opened.core
         self._device = opened.device
         self._retire = opened.retire
-        self.segments: dict[int, Segment] = {}
-        self._refused: dict[int, list[Segment]] = {}  # what the device has failed to take back, the oldest first
-        self._books = threading.Lock()  # over these two
+        self.segments: dict[int, list[Segment]] = {}
+        self._books = threading.Lock()  # over these
         self.spaces: dict[int, Span] = {}
         self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
         self.asked: Counter[str] = Counter()
         self._making = threading.Lock()
         self._quiet: int | None = None
         self._lost: list[tuple[Segment, int, int]] = []  # what could not be made ready; and behind what it goes back
-        self._unclean: list[partial[None]] = []  # what to tell once pages are known to be zero
+        self._unclean: list[partial[None]] = []  # ends of effects whose pages could not be seen zero
         self.own: dict[int, deque[Effect]] = {}
         self.returns: deque[Effect] = deque()
 
@@ -95,8 +96,7 @@ class Executor:
         if self.spaces:
             return sum(handle.nbytes for handle in self._core.handles())
         with self._books:
-            refused = [one for segments in self._refused.values() for one in segments]
-            return sum(one.nbytes for one in [*self.segments.values(), *refused])
+            return sum(one.nbytes for segments in self.segments.values() for one in segments)
 
     def grow_ahead(self) -> None:
         """Get what is to be ready ahead of need (blocks).
@@ -155,21 +155,22 @@ class Executor:
         scheduler = self._core.scheduler
         try:
             if effect.returns:
-                self._trim(effect, quietly=True)
+                with suppress(DeviceError):  # what the device does not take is offered again
+                    self._trim(effect)
             stream = self._fit_stream(effect.stream)
             segment = self._ask(effect, stream)
-        except OutOfMemoryError:
-            scheduler.grow_failed(effect.job, self._core.time, out_of_memory=True)
-            return
         except BaseException:
             scheduler.grow_failed(effect.job, self._core.time)
             raise
+        if segment is None:
+            scheduler.grow_failed(effect.job, self._core.time, out_of_memory=True)
+            return
         if self._device.checker is not None:
             self._device.checker.open_segment(segment.address, segment.nbytes)
         seconds = self.clock() - started
-        self._tell(Kind.GREW, segment.nbytes, seconds, segment.address)  # before anything is had from it
+        self._core.note(Kind.GREW, 0, segment.nbytes, segment.address, seconds)  # before anything is had from it
         with self._books:
-            self.segments[segment.address] = segment
+            self.segments.setdefault(segment.address, []).append(segment)
         scheduler.grew(
             effect.job, segment.address, segment.nbytes, stream, self._core.time,
             ready=stream == self._quiet, seconds=seconds,
@@ -186,25 +187,22 @@ class Executor:
             fit = False
         return number if fit else self.quiet()
 
-    def _ask(self, effect: Effect, number: int) -> Segment:
+    def _ask(self, effect: Effect, number: int) -> Segment | None:
+        # Returns as much as is wanted, else as is needed; None where the device has less.
         self._return_lost()
-        stream = self._retire.streams[number]
         spare = self._spare()
-        if spare < effect.need:
-            facts = OutOfMemoryFacts(asked=effect.need, device=self._device.name, device_free=self.memory.free)
-            raise OutOfMemoryError(facts)
-        kind, segment = self._pool.options.segments, None
-        if effect.need < effect.nbytes <= spare:
-            with suppress(OutOfMemoryError):
-                segment = self._device.allocate_segment(effect.nbytes, kind, stream)
-        if segment is None:
-            segment = self._device.allocate_segment(effect.need, kind, stream)
-        try:
-            self._make_ready(segment.address, segment.nbytes, number)
-        except BaseException:
-            self._lost.append((segment, number, self._core.close_epoch(number)))  # the device may still write to it
-            raise
-        return segment
+        for nbytes in sorted({effect.nbytes, effect.need}, reverse=True):
+            if effect.need <= nbytes <= spare:
+                with suppress(OutOfMemoryError):
+                    stream = self._retire.streams[number]
+                    segment = self._device.allocate_segment(nbytes, self._pool.options.segments, stream)
+                    try:
+                        self._make_ready([(segment.address, segment.nbytes)], number)
+                    except BaseException:  # the device may still write to it
+                        self._lost.append((segment, number, self._core.close_epoch(number)))
+                        raise
+                    return segment
+        return None
 
     def _return_lost(self) -> None:
         while self._lost:
@@ -221,14 +219,16 @@ class Executor:
         self.memory = self._device.memory()
         return self.memory.free - self._pool.min_free
 
-    def _make_ready(self, address: int, nbytes: int, number: int) -> None:
+    def _make_ready(self, spans: Sequence[Span], number: int) -> None:
+        """Set memory to zero where that is wanted; what is had on the quiet stream is ready for all then."""
         stream = self._retire.streams[number] or self._device.default_stream
         if self._pool.options.zero_segments:
-            self._device.fill(address, nbytes, 0, stream)
+            for address, nbytes in spans:
+                self._device.fill(address, nbytes, 0, stream)
         if number == self._quiet:
             stream.record().block()
 
-    def _trim(self, effect: Effect, *, quietly: bool = False) -> None:
+    def _trim(self, effect: Effect) -> None:
         given = 0
         try:
             for address, nbytes, uses in effect.returns:
@@ -236,22 +236,20 @@ class Executor:
                 self._retire.settle(uses)
                 if self._device.checker is not None:
                     self._device.checker.close_segment(address)
-                # Out of the book first, as another thread may be given its address at once. A driver may even give an
-                # address again that it has failed to take back: then the oldest there is the one that is out of use.
+                # Out of the book first, as another thread may be given its address at once.
                 with self._books:
-                    refused = self._refused.get(address)
-                    segment = refused.pop(0) if refused else self.segments.pop(address)
+                    segments = self.segments.pop(address)
+                    segment, *others = segments
+                    if others:
+                        self.segments[address] = others
                 try:
                     self._device.free_segment(segment)
                 except BaseException:
                     with self._books:
-                        self._refused.setdefault(address, []).insert(0, segment)
+                        self.segments.setdefault(address, []).insert(0, segment)
                     raise
                 given += 1
-                self._tell(Kind.TRIMMED, nbytes, self.clock() - started, address)
-        except DeviceError:
-            if not quietly:  # what the device did not take is offered again
-                raise
+                self._core.note(Kind.TRIMMED, 0, nbytes, address, self.clock() - started)
         finally:
             self._core.scheduler.trimmed(effect.job, given, self._core.time)
 
@@ -285,13 +283,11 @@ class Executor:
 
     def _remap(self, effect: Effect) -> None:
         started = self.clock()
-        unmapped = mapped = 0
+        done = Remapped(0, 0)
         refused = True
-        error: AsyncmemError | None = None
-        ends = True
         try:
             self._wash()
-            into = list(effect.into)
+            into = effect.into
             if effect.nbytes:
                 spare = self._spare()
                 if spare < effect.nbytes:
@@ -299,71 +295,59 @@ class Executor:
                 if spare < effect.need:
                     return
             refused = False
-            done = self._carry_out(effect, into)
-            unmapped, mapped, error = done.unmapped, done.mapped, done.error
-            ends = False
-            self._clear(effect.into[effect.moved : mapped])
-            ends = True
+            done = self._map(effect, into)
         finally:
-            out_of_memory = refused or isinstance(error, OutOfMemoryError)
-            tell = partial(
-                self._remapped, effect, unmapped, mapped, out_of_memory=out_of_memory, seconds=self.clock() - started
-            )
-            if ends:
-                tell()
-            else:
-                self._unclean.append(tell)
-                self._pool.worker.submit(self.wash)
+            refused = refused or isinstance(done.error, OutOfMemoryError)
+            try:
+                self._finish(partial(self._remapped, effect, done, refused, self.clock() - started))
+            finally:
+                if self._unclean:
+                    self._pool.worker.submit(self.wash)
         # What was only not given back is the device's to try again.
         try:
-            if isinstance(error, DeviceError) and (
-                mapped < len(effect.into) - effect.ahead or unmapped < len(effect.out)
+            if isinstance(done.error, DeviceError) and (
+                done.mapped < len(effect.into) - effect.ahead or done.unmapped < len(effect.out)
             ):
-                raise error
+                raise done.error
         finally:
-            del error, done  # which would keep the frame that keeps them
+            del done  # whose error would keep the frame that keeps it
 
-    def _remapped(
-        self, effect: Effect, unmapped: int, mapped: int, *, out_of_memory: bool, seconds: float
-    ) -> None:  # fmt: skip
-        change = sum(nbytes for _, nbytes in effect.into[:mapped]) - sum(nbytes for _, nbytes in effect.out[:unmapped])
-        if change:
-            self._tell(Kind.GREW if change > 0 else Kind.TRIMMED, abs(change), seconds)
-        self._core.scheduler.remapped(
-            effect.job, unmapped, mapped, self._core.time, out_of_memory=out_of_memory, seconds=seconds
-        )
-
-    def _carry_out(self, effect: Effect, into: Sequence[Span]) -> Remapped:
+    def _map(self, effect: Effect, into: Sequence[Span]) -> Remapped:
         ahead = max(0, len(into) - (len(effect.into) - effect.ahead))
         done = self._device.remap(effect.out, into[: len(into) - ahead])
         if done.error is None and ahead:
             more = self._device.remap([], into[len(into) - ahead :])
-            done = type(done)(done.unmapped, done.mapped + more.mapped)  # no request fails for what none waits for
+            done = Remapped(done.unmapped, done.mapped + more.mapped)  # no request fails for what none waits for
         return done
 
-    def _clear(self, spans: Sequence[Span]) -> None:
-        if self._pool.options.zero_segments and spans:
-            stream = self._quiet_stream()
-            for address, nbytes in spans:
-                self._device.fill(address, nbytes, 0, stream)
-            stream.record().block()
+    def _remapped(self, effect: Effect, done: Remapped, out_of_memory: bool, seconds: float) -> None:
+        fresh = effect.into[effect.moved : done.mapped]
+        if fresh and self._pool.options.zero_segments:
+            self._make_ready(fresh, self.quiet())
+        change = sum(nbytes for _, nbytes in effect.into[: done.mapped])
+        change -= sum(nbytes for _, nbytes in effect.out[: done.unmapped])
+        if change:
+            self._core.note(Kind.GREW if change > 0 else Kind.TRIMMED, 0, abs(change), 0, seconds)
+        self._core.scheduler.remapped(
+            effect.job, done.unmapped, done.mapped, self._core.time, out_of_memory=out_of_memory, seconds=seconds
+        )
 
-    def _quiet_stream(self) -> Stream:
-        stream = self._retire.streams[self.quiet()]
-        assert stream is not None
-        return stream
+    def _finish(self, end: partial[None]) -> None:
+        try:
+            end()
+        except BaseException:  # no request gets these pages before that can be done
+            self._unclean.append(end)
+            raise
 
     def wash(self) -> None:
-        """Try once more to see pages zero that could not be waited for (blocks); until then no request gets them."""
+        """Try once more to set pages to zero where that has failed (blocks); until then no request gets them."""
         with suppress(DeviceError):
             self._wash()
         self._core.carry_out()
 
     def _wash(self) -> None:
-        if self._unclean:
-            self._quiet_stream().record().block()
-            while self._unclean:
-                self._unclean.pop()()
+        while self._unclean:
+            self._finish(self._unclean.pop())
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -390,19 +374,16 @@ class Executor:
             self._core.scheduler.ended(effect.job, self._core.time)
 
     def _serve_from_host(self, effect: Effect) -> None:
-        request = self._core.request(effect.request)
-        scheduler = self._core.scheduler
-        if request is None:
-            scheduler.ended(effect.job, self._core.time)
-            return
+        request, ending = self._core.request(effect.request), "done"
         try:
-            request._elsewhere = self._on_host(request)
+            if request is not None:
+                request._elsewhere = self._on_host(request)
+                self._pool.cpu_fallbacks += len(request._sizes)
+                ending = "served"
         except AsyncmemError as error:  # the host has too little, too
             self._core.fail(effect.request, error)
-            scheduler.ended(effect.job, self._core.time)
-            return
-        self._pool.cpu_fallbacks += len(request._sizes)
-        scheduler.ended(effect.job, self._core.time, "served")
+        finally:
+            self._core.scheduler.ended(effect.job, self._core.time, ending)
 
     def _on_host(self, request: Request[Any]) -> Buffer | Batch:
         memory, sizes = self._pool.host_pool("on the host"), request._sizes
@@ -453,10 +434,6 @@ class Executor:
             self._core.fail(effect.request, error)
         else:
             alarm(f"pool {quoted(self._pool.name)}: {error}", RuntimeWarning)
-
-    def _tell(self, kind: Kind, nbytes: int, seconds: float, address: int = 0) -> None:
-        if self._core.logged:
-            self._core.note(kind, 0, nbytes, address, seconds)
 
 
 def _first(effects: deque[Effect]) -> Effect | None:

@@ -110,8 +110,7 @@ def _free(opened: Opened, share: AnyShare) -> int:
 
 def _out_of_memory(opened: Opened, request: Request[Any], cause: str, level: int) -> OutOfMemoryError:
     facts = out_of_memory_facts(opened, request, cause, level)
-    if opened.core.logged:
-        opened.core.note(_REFUSED, nbytes=request.nbytes, request=request)
+    opened.core.note(_REFUSED, nbytes=request.nbytes, request=request)
     if opened.options.oom_snapshot is not None:
         content = _snapshot(opened, facts)
         opened.worker.submit(partial(_save, opened, content, opened.options.oom_snapshot))

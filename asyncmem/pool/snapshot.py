@@ -20,7 +20,7 @@ _LOOKS: Final = 100
 
 def segment_infos(opened: Opened) -> tuple[SegmentInfo, ...]:
     """Return the segments that a pool has from its device."""
-    kinds = {segment.address: segment.kind for segment in list(opened.executor.segments.values())}
+    kinds = {address: segments[-1].kind for address, segments in opened.executor.segments.copy().items()}
     return tuple(
         SegmentInfo(
             address=one.address, nbytes=one.nbytes,
