@@ -7,8 +7,8 @@ copy is seen done, whether or not anything waits for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -103,8 +103,7 @@ class Copy:
         return done
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The part of a buffer that is copied."""
 
     buffer: Buffer
@@ -123,11 +122,6 @@ class Part:
     def on_host(self) -> memoryview:
         """Return its bytes, where the host can read them."""
         return memoryview(self.buffer)[self.offset : self.offset + self.nbytes]
-
-    @property
-    def device(self) -> Device:
-        """The device whose memory it is."""
-        return self.buffer.device
 
 
 class Copies:
@@ -167,8 +161,8 @@ class Copies:
             InvalidRequest: The stream is another device's, or is being captured.
             DeviceError: The device refuses.
         """
-        buffer, device = part.buffer, part.device
-        address, home = part.address, buffer.stream
+        buffer, address = part.buffer, part.address
+        device, home = buffer.device, buffer.stream
         on = home if stream is None else device.stream_of(stream)
         _need_no_capture(on, home)
         if host.nbytes == 0:
@@ -177,12 +171,7 @@ class Copies:
             buffer.use_on(on)
         followers = {home} if into and on != home else set()
 
-        def submit(stream: Stream) -> None:
-            if into:
-                device.copy_in(address, host, stream)
-            else:
-                device.copy_out(host, address, stream)
-
+        submit = partial(device.copy_in, address, host) if into else partial(device.copy_out, host, address)
         if device.copy_holds_up(host, into=into):
             # It would hold this thread: another one makes it, and keeps the block meanwhile as an export would.
             return self._beside(host, submit, on.for_any_thread(), buffer._pin())
@@ -214,7 +203,7 @@ class Copies:
             stream: A stream of either device; None for the home of `caller`.
             caller: The one of the two whose method was called.
         """
-        on = caller.stream if stream is None else _stream_of_either(source.device, target.device, stream)
+        on = caller.stream if stream is None else _stream_of_either(source.buffer.device, target.buffer.device, stream)
         _need_no_capture(on, source.buffer.stream, target.buffer.stream)
         if source.nbytes == 0:
             return Copy(0, Joined(()))
@@ -244,7 +233,7 @@ class Copies:
 
     @staticmethod
     def _submit(source: Part, target: Part, on: Stream) -> tuple[object, ...]:
-        to, from_, nbytes = target.device, source.device, source.nbytes
+        to, from_, nbytes = target.buffer.device, source.buffer.device, source.nbytes
         if to is from_:
             to.copy(target.address, source.address, nbytes, on)
         elif to.kind == from_.kind or not (to.host_readable or from_.host_readable):
