@@ -14,9 +14,8 @@ import threading
 import weakref
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 from asyncmem.core import FLAG_WAITING, GRANULE
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 _HINT = "allocate inside `with pool.graph() as memory:` and keep `memory` for as long as the graph is launched"
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(NamedTuple):
     """That a request is for captured work.
 
     Attributes:
@@ -105,7 +103,7 @@ class GraphMemory(Handle):
         if self._open:
             raise InvalidRequest("release()", self, "a graph whose block has ended")
         if not self.released:
-            self._pool.captures.release(self)
+            self._pool.captures.give_back(self)
 
     @uninterruptible
     def serve(self, request: Request[Any]) -> bool:
@@ -137,7 +135,7 @@ class GraphMemory(Handle):
         if self._open and not used_elsewhere and not self._hand_on(block, home, size):
             self._spares[home, size].append(block)
         if self.released:  # by another thread, just now
-            self._pool.core.post(partial(self._pool.captures.give_back, self.kept))
+            self._pool.core.post(partial(self._pool.captures.give_back, self))
 
     @uninterruptible
     def _hand_on(self, block: int, home: int, size: int) -> bool:
@@ -189,20 +187,18 @@ class Captures:
     @uninterruptible
     def opened(self, graph: GraphMemory) -> None:
         """Look at every request from now on, until `ended`."""
-        with self._changing:
-            if not graph._over:  # else an interrupt has ended the wait for this
-                self._opened(graph)
-
-    def _opened(self, graph: GraphMemory) -> None:
         opened = self._pool
-        opened.executor.quiet()  # made before the capture begins, as a rule
-        opened.device.begin_captures()  # it may have begun, on a stream that is not known here
-        # What was freed on a stream that is captured next has to be within others' reach meanwhile.
-        for index in range(len(opened.core.stream_objects)):
-            with suppress(DeviceError):
-                opened.retire.fence(index)
-        self._open.append(graph)
-        opened.observe()
+        with self._changing:
+            if graph._over:  # an interrupt has ended the wait for this
+                return
+            opened.executor.quiet()  # made before the capture begins, as a rule
+            opened.device.begin_captures()  # it may have begun, on a stream that is not known here
+            # What was freed on a stream that is captured next has to be within others' reach meanwhile.
+            for index in range(len(opened.core.stream_objects)):
+                with suppress(DeviceError):
+                    opened.retire.fence(index)
+            self._open.append(graph)
+            opened.observe()
 
     def settle(self) -> None:
         """Wait on this thread (blocks) until the host has seen done what free memory was used for.
@@ -243,26 +239,20 @@ class Captures:
         Raises:
             InvalidRequest: It is outside of a block of `pool.graph()`, or in one for another stream.
         """
-        stream = self._pool.core.stream_objects[home]
-        graph = next((one for one in reversed(self._open) if self._is_for(one, stream)), None)
-        if graph is None:
-            raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
-        return Captured(graph, home)
-
-    def _is_for(self, graph: GraphMemory, stream: Stream | None) -> bool:
-        # A stream of which only the handle is known may be another object while it is captured, and is the same one.
-        mine = None if graph.stream is None else self._pool.core.stream_objects[graph.stream]
-        return mine is None or (stream is not None and mine.handle == stream.handle)
+        streams = self._pool.core.stream_objects
+        stream = streams[home]
+        for graph in reversed(self._open):
+            mine = None if graph.stream is None else streams[graph.stream]
+            # A stream of which only the handle is known may be another object while it is captured.
+            if mine is None or (stream is not None and mine.handle == stream.handle):
+                return Captured(graph, home)
+        raise InvalidRequest("stream", stream, "a stream that is not being captured", hint=_HINT)
 
     @uninterruptible
-    def release(self, graph: GraphMemory) -> None:
-        """Free a graph's blocks, and from now on what is freed of it."""
+    def give_back(self, graph: GraphMemory) -> bool:
+        """Free a graph's blocks behind all streams, and from now on what is freed of it; twice is fine."""
         graph.released = True
-        self.give_back(graph.kept)
-
-    @uninterruptible
-    def give_back(self, kept: dict[int, int]) -> bool:
-        """Free a graph's blocks behind all streams."""
+        kept = graph.kept
         self._all = [one for one in self._all if one is not kept]
         if kept:
             retire, core = self._pool.retire, self._pool.core
