@@ -23,8 +23,8 @@ from asyncmem.core.report import (
 from asyncmem.devices.base import Device, Stream
 from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import Captured, GraphMemory
+from asyncmem.pool.handles import Pin
 from asyncmem.pool.loops import EventLoop, Sleeper
-from asyncmem.pool.pins import Pin
 from asyncmem.pool.share import Share
 
 _Entries: TypeAlias = Sequence[tuple[int, int]]

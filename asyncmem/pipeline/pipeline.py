@@ -19,9 +19,8 @@ from asyncmem.pipeline.resources import BorrowedStreams
 from asyncmem.pipeline.run import ActiveStage, Results, Run
 from asyncmem.pipeline.stage import IN_FLIGHT, AnyStage, Function, Stage, StageBudget, StagePlan, divide, stage
 from asyncmem.pool import AsyncMemoryPool, Budget
-from asyncmem.pool.lease import reserve_ranges
 from asyncmem.pool.pool import pool_of
-from asyncmem.pool.share import Share, fail_first
+from asyncmem.pool.share import Share, fail_first, reserve_ranges
 from asyncmem.runtime import device
 from asyncmem.stats import WaiterInfo
 from asyncmem.text import printable, quoted

@@ -8,12 +8,11 @@ of the device. `placement` is a plan of where buffers lie, and `planned` a range
 from asyncmem.core import Request
 from asyncmem.pool.copies import Copy
 from asyncmem.pool.graph import GraphMemory
-from asyncmem.pool.lease import Lease
-from asyncmem.pool.pins import Pin
+from asyncmem.pool.handles import Pin
 from asyncmem.pool.placement import PlannedPlace, ReusePlan
 from asyncmem.pool.planned import PlannedMemory, PlanUse
 from asyncmem.pool.pool import AsyncMemoryPool
-from asyncmem.pool.share import Budget
+from asyncmem.pool.share import Budget, Lease
 from asyncmem.pool.share import Share as MemoryShare
 from asyncmem.pool.spillable import Spillable
 

@@ -21,7 +21,7 @@ from asyncmem.core import FLAG_WAITING, GRANULE
 from asyncmem.errors import DeviceError, InvalidRequest, LeakWarning
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
-from asyncmem.pool.pins import Handle
+from asyncmem.pool.handles import Handle
 from asyncmem.pool.worker import uninterruptible
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.copies import Copies, Copy, Part
 from asyncmem.pool.executor import Executor
-from asyncmem.pool.failures import error_of, out_of_memory_facts
 from asyncmem.pool.graph import Captures
-from asyncmem.pool.holders import StallWatch, warn_of_leaks
+from asyncmem.pool.handles import Pin
+from asyncmem.pool.holders import StallWatch, error_of, out_of_memory_facts, warn_of_leaks
 from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
 from asyncmem.pool.loops import need_running_loop, running_loop
 from asyncmem.pool.opening import heap_settings, scheduler_settings
 from asyncmem.pool.owners import named_owner
-from asyncmem.pool.pins import Pin
 from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.loops import EventLoop
     from asyncmem.pool.opening import PoolDevices
     from asyncmem.pool.pool import AsyncMemoryPool
-    from asyncmem.pool.pressure import PressureChanges
+    from asyncmem.pool.snapshot import PressureChanges
 
 T = TypeVar("T")
 

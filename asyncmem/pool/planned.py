@@ -9,9 +9,9 @@ from asyncmem.core import ready
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool.graph import is_captured
-from asyncmem.pool.lease import Lease
-from asyncmem.pool.pins import Handle
+from asyncmem.pool.handles import Handle
 from asyncmem.pool.placement import ReusePlan
+from asyncmem.pool.share import Lease
 from asyncmem.text import encodable, quoted
 from asyncmem.units import parse_size
 

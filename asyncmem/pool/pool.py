@@ -23,9 +23,8 @@ from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.opening import Opening, PoolDevices, may_block
-from asyncmem.pool.pressure import PressureChanges
 from asyncmem.pool.share import Share
-from asyncmem.pool.snapshot import counters, segment_infos, since, stats_of, summary
+from asyncmem.pool.snapshot import PressureChanges, counters, segment_infos, since, stats_of, summary
 from asyncmem.pool.worker import Worker, uninterrupted
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_block, parse_size

@@ -10,9 +10,8 @@ from asyncmem.core import parse_priority
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_size
 from asyncmem.pool.graph import need_uncaptured
+from asyncmem.pool.handles import Handle, Using
 from asyncmem.pool.loops import need_running_loop, running_loop
-from asyncmem.pool.movable import Using
-from asyncmem.pool.pins import Handle
 from asyncmem.pool.share import RequestTerms
 from asyncmem.units import parse_duration
 

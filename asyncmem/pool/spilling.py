@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from asyncmem.core import Buffer
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.pool.graph import graph_of, is_captured
+from asyncmem.pool.handles import Away, Movable, Using
 from asyncmem.pool.latch import Latch
-from asyncmem.pool.movable import Away, Movable, Using
 from asyncmem.pool.worker import uninterruptible
 from asyncmem.text import quoted
 

@@ -24,7 +24,7 @@ from asyncmem import (
     Spillable,
 )
 from asyncmem.core import Request
-from asyncmem.pool.pressure import PressureChanges
+from asyncmem.pool.snapshot import PressureChanges
 
 from .support import LIMIT, MIB, make_pool, quick_device
 

@@ -28,9 +28,8 @@ from asyncmem.pipeline.stage import granules
 from asyncmem.pipeline.tasks import clear_frames, describe_error, is_own_error, within
 from asyncmem.pipeline.trees import buffers_except, buffers_in, copy_buffers, free_buffers, set_home
 from asyncmem.pool import AsyncMemoryPool, Lease
-from asyncmem.pool.lease import reserve_ranges
 from asyncmem.pool.pool import pool_of
-from asyncmem.pool.share import Share, record_fence
+from asyncmem.pool.share import Share, record_fence, reserve_ranges
 from asyncmem.units import parse_count, parse_duration
 
 
