@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -32,9 +33,9 @@ from asyncmem.pool.snapshot import largest_hole, segment_infos, waiter_infos
 from asyncmem.text import printable, quoted, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from asyncmem.core import Core, Request
+    from asyncmem.core import Core, Request, Witness
     from asyncmem.pool.ports import AnyShare, Opened
 
 TOP: Final = 5
@@ -136,7 +137,7 @@ def out_of_memory_facts(
     """Return all that is known about a request that finds no memory, of the share that has none for it."""
     core, asked = opened.core, request.nbytes
     gauges = core.scheduler.gauges()
-    share = opened.shares.get(request._share._account if level is None else level, opened.pool)
+    share = opened.share_at(request._share._account if level is None else level)
     whole = share is opened.pool
     limit, live = share._own_limit(), core.account(share._account).live
     free = core.reserved() - core.live() if whole else limit - live
@@ -184,7 +185,7 @@ def _advice(opened: Opened, share: AnyShare, cause: str) -> list[str]:
         return [*(["free what the lease served"] if cause != "size" else []), "lease more"]
     if cause in _TRY:
         tries = [one.format(most=format_size(share._own_limit())) for one in _TRY[cause]]
-        return [one for one in tries if one != _RAISE or share._own_limit() < opened.total]
+        return [one for one in tries if one != _RAISE or share._own_limit() < opened.device.capacity]
     if share is not opened.pool:
         waits = ["await allocate_async, which waits"] if share._may_wait else []
         return [f"free what budget {quoted(share.name)} holds", "raise its limit", *waits]
@@ -294,9 +295,7 @@ def top_tags(opened: Opened, share: AnyShare, most: int = TOP) -> list[tuple[str
 def shortage(opened: Opened, share: AnyShare, waiting: Collection[int]) -> str:
     """Return lines: a share is full, and what holds its memory besides the waiting owners."""
     live = opened.core.account(share._account).live
-    tags = ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in tags_of(opened, share))
-    head = f"{share._level}: limit {format_size(share._own_limit())}, live {format_size(live)}"
-    head += f" ({tags})" if tags else ""
+    head = f"{share._level}: limit {format_size(share._own_limit())}, live {format_size(live)}{_tags(opened, share)}"
     rows = held_beside(opened, share, waiting)
     if share is opened.pool:
         rows["freed while exported"] = opened.core.exported_bytes
@@ -315,51 +314,59 @@ def _accounts(opened: Opened, share: AnyShare, *, whole: bool) -> set[int]:
 
 def held_by_tag(core: Core, most: int) -> list[tuple[str, int]]:
     """Return the tags that hold most and their bytes, as far as that is recorded."""
-    witness = core.witness
-    if witness is None:
-        return []
-    return [(witness.tags[number], nbytes) for number, nbytes in _largest(core, "tag", most)]
+    return _held_by(core, "tag", lambda witness, number: witness.tags[number], most)
 
 
 def held_by_site(core: Core, most: int) -> list[tuple[str, int]]:
     """Return the lines that hold most ("file:line") and their bytes, as far as that is recorded."""
+    return _held_by(core, "site", _line, most)
+
+
+def _line(witness: Witness, site: int) -> str:
+    file, line, _ = witness.places[witness.sites[site][0]]
+    return f"{file}:{line}"
+
+
+def _held_by(core: Core, column: str, name: Callable[[Witness, int], str], most: int) -> list[tuple[str, int]]:
     witness = core.witness
     if witness is None:
         return []
-    lines: dict[str, int] = {}
-    for site, nbytes in _largest(core, "site", None):
-        file, line, _ = witness.places[witness.sites[site][0]]
-        lines[f"{file}:{line}"] = lines.get(f"{file}:{line}", 0) + nbytes
-    return sorted(lines.items(), key=lambda one: -one[1])[:most]
-
-
-def _largest(core: Core, column: str, most: int | None) -> list[tuple[int, int]]:
     rows = np.frombuffer(core.held(), LOG_ROW)
     numbers, places = np.unique(rows[column], return_inverse=True)
     sums = np.bincount(places, rows["nbytes"], len(numbers))
-    known = [(int(number), int(nbytes)) for number, nbytes in zip(numbers, sums, strict=True) if number]
-    return sorted(known, key=lambda one: -one[1])[:most]
+    held: Counter[str] = Counter()
+    for number, nbytes in zip(numbers.tolist(), sums.tolist(), strict=True):
+        if number:
+            held[name(witness, number)] += int(nbytes)
+    return held.most_common(most)
 
 
-def warn_of_leaks(opened: Opened) -> None:
+def warn_of_leaks(opened: Opened, *, ended: bool) -> None:
     """Name the buffers still held as a pool is closed; freed ones that are still exported are not held."""
     core = opened.core
+    if not ended:
+        text = "its worker is still in a call of the device; it ends after that"
+        alarm(f"pool {quoted(opened.name)}: {text}", RuntimeWarning)
     held = core.account(0).requested - core.exported_bytes
     if held <= 0:
         return
-    tags = ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in tags_of(opened, opened.pool))
     lines = held_by_site(core, TOP)
     sites = ", ".join(f"{format_size(nbytes)} at {printable(site)}" for site, nbytes in lines)
     rows = held_beside(opened, opened.pool)
     alarm(
         f"pool {quoted(opened.name)} was closed while buffers of {format_size(held)} were held"
-        + (f" ({tags})" if tags else "")
+        + _tags(opened, opened.pool)
         + (f", made {sites}" if sites else "")
         + f": {', '.join(f'{format_size(nbytes)} {printable(what)}' for what, nbytes in rows.items())}"
         + "; they stay valid until they are freed",
         LeakWarning,
         lines[0][0] if lines else None,
     )
+
+
+def _tags(opened: Opened, share: AnyShare) -> str:
+    tags = ", ".join(f"{quoted(tag)} {format_size(nbytes)}" for tag, nbytes in tags_of(opened, share))
+    return f" ({tags})" if tags else ""
 
 
 class StallWatch:
@@ -394,7 +401,7 @@ class StallWatch:
             for one in requests
         ]  # fmt: skip
         waiting = {one["owner"] for one in requests}
-        short = (short_of(opened, opened.shares.get(one["account"], opened.pool), one["nbytes"]) for one in requests)
+        short = (short_of(opened, opened.share_at(one["account"]), one["nbytes"]) for one in requests)
         text = f"pool {quoted(opened.name)}: nothing was granted for {after:g} s, and nothing proves a deadlock\n"
         text += "\n".join([owner_table(owners), *(shortage(opened, one, waiting) for one in dict.fromkeys(short))])
         alarm(text, StallWarning, next((one.site for one in owners if one.site), None))

@@ -20,7 +20,7 @@ from asyncmem.pool.copies import Copies, Copy, Part
 from asyncmem.pool.executor import Executor
 from asyncmem.pool.graph import Captures
 from asyncmem.pool.handles import Pin
-from asyncmem.pool.holders import StallWatch, error_of, out_of_memory_facts, warn_of_leaks
+from asyncmem.pool.holders import StallWatch, error_of, out_of_memory_facts
 from asyncmem.pool.latch import Latch, ThreadSleeper, wait_at
 from asyncmem.pool.loops import need_running_loop, running_loop
 from asyncmem.pool.opening import heap_settings, scheduler_settings
@@ -65,7 +65,6 @@ class OpenPool(Opened):
         self._devices = devices
         self.host_pool = pool._host_pool
         self.device = device = devices.device
-        self.total = device.capacity
         self.core = core = Core(device, self, journal=options.journal is not None, **heap_settings(options))
         self.journal = devices.journal
         if self.journal is not None:
@@ -150,7 +149,7 @@ class OpenPool(Opened):
         me = threading.get_ident()
         try:
             self.core.serving.add(me)
-            if self.on_loop():  # whose every turn waits for this
+            if self._loop_here() is not None:  # whose every turn waits for this
                 self.loop_blocking_calls += 1
             while not request.done():
                 if jobs:
@@ -198,8 +197,7 @@ class OpenPool(Opened):
             return None
         return min(max(0.0, request._deadline - self.core.time), threading.TIMEOUT_MAX)
 
-    def _error_of(self, request: Request[Any], reason: str, cause: str, level: int, ahead: int) -> Exception:
-        return error_of(self, request, reason, cause, level, ahead)
+    _error_of = error_of
 
     def _loop_here(self) -> EventLoop | None:
         return running_loop(self.core.loop)
@@ -264,12 +262,13 @@ class OpenPool(Opened):
         now = time.monotonic()
         if now >= self._due:
             self._due = now + TICK
-            if not self.tick():
-                return None
+            self.tick()
+        if self.released:
+            return None
         return min(self._due - now, TICK) if pause is None else pause
 
-    def tick(self) -> bool:
-        """Look after an idle pool; return whether that will be needed again."""
+    def tick(self) -> None:
+        """Look after an idle pool."""
         if self.device.over_budget != self._over_budget:
             self._over_budget = self.device.over_budget
             self.give_up()
@@ -283,7 +282,6 @@ class OpenPool(Opened):
         self.stall.look()
         if self.journal is not None:
             self.journal.write()
-        return not self.released
 
     def give_up(self) -> None:
         """Give back all that is free (blocks); where the device refuses, warn of it."""
@@ -362,11 +360,10 @@ class OpenPool(Opened):
     def end(self, error: Exception) -> Latch[object]:
         """Close, and have all go back; return what to wait for."""
         self.close(error)
-        last = Latch[object](self.release)
-        if self.released:
-            last()
-        else:
-            self.run_last(last)
+        if not self.released:
+            return self.run(self.release)
+        last = Latch[object]()
+        last()
         return last
 
     @contextmanager
@@ -412,13 +409,6 @@ class OpenPool(Opened):
         """Close loudly after the worker has died of an error."""
         self.close(PoolClosed(self.name, f"its worker ended with {error!r}"))
         alarm(f"pool {quoted(self.name)}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
-
-    def warn_of_leaks(self, *, ended: bool) -> None:
-        """Warn of what is left as the pool is closed."""
-        if not ended:
-            text = "its worker is still in a call of the device; it ends after that"
-            alarm(f"pool {quoted(self.name)}: {text}", RuntimeWarning)
-        warn_of_leaks(self)
 
     def check(self) -> None:
         """Walk every invariant; raises `AssertionError` that names the one which does not hold."""

@@ -106,25 +106,23 @@ def may_block(spec: Device | str, options: PoolOptions) -> bool:
     return any(one.partition(":")[0] not in _QUICK for one in named)
 
 
-class Opening:
-    """Devices on their way, made by a thread of its own for the tasks that wait for it."""
+class Opening(Latch[PoolDevices]):
+    """Devices on their way, made by a thread of its own for the tasks that wait for them."""
 
     def __init__(self, pool: str, make: Callable[[], PoolDevices]) -> None:
-        """Start the thread, for the pool of that name."""
-        self._make = make
-        self._devices: PoolDevices | None = None
-        self._left = False  # no caller waits any more: what was made is closed, at once or as soon as it is there
-        self._waiting = 0
-        self._lock = threading.Lock()
-        self._latch = Latch(self._run)
-        threading.Thread(target=self._latch, name=f"asyncmem {pool} opens", daemon=True).start()
+        """Start the thread, for the pool of that name, and count a task that waits."""
+        super().__init__(make)
+        self._users = 2  # the thread, and tasks that wait: what none of them has taken is closed by the last
+        self._taken = False
+        threading.Thread(target=self._run, name=f"asyncmem {pool} opens", daemon=True).start()
 
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing more to wait for: it was made, could not be made, or all who waited have left."""
-        return self._left or self._latch.done
+    def join(self) -> bool:
+        """Count another task; False where all have left, and what was made is gone."""
+        with self._lock:
+            self._users += bool(self._users)
+            return self._users > 0
 
-    async def wait(self) -> PoolDevices | None:
+    async def devices(self) -> PoolDevices | None:
         """Return what was made, which is the caller's from then on; None for all but the first.
 
         Raises:
@@ -132,32 +130,26 @@ class Opening:
 
         Cancelled: nothing is left, unless others wait too.
         """
-        with self._lock:
-            self._waiting += 1
         try:
-            await self._latch.wait()
-        except BaseException:
+            devices = await self.wait()
             with self._lock:
-                self._waiting -= 1
-                self._left = not self._waiting
-            devices = self._take() if self._left else None
-            if devices is not None:
-                devices.close_aside()
-            raise
-        return self._take()
-
-    def _take(self) -> PoolDevices | None:
-        with self._lock:
-            devices, self._devices = self._devices, None
-            return devices
+                taken, self._taken = self._taken, True
+            return None if taken else devices
+        finally:
+            self._leave()
 
     def _run(self) -> None:
-        devices = self._make()
+        self()
+        self._leave()
+
+    def _leave(self) -> None:
         with self._lock:
-            if not self._left:
-                self._devices = devices
+            self._users -= 1
+            if self._users:
                 return
-        devices.close()
+            devices, self._result, self._error = self._result, None, None
+        if devices is not None and not self._taken:
+            devices.close_aside()
 
 
 _AS_GIVEN: Final = (

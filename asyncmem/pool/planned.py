@@ -150,13 +150,9 @@ class PlannedMemory(Handle):
         return found
 
     async def empty(
-        self,
-        shape: int | Sequence[int],
-        dtype: object = "float32",
-        *,
-        key: str | None = None,
+        self, shape: int | Sequence[int], dtype: object = "float32", *, key: str | None = None,
         **terms: Unpack[RequestTerms],
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         """Allocate a typed array, as `AsyncMemoryPool.empty` and `allocate_async` do."""
         dims, nbytes = extent(shape, dtype)
         buffer = await self.allocate_async(nbytes, key=key, **terms)
@@ -164,6 +160,8 @@ class PlannedMemory(Handle):
 
     def _take(self, size: Size | None, key: str | None, stream: object, tag: str | None) -> tuple[int, Buffer | None]:
         """Return the size in bytes, and the buffer at its place; None where the pool is to serve it."""
+        if isinstance(key, str) and key not in self._named:
+            key = encodable(key)  # as a plan has it that comes from a file
         nbytes = self._size_of(key) if size is None else parse_size(size)
         if tag is not None and not isinstance(tag, str):
             raise InvalidRequest("tag", tag, "text or None")
@@ -193,8 +191,6 @@ class PlannedMemory(Handle):
     def _size_of(self, key: str | None) -> int:
         if key is None:
             raise InvalidRequest("size", None, "a size, or the key of a buffer in the plan")
-        if key not in self._named and isinstance(key, str):
-            key = encodable(key)
         if key not in self._named:
             some = ", ".join([quoted(one) for one in self._named if isinstance(one, str)][:8]) or "none has one"
             raise InvalidRequest("key", key, f"the key of a buffer in the plan ({some}), or a size")
@@ -205,11 +201,7 @@ class PlannedMemory(Handle):
         """Return the number of the next place that a request may have in this step."""
         size = self.plan.rounded(nbytes)
         name = size if key is None else key
-        numbers = self._named.get(name)
-        if numbers is None and isinstance(name, str):
-            name = encodable(name)  # as a plan has it that comes from a file
-            numbers = self._named.get(name)
-        numbers, at = numbers or [], self._passed.get(name, 0)
+        numbers, at = self._named.get(name, []), self._passed.get(name, 0)
         while at < len(numbers) and self._used[numbers[at]]:
             at += 1
         self._passed[name] = at

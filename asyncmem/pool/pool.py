@@ -20,6 +20,7 @@ from asyncmem.figures import format_size
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.graph import GraphMemory
+from asyncmem.pool.holders import warn_of_leaks
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.opening import Opening, PoolDevices, may_block
@@ -107,6 +108,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         self._ready: Latch[object] | None = None  # all is there that the options ask for
         self._making = threading.Lock()
         self._opening: Opening | None = None
+        self._counted: dict[str, float] = {}  # the counters at the last reset
         self._host_pools: dict[str, AsyncMemoryPool] = {}  # each made at the first need, and closed with this one
         self._making_host_pool = threading.Lock()
 
@@ -145,12 +147,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         return self._state
 
     async def _open_aside(self) -> None:
-        opening = self._opening = self._opening or Opening(self.name, self._find_devices)
-        try:
-            devices = await opening.wait()
-        finally:
-            if self._opening is opening and opening.over:
-                self._opening = None
+        opening = self._opening
+        if opening is None or not opening.join():
+            opening = self._opening = Opening(self.name, self._find_devices)
+        devices = await opening.devices()
         if devices is not None:
             self._move_in(devices)
 
@@ -440,7 +440,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             PoolClosed: The pool is closed.
         """
         opened = self._need_open()
-        if opened.on_loop():
+        if opened._loop_here() is not None:
             opened.worker.submit(opened.give_up)
         else:
             uninterrupted(partial(opened.executor.trim, 0))
@@ -448,7 +448,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     def reset_stats(self) -> None:
         """Start the counters again from zero, and the peaks from what there is now."""
         self.reset_peaks()
-        self._opened.counted = counters(stats_of(self))
+        self._counted = counters(stats_of(self))
 
     def reset_peaks(self) -> None:
         """Start the peaks again from what there is now."""
@@ -466,7 +466,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
 
     def stats(self) -> PoolStats:
         """Return the figures of this moment."""
-        return since(stats_of(self), self._opened.counted)
+        return since(stats_of(self), self._counted)
 
     def summary(self) -> str:
         """Return the figures of this moment as text for one screen."""
@@ -510,4 +510,4 @@ def _end_preparing(grown: Latch[None], warming: Ready[Batch] | Request[Batch] | 
 def _warn_of_leaks(ends: Iterable[tuple[OpenPool, Latch[object], bool]]) -> None:
     for opened, end, first in ends:
         if first:
-            opened.warn_of_leaks(ended=end.done)
+            warn_of_leaks(opened, ended=end.done)

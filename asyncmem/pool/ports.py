@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 from asyncmem.core import GRANULE, Allocator
 from asyncmem.pool.alarm import caller_site
 from asyncmem.pool.latch import Latch
-from asyncmem.pool.loops import running_loop
 from asyncmem.pool.owners import named_owner
 from asyncmem.text import quoted
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any, Literal
 
-    from asyncmem.core import Buffer, Core, Retire
+    from asyncmem.core import Core, Retire
     from asyncmem.devices import Device
     from asyncmem.facts import OutOfMemoryFacts
     from asyncmem.options import PoolOptions
@@ -120,8 +119,6 @@ class Opened:
         refusing: The error that newcomers get, or None.
         released: Whether all memory has gone back, and the worker has ended.
         shares: The pool and its open budgets and leases, by account; a lease that is dropped ends.
-        counted: The counters at the last reset.
-        total: The device's memory in bytes.
         host_pool: Returns the pool of the host's memory of a kind that goes with this one.
         copier: Returns the thread that makes copies which would hold up their callers; starts it at the first need.
         facts_of: Returns what is known about a request, by its number, that finds no memory.
@@ -137,7 +134,6 @@ class Opened:
     executor: Executor
     spilling: Spilling
     captures: Captures
-    total: int
     host_pool: Callable[[Literal["spilled", "on the host"]], Allocator]
     copier: Callable[[], Worker]
     facts_of: Callable[[int], OutOfMemoryFacts | None]
@@ -149,7 +145,6 @@ class Opened:
         self.refusing: Exception | None = None
         self.released = False
         self.loop_blocking_calls = self.cpu_fallbacks = 0
-        self.counted: dict[str, float] = {}
         self.pins: dict[int, tuple[int, int]] = {}  # address and bytes of each pin
         self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it
         self.shares = WeakValueDictionary[int, AnyShare]({0: pool})
@@ -168,7 +163,7 @@ class Opened:
     @property
     def limit(self) -> int:
         """The limit in bytes, in whole granules."""
-        return -(-self.options.ceiling(self.total) // GRANULE) * GRANULE
+        return -(-self.options.ceiling(self.device.capacity) // GRANULE) * GRANULE
 
     @property
     def min_free(self) -> int:
@@ -182,14 +177,14 @@ class Opened:
 
     # -- shares ------------------------------------------------------------------------------------------------------
 
-    def share_of(self, buffer: Buffer) -> AnyShare:
-        """Return the pool, budget or lease that a buffer is charged to."""
-        return self.shares.get(buffer._account, self.pool)
+    def share_at(self, account: int) -> AnyShare:
+        """Return the open budget or lease of an account; else the pool, whose that of a closed one is."""
+        return self.shares.get(account, self.pool)
 
     def requests_in(self, share: AnyShare) -> list[dict[str, Any]]:
         """Return the requests that wait or grow in a share and its parts, in the order of arrival."""
         # Another thread may have closed one of them since: then its requests are about to fail, and are the pool's.
-        return [one for one in self.core.requests() if share in self.shares.get(one["account"], self.pool)._lineage()]
+        return [one for one in self.core.requests() if share in self.share_at(one["account"])._lineage()]
 
     def end_share(self, share: AnyShare, account: int) -> bool:
         """Close a budget or a lease, and forget it; return True, for `Core.post`, which calls again after an interrupt.
@@ -202,10 +197,6 @@ class Opened:
             self.spilling.pass_on(share)
         share._end_share()
         return True
-
-    def on_loop(self) -> bool:
-        """Return whether an event loop runs on this thread."""
-        return running_loop(self.core.loop) is not None
 
     # -- what is noted on buffers ------------------------------------------------------------------------------------
 

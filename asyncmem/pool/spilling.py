@@ -85,7 +85,7 @@ class Spilling:
         opened = self.opened
         if buffer._core is not opened.core or (buffer.nbytes and not buffer._block):
             raise InvalidRequest("buffer", buffer, f"a buffer of pool {quoted(opened.name)}")
-        share = opened.share_of(buffer)
+        share = opened.share_at(buffer._account)
         if share._laid_out or graph_of(buffer) is not None:
             expected = "memory that may lie anywhere, not where a plan or a captured graph has it"
             raise InvalidRequest("buffer", buffer, expected)
