@@ -89,17 +89,13 @@ class Copy:
         end = self._end
         if isinstance(end, Fence):
             yield from end.__await__()
-            self._seen(True)
+            self._seen()
         else:
             yield from end.wait().__await__()
 
-    def let_go(self) -> None:
-        """Keep the host's memory no more: the copy is done."""
-        self._kept = ()
-
-    def _seen(self, done: bool) -> bool:
+    def _seen(self, done: bool = True) -> bool:
         if done:
-            self.let_go()
+            self._kept = ()
         return done
 
 
@@ -282,7 +278,7 @@ class Copies:
             # On the device's own thread, where nothing may call the device, and letting go of memory may.
             self._running.discard(copy)
             if copy._kept:
-                self._pool.run_last(copy.let_go)
+                self._pool.run_last(copy._seen)
 
         fence.notify(ended)
 

@@ -11,7 +11,6 @@ An interrupt could end the notes on this half-way, so another thread makes them 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import defaultdict
 from contextlib import suppress
 from functools import partial
@@ -59,7 +58,6 @@ class GraphMemory(Handle):
         self._open = self._over = False  # its block
         self.kept = opened.captures.keep()
         self._spares: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        self._waiting: weakref.WeakSet[Request[Any]] = weakref.WeakSet()
         self.released = False
 
     def __repr__(self) -> str:
@@ -107,14 +105,12 @@ class GraphMemory(Handle):
 
     @uninterruptible
     def serve(self, request: Request[Any]) -> bool:
-        """Serve a request from what its capture has freed; else note that it waits. Return whether it is served."""
+        """Serve a request from what its capture has freed. Return whether it is served."""
         capture = request._capture
         if capture is None or request._is_batch or not request.nbytes:
             return False
-        size = -(-request.nbytes // GRANULE) * GRANULE
-        spares = self._spares[capture.home, size] if self._open else []
+        spares = self._spares[capture.home, _rounded(request)] if self._open else []
         if not spares:
-            self._waiting.add(request)
             return False
         block = spares.pop()
         del self.kept[block]
@@ -140,11 +136,10 @@ class GraphMemory(Handle):
     @uninterruptible
     def _hand_on(self, block: int, home: int, size: int) -> bool:
         """Serve a request of the same capture that waits."""
-        for request in list(self._waiting):
-            capture = request._capture
-            waits = not request.done() and -(-request.nbytes // GRANULE) * GRANULE == size
-            if waits and capture is not None and capture.home == home and request._id:
-                self._waiting.discard(request)
+        for one in self._pool.core.requests():
+            request = one["request"]
+            waits = request is not None and request._capture == (self, home) and not request._is_batch
+            if waits and _rounded(request) == size:
                 del self.kept[block]
                 self._pool.core.give(request, block)
                 return True
@@ -157,6 +152,10 @@ class GraphMemory(Handle):
                 f"the memory of a captured graph was dropped and never released: {format_size(self.nbytes)} stay taken",
                 LeakWarning,
             )
+
+
+def _rounded(request: Request[Any]) -> int:
+    return -(-request.nbytes // GRANULE) * GRANULE
 
 
 class Captures:

@@ -261,10 +261,9 @@ def short_of(opened: Opened, share: AnyShare, nbytes: int) -> AnyShare:
 def held_beside(opened: Opened, share: AnyShare, waiting: Collection[int] = ()) -> dict[str, int]:
     """Return the bytes of a share's live buffers by what holds them, besides the waiting owners."""
     core = opened.core
-    accounts = _accounts(opened, share, whole=False)
-    held = held_by(core, accounts)
-    rows = {label(core.named(owner)): nbytes for owner, nbytes in held.items() if owner and owner not in waiting}
-    known = sum(nbytes for owner, nbytes in held.items() if owner)
+    held = held_by(core, _accounts(opened, share, whole=False))
+    rows = {label(core.named(owner)): nbytes for owner, nbytes in held.items() if owner not in waiting}
+    known = sum(held.values())
     others = "held in no block, or granted and never awaited"
     if share is opened.pool:
         figures = {
@@ -395,11 +394,15 @@ class StallWatch:
         requests = [one for one in opened.core.requests() if not one["growing"]]
         owners = [
             waiting_owner(
-                opened, one["owner"], one["request"], held=held.pop(one["owner"], 0) if one["owner"] else 0,
-                waiting=one["nbytes"], age=one["age"],
+                opened,
+                one["owner"],
+                one["request"],
+                held=held.pop(one["owner"], 0),
+                waiting=one["nbytes"],
+                age=one["age"],
             )
             for one in requests
-        ]  # fmt: skip
+        ]
         waiting = {one["owner"] for one in requests}
         short = (short_of(opened, opened.share_at(one["account"]), one["nbytes"]) for one in requests)
         text = f"pool {quoted(opened.name)}: nothing was granted for {after:g} s, and nothing proves a deadlock\n"

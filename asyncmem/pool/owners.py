@@ -60,10 +60,10 @@ def name_of(core: Core, number: int) -> str:
 
 
 def held_by(core: Core, accounts: Collection[int] | None = None) -> dict[int, int]:
-    """Return the bytes that each owner holds, by number, in all or in some accounts; 0 is for owners that are gone."""
+    """Return the bytes that each owner holds, by number, in all or in some accounts; without those that are gone."""
     held: dict[int, int] = {}
     for owner, block in core.scheduler.holds():
         with suppress(ValueError):  # another thread has freed it since
-            if accounts is None or core.account_of(block) in accounts:
+            if owner and (accounts is None or core.account_of(block) in accounts):
                 held[owner] = held.get(owner, 0) + core.size(block)
     return held

@@ -227,7 +227,7 @@ class Opened:
         self.run_last(latch)
         return latch
 
-    def run_last(self, job: Callable[[], None]) -> None:
+    def run_last(self, job: Callable[[], object]) -> None:
         """Have a job run: by the worker, or by a thread of its own where that ends or has died."""
         with self._last:  # until all is released the worker goes on, and it does what it has been given before it ends
             if self.worker.alive and not self.released:

@@ -143,7 +143,7 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
             owner=name_of(core, one["owner"]),
             nbytes=one["nbytes"],
             age=one["age"],
-            held=held.get(one["owner"], 0) if one["owner"] else 0,
+            held=held.get(one["owner"], 0),
             tag=one["request"].tag if one["request"] is not None else None,
             priority=one["priority"],
             remaining=one["remaining"],

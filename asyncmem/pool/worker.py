@@ -44,8 +44,8 @@ class Worker:
     """
 
     def __init__(self, name: str, tick: Callable[[], float | None], died: Callable[[BaseException], None]) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.submit: Callable[[Callable[[], None]], None] = self._jobs.put
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.submit: Callable[[Callable[[], object]], None] = self._jobs.put
         self._tick = tick
         self._died = died
         self._dead = False
