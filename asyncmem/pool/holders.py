@@ -106,10 +106,8 @@ def _hints(owners: Sequence[OwnerInfo], most: int) -> list[str]:
 
 
 def _free(opened: Opened, share: AnyShare) -> int:
-    if share is opened.pool:
-        counts = opened.core.counts()
-        return counts.free + counts.cached
-    return max(0, share._own_limit() - opened.core.account(share._account).live)
+    most = opened.core.reserved() if share is opened.pool else share._own_limit()
+    return max(0, most - opened.core.account(share._account).live)
 
 
 # -- out of memory -----------------------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ def out_of_memory_facts(
     share = opened.share_at(request._share._account if level is None else level)
     whole = share is opened.pool
     limit, live = share._own_limit(), core.account(share._account).live
-    free = core.reserved() - core.live() if whole else limit - live
+    free = _free(opened, share)
     if cause == "device" and gauges["coming"]:
         cause = "growth"
     elif not cause:
@@ -150,12 +148,12 @@ def out_of_memory_facts(
         "asked": asked, "device": opened.device.name, "level": share._level, "limit": limit, "live": live, "free": free,
         "reserved": limit if share._has_range else live, "waiting": len(waiting), "waiting_bytes": sum(waiting),
         "largest_hole": core.largest(share._arena) if share._has_range else free,
-        "holders": tuple(top_tags(opened, share)), "cause": cause, "advice": tuple(_advice(opened, share, cause)),
+        "holders": tuple(tags_of(opened, share)), "cause": cause, "advice": tuple(_advice(opened, share, cause)),
     }  # fmt: skip
     if whole:
         means = gauges["means"] | opened.executor.asked
         facts |= {
-            "reserved": core.reserved(), "live": core.live(), "largest_hole": largest_hole(opened),
+            "reserved": core.reserved(), "largest_hole": largest_hole(opened),
             "pending_fence_bytes": core.pending(), "device_free": opened.executor.memory.free,
             "sites": tuple(held_by_site(core, TOP)),
             "remedies": {name: count for name, count in means.items() if count},
@@ -203,7 +201,7 @@ def _snapshot(opened: Opened, facts: OutOfMemoryFacts) -> dict[str, object]:
         "pool": opened.name,
         "facts": asdict(facts) | {"remedies": dict(facts.remedies)},
         "waiters": [{name: getattr(one, name) for name in ("owner", "nbytes", "age", "tag")} for one in waiters],
-        "tags": top_tags(opened, opened.pool, _TOP_OF_SNAPSHOT),
+        "tags": tags_of(opened, opened.pool, _TOP_OF_SNAPSHOT),
         "sites": held_by_site(opened.core, _TOP_OF_SNAPSHOT),
     }
 
@@ -280,15 +278,11 @@ def held_beside(opened: Opened, share: AnyShare, waiting: Collection[int] = ()) 
 
 
 def tags_of(opened: Opened, share: AnyShare, most: int = TOP) -> list[tuple[str, int]]:
-    """Return the tags that hold most of a share, with their bytes, largest first."""
-    accounts = None if share is opened.pool else _accounts(opened, share, whole=True)
-    return list(opened.core.tag_bytes(accounts).items())[:most]
-
-
-def top_tags(opened: Opened, share: AnyShare, most: int = TOP) -> list[tuple[str, int]]:
-    """Return the same, of a pool that is recorded from its records."""
-    recorded = held_by_tag(opened.core, most) if share is opened.pool else []
-    return recorded or tags_of(opened, share, most)
+    """Return the tags that hold most of a share, with their bytes, largest first; of a pool as it is recorded."""
+    whole = share is opened.pool
+    if whole and (recorded := held_by_tag(opened.core, most)):
+        return recorded
+    return list(opened.core.tag_bytes(None if whole else _accounts(opened, share, whole=True)).items())[:most]
 
 
 def shortage(opened: Opened, share: AnyShare, waiting: Collection[int]) -> str:

@@ -345,6 +345,7 @@ class Lease(Share):
 
     _may_wait = False
     _is_lease = True
+    _parent: AnyShare
 
     def __init__(
         self, parent: Share, size: Size, *, stream: object = None, tag: str | None = None, priority: int = 0,
@@ -354,7 +355,6 @@ class Lease(Share):
         if self._size == 0:
             raise InvalidRequest("size", size, "more than 0 bytes")
         super().__init__(f"{parent.name}/lease", parent)
-        self._source = parent
         self._terms = RequestTerms(stream=stream, tag=tag, priority=priority, timeout=timeout)
         self._place = 0
 
@@ -403,12 +403,12 @@ class Lease(Share):
         Cancelled: nothing was promised.
         """
         self._need_new()
-        return self._enter(await self._source.allocate_async(self._size, **self._terms))
+        return self._enter(await self._parent.allocate_async(self._size, **self._terms))
 
     def __enter__(self) -> Self:
         """Take the range at once, from any thread; see `allocate` for what its timeout may be."""
         self._need_new()
-        return self._enter(self._source.allocate(self._size, **self._terms))
+        return self._enter(self._parent.allocate(self._size, **self._terms))
 
     def _need_new(self) -> None:
         if self._served_by is not None:
@@ -429,7 +429,7 @@ class Lease(Share):
         if core.device.checker is not None:
             core.device.checker.close_block(found.address)  # each piece of the range is told of by itself
         self._place = found.address
-        self._begin_lease(found, self._source, opened.options.bypass)
+        self._begin_lease(found, self._parent, opened.options.bypass)
         opened.shares[self._account] = self
         return self
 
