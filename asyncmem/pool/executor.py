@@ -61,8 +61,7 @@ class Executor:
         self.asked: Counter[str] = Counter()
         self._making = threading.Lock()
         self._quiet: int | None = None
-        self._lost: list[tuple[Segment, int, int]] = []  # what could not be made ready; and behind what it goes back
-        self._unclean: list[partial[None]] = []  # ends of effects whose pages could not be seen zero
+        self._unfinished: list[partial[None]] = []  # ends of effects whose memory could not be made ready
         self.own: dict[int, deque[Effect]] = {}
         self.returns: deque[Effect] = deque()
 
@@ -85,8 +84,7 @@ class Executor:
         Raises:
             DeviceError: The device did not take all of it.
         """
-        self._wash()
-        self._return_lost()
+        self._finish_rest()
         before = self.given()
         self._ask_and_run(partial(self._core.scheduler.trim, keep))
         return before - self.given()
@@ -167,11 +165,15 @@ class Executor:
             return
         if self._device.checker is not None:
             self._device.checker.open_segment(segment.address, segment.nbytes)
-        seconds = self.clock() - started
-        self._core.note(Kind.GREW, 0, segment.nbytes, segment.address, seconds)  # before anything is had from it
         with self._books:
             self.segments.setdefault(segment.address, []).append(segment)
-        scheduler.grew(
+        self._finish(partial(self._grew, effect, segment, stream, started))
+
+    def _grew(self, effect: Effect, segment: Segment, stream: int, started: float) -> None:
+        self._make_ready([(segment.address, segment.nbytes)], stream)
+        seconds = self.clock() - started
+        self._core.note(Kind.GREW, 0, segment.nbytes, segment.address, seconds)  # before anything is had from it
+        self._core.scheduler.grew(
             effect.job, segment.address, segment.nbytes, stream, self._core.time,
             ready=stream == self._quiet, seconds=seconds,
         )  # fmt: skip
@@ -187,32 +189,15 @@ class Executor:
             fit = False
         return number if fit else self.quiet()
 
-    def _ask(self, effect: Effect, number: int) -> Segment | None:
+    def _ask(self, effect: Effect, stream: int) -> Segment | None:
         # Returns as much as is wanted, else as is needed; None where the device has less.
-        self._return_lost()
-        spare = self._spare()
+        self._finish_rest()
+        spare, kind = self._spare(), self._pool.options.segments
         for nbytes in sorted({effect.nbytes, effect.need}, reverse=True):
             if effect.need <= nbytes <= spare:
                 with suppress(OutOfMemoryError):
-                    stream = self._retire.streams[number]
-                    segment = self._device.allocate_segment(nbytes, self._pool.options.segments, stream)
-                    try:
-                        self._make_ready([(segment.address, segment.nbytes)], number)
-                    except BaseException:  # the device may still write to it
-                        self._lost.append((segment, number, self._core.close_epoch(number)))
-                        raise
-                    return segment
+                    return self._device.allocate_segment(nbytes, kind, self._retire.streams[stream])
         return None
-
-    def _return_lost(self) -> None:
-        while self._lost:
-            lost = segment, stream, epoch = self._lost.pop()
-            try:
-                self._retire.settle([(stream, epoch)])
-                self._device.free_segment(segment)
-            except BaseException:
-                self._lost.append(lost)
-                raise
 
     def _spare(self) -> int:
         # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
@@ -253,6 +238,30 @@ class Executor:
         finally:
             self._core.scheduler.trimmed(effect.job, given, self._core.time)
 
+    def _finish(self, end: partial[None]) -> None:
+        """Make new memory ready and tell of it. Where that fails, nobody gets it before it has been tried again."""
+        try:
+            end()
+        except BaseException:
+            self._unfinished.append(end)
+            self._pool.worker.submit(self.finish)
+            raise
+
+    def finish(self) -> None:
+        """Try once more to make memory ready where that has failed (blocks)."""
+        with suppress(DeviceError):
+            self._finish_rest()
+        self._core.carry_out()
+
+    def _finish_rest(self) -> None:
+        while self._unfinished:
+            end = self._unfinished.pop()
+            try:
+                end()
+            except BaseException:
+                self._unfinished.append(end)
+                raise
+
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def reserve(self, nbytes: int) -> None:
@@ -283,42 +292,29 @@ class Executor:
 
     def _remap(self, effect: Effect) -> None:
         started = self.clock()
-        done = Remapped(0, 0)
-        refused = True
+        done, out_of_memory = Remapped(0, 0), True
+        wanted = len(effect.into) - effect.ahead
         try:
-            self._wash()
+            self._finish_rest()
             into = effect.into
             if effect.nbytes:
                 spare = self._spare()
                 if spare < effect.nbytes:
-                    into = into[: len(into) - effect.ahead]
+                    into = into[:wanted]
                 if spare < effect.need:
                     return
-            refused = False
-            done = self._map(effect, into)
+            done = self._device.remap(effect.out, into[:wanted])
+            out_of_memory = isinstance(done.error, OutOfMemoryError)
+            if done.error is None and into[wanted:]:  # no request fails for what none waits for
+                done = Remapped(done.unmapped, done.mapped + self._device.remap([], into[wanted:]).mapped)
         finally:
-            refused = refused or isinstance(done.error, OutOfMemoryError)
-            try:
-                self._finish(partial(self._remapped, effect, done, refused, self.clock() - started))
-            finally:
-                if self._unclean:
-                    self._pool.worker.submit(self.wash)
+            self._finish(partial(self._remapped, effect, done, out_of_memory, self.clock() - started))
         # What was only not given back is the device's to try again.
         try:
-            if isinstance(done.error, DeviceError) and (
-                done.mapped < len(effect.into) - effect.ahead or done.unmapped < len(effect.out)
-            ):
+            if isinstance(done.error, DeviceError) and (done.mapped < wanted or done.unmapped < len(effect.out)):
                 raise done.error
         finally:
             del done  # whose error would keep the frame that keeps it
-
-    def _map(self, effect: Effect, into: Sequence[Span]) -> Remapped:
-        ahead = max(0, len(into) - (len(effect.into) - effect.ahead))
-        done = self._device.remap(effect.out, into[: len(into) - ahead])
-        if done.error is None and ahead:
-            more = self._device.remap([], into[len(into) - ahead :])
-            done = Remapped(done.unmapped, done.mapped + more.mapped)  # no request fails for what none waits for
-        return done
 
     def _remapped(self, effect: Effect, done: Remapped, out_of_memory: bool, seconds: float) -> None:
         fresh = effect.into[effect.moved : done.mapped]
@@ -331,23 +327,6 @@ class Executor:
         self._core.scheduler.remapped(
             effect.job, done.unmapped, done.mapped, self._core.time, out_of_memory=out_of_memory, seconds=seconds
         )
-
-    def _finish(self, end: partial[None]) -> None:
-        try:
-            end()
-        except BaseException:  # no request gets these pages before that can be done
-            self._unclean.append(end)
-            raise
-
-    def wash(self) -> None:
-        """Try once more to set pages to zero where that has failed (blocks); until then no request gets them."""
-        with suppress(DeviceError):
-            self._wash()
-        self._core.carry_out()
-
-    def _wash(self) -> None:
-        while self._unclean:
-            self._finish(self._unclean.pop())
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

@@ -276,7 +276,7 @@ class OpenPool(Opened):
             self.retire.poll()
         self.copies.look()
         self.spilling.look_again()
-        self.executor.wash()
+        self.executor.finish()
         self.core.scheduler.tick(self.core.time)
         self.core.carry_out()
         self.stall.look()
