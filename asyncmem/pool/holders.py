@@ -24,7 +24,7 @@ from asyncmem.errors import (
     RequestCancelled,
     StallWarning,
     TooManyRequests,
-)  # fmt: skip
+)
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, owner_table
 from asyncmem.figures import format_size
 from asyncmem.pool.alarm import alarm, report, waiting_site
@@ -84,7 +84,7 @@ def _deadlock(opened: Opened, request: Request[Any]) -> DeadlockError:
     core, share = opened.core, request._share
     stuck = core.scheduler.stuck()
     owners = [
-        waiting_owner(opened, owner, core.request(number), held=held, waiting=nbytes, age=core.time - since)
+        waiting_owner(opened, owner, core.request(number), held, nbytes, core.time - since)
         for owner, number, nbytes, held, since in stuck
     ]
     short = short_of(opened, share, request.nbytes)
@@ -238,7 +238,7 @@ def _regular(path: Path) -> Path:
 
 
 def waiting_owner(
-    opened: Opened, number: int, request: Request[Any] | None, *, held: int, waiting: int, age: float
+    opened: Opened, number: int, request: Request[Any] | None, held: int, waiting: int, age: float
 ) -> OwnerInfo:
     """Return an owner that waits, with its name and the line of the program where it does."""
     owner = opened.core.named(number)
@@ -387,14 +387,7 @@ class StallWatch:
         held = held_by(opened.core)
         requests = [one for one in opened.core.requests() if not one["growing"]]
         owners = [
-            waiting_owner(
-                opened,
-                one["owner"],
-                one["request"],
-                held=held.pop(one["owner"], 0),
-                waiting=one["nbytes"],
-                age=one["age"],
-            )
+            waiting_owner(opened, one["owner"], one["request"], held.pop(one["owner"], 0), one["nbytes"], one["age"])
             for one in requests
         ]
         waiting = {one["owner"] for one in requests}

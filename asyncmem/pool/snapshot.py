@@ -140,17 +140,11 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
     held = held_by(core)
     return tuple(
         WaiterInfo(
-            owner=name_of(core, one["owner"]),
-            nbytes=one["nbytes"],
-            age=one["age"],
-            held=held.get(one["owner"], 0),
-            tag=one["request"].tag if one["request"] is not None else None,
-            priority=one["priority"],
-            remaining=one["remaining"],
-            growing=one["growing"],
+            owner=name_of(core, one["owner"]), held=held.get(one["owner"], 0), tag=getattr(one["request"], "tag", None),
+            **{name: one[name] for name in ("nbytes", "age", "priority", "remaining", "growing")},
         )
         for one in opened.requests_in(share)
-    )
+    )  # fmt: skip
 
 
 def summary(stats: PoolStats) -> str:
