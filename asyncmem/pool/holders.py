@@ -267,7 +267,7 @@ def held_beside(opened: Opened, share: AnyShare, waiting: Collection[int] = ()) 
         figures = {
             "pinned": opened.pinned_bytes,
             "kept for captured graphs": opened.captures.nbytes,
-            "spillable, and in no use": opened.spilling.resting_bytes(),
+            "spillable, and in no use": opened.spilling.idle_bytes(),
         }
         rows |= figures
         known += sum(figures.values()) + core.exported_bytes

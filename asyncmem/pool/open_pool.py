@@ -70,7 +70,7 @@ class OpenPool(Opened):
         if self.journal is not None:
             self.journal.core = core
         self.retire = core.retire
-        self._heed(options)
+        self._apply(options)
         self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))
         self._factory = factory
         self._copier: Worker | None = None
@@ -88,7 +88,7 @@ class OpenPool(Opened):
         self._ending = threading.RLock()  # re-entrant: a worker that is closed may run what is left at once
         self._due = time.monotonic() + TICK  # when the pool is to be looked after next
         self._beats = False
-        self._over_budget = device.over_budget  # what has been heeded
+        self._over_budget = device.over_budget  # how often that was, when it was last seen
         core.serve(self.executor, self.worker.submit, idle_helpers, **self._settings())
         core.can_capture = type(device.default_stream).capturing is not Stream.capturing
         _opened[id(self)] = self
@@ -127,7 +127,7 @@ class OpenPool(Opened):
             self._serve_loop(loop)
         return loop
 
-    def meet(self) -> None:
+    def serve_loop_here(self) -> None:
         """Serve the loop that runs here, where none is served yet."""
         loop, served = running_loop(self.core.loop), self.core.loop
         if loop is not None and (served is None or served.is_closed()):
@@ -271,7 +271,7 @@ class OpenPool(Opened):
         """Look after an idle pool."""
         if self.device.over_budget != self._over_budget:
             self._over_budget = self.device.over_budget
-            self.give_up()
+            self.give_back_all()
         with suppress(DeviceError):  # a lost device raises where memory grows or is freed
             self.retire.poll()
         self.copies.look()
@@ -283,7 +283,7 @@ class OpenPool(Opened):
         if self.journal is not None:
             self.journal.write()
 
-    def give_up(self) -> None:
+    def give_back_all(self) -> None:
         """Give back all that is free (blocks); where the device refuses, warn of it."""
         try:
             self.executor.trim(0)
@@ -296,13 +296,13 @@ class OpenPool(Opened):
         """Go on with other options."""
         self.core.post(partial(self._reconfigure, options))
 
-    def _heed(self, options: PoolOptions) -> None:
+    def _apply(self, options: PoolOptions) -> None:
         self.options = options
         self.core.default_timeout = options.timeout
         self.retire.late_fences, self.retire.fence_every = options.late_fences, options.fence_every
 
     def _reconfigure(self, options: PoolOptions) -> bool:
-        self._heed(options)
+        self._apply(options)
         self.spilling.look_again()
         self.core.scheduler.configure(self.core.time, **self._settings())
         self.core.carry_out()
@@ -355,7 +355,7 @@ class OpenPool(Opened):
             for listener in list(self.listeners):
                 listener.put(None)
             self.core.carry_out()  # before another thread does so
-            self.spilling.let_stay()
+            self.spilling.unbind_all()
 
     def end(self, error: Exception) -> Latch[object]:
         """Close, and have all go back; return what to wait for."""

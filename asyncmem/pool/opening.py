@@ -69,7 +69,7 @@ class PoolDevices:
             self._made[-1].close()  # is tried again where it fails
             self._made.pop()
 
-    def close_aside(self) -> None:
+    def close_by_thread(self) -> None:
         """Close them on a thread of its own, as they came to nothing: the caller may be an event loop's."""
         threading.Thread(target=self.close, name="asyncmem closes a device", daemon=True).start()
 
@@ -149,7 +149,7 @@ class Opening(Latch[PoolDevices]):
                 return
             devices, self._result, self._error = self._result, None, None
         if devices is not None and not self._taken:
-            devices.close_aside()
+            devices.close_by_thread()
 
 
 _AS_GIVEN: Final = (

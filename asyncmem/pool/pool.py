@@ -51,7 +51,7 @@ _PINNED_SHARE: Final = 0.25
 """Of the host's memory: what is page-locked is lost to everybody else."""
 
 _numbers = itertools.count(1)
-_moving = threading.Lock()
+_installing = threading.Lock()
 
 
 class AsyncMemoryPool(Share, Generic[DeviceT_co]):
@@ -141,18 +141,18 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     def _open(self) -> OpenPool:
         with self._making:
             if self._state is None:
-                self._move_in(self._find_devices())
+                self._install(self._find_devices())
         if self._state is None:
             raise PoolClosed(self.name)
         return self._state
 
-    async def _open_aside(self) -> None:
+    async def _open_by_thread(self) -> None:
         opening = self._opening
         if opening is None or not opening.join():
             opening = self._opening = Opening(self.name, self._find_devices)
         devices = await opening.devices()
         if devices is not None:
-            self._move_in(devices)
+            self._install(devices)
 
     def _need_open(self) -> OpenPool:
         opened = self._opened
@@ -166,10 +166,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             raise PoolClosed(self.name)
         return PoolDevices(self._spec, self._options, self.name)
 
-    def _move_in(self, devices: PoolDevices) -> None:
+    def _install(self, devices: PoolDevices) -> None:
         # Nothing here blocks. Another thread may have been faster, and another task may have closed the pool.
-        with contextlib.ExitStack() as undo, _moving:
-            undo.callback(devices.close_aside)
+        with contextlib.ExitStack() as undo, _installing:
+            undo.callback(devices.close_by_thread)
             if self._state is None and not self._closed:
                 self._state = opened = OpenPool(self, devices, self._options, self._worker_factory)
                 undo.pop_all()
@@ -211,7 +211,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         Cancelled: the pool is as it was, not open, unless another task opens it too.
         """
         if self._state is None and not self._closed and may_block(self._spec, self._options):
-            await self._open_aside()
+            await self._open_by_thread()
         self._need_open()
         if wait:
             await self.wait()
@@ -290,7 +290,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
     async def __aenter__(self) -> Self:
         """Open the pool."""
         await self.open()
-        self._opened.meet()
+        self._opened.serve_loop_here()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -441,7 +441,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         """
         opened = self._need_open()
         if opened._loop_here() is not None:
-            opened.worker.submit(opened.give_up)
+            opened.worker.submit(opened.give_back_all)
         else:
             uninterrupted(partial(opened.executor.trim, 0))
 

@@ -194,7 +194,7 @@ class Opened:
         if self.shares.get(account) is share:
             del self.shares[account]
         if share._is_lease:
-            self.spilling.pass_on(share)
+            self.spilling.move_to_parent(share)
         share._end_share()
         return True
 

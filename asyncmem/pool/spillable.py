@@ -201,7 +201,7 @@ class Use(Using, Handle):
 
     def end(self) -> None:
         """End the use."""
-        self._spilling.give_up(self)
+        self._spilling.end_use(self)
 
     def _need_no_loop(self) -> None:
         if running_loop() is not None:

@@ -51,7 +51,7 @@ class Spilling:
     def __init__(self, opened: Opened) -> None:
         self.opened = opened
         self.nbytes = self.spills = self.returns = self.timeouts = 0
-        self._resting: dict[Movable, None] = {}  # on the device and in no use, used the longest ago first
+        self._idle: dict[Movable, None] = {}  # on the device and in no use, used the longest ago first
         self._refused: dict[Movable, None] = {}  # of these, what could not move when it was tried
         self._bound: dict[int, list[Movable]] = {}  # what is about to move, for each effect that is under way
         self._following: dict[Using, None] = {}  # uses that wait for another one to bring the memory home
@@ -108,7 +108,7 @@ class Spilling:
         assert one.buffer is not None
         one.buffer._let_go()  # by its owner: it may be had without that owner now
         with self._locked():
-            self._rest(one)
+            self._enter_idle(one)
 
     @uninterruptible
     def end(self, one: Movable, stream: object = None) -> None:
@@ -137,7 +137,7 @@ class Spilling:
         buffer, away = one.buffer, one.away
         if buffer is not None:
             one.buffer = None
-            self._stir(one)
+            self._leave_idle(one)
             self._unbind(one, after)
         if away is not None:
             one.away = None
@@ -146,16 +146,16 @@ class Spilling:
             self._try_again()
         return buffer
 
-    def resting_bytes(self) -> int:
+    def idle_bytes(self) -> int:
         """Return the bytes of what is on the device and in no use."""
         with self.opened.lock:
-            return sum(one.size for one in self._resting)
+            return sum(one.size for one in self._idle)
 
     # -- using -------------------------------------------------------------------------------------------------------
 
     @uninterruptible
     def begin(self, use: Using, *, patient: bool) -> Latch[None] | None:
-        """Begin a use, if it is at home. Whatever comes of it, `give_up` ends it.
+        """Begin a use, if it is at home. Whatever comes of it, `end_use` ends it.
 
         Returns:
             What to wait for before asking again; or None: it has begun, or the caller `fetches` it.
@@ -169,7 +169,7 @@ class Spilling:
             if one.moving is not None:
                 return one.moving
             if one.buffer is not None:
-                self._stir(one)
+                self._leave_idle(one)
                 use.buffer = one.begin(use.owner)
                 return None
             one.share = self._open_share(one.share)
@@ -224,7 +224,7 @@ class Spilling:
             self._fetched(use, after)
 
     def _fetched(self, use: Using, after: After) -> None:
-        """Let those look again who waited for a use to bring it home."""
+        """Wake the uses that wait for this one to bring the memory home."""
         one = use.one
         if use.fetches and one.fetching is not None:
             after.append(one.fetching)
@@ -232,7 +232,7 @@ class Spilling:
         use.fetches = False
 
     @uninterruptible
-    def give_up(self, use: Using) -> None:
+    def end_use(self, use: Using) -> None:
         """End a use, however far it has come; twice is fine."""
         with self._locked() as after:
             if not use.over:
@@ -251,7 +251,7 @@ class Spilling:
 
     def _leave_use(self, one: Movable, owner: int) -> None:
         if one.end(owner):  # the last one: it may move again
-            self._rest(one)
+            self._enter_idle(one)
 
     def need_in_time(self, one: Movable, fetched: Latch[None], timeout: float | None) -> None:
         """Raise `PoolTimeout`, and count it, where it was not brought home in time."""
@@ -299,7 +299,7 @@ class Spilling:
         """Bind a share's oldest that hold so many bytes together, none where all hold less."""
         found: list[Movable] = []
         share = self.opened.shares.get(account)
-        for one in self._resting:
+        for one in self._idle:
             if needed <= 0:
                 break
             if share not in one.makes_room:
@@ -317,10 +317,10 @@ class Spilling:
         return found
 
     @uninterruptible
-    def let_stay(self) -> None:
+    def unbind_all(self) -> None:
         """Let all stay that were to move, because no worker may be left to move them."""
         with self._locked() as after:
-            for one in self._resting:
+            for one in self._idle:
                 self._unbind(one, after)
 
     def _unbind(self, one: Movable, after: After) -> None:
@@ -362,7 +362,7 @@ class Spilling:
             return self.opened.host_pool("spilled").allocate(one.nbytes, stream=stream, tag=one.tag)
         except (OutOfMemoryError, PoolClosed, InvalidRequest):
             with self._locked():  # nor can what is as large
-                for other in self._resting:
+                for other in self._idle:
                     if other.size >= one.size:
                         self._refuse(other)
             return None
@@ -384,7 +384,7 @@ class Spilling:
     def _leave(self, one: Movable, away: Away, after: After) -> None:
         assert one.buffer is not None
         after.append(one.buffer.free)
-        self._stir(one)
+        self._leave_idle(one)
         one.leave(away)
         self.nbytes += one.nbytes
         self.spills += 1
@@ -404,10 +404,10 @@ class Spilling:
     # -- who may be next ---------------------------------------------------------------------------------------------
 
     @uninterruptible
-    def pass_on(self, share: AnyShare) -> None:
-        """Hear that a lease has ended: its memory makes room where its range was from."""
+    def move_to_parent(self, share: AnyShare) -> None:
+        """Have the memory of a lease that has ended make room where its range was from."""
         with self._locked():
-            for one in self._resting:
+            for one in self._idle:
                 if one.share is share and one.makes_room:
                     self._uncount(one)
                     self._count(one)
@@ -419,7 +419,7 @@ class Spilling:
             return False
         with self._locked():
             self._try_again()
-            return any(one.makes_room for one in self._resting)
+            return any(one.makes_room for one in self._idle)
 
     def _open_share(self, share: AnyShare) -> AnyShare:
         found: AnyShare | None = share
@@ -428,13 +428,13 @@ class Spilling:
                 found = one._parent
         return found or self.opened.pool
 
-    def _rest(self, one: Movable) -> None:
-        self._resting[one] = None
+    def _enter_idle(self, one: Movable) -> None:
+        self._idle[one] = None
         self._count(one)
 
-    def _stir(self, one: Movable) -> None:
+    def _leave_idle(self, one: Movable) -> None:
         self._uncount(one)
-        self._resting.pop(one, None)
+        self._idle.pop(one, None)
         self._refused.pop(one, None)
 
     def _refuse(self, one: Movable) -> None:
@@ -448,20 +448,20 @@ class Spilling:
 
     def _count(self, one: Movable) -> None:
         """Have it counted where it would make room: in its own share and those around it, up to the end of a range."""
-        if one not in self._resting or one in self._refused or one.moving is not None or one.gone:
+        if one not in self._idle or one in self._refused or one.moving is not None or one.gone:
             return
         if not self.opened.options.spill_limit or not one.size:
             self._refused[one] = None
             return
         one.share = share = self._open_share(one.share)
         one.makes_room = tuple(takewhile(lambda outer: outer._arena == share._arena, share._lineage()))
-        self._tell(one, one.size)
+        self._report(one, one.size)
 
     def _uncount(self, one: Movable) -> None:
-        self._tell(one, -one.size)
+        self._report(one, -one.size)
         one.makes_room = ()
 
-    def _tell(self, one: Movable, nbytes: int) -> None:
+    def _report(self, one: Movable, nbytes: int) -> None:
         core, shares = self.opened.core, self.opened.shares
         for share in one.makes_room:
             if shares.get(share._account) is share:  # else it is closed, and counts nothing any more
