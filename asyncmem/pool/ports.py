@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary
 from asyncmem.core import GRANULE, Allocator
 from asyncmem.pool.alarm import caller_site
 from asyncmem.pool.latch import Latch
-from asyncmem.pool.owners import named_owner
 from asyncmem.text import quoted
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ class Opened:
         self.pins: dict[int, tuple[int, int]] = {}  # address and bytes of each pin
         self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it
         self.shares = WeakValueDictionary[int, AnyShare]({0: pool})
-        self._owner_blocks: list[None] = []  # one for each block of `owner`: an interrupt finds a list whole
+        self.owner_blocks: list[None] = []  # one for each block of `pool.owner`: an interrupt finds a list whole
         self._last = threading.RLock()  # over what the worker is given last; re-entrant for finalizers
 
     def need_open(self) -> None:
@@ -200,21 +199,10 @@ class Opened:
 
     # -- what is noted on buffers ------------------------------------------------------------------------------------
 
-    def enter_owner(self) -> None:
-        """Count a block of `pool.owner(...)`: while there is one, every allocation looks for its owner's name."""
-        self._owner_blocks.append(None)
-        self.core.label(named_owner.get())
-        self.observe()
-
-    def leave_owner(self) -> None:
-        """Count one less. From finalizers too."""
-        self._owner_blocks.pop()
-        self.observe()
-
     def observe(self) -> None:
         """Have every request go the way that looks at it, while there is something to see."""
         options = self.options
-        noting = options.track or self.device.checker is not None or bool(self._owner_blocks)
+        noting = options.track or self.device.checker is not None or bool(self.owner_blocks)
         self.core.call_site = caller_site if options.track else None
         self.core.observe_all(noting, options.segments == "direct" or self.captures.open)
         self.core.watch_captures = self.core.can_capture and options.watch_captures

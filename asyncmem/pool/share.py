@@ -243,11 +243,14 @@ class Share(AnyShare):
             raise InvalidRequest("name", name, "text")
         token = named_owner.set(name)
         opened = self._opened
-        opened.enter_owner()
+        opened.owner_blocks.append(None)  # while there is one, every allocation looks for its owner's name
+        opened.core.label(name)
+        opened.observe()
         try:
             yield
         finally:
-            opened.leave_owner()
+            opened.owner_blocks.pop()
+            opened.observe()
             with suppress(ValueError):  # its task was collected, by another
                 named_owner.reset(token)
 
