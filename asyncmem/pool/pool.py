@@ -342,19 +342,13 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         return self._host_pool("pinned")
 
     def _host_pool(self, kind: Literal["pinned", "spilled", "on the host"]) -> AsyncMemoryPool:
-        """Return the pool of page-locked memory for the user's buffers or for spilled ones, or that of ordinary memory.
-
-        Raises:
-            PoolClosed: It has been closed.
-            InvalidRequest: The device has no page-locked memory.
-        """
+        """Return a pool of the host's memory, page-locked or ordinary, that is closed with this one; see `pinned`."""
         name = f"{self.name} {kind}"
         with self._making_host_pool:
             if self._ended:
                 raise PoolClosed(name)
             if kind not in self._host_pools:
-                # What the environment says of segments is meant for the device's own.
-                made: AsyncMemoryPool
+                made: AsyncMemoryPool  # what the environment says of segments is meant for the device's own
                 if kind == "on the host":
                     made = AsyncMemoryPool("host", name=name, segments="auto")
                     made._fallback_of = weakref.ref(self)
