@@ -65,8 +65,9 @@ class Latch(Generic[T]):
 
     def __call__(self) -> None:
         """Make the call and keep its outcome, an error too, for the waiting threads and tasks."""
+        call, self.call = self.call, None
         try:
-            self._result = None if self.call is None else self.call()
+            self._result = None if call is None else call()
         except BaseException as error:  # raised again in the waiter
             self._error = error
             if not isinstance(error, Exception):

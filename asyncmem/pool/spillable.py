@@ -146,8 +146,7 @@ class Use(Using, Handle):
         spilling, one = self._spilling, self.one
         loop = need_running_loop(self._held, spilling.opened.core.loop)
         timeout = spilling.opened.options.timeout if self._timeout is None else self._timeout
-        left = _countdown(loop.now, timeout)
-        self.owner, self.over = spilling.opened.core.owner(), False
+        left = self._start(loop.now, timeout)
         try:
             while (latch := spilling.begin(self, patient=timeout is None)) is not None:
                 await latch.wait(left())
@@ -174,8 +173,7 @@ class Use(Using, Handle):
             DeviceError: The device refused to copy it back, or has lost it.
         """
         spilling, one, timeout = self._spilling, self.one, self._timeout
-        left = _countdown(time.monotonic, timeout)
-        self.owner, self.over = spilling.opened.core.owner(), False
+        left = self._start(time.monotonic, timeout)
         try:
             while (latch := spilling.begin(self, patient=timeout is None)) is not None:
                 self._need_no_loop()
@@ -203,6 +201,12 @@ class Use(Using, Handle):
         """End the use."""
         self._spilling.end_use(self)
 
+    def _start(self, now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:
+        """Begin anew; return a function for the seconds left, None where they are not bounded."""
+        self.owner, self.over = self._spilling.opened.core.owner(), False
+        end = None if timeout is None else now() + timeout
+        return lambda: None if end is None else max(0.0, end - now())
+
     def _need_no_loop(self) -> None:
         if running_loop() is not None:
             raise InvalidRequest("with", self._held, "memory that is not moving just now", hint="async with it")
@@ -218,9 +222,3 @@ class Use(Using, Handle):
         if self._stream is not None:
             self.buffer.use_on(self._stream)
         return self.buffer
-
-
-def _countdown(now: Callable[[], float], timeout: float | None) -> Callable[[], float | None]:
-    """Return a function for the seconds left of a time that begins now; None where it is not bounded."""
-    end = None if timeout is None else now() + timeout
-    return lambda: None if end is None else max(0.0, end - now())
