@@ -333,8 +333,11 @@ class TaskReadAhead(ReadAhead):
 
     def _read(self) -> None:
         error = from_thread.run(self._read_in_task, token=self._token)
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which would keep this frame, and this frame it
 
     async def _read_in_task(self) -> BaseException | None:
         items: AsyncIterator[object] | None = None

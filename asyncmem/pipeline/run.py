@@ -276,8 +276,7 @@ class Run:
                     active.held_back += clock() - max(idle, self._exhausted)
                 raise
             began = clock()
-            if item.allowed > idle:
-                active.held_back += item.allowed - idle
+            active.held_back += item.allowed - idle if item.allowed > idle else 0.0
             active.at_work += 1
             try:
                 if stream is not None:
@@ -313,8 +312,9 @@ class Run:
         elif self._exhausted is None:
             try:
                 item = next(self._items)
-            except BaseException as error:  # noqa: BLE001 - looked at there
-                self._source_ended(error)
+            except BaseException as error:
+                if not self._source_ended(error):
+                    raise
             else:
                 self._take_in(item, now)
 
@@ -323,8 +323,9 @@ class Run:
             while True:
                 allowed = await self._allowed.get()
                 self._take_in(await anext(items), allowed)
-        except BaseException as error:  # noqa: BLE001 - looked at there
-            self._source_ended(error)
+        except BaseException as error:
+            if not self._source_ended(error):
+                raise
         finally:
             close = getattr(items, "aclose", None)
             if close is not None:
@@ -335,13 +336,15 @@ class Run:
         self._in.put(InFlight(self._begun, item, allowed))
         self._begun += 1
 
-    def _source_ended(self, error: BaseException) -> None:
+    def _source_ended(self, error: BaseException) -> bool:
+        """Note the end of the source, or its error; return False for one that is not its own, as a cancellation is."""
         if not isinstance(error, StopIteration if self._awaited is None else StopAsyncIteration):
             if not is_own_error(error):
-                raise error
+                return False
             self._fail("source", self._begun, error)
         self._exhausted = self._clock()
         self._stop_at_the_end()
+        return True
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

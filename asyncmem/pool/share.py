@@ -10,13 +10,14 @@ import numpy as np
 
 from asyncmem.arrays import ALIGN, Array, ArrayBatch, Layout, extent
 from asyncmem.errors import BufferReleased, InvalidRequest, PoolClosed
+from asyncmem.figures import format_size
 from asyncmem.pool.graph import graph_of
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare
 from asyncmem.pool.snapshot import stats_of, waiter_infos
 from asyncmem.synonyms import POOL, Elsewhere
 from asyncmem.text import quoted
-from asyncmem.units import format_size, parse_size
+from asyncmem.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence

@@ -338,17 +338,19 @@ class _Again:
         Raises:
             TypeError, ValueError, OverflowError: The arguments cannot be.
         """
-        refused: ValueError | None = None
         try:
             self._make(name, given)
-        except ValueError as error:
-            refused = error
-        written = b"" if self._heap is None else self._heap.read_journal()
-        if refused is not None and not written:
-            raise refused
+        except ValueError:
+            if not (written := self._read()):
+                raise
+        else:
+            written = self._read()
         if self._scheduler is not None:
             self._scheduler.effects()
         return [*json.loads(written), []][:4] if written else [name, [], "nothing", []]
+
+    def _read(self) -> bytes:
+        return b"" if self._heap is None else self._heap.read_journal()
 
     def _make(self, name: str, given: dict[str, Any]) -> None:
         if name == "heap":
