@@ -407,8 +407,10 @@ class OpenPool(Opened):
 
     def break_down(self, error: BaseException) -> None:
         """Close loudly after the worker has died of an error."""
-        self.close(PoolClosed(self.name, f"its worker ended with {error!r}"))
-        alarm(f"pool {quoted(self.name)}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
+        try:  # before its waiters wake, so that a program that ends by their errors has shown the reason
+            alarm(f"pool {quoted(self.name)}: the worker ended with {error!r}; the pool is closed", RuntimeWarning)
+        finally:
+            self.close(PoolClosed(self.name, f"its worker ended with {error!r}"))
 
     def check(self) -> None:
         """Walk every invariant; raises `AssertionError` that names the one which does not hold."""

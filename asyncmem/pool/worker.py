@@ -82,8 +82,9 @@ class Worker:
             try:
                 goes_on = self._step()
             except BaseException as error:  # noqa: BLE001 -- the pool must hear of anything that ends its worker
-                self._dead = True
-                self._died(error)
+                if not self._dead:  # what was submitted before is still done, and may fail for the same reason
+                    self._dead = True
+                    self._died(error)
 
     def _step(self) -> bool:
         try:

@@ -77,8 +77,8 @@ def test_waiters_hear_when_the_worker_dies(everywhere: Run) -> None:
         device = quick_device()
         pool = make_pool(device=device, segment_size=2 * MIB)
         held = await pool.allocate_async(2 * MIB)
-        device.fail("allocate_segment", times=100, error=ZeroDivisionError("a bug in the driver"))
         with pytest.warns(RuntimeWarning, match="a bug in the driver"):
+            device.fail("allocate_segment", times=100, error=ZeroDivisionError("a bug in the driver"))
             await refused(pool)
         assert held.alive
         held.free()

@@ -10,7 +10,21 @@ import pytest
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolTimeout, Spillable
 from asyncmem.testing.conservation import whole
 
-from .spilling import HALF, LIMIT, LONG, Marks, crowded_out, fill, holds, make_pool, run, until, use, waiting_for
+from .spilling import (
+    HALF,
+    LIMIT,
+    LONG,
+    Marks,
+    crowded_out,
+    fill,
+    holds,
+    make_pool,
+    run,
+    stepped_pool,
+    until,
+    use,
+    waiting_for,
+)
 from .support import quick_device
 
 
@@ -40,11 +54,12 @@ def test_every_block_sees_its_own_bytes(name: str) -> None:
     run(main)
 
 
+@pytest.mark.may_block  # the worker is steps of the loop
 def test_two_that_bring_each_other_out_take_turns() -> None:
     """Over a limit that fits one: each use is followed by the other's, and none is cut short."""
 
     async def main() -> None:
-        async with make_pool(quick_device(backing=True)) as pool, Marks(pool) as marks:
+        async with stepped_pool(device=quick_device(backing=True)) as pool, Marks(pool) as marks:
             marked = [await marks(LIMIT) for _ in range(2)]
             for one in marked:
                 async with one as buffer:
