@@ -19,10 +19,10 @@ def seconds_to_cancel(pool: AsyncMemoryPool, count: int) -> float:
     for _ in range(5):
         requests = [pool.allocate_async(MIB) for _ in range(count)]
         random.Random(1).shuffle(requests)
-        started = time.perf_counter()
+        started = time.thread_time()  # which a busy machine does not stretch
         for request in requests:
             request.cancel()
-        best = min(best, (time.perf_counter() - started) / count)
+        best = min(best, (time.thread_time() - started) / count)
     return best
 
 

@@ -78,14 +78,14 @@ def test_waiters_hear_when_the_worker_dies(everywhere: Run) -> None:
         pool = make_pool(device=device, segment_size=2 * MIB)
         held = await pool.allocate_async(2 * MIB)
         with pytest.warns(RuntimeWarning, match="a bug in the driver"):
-            device.fail("allocate_segment", times=100, error=ZeroDivisionError("a bug in the driver"))
-            await refused(pool)
+            await refused(pool, device)
         assert held.alive
         held.free()
         await pool.aclose()
         whole(pool)
 
-    async def refused(pool: AsyncMemoryPool) -> None:
+    async def refused(pool: AsyncMemoryPool, device: Simulated) -> None:
+        device.fail("allocate_segment", times=100, error=ZeroDivisionError("a bug in the driver"))
         for _ in range(2):
             with pytest.raises(PoolClosed, match="a bug in the driver"):
                 await pool.allocate_async(4 * MIB)
