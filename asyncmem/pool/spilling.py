@@ -403,9 +403,13 @@ class Spilling:
 
     # -- who may be next ---------------------------------------------------------------------------------------------
 
-    @uninterruptible
     def move_to_parent(self, share: AnyShare) -> None:
         """Have the memory of a lease that has ended make room where its range was from."""
+        if self._idle:  # what comes from now on finds that the lease has ended
+            self._move_to_parent(share)
+
+    @uninterruptible
+    def _move_to_parent(self, share: AnyShare) -> None:
         with self._locked():
             for one in self._idle:
                 if one.share is share and one.makes_room:

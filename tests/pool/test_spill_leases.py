@@ -9,8 +9,9 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, Lease, OutOfMemoryError, Spillable
 from asyncmem.core import Buffer
+from asyncmem.pool import worker
 
-from .spilling import fill, holds, make_pool, run
+from .spilling import HALF, LIMIT, fill, holds, make_pool, run
 from .support import MIB, quick_device
 
 PLACES = 4
@@ -121,3 +122,17 @@ def test_lease_serves_until_too_much_is_in_use(seed: int, *, awaited: bool) -> N
             pool.check()
 
     run(main)
+
+
+def test_a_lease_of_plain_memory_ends_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the main thread notes on spillable memory are another thread's, and a hand-over is ten times a lease."""
+
+    def refuse() -> None:
+        raise AssertionError("another thread is asked")
+
+    with AsyncMemoryPool("host", limit=LIMIT) as pool:
+        pool.allocate(512).free()
+        monkeypatch.setattr(worker, "ready_helper", refuse)
+        with pool.lease(HALF) as lease, lease.budget("part", limit=HALF):
+            lease.allocate(512).free()
+        monkeypatch.undo()
