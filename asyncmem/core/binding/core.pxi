@@ -134,13 +134,12 @@ cdef class Core(Heap):
         row.what, row.level = <LogWhat><int>what, level
         row.nbytes, row.address = _whole(nbytes, "nbytes"), _whole(address, "address")
         row.span_ns = <int64_t>(1e9 * <double>seconds)
-        row.thread, row.stream = thread_number(), stream
+        row.caller.thread, row.stream = thread_number(), stream
         if request is not None:
             row.stream = <uint16_t>request.stream
             found = self.s.look_up(request._id) if request._id else NULL
         if found != NULL and found.ask.caused:
-            row.site, row.task, row.tag, row.thread = (
-                found.ask.cause.site, found.ask.cause.task, found.ask.cause.tag, found.ask.cause.thread)
+            row.caller = found.ask.cause.caller
         self.c.note(row)
 
     @property
@@ -270,7 +269,8 @@ cdef class Core(Heap):
         elif effect.kind == EffectKind.Deadline:
             self.set_timer(effect.seconds)
         elif effect.kind == EffectKind.Quiet:
-            self.set_quiet_timer(effect.seconds)
+            if self.loop is not None:
+                self.quiet_timer = self.loop.call_at(effect.seconds, self.look_for_deadlock)
         else:
             self.perform(_effect_out(effect), request if effect.by_caller else None)
         return 0
@@ -377,23 +377,11 @@ cdef class Core(Heap):
             self.s.expire(self.now())
             self.carry_out()
 
-    cdef int set_quiet_timer(self, double when) except -1:
-        if self.loop is not None:
-            self.quiet_timer = self.loop.call_at(when, self.look_for_deadlock)
-        return 0
-
     def look_for_deadlock(self):
         """Look for owners who wait for each other, if nothing has moved since this was asked for."""
-        cdef vector[Claim] claims
-        cdef vector[Stuck] stuck
-        cdef Claim one
-        for owner, nbytes, account in self.pool.spilling.claims():
-            one.owner, one.nbytes, one.account = owner, nbytes, account
-            claims.push_back(one)
-        self.s.quiet(self.now(), claims)
-        stuck = self.s.stuck()
-        for i in range(stuck.size()):
-            self.know_sleeper(stuck[i].request)
+        self.s.quiet(self.now(), _claims_in(self.pool.spilling.claims()))
+        for one in self.s.stuck():
+            self.know_sleeper(one.request)
         self.carry_out()
 
     cdef int know_sleeper(self, uint64_t id) except -1:
@@ -430,9 +418,7 @@ cdef class Core(Heap):
         cdef CState state
         cdef double now
         if request.sizes is not None:
-            for nbytes in request.sizes:
-                if nbytes:
-                    pieces.push_back(nbytes)
+            pieces = [nbytes for nbytes in request.sizes if nbytes]
             if pieces.empty():
                 request.found = _batch(self, tuple([asyncmem_owned(_wrap(self, 0, 0, 0, 0, 0, request.tag)) for _ in request.sizes]))
                 request.ended = True
@@ -586,14 +572,11 @@ cdef class Core(Heap):
 
     cdef int abandon(self, uint64_t id) except -1:
         # Free memory that was granted to a request that is gone.
-        cdef vector[Granted] blocks
-        cdef size_t i
         cdef uint32_t flags = 0
         if self.s.state(id) == CState.Ordering:
             return 0  # by another thread, or soon: `order` goes on with this, as only one may
-        blocks = self.s.claim(id)
-        for i in range(blocks.size()):
-            flags |= self.c.free(blocks[i].block)
+        for one in self.s.claim(id):
+            flags |= self.c.free(one.block)
         if flags:
             self.signal(flags)
         return 0
@@ -663,14 +646,7 @@ cdef class Core(Heap):
 
     cdef object owner_here(self):
         # The task that runs here, or the number of the thread.
-        loop = self.asyncio_loop_here()
-        task = None
-        if loop is not None:
-            task = _current_task(loop)
-        else:
-            trio = sys.modules.get("trio")
-            if trio is not None and trio.lowlevel.in_trio_task():
-                task = trio.lowlevel.current_task()
+        task = _task_here(self.asyncio_loop_here())
         return PyThread_get_thread_ident() if task is None else task
 
     cdef int know(self, uint64_t number, object owner) except -1:

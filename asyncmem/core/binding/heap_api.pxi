@@ -7,9 +7,6 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
     cdef enum class State(uint8_t):
         Live, Free, Cached, Leased, Bare, Lifted, Filling
 
-    cdef enum Reason:
-        Served, NoMemory, OverLimit, GateClosed, NoPages
-
     cdef enum class Bound(uint8_t):
         Done, Recorded, Any
 
@@ -30,10 +27,13 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         bint best_fit
         uint64_t stream_cache_blocks, stream_cache_bytes, shared_cache_blocks, shared_cache_bytes
 
-    cdef struct Cause:
-        int64_t span_ns
+    cdef struct Caller:
         uint32_t site, task
         uint16_t tag, thread
+
+    cdef struct Cause:
+        int64_t span_ns
+        Caller caller
         bint missed
 
     ctypedef int LogWhat "asyncmem::LogRow::What"
@@ -42,8 +42,8 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         LogRow()
         uint64_t nbytes, address
         int64_t span_ns
-        uint32_t site, task
-        uint16_t tag, thread, stream
+        Caller caller
+        uint16_t stream
         LogWhat what
         uint8_t level
 

@@ -66,6 +66,10 @@ cdef Effect _effect_out(const CEffect& effect):
     return made
 
 
+cdef vector[Claim] _claims_in(object claims) except *:
+    return [Claim(owner, nbytes, account) for owner, nbytes, account in claims]
+
+
 cdef class Scheduler:
     """Decides for one heap who is served next, from what memory, and what has to be done for it.
 
@@ -119,9 +123,7 @@ cdef class Scheduler:
         cdef vector[uint64_t] pieces
         ask.nbytes = 1
         if isinstance(nbytes, (list, tuple)):
-            for one in nbytes:
-                if one:
-                    pieces.push_back(_size(one))
+            pieces = [_size(one) for one in nbytes if one]
             ask.nbytes = sum(nbytes)
         else:
             ask.nbytes = _whole(nbytes, "nbytes")
@@ -245,12 +247,7 @@ cdef class Scheduler:
 
     def quiet(self, now, claims=()):
         """Look for a deadlock if nothing has moved since this was asked for; `claims` are (owner, bytes, account)."""
-        cdef vector[Claim] all
-        cdef Claim one
-        for owner, nbytes, account in claims:
-            one.owner, one.nbytes, one.account = owner, nbytes, account
-            all.push_back(one)
-        self.c.quiet(now, all)
+        self.c.quiet(now, _claims_in(claims))
 
     def tick(self, now):
         """A few times a second: ask the device again where it has refused."""

@@ -54,12 +54,11 @@ cdef class Witness:
     cdef void see(self, Cause* cause, object tag) noexcept:
         # Before the memory is taken, so that a row is whole from the start. Fails no request: what is unknown stays 0.
         cause.span_ns, cause.missed = 0, False
-        cause.site = cause.task = 0
-        cause.tag = 0
-        cause.thread = self.thread_here()
-        cause.site = self.site_here()
-        cause.task = self.task_here()
-        cause.tag = self.tag_here(tag)
+        cause.caller = Caller(0, 0, 0, 0)
+        cause.caller.thread = self.thread_here()
+        cause.caller.site = self.site_here()
+        cause.caller.task = self.task_here()
+        cause.caller.tag = self.tag_here(tag)
 
     cdef uint16_t thread_here(self) except? 0:
         cdef uint16_t number = thread_number()
@@ -82,8 +81,11 @@ cdef class Witness:
         return _numbered(self.tag_numbers, self.tags, tag, _MOST_TAGS)
 
     cdef uint32_t task_here(self) except? 0:
-        name = running_task_name()
-        return 0 if name is None else _numbered(self.task_numbers, self.tasks, name, _MOST_TASKS)
+        loop = _running_loop()
+        task = _task_here(loop)
+        if task is None:
+            return 0
+        return _numbered(self.task_numbers, self.tasks, task.name if loop is None else task.get_name(), _MOST_TASKS)
 
     cdef uint32_t site_here(self) except? 0:
         cdef uint32_t seen[_MOST_FRAMES]
@@ -162,13 +164,9 @@ def log_time_ns():
     return log_now()
 
 
-cdef object running_task_name():
-    # The name of the task that runs on this thread, None outside of any.
-    loop = asyncio._get_running_loop()
+cdef object _task_here(object loop):
+    # The task that runs on this thread, of a loop of asyncio or, where none runs, of trio; None outside of any.
     if loop is not None:
-        task = _current_task(loop)
-        return None if task is None else task.get_name()
+        return _current_task(loop)
     trio = sys.modules.get("trio")
-    if trio is None or not trio.lowlevel.in_trio_task():
-        return None
-    return trio.lowlevel.current_task().name
+    return trio.lowlevel.current_task() if trio is not None and trio.lowlevel.in_trio_task() else None

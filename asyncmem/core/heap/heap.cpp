@@ -103,7 +103,9 @@ BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) 
     return 0;
 }
 
+// The beginning of each take, and the end of one that may not be.
 HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
+    outcome = Outcome{};
     bool inside = ask.arena >= 2;
     if (ask.stream >= streams_.size() || !accounts_.known(ask.account) || ask.nbytes - 1 >= max_size ||
         accounts_[ask.account].inner != inside || (inside && !known_arena(ask.arena)))
@@ -175,7 +177,6 @@ HIT_PATH BlockId Heap::find_hole(const Ask& ask, Outcome& outcome) {
 
 BlockId Heap::take(const Ask& ask, Outcome& outcome) {
     ASYNCMEM_ENTER(take, ask, filled(outcome));
-    outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     BlockId block = find_block(ask, outcome);
     if (block) grant(block, ask, outcome);
@@ -184,28 +185,26 @@ BlockId Heap::take(const Ask& ask, Outcome& outcome) {
 
 BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
     ASYNCMEM_ENTER(take_foreign, ask, late, filled(owed), filled(outcome));
-    outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
-    BlockId block = take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome);
+    return grant_owing(take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome), ask, owed, outcome);
+}
+
+// Grant a block that others may have used, if one was found.
+BlockId Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome) {
     if (!block) {
         ++total_.misses;
         return 0;
     }
-    grant_owing(block, ask, owed, outcome);
-    return block;
-}
-
-void Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome) {
     owed = resolve(nodes_[block], ask.stream);
     outcome.level = 3;
     if (!owed.empty()) ++total_.foreign;
     grant(block, ask, outcome);
     if (log_ && !owed.empty() && nodes_[block].arena < 2) log_->foreign(block);
+    return block;
 }
 
 BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome) {
     ASYNCMEM_ENTER(take_at, ask, address, late, filled(owed), filled(outcome));
-    outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     if (ask.arena < 2) refuse_argument("only the inside of a lease is taken by its addresses");
     const Segment& range = segments_[arenas_[ask.arena].segment];
@@ -215,19 +214,13 @@ BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed
     Search search{nbytes >> shift_, ask.stream, late ? Bound::Any : Bound::Recorded, 0};
     BlockId block = place_at(range, address, search);
     outcome.touched = search.touched;
-    if (block) {
-        grant_owing(block, ask, owed, outcome);
-    } else {
-        outcome.reason = NoMemory;
-        ++total_.misses;
-    }
-    return block;
+    if (!block) outcome.reason = NoMemory;
+    return grant_owing(block, ask, owed, outcome);
 }
 
 bool Heap::take_many(const Ask& ask, std::span<const uint64_t> sizes, std::span<Granted> granted, Outcome& outcome) {
     ASYNCMEM_ENTER(take_many, ask, sizes, filled(granted), filled(outcome));
     size_t count = sizes.size();
-    outcome = Outcome{};
     Ask one = ask;
     one.nbytes = 1;
     uint64_t total = 0, requested = 0, hits[3] = {};

@@ -29,17 +29,11 @@ public:
     void set_guarded(bool guarded) { lock_.set_guarded(guarded); }
 
     void configure(const Tuning& tuning);
-    Tuning tuning() const {
-        std::lock_guard lock(lock_);
-        return tuning_;
-    }
+    Tuning tuning() const { return lock_.with([&] { return tuning_; }); }
 
     uint32_t add_stream();
-    uint32_t stream_count() const {
-        std::lock_guard lock(lock_);
-        return static_cast<uint32_t>(streams_.size());
-    }
-    Epochs epochs(uint32_t stream) const;
+    uint32_t stream_count() const { return lock_.with([&] { return static_cast<uint32_t>(streams_.size()); }); }
+    Epochs epochs(uint32_t stream) const { return lock_.with([&] { return need_stream(stream).epochs; }); }
     bool lags() const;  // whether a recorded fence is not known to be done
     uint64_t close_epoch(uint32_t stream);
     void publish(uint32_t stream, uint64_t epoch);
@@ -91,14 +85,11 @@ public:
     uint32_t add_account(int64_t parent, uint64_t limit);
     bool remove_account(uint32_t account);
     void set_limit(uint32_t account, uint64_t limit);
-    Account account(uint32_t account) const;
+    Account account(uint32_t account) const { return lock_.with([&] { return need_account(account); }); }
     // Bytes that count in an account, and in all above it, as if they were live.
     void promise(uint32_t account, int64_t nbytes);
     // Accounts to which bytes came back, since this was asked last.
-    std::vector<uint32_t> take_touched() {
-        std::lock_guard lock(lock_);
-        return accounts_.take_touched();
-    }
+    std::vector<uint32_t> take_touched() { return lock_.with([&] { return accounts_.take_touched(); }); }
     void set_gate(uint32_t account, bool closed);
     void leave_ajar(uint64_t allowance, uint64_t wanted) {
         std::lock_guard lock(lock_);
@@ -117,22 +108,10 @@ public:
     void reset_peaks();
 
     uint64_t largest(int32_t arena) const;
-    uint64_t live() const {
-        std::lock_guard lock(lock_);
-        return accounts_[0].live;
-    }
-    uint64_t reserved() const {
-        std::lock_guard lock(lock_);
-        return reserved_;
-    }
-    uint64_t free_bytes() const {
-        std::lock_guard lock(lock_);
-        return unused();
-    }
-    uint64_t cached_bytes() const {
-        std::lock_guard lock(lock_);
-        return cached_;
-    }
+    uint64_t live() const { return lock_.with([&] { return accounts_[0].live; }); }
+    uint64_t reserved() const { return lock_.with([&] { return reserved_; }); }
+    uint64_t free_bytes() const { return lock_.with([&] { return unused(); }); }
+    uint64_t cached_bytes() const { return lock_.with([&] { return cached_; }); }
     uint64_t pending_bytes() const;
     Counts counts() const;
     std::vector<BlockInfo> blocks() const;
@@ -143,7 +122,7 @@ public:
     uint32_t open_log(uint64_t keep, Log::Rows& held);
     Log::Part read_log(uint32_t reader, uint64_t most, bool consume);
     void close_log(uint32_t reader);
-    Log::Rows held() const;  // what is live now, for as long as there is a log
+    Log::Rows held() const { return lock_.with([&] { return log_ ? log_->held() : Log::Rows{}; }); }  // what is live now, for as long as there is a log
     void note(LogRow row);   // of what the pool does; nothing where there is no log
 
     // Write down what this heap and its scheduler are told from now on, to be called before either is told anything.
@@ -280,7 +259,7 @@ private:
     BlockId take_cached(uint64_t granules, const Ask& ask, Outcome& outcome);
     BlockId take_shared(uint64_t granules, uint32_t stream, Outcome& outcome);
     void grant(BlockId block, const Ask& ask, Outcome& outcome);
-    void grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome);
+    BlockId grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome& outcome);
     uint32_t free_locked(BlockId block, std::span<const Entry> extra);
     bool keep(BlockId block, bool only_home);
     bool keep_shared(BlockId block);
@@ -314,7 +293,7 @@ private:
     }
     void need_live(BlockId block) const;
     Stream& need_stream(int64_t stream) const;
-    void need_account(int64_t account) const;
+    const Account& need_account(int64_t account) const;
 
     // logging (report.cpp); the first three while there is a log
     void log_take(BlockId block, const Ask& ask);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 namespace asyncmem {
@@ -16,6 +17,13 @@ public:
     }
     void unlock() {
         if (!guarded_) held_.store(false, std::memory_order_release);
+    }
+
+    // What a call returns that is made under it.
+    template <typename Call>
+    auto with(Call call) {
+        std::lock_guard lock(*this);
+        return call();
     }
 
     // Whether all who come here hold one other lock already, such as the interpreter's, and hold it until they have left:

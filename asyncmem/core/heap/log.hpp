@@ -16,11 +16,15 @@
 namespace asyncmem {
 
 // Who asked and from where: numbers of what the caller keeps by name, 0 for what is not known.
+struct Caller {
+    uint32_t site, task;
+    uint16_t tag, thread;
+};
+
 struct Cause {
     Cause() {}  // as it lies: nothing of it is touched while nothing is recorded
     int64_t span_ns;  // from asking to granting
-    uint32_t site, task;
-    uint16_t tag, thread;
+    Caller caller;
     bool missed;  // it had to wait
 };
 
@@ -35,8 +39,8 @@ struct LogRow {
     uint64_t address = 0;  // of a wait its priority: 0, -1, 1, -2, ... are 0, 1, 2, 3, ...
     int64_t span_ns = 0;  // of a take: from asking to granting; of its end: how long it was held
     uint64_t number = none;  // of the take
-    uint32_t site = 0, task = 0;
-    uint16_t tag = 0, thread = 0, stream = 0;
+    Caller caller{};
+    uint16_t stream = 0;
     What what = Taken;
     uint8_t level = 0;
 };
@@ -135,7 +139,7 @@ private:
         row.time_ns = now();
         row.span_ns = row.time_ns - taken.time_ns;
         row.stream = static_cast<uint16_t>(stream);
-        row.thread = thread_number();
+        row.caller.thread = thread_number();
         note(row);
     }
 

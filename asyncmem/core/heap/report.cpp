@@ -341,11 +341,6 @@ void Heap::close_log(uint32_t reader) {
     if (log_->read_by_nobody()) over.swap(log_);
 }
 
-Log::Rows Heap::held() const {
-    std::lock_guard lock(lock_);
-    return log_ ? log_->held() : Log::Rows{};
-}
-
 void Heap::note(LogRow row) {
     std::lock_guard lock(lock_);
     if (!log_) return;
@@ -369,13 +364,10 @@ void Heap::log_take(BlockId block, const Ask& ask) {
     row.time_ns = Log::now();
     if (ask.caused) {
         row.span_ns = ask.cause.span_ns;
-        row.site = ask.cause.site;
-        row.task = ask.cause.task;
-        row.tag = ask.cause.tag;
-        row.thread = ask.cause.thread;
+        row.caller = ask.cause.caller;
         if (ask.cause.missed) row.level = LogRow::Missed;
     } else {
-        row.thread = thread_number();
+        row.caller.thread = thread_number();
     }
     log_->taken(block, row);
 }

@@ -36,11 +36,6 @@ void Heap::mark_done(uint32_t stream, uint64_t epoch) {
     epochs.done = std::max(epochs.done, epoch);
 }
 
-Epochs Heap::epochs(uint32_t stream) const {
-    std::lock_guard lock(lock_);
-    return need_stream(stream).epochs;
-}
-
 bool Heap::lags() const {
     std::lock_guard lock(lock_);
     return std::any_of(streams_.begin(), streams_.end(), [](auto& one) { return one->epochs.recorded > one->epochs.done; });
@@ -205,12 +200,6 @@ void Heap::promise(uint32_t account, int64_t nbytes) {
     accounts_.promise(account, nbytes);
 }
 
-Account Heap::account(uint32_t account) const {
-    std::lock_guard lock(lock_);
-    need_account(account);
-    return accounts_[account];
-}
-
 void Heap::set_gate(uint32_t account, bool closed) {
     std::lock_guard lock(lock_);
     need_account(account);
@@ -224,8 +213,9 @@ void Heap::reset_peaks() {
     total_.peak_reserved = reserved_;
 }
 
-void Heap::need_account(int64_t account) const {
+const Account& Heap::need_account(int64_t account) const {
     if (!accounts_.known(account)) refuse_argument("unknown account");
+    return accounts_[static_cast<uint32_t>(account)];
 }
 
 }  // namespace asyncmem

@@ -220,10 +220,7 @@ void Scheduler::log_end(const Request& request) {
     int64_t priority = request.terms.priority;
     row.address = static_cast<uint64_t>(priority < 0 ? -2 * priority - 1 : 2 * priority);
     row.span_ns = static_cast<int64_t>(1e9 * (now_ - request.since));
-    row.site = request.ask.cause.site;
-    row.task = request.ask.cause.task;
-    row.tag = request.ask.cause.tag;
-    row.thread = request.ask.cause.thread;
+    row.caller = request.ask.cause.caller;
     row.stream = static_cast<uint16_t>(request.ask.stream);
     heap_.note(row);
 }
