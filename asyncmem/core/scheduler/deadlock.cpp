@@ -82,13 +82,13 @@ void Scheduler::awake(RequestId id) {
 }
 
 void Scheduler::arm_quiet() {
-    if (quiet_armed_ || holds_.used() == 1 || !sleeping_ || proved_at_ == progress_ + facts_) return;
+    if (quiet_armed_ || holds_.used() == 1 || !sleeping_ || proved_at_ == figures_.progress + facts_) return;
     wait_for_quiet(policy_.quiet_after);
 }
 
 void Scheduler::wait_for_quiet(double seconds) {
     quiet_armed_ = true;
-    progress_seen_ = progress_;
+    progress_seen_ = figures_.progress;
     emit(Effect{.kind = Effect::Kind::Quiet, .seconds = now_ + seconds});
 }
 
@@ -442,14 +442,14 @@ void Scheduler::quiet(double now, const std::vector<Claim>& claims) {
     std::lock_guard lock(lock_);
     now_ = now;
     quiet_armed_ = false;
-    if (progress_ == progress_seen_) {
-        proved_at_ = progress_ + facts_;
+    if (figures_.progress == progress_seen_) {
+        proved_at_ = figures_.progress + facts_;
         std::vector<Stuck> stuck;
         std::vector<RequestId> victims = Proof(*this, claims).solve(stuck);
         // The memory of an owner that waits for itself alone may be freed by a timer or another thread: that is given longer.
         bool alone = std::all_of(stuck.begin(), stuck.end(), [&](const Stuck& one) { return one.owner == stuck[0].owner; });
-        if (!victims.empty() && alone && alone_at_ != progress_) {
-            alone_at_ = progress_;
+        if (!victims.empty() && alone && alone_at_ != figures_.progress) {
+            alone_at_ = figures_.progress;
             proved_at_ = -1;
             wait_for_quiet(patience * policy_.quiet_after);
             return;
@@ -460,7 +460,7 @@ void Scheduler::quiet(double now, const std::vector<Claim>& claims) {
                 if (Request* request = requests_.find(id)) fail(*request, Reason::Deadlock);
             ++version_;
             ++event_;
-            ++progress_;
+            ++figures_.progress;
             pump(now);
         }
     }

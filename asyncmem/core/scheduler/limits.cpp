@@ -151,11 +151,6 @@ uint64_t Scheduler::capacity(const Share& share) const {
     return most;
 }
 
-Tally Scheduler::tally(uint32_t account) const {
-    std::lock_guard lock(lock_);
-    return need_share(account).tally;
-}
-
 void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
     ASYNCMEM_ENTER(add_spillable, account, nbytes, now);
     Share& share = need_share(account);
@@ -196,11 +191,11 @@ void Scheduler::look_at_pressure() {
     auto limit = static_cast<double>(policy_.limit);
     for (;;) {
         double share = limit > 0 ? static_cast<double>(heap_.live()) / limit : 0;
-        uint8_t level = pressure_;
+        uint8_t level = figures_.pressure;
         while (level < 3 && (level < 2 ? share >= border[level + 1] : share > border[3])) ++level;
         while (level > 0 && share < border[level] - less) --level;
-        if (level != pressure_) {
-            pressure_ = level;
+        if (level != figures_.pressure) {
+            figures_.pressure = level;
             LogRow row;
             row.what = LogRow::Pressed;
             row.level = level;
@@ -221,7 +216,7 @@ void Scheduler::look_at_pressure() {
 // While little is left, caches keep a quarter: what they hold serves one size and cannot join its neighbours.
 void Scheduler::fit_caches() {
     constexpr uint64_t part = 4;
-    bool squeezed = policy_.adaptive && (pressure_ >= 2 || (squeezed_ && pressure_ > 0));
+    bool squeezed = policy_.adaptive && (figures_.pressure >= 2 || (squeezed_ && figures_.pressure > 0));
     Tuning tuning = policy_.tuning;
     if (squeezed) {
         tuning.stream_cache_bytes /= part;

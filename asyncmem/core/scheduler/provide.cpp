@@ -79,7 +79,7 @@ bool Scheduler::take_foreign(Request& request, bool anywhere) {
         request.blocks.push_back({block, outcome.address});
         request.owed.push_back(std::move(owed));
     }
-    foreign_ += static_cast<int64_t>(request.blocks.size());
+    figures_.foreign += static_cast<int64_t>(request.blocks.size());
     if (std::ranges::all_of(request.owed, &Entries::empty)) request.owed.clear();
     look_at_pressure();
     return true;
@@ -103,7 +103,7 @@ bool Scheduler::must_look(int depth, uint32_t stream, std::vector<uint32_t> stre
 void Scheduler::looked(uint64_t found, double now) {
     ASYNCMEM_ENTER(looked, found, now);
     if (found) {
-        ++means_[static_cast<size_t>(Means::Look)];
+        ++figures_.means[static_cast<size_t>(Means::Look)];
         ++version_;
     }
     look_event_ = event_;
@@ -111,13 +111,13 @@ void Scheduler::looked(uint64_t found, double now) {
     source_->looked(now);
     bool decides = suspended_;
     suspended_ = false;
-    if (decides || (found && (waiting_ || !growing_.empty()))) pump(now);
+    if (decides || (found && (figures_.waiting || !growing_.empty()))) pump(now);
     note_fresh();
 }
 
 bool Scheduler::flush() {
     if (!heap_.flush(-1)) return false;
-    ++means_[static_cast<size_t>(Means::Flush)];
+    ++figures_.means[static_cast<size_t>(Means::Flush)];
     ++version_;
     return true;
 }
@@ -126,7 +126,7 @@ bool Scheduler::flush() {
 bool Scheduler::tidy() {
     bool flushed = flush();
     if (!heap_.merge()) return flushed;
-    ++means_[static_cast<size_t>(Means::Merge)];
+    ++figures_.means[static_cast<size_t>(Means::Merge)];
     ++version_;
     return true;
 }
@@ -135,7 +135,7 @@ bool Scheduler::tidy() {
 
 bool Scheduler::start(Step&& step, Request* request, Means means) {
     if (step.kind != Step::Kind::Effect) return false;
-    if (means != Means::Ask) ++means_[static_cast<size_t>(means)];  // that is counted by who asks
+    if (means != Means::Ask) ++figures_.means[static_cast<size_t>(means)];  // that is counted by who asks
     Effect& effect = step.job.effect;
     effect.job = ++last_job_;
     step.job.started = now_;

@@ -102,7 +102,7 @@ void Scheduler::note(Request& request) {
     if (!terms.waits) {
         callers_.push_back(request.id);
         refuse_callers();
-    } else if (waits && !terms.calls && waiting_ > policy_.max_waiting) {
+    } else if (waits && !terms.calls && figures_.waiting > policy_.max_waiting) {
         fail(request, Reason::TooMany);
     }
     if (!request.queued()) return;
@@ -117,8 +117,8 @@ void Scheduler::note(Request& request) {
 void Scheduler::join(Request& request) {
     request.state = State::Waiting;
     shares_.join(request);
-    ++waiting_;
-    waiting_bytes_ += request.total;
+    ++figures_.waiting;
+    figures_.waiting_bytes += request.total;
     Share* top = request.share;
     while (top->up) top = top->up;
     if (top != root_ && std::find(waiting_leases_.begin(), waiting_leases_.end(), top) == waiting_leases_.end())
@@ -133,8 +133,8 @@ void Scheduler::admit(Request& request) {
     heap_.promise(request.ask.account, static_cast<int64_t>(request.total));
     request.state = State::Growing;
     growing_.insert(request);
-    --waiting_;
-    waiting_bytes_ -= request.total;
+    --figures_.waiting;
+    figures_.waiting_bytes -= request.total;
 }
 
 void Scheduler::readmit(Request& request) {
@@ -173,9 +173,10 @@ void Scheduler::leave(Request& request) {
         Shares::touch(*request.share);
     } else {
         shares_.leave(request);
-        --waiting_;
-        waiting_bytes_ -= request.total;
+        --figures_.waiting;
+        figures_.waiting_bytes -= request.total;
     }
+    deadlines_.erase({request.terms.deadline, request.id});
     if (request.sleepers && request.terms.deadline == never) --sleeping_;
 }
 
@@ -186,7 +187,7 @@ void Scheduler::settle(Request& request, State state, Reason reason) {
     request.reason = reason;
     if (request.terms.deadline < never) arm_deadline();
     bool served = reason == Reason::None;
-    progress_ += served;
+    figures_.progress += served;
     if (request.missed) {
         double age = now_ - request.since;
         // What another stream had is counted by itself.
@@ -203,9 +204,9 @@ void Scheduler::settle(Request& request, State state, Reason reason) {
     }
     if (request.waited && request.ask.caused) log_end(request);
     if (state == State::Ordering) {
-        emit(Effect::Kind::Order, request);
+        emit({.kind = Effect::Kind::Order, .request = request.id});
     } else if (request.noted || request.told) {
-        emit(state == State::Granted ? Effect::Kind::Granted : Effect::Kind::Failed, request);
+        emit({.kind = state == State::Granted ? Effect::Kind::Granted : Effect::Kind::Failed, .request = request.id});
     }
 }
 
@@ -228,10 +229,6 @@ void Scheduler::log_end(const Request& request) {
 void Scheduler::emit(Effect effect) {
     if (journal_) [[unlikely]] journal_->add_effect(effect);
     effects_.push_back(std::move(effect));
-}
-
-void Scheduler::emit(Effect::Kind kind, Request& request) {
-    emit(Effect{.kind = kind, .request = request.id});
 }
 
 void Scheduler::fail(Request& request, Reason reason) {
@@ -313,7 +310,7 @@ bool Scheduler::cancel(RequestId id, double now) {
     if (!request || !request->queued()) return false;
     now_ = now;
     fail(*request, Reason::Cancelled);
-    ++progress_;
+    ++figures_.progress;
     pump(now);
     return true;
 }
@@ -351,7 +348,7 @@ void Scheduler::ordered(RequestId id, double now) {
     now_ = now;
     request.owed.clear();
     request.state = State::Granted;
-    if (request.noted || request.told) emit(Effect::Kind::Granted, request);
+    if (request.noted || request.told) emit({.kind = Effect::Kind::Granted, .request = request.id});
 }
 
 // Its stream could not be ordered: the memory goes back as it was, and the request takes none of other streams.
@@ -360,12 +357,12 @@ void Scheduler::unordered(RequestId id, double now) {
     Request& request = need(id);
     if (request.state != State::Ordering) refuse_argument("the request has nothing to be ordered");
     now_ = now;
-    foreign_ -= static_cast<int64_t>(request.blocks.size());
+    figures_.foreign -= static_cast<int64_t>(request.blocks.size());
     put_back(request);
     request.unordered = true;
     request.reason = Reason::None;
     request.tried = 0;
-    --progress_;
+    --figures_.progress;
     join(request);
     sleeping_ += request.sleepers && request.terms.deadline == never;
     if (request.noted) {

@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -35,7 +36,8 @@ struct Stuck {
 };
 
 struct Gauges {
-    uint64_t waiting, waiting_bytes, growing, growing_bytes;
+    uint64_t waiting, waiting_bytes;  // behind other holders of memory
+    uint64_t growing, growing_bytes;
     uint64_t coming, leaving, overtaken, under_way;
     int64_t grows, trims, foreign, progress;
     double moved, waited;
@@ -54,13 +56,10 @@ public:
     void close_share(uint32_t account, double now);  // fails who waits there and further inside
     void set_limit(uint32_t account, uint64_t limit, double now);
     void configure(const Policy& policy, double now);
-    Tally tally(uint32_t account) const;
+    Tally tally(uint32_t account) const { return lock_.with([&] { return need_share(account).tally; }); }
     void add_spillable(uint32_t account, int64_t nbytes, double now);
     void note_handed_back(uint32_t account);
-    void note_foreign() {  // memory that another stream had was taken by other ways
-        std::lock_guard lock(lock_);
-        ++foreign_;
-    }
+    void note_foreign() { lock_.with([&] { ++figures_.foreign; }); }  // another stream's memory was taken by other ways
 
     // -- requests ------------------------------------------------------------------------------------------------------
     // `pieces`: sizes of a batch, none empty. The state tells what became of it.
@@ -71,14 +70,8 @@ public:
     }
     // The call has returned: from now on an effect tells the end of the request, unless the answer is one.
     State leave_to(RequestId id);
-    State state(RequestId id) const {
-        std::lock_guard lock(lock_);
-        return need(id).state;
-    }
-    const Request* look_up(RequestId id) const {
-        std::lock_guard lock(lock_);
-        return requests_.find(id);
-    }
+    State state(RequestId id) const { return lock_.with([&] { return need(id).state; }); }
+    const Request* look_up(RequestId id) const { return lock_.with([&] { return requests_.find(id); }); }
     // Take the memory of a granted request, a block a size, and end it.
     std::vector<Granted> claim(RequestId id);
     // End a failed request.
@@ -104,10 +97,7 @@ public:
     std::vector<Hold> holds() const;
 
     // Who was stuck when a deadlock was found last.
-    std::vector<Stuck> stuck() const {
-        std::lock_guard lock(lock_);
-        return stuck_;
-    }
+    std::vector<Stuck> stuck() const { return lock_.with([&] { return stuck_; }); }
 
     // -- events --------------------------------------------------------------------------------------------------------
     void freed(uint32_t flags, double now);
@@ -135,10 +125,8 @@ public:
 
     // -- effects -------------------------------------------------------------------------------------------------------
     bool next(Effect& effect);
-    void put_back(Effect effect) {  // one that could not be carried out: it is the next again
-        std::lock_guard lock(lock_);
-        effects_.push_front(std::move(effect));
-    }
+    // One that could not be carried out is the next again.
+    void put_back(Effect effect) { lock_.with([&] { effects_.push_front(std::move(effect)); }); }
 
     Gauges gauges() const;
     std::vector<RequestId> queued() const;  // who waits or grows, in order of arrival
@@ -194,7 +182,6 @@ private:
     void fit_caches();
     void defragment();
     void expire_due();
-    RequestId pop_deadline();
     void expire_later(const Request& request);
     void arm_deadline();
     void arm_quiet();
@@ -205,7 +192,6 @@ private:
     std::vector<Request*> growing_inside(const Share& share) const;
     void refuse_waiting(Share& share, uint64_t limit);
     void emit(Effect effect);
-    void emit(Effect::Kind kind, Request& request);
     Share* share_of(uint32_t account) const;
     Share& need_share(uint32_t account) const;
     Request& need(RequestId id) const;
@@ -229,7 +215,6 @@ private:
     std::vector<Share*> waiting_leases_;
     std::vector<Share*> spilling_;         // shares of which something may move
     std::vector<RequestId> callers_;       // synchronous callers that are refused rather than queued
-    uint64_t waiting_ = 0, waiting_bytes_ = 0;  // behind other holders of memory
 
     std::deque<Effect> effects_;
     std::unordered_map<JobId, Job> jobs_;
@@ -247,10 +232,9 @@ private:
     std::vector<RequestId> fresh_;         // taken in, and not noted yet
     uint64_t sequence_ = 0;
     int64_t queued_bytes_ = 0;
-    int64_t progress_ = 0, foreign_ = 0;
-    int64_t means_[means_count]{};
+    Gauges figures_{};                     // what is counted as it happens; gauges() fills in the rest
 
-    std::vector<std::pair<double, RequestId>> deadlines_;  // a heap, the earliest first; some are over
+    std::set<std::pair<double, RequestId>> deadlines_;  // of requests that are queued
     double armed_deadline_ = never;
 
     Slots<Hold> holds_{1};                 // number 0 stands for none
@@ -264,7 +248,6 @@ private:
     int64_t alone_at_ = -1;                // progress, when an owner was found to wait for its own memory alone
     std::vector<Stuck> stuck_;
 
-    uint8_t pressure_ = 0;
     bool squeezed_ = false;
     uint64_t beat_frees_ = 0, merged_frees_ = 0, settled_frees_ = 0;
     uint32_t quiet_beats_ = 0;

@@ -38,7 +38,7 @@ void Scheduler::pump(double now) {
         refuse_callers();
         if (heap_.reserved() > policy_.limit || policy_.direct) shrink();
     }
-    bool empties = closed_ || (draining_ && !waiting_ && growing_.empty());
+    bool empties = closed_ || (draining_ && !figures_.waiting && growing_.empty());
     if (empties && !heap_.live()) emit(Effect{.kind = Effect::Kind::Emptied});
     set_gates();
     arm_quiet();

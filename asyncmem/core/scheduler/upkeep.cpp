@@ -19,39 +19,19 @@ void Scheduler::expire(double now) {
 }
 
 void Scheduler::expire_due() {
-    while (!deadlines_.empty() && deadlines_.front().first <= now_) {
-        Request* request = requests_.find(pop_deadline());
-        if (request && request->queued()) fail(*request, Reason::Expired);
-    }
-}
-
-RequestId Scheduler::pop_deadline() {
-    std::pop_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-    RequestId id = deadlines_.back().second;
-    deadlines_.pop_back();
-    return id;
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now_) fail(need(deadlines_.begin()->second), Reason::Expired);
 }
 
 // A thread that blocks looks at the clock by itself.
 void Scheduler::expire_later(const Request& request) {
     if (request.terms.deadline == never || request.terms.calls) return;
-    deadlines_.emplace_back(request.terms.deadline, request.id);
-    std::push_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
+    deadlines_.emplace(request.terms.deadline, request.id);
     arm_deadline();
 }
 
 // A timer that is too early does no harm; only the last one is called off.
 void Scheduler::arm_deadline() {
-    auto is_over = [&](const std::pair<double, RequestId>& one) {
-        Request* request = requests_.find(one.second);
-        return !request || !request->queued();
-    };
-    while (!deadlines_.empty() && is_over(deadlines_.front())) pop_deadline();
-    if (deadlines_.size() > 2 * requests_.count() + 64) {
-        std::erase_if(deadlines_, is_over);
-        std::make_heap(deadlines_.begin(), deadlines_.end(), std::greater<>());
-    }
-    double first = deadlines_.empty() ? never : deadlines_.front().first;
+    double first = deadlines_.empty() ? never : deadlines_.begin()->first;
     if (first == armed_deadline_ || (armed_deadline_ < first && first < never)) return;
     armed_deadline_ = first;
     emit(Effect{.kind = Effect::Kind::Deadline, .seconds = first});
@@ -63,7 +43,7 @@ void Scheduler::shift_clock(double seconds) {
         request.since += seconds;
         request.terms.deadline += seconds;
     });
-    for (auto& one : deadlines_) one.first += seconds;
+    for (auto& [when, id] : std::exchange(deadlines_, {})) deadlines_.emplace(when + seconds, id);
     for (auto& [id, job] : jobs_) job.started += seconds;
     source_->shift(seconds);
     used_at_ += seconds;
@@ -82,7 +62,7 @@ void Scheduler::freed(uint32_t flags, double now) {
     if (flags & Waiting) {
         ++version_;
         ++event_;
-        ++progress_;
+        ++figures_.progress;
     }
     if (flags & Waiting) pump(now);
 }
@@ -93,7 +73,7 @@ void Scheduler::tick(double now) {
     source_->forget_refusal();  // others may have given memory back to the device
     capturing_ = false;         // or ended their captures
     requests_.each([](Request& request) { request.unordered = false; });
-    if (waiting_ || !growing_.empty()) {
+    if (figures_.waiting || !growing_.empty()) {
         ++version_;
         ++event_;
         pump(now);
@@ -120,10 +100,10 @@ void Scheduler::set_capturing(bool capturing) {
 
 void Scheduler::defragment() {
     uint64_t free = heap_.free_bytes();
-    if (!policy_.defragment || waiting_ || !free) return;
+    if (!policy_.defragment || figures_.waiting || !free) return;
     double threshold = squeezed_ ? 0 : policy_.merge_threshold;
     if (1 - static_cast<double>(heap_.largest(-1)) / static_cast<double>(free) > threshold && heap_.merge())
-        ++means_[static_cast<size_t>(Means::Merge)];
+        ++figures_.means[static_cast<size_t>(Means::Merge)];
 }
 
 // Caches keep memory from being moved, and what one stream freed is all streams' only once it is joined. That is seen to
@@ -153,7 +133,7 @@ double Scheduler::end_beat(double now) {
         merged_frees_ = frees;
         if (quiet) settled_frees_ = frees;
     }
-    if (beat_gained_ && (waiting_ || !growing_.empty())) {
+    if (beat_gained_ && (figures_.waiting || !growing_.empty())) {
         ++version_;
         pump(now);
     }
@@ -191,23 +171,17 @@ bool Scheduler::next(Effect& effect) {
 
 Gauges Scheduler::gauges() const {
     std::lock_guard lock(lock_);
-    Gauges found{.waiting = waiting_,
-                 .waiting_bytes = waiting_bytes_,
-                 .growing = growing_.count(),
-                 .growing_bytes = heap_.account(0).promised,
-                 .coming = source_->coming(),
-                 .leaving = source_->leaving(),
-                 .overtaken = root_->overtaken,
-                 .under_way = jobs_.size(),
-                 .grows = source_->grows,
-                 .trims = source_->trims,
-                 .foreign = foreign_,
-                 .progress = progress_,
-                 .moved = source_->moved(),
-                 .waited = source_->waited(),
-                 .pressure = pressure_,
-                 .means = {}};
-    std::ranges::copy(means_, found.means);
+    Gauges found = figures_;
+    found.growing = growing_.count();
+    found.growing_bytes = heap_.account(0).promised;
+    found.coming = source_->coming();
+    found.leaving = source_->leaving();
+    found.overtaken = root_->overtaken;
+    found.under_way = jobs_.size();
+    found.grows = source_->grows;
+    found.trims = source_->trims;
+    found.moved = source_->moved();
+    found.waited = source_->waited();
     return found;
 }
 
@@ -238,7 +212,7 @@ std::string Scheduler::check() const {
             promised += request.total;
         }
     });
-    if (waiting != waiting_ || bytes != waiting_bytes_) return "the waiting requests are miscounted";
+    if (waiting != figures_.waiting || bytes != figures_.waiting_bytes) return "the waiting requests are miscounted";
     if (growing != growing_.count()) return "the growing requests are miscounted";
     size_t queued = 0;
     for (auto& share : by_account_)
@@ -252,7 +226,7 @@ std::string Scheduler::check() const {
         if (share->up && (share->listed != 0) != (!share->queue.empty() || !share->inside.empty()))
             return "a share with requests is not listed, or one without is";
     }
-    if (queued != waiting_) return "the queues hold other requests than those that wait";
+    if (queued != figures_.waiting) return "the queues hold other requests than those that wait";
     if (!growing_.sound()) return "the queue of growing requests is out of order";
     if (heap_.account(0).promised != promised) return "the pool has promised other bytes than its growing requests ask for";
     return "";
