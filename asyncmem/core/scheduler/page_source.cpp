@@ -37,7 +37,7 @@ public:
     }
     std::vector<uint32_t> unfenced() const override { return heap_.unfenced(); }
 
-    Step patience(const Request& request, double now, bool looked) override {
+    Decision patience(const Request& request, double now, bool looked) override {
         if (!may_be_patient(request, now)) return {};
         if (!looked) return look();
         Found found = plan_for(request, true, now);
@@ -46,7 +46,7 @@ public:
         return {};
     }
 
-    Step grow(const Request& request, double now, bool looked) override {
+    Decision grow(const Request& request, double now, bool looked) override {
         bool may_move = policy_.take_back && heap_.reserved() - heap_.live() >= policy_.page;
         if (!looked && !several_streams() && may_move) return look();
         Found found = plan_for(request, false, now);
@@ -60,7 +60,7 @@ public:
         return carried_out(std::move(*found.change));
     }
 
-    Step wait(const Request& request, double now) override {
+    Decision wait(const Request& request, double now) override {
         if (request.terms.calls && request.terms.on_loop) return {};
         double most = request.terms.calls ? request.terms.deadline - now : never;
         Found found = plan_for(request, false, now);
@@ -68,7 +68,7 @@ public:
         return wait_for(std::move(found.waits), most);
     }
 
-    Step make_room(const Request& request, double now) override {
+    Decision make_room(const Request& request, double now) override {
         Piece idle = heap_.idle_memory();
         if (!idle.nbytes || available() + idle.nbytes < request.total) return {};
         if (request.terms.calls && !idle.uses.empty()) {
@@ -78,39 +78,37 @@ public:
         return trim(no_limit, 0, now);
     }
 
-    Step grow_ahead() override {
+    Decision grow_ahead() override {
         uint64_t reserved = heap_.reserved() + coming_;
         if (policy_.ready <= reserved) return {};
         Found found = plan_pieces({policy_.ready - reserved}, 0, false, available(), 0);
-        return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Step{};
+        return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Decision{};
     }
 
-    Step trim(uint64_t wanted, uint64_t keep, double now) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double now) override {
         if (wanted != no_limit && now < rest_until_) return {};  // it would fail again, and no request asks for it by name
         Piece idle = heap_.idle_memory();
         uint64_t kept = keep + leaving_, reserved = heap_.reserved();
         uint64_t nbytes = std::min({idle.nbytes, reserved - std::min(reserved, kept), wanted});
         if (!nbytes) return {};
+        Decision next = wait_for(std::move(idle.uses), never);
+        if (!next) next = reclaim(nbytes);
+        if (!next) return {};
         leaving_ += nbytes;
-        Step step = wait_for(std::move(idle.uses), never);
-        step.job.reclaims = true;
-        step.job.leaving = nbytes;
-        if (!step) {
-            step = reclaim(step.job);
-            if (!step) leaving_ -= nbytes;
-        }
-        return step;
+        next->reclaims = true;
+        next->leaving = nbytes;
+        return next;
     }
 
-    Step reclaim(const Job& job) override {
-        Plan plan = heap_.reclaim(job.leaving);
+    Decision reclaim(uint64_t nbytes) override {
+        Plan plan = heap_.reclaim(nbytes);
         if (!plan.found) return {};
         Change change;
         change.plans.push_back(std::move(plan));
-        Step step = carried_out(std::move(change));
-        step.job.reclaims = true;
-        step.job.leaving = job.leaving;
-        return step;
+        Job job = carried_out(std::move(change));
+        job.reclaims = true;
+        job.leaving = nbytes;
+        return job;
     }
 
     void waited(const Job& job, double now) override {
@@ -175,11 +173,7 @@ private:
         });
     }
 
-    Step look() const { return Step::look_at(heap_.unfenced()); }
-
-    static Step wait_for(Entries uses, double seconds) {
-        return uses.empty() ? Step{} : Step::wait(std::move(uses), seconds);
-    }
+    Job look() const { return job_of({.kind = Effect::Kind::Look, .streams = heap_.unfenced()}); }
 
     // Moves save memory and cost time. A program that makes them go round and round is better off with more memory.
     Found plan_for(const Request& request, bool modest, double now) {
@@ -261,10 +255,10 @@ private:
         change.stocks = true;
     }
 
-    Step carried_out(Change change) {
+    Job carried_out(Change change) {
         coming_ += change.fresh();
-        Step step = Step::of(Effect::Kind::Remap);
-        Effect& effect = step.job.effect;
+        Job job = job_of({.kind = Effect::Kind::Remap});
+        Effect& effect = job.effect;
         effect.out = leaves(change);
         effect.into = comes(change);
         for (const Plan& plan : change.plans)
@@ -272,8 +266,8 @@ private:
         effect.ahead = change.stocks ? change.plans.back().fresh.size() : 0;
         effect.nbytes = change.more();
         effect.need = effect.nbytes - std::min(effect.nbytes, change.ahead());
-        step.job.change = std::move(change);
-        return step;
+        job.change = std::move(change);
+        return job;
     }
 
     // What is unmapped, by address, so that neighbours go in one call.

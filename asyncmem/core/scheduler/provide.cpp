@@ -133,12 +133,12 @@ bool Scheduler::tidy() {
 
 // -- effects under way -------------------------------------------------------------------------------------------------
 
-bool Scheduler::start(Step&& step, Request* request, Means means) {
-    if (step.kind != Step::Kind::Effect) return false;
+bool Scheduler::start(Decision job, Request* request, Means means) {
+    if (!job) return false;
     if (means != Means::Ask) ++figures_.means[static_cast<size_t>(means)];  // that is counted by who asks
-    Effect& effect = step.job.effect;
+    Effect& effect = job->effect;
     effect.job = ++last_job_;
-    step.job.started = now_;
+    job->started = now_;
     if (request) {
         effect.request = request->id;
         effect.by_caller = request->terms.calls;
@@ -146,7 +146,7 @@ bool Scheduler::start(Step&& step, Request* request, Means means) {
         if (!effect.by_caller) queue_job_ = effect.job;
     }
     emit(effect);
-    jobs_[effect.job] = std::move(step.job);
+    jobs_[effect.job] = std::move(*job);
     return true;
 }
 
@@ -203,9 +203,8 @@ void Scheduler::waited(JobId id, bool seen, double now) {
     bool shrinks = id == shrink_job_;
     Job job = end_job(id);
     if (job.reclaims && seen) {
-        Step step = source_->reclaim(job);
-        if (step) {
-            start(std::move(step), requests_.find(job.effect.request), Means::Trim);
+        if (Decision next = source_->reclaim(job.leaving)) {
+            start(std::move(next), requests_.find(job.effect.request), Means::Trim);
             if (shrinks) shrink_job_ = last_job_;
             pump(now);
             return;

@@ -153,7 +153,7 @@ private:
     bool looked_since(int depth) const { return look_event_ == event_ && look_depth_ >= depth; }
     bool tidy();
     bool flush();
-    bool start(Step&& step, Request* request, Means means);
+    bool start(Decision job, Request* request, Means means);
     Job end_job(JobId id);
     void admit(Request& request);
     void readmit(Request& request);  // back from growing to waiting

@@ -45,7 +45,7 @@ bool Source::may_be_patient(const Request& request, double now) const {
 }
 
 // All that may be waited at once must save a 32nd of the peak.
-Step Source::wait_patiently(const Request& request, const std::vector<Piece>& later, double now) const {
+Decision Source::wait_patiently(const Request& request, const std::vector<Piece>& later, double now) const {
     constexpr double price = 1.0 / 32, late = 2;
     double most = lifetime_.may_wait(policy_, now, now - request.since), whole = lifetime_.patience(policy_, now);
     double best = 0, end = now, until = now;
@@ -65,9 +65,9 @@ Step Source::wait_patiently(const Request& request, const std::vector<Piece>& la
     }
     if (worth.empty() || until <= now) return {};
     // A fence is often done a little later than others were.
-    Step step = Step::wait(std::move(worth), std::min(most, late * (until - now)));
-    step.job.patient = true;
-    return step;
+    Decision wait = wait_for(std::move(worth), std::min(most, late * (until - now)));
+    wait->patient = true;
+    return wait;
 }
 
 // -- segments ----------------------------------------------------------------------------------------------------------
@@ -111,19 +111,19 @@ public:
         return size_for(request.total, arena_for(request.largest), UINT64_MAX) != refused;
     }
 
-    Step patience(const Request& request, double now, bool looked) override {
+    Decision patience(const Request& request, double now, bool looked) override {
         Effect order = may_be_patient(request, now) ? order_for(request) : Effect{};
         if (!order.nbytes || policy_.direct || over(order) <= 0) return {};
         std::vector<Piece> empty = candidates(request, order, now);
         if (!looked)
-            if (Step step = look_at(empty)) return step;
+            if (Decision look = look_at(empty)) return look;
         std::erase_if(empty, [](const Piece& one) { return one.uses.empty(); });
         return wait_patiently(request, empty, now);
     }
 
     // Before more is reserved than ever, segments go back that are free and done with, and too small to serve. A program
     // whose sizes change would collect them else.
-    Step grow(const Request& request, double now, bool looked) override {
+    Decision grow(const Request& request, double now, bool looked) override {
         Effect order = order_for(request);
         if (!order.nbytes) return {};
         int64_t more = over(order);
@@ -131,7 +131,7 @@ public:
         if (!request.terms.captured && !policy_.direct && policy_.take_back && more > 0)
             empty = candidates(request, order, now);
         if (!looked)
-            if (Step step = look_at(empty)) return step;
+            if (Decision look = look_at(empty)) return look;
         std::erase_if(empty, [](const Piece& one) { return !one.uses.empty(); });
         if (!empty.empty()) {
             uint64_t keep = policy_.ready - std::min(policy_.ready, order.nbytes);
@@ -140,13 +140,13 @@ public:
         return ordered(std::move(order), request.ask.stream);
     }
 
-    Step grow_part(const Request& request) override {
+    Decision grow_part(const Request& request) override {
         if (request.pieces.size() < 2 || free() + left() < request.total) return {};
         uint64_t need = std::max(request.largest, request.total - std::min(request.total, free()));
         return ordered(order_of(need, arena_for(request.largest), UINT64_MAX), request.ask.stream);
     }
 
-    Step make_room(const Request& request, double now) override {
+    Decision make_room(const Request& request, double now) override {
         uint64_t missing = request.total - std::min(request.total, left());
         std::vector<Piece> empty = largest_first();
         uint64_t sum = 0;
@@ -161,21 +161,21 @@ public:
                     for (const Entry& use : one.uses)
                         if (use.epoch > heap_.epochs(use.stream).done) include(uses, use);
             if (!uses.empty() && request.terms.on_loop) return {};
-            if (!uses.empty()) return Step::wait(std::move(uses), request.terms.deadline - now);
+            if (Decision wait = wait_for(std::move(uses), request.terms.deadline - now)) return wait;
         }
         return give_back(take_out(empty, refuses() ? no_limit : std::max<uint64_t>(missing, 1), 0));
     }
 
-    Step grow_ahead() override {
+    Decision grow_ahead() override {
         uint64_t reserved = heap_.reserved() + coming_;
         if (policy_.ready <= reserved) return {};
         uint64_t need = up(policy_.ready - reserved);
         return ordered(order_of(need, arena_for(need), UINT64_MAX), last_stream_);
     }
 
-    Step trim(uint64_t wanted, uint64_t keep, double) override {
+    Decision trim(uint64_t wanted, uint64_t keep, double) override {
         std::vector<Piece> returns = take_out(largest_first(), wanted, keep);
-        return returns.empty() && stranded_.empty() ? Step{} : give_back(std::move(returns));
+        return returns.empty() && stranded_.empty() ? Decision{} : give_back(std::move(returns));
     }
 
     void grew(const Job& job, uint64_t address, uint64_t nbytes, uint32_t stream, bool ready, double seconds) override {
@@ -298,29 +298,28 @@ private:
         return true;
     }
 
-    Step ordered(Effect order, uint32_t stream) {
+    Decision ordered(Effect order, uint32_t stream) {
         if (order.nbytes == refused) return {};
         coming_ += order.nbytes;
         order.stream = stream;
-        return {Step::Kind::Effect, {}, {.effect = std::move(order)}};
+        return job_of(std::move(order));
     }
 
     // At the fences of what the segments wait for.
-    static Step look_at(const std::vector<Piece>& empty) {
+    static Decision look_at(const std::vector<Piece>& empty) {
         std::vector<uint32_t> streams;
         for (const Piece& one : empty)
             for (const Entry& use : one.uses)
                 if (std::ranges::find(streams, use.stream) == streams.end()) streams.push_back(use.stream);
-        return streams.empty() ? Step{} : Step::look_at(std::move(streams));
+        if (streams.empty()) return {};
+        return job_of({.kind = Effect::Kind::Look, .streams = std::move(streams)});
     }
 
     // With what the device did not take back before.
-    Step give_back(std::vector<Piece> returns) {
+    Decision give_back(std::vector<Piece> returns) {
         for (Piece& one : std::exchange(stranded_, {})) returns.push_back(std::move(one));
         stranded_bytes_ = 0;
-        Step step = Step::of(Effect::Kind::Trim);
-        step.job.effect.returns = std::move(returns);
-        return step;
+        return job_of({.kind = Effect::Kind::Trim, .returns = std::move(returns)});
     }
 
     std::vector<Piece> largest_first() const {

@@ -173,9 +173,10 @@ Scheduler::Try Scheduler::provide(Request& request) {
         emit(Effect{.kind = Effect::Kind::Beat});
     }
     bool looked = looked_since(2);
-    auto go = [&](Step step, Means means) {
-        if (step.kind == Step::Kind::Look) return must_look(2, request.ask.stream, std::move(step.streams)) ? Try::Suspended : Try::Served;
-        return start(std::move(step), &request, means) ? Try::Making : Try::Blocked;
+    auto go = [&](Decision job, Means means) {
+        if (job && job->effect.kind == Effect::Kind::Look)
+            return must_look(2, request.ask.stream, std::move(job->effect.streams)) ? Try::Suspended : Try::Served;
+        return start(std::move(job), &request, means) ? Try::Making : Try::Blocked;
     };
     if (policy_.patience > 0 && !request.patient && !capturing_) {
         Try found = go(source_->patience(request, now_, looked), Means::Wait);
@@ -185,7 +186,7 @@ Scheduler::Try Scheduler::provide(Request& request) {
     if (Try found = go(source_->grow(request, now_, looked), Means::Grow); found != Try::Blocked) return found;
     if (terms.captured && !request.settled) {
         request.settled = true;
-        return go(Step::of(Effect::Kind::Settle), Means::Wait);
+        return go(job_of({.kind = Effect::Kind::Settle}), Means::Wait);
     }
     if (tidy()) return Try::Served;
     if (policy_.paged && !request.pressed) {
@@ -205,10 +206,7 @@ Scheduler::Try Scheduler::provide(Request& request) {
 bool Scheduler::start_spill(Request& request, Share& share, uint64_t nbytes) {
     if (spill_job_ || !share.spillable || share.spillable < nbytes || request.terms.captured) return false;
     if (queue_job_ && !request.terms.calls) return false;
-    Step step = Step::of(Effect::Kind::Spill);
-    step.job.effect.account = share.account;
-    step.job.effect.nbytes = nbytes;
-    if (!start(std::move(step), &request, Means::Spill)) return false;
+    start(job_of({.kind = Effect::Kind::Spill, .account = share.account, .nbytes = nbytes}), &request, Means::Spill);
     spill_job_ = last_job_;
     return true;
 }
@@ -254,9 +252,8 @@ bool Scheduler::last_resort(Request& request) {
 }
 
 void Scheduler::start_plainly(Effect::Kind kind, Request& request) {
-    Step step = Step::of(kind);
-    step.job.effect.level = static_cast<uint8_t>(std::min<uint32_t>(request.refusals++, 255));
-    start(std::move(step), &request, Means::Ask);
+    auto level = static_cast<uint8_t>(std::min<uint32_t>(request.refusals++, 255));
+    start(job_of({.kind = kind, .level = level}), &request, Means::Ask);
 }
 
 // Synchronous callers who will not wait, once nothing is under way that might serve them.

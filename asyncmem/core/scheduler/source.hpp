@@ -107,7 +107,7 @@ struct Change {
     uint64_t ahead() const { return stocks ? fresh(plans.back()) : 0; }
 };
 
-// An effect under way.
+// An effect under way, or one to begin.
 struct Job {
     Effect effect{};
     double started = 0;
@@ -117,22 +117,10 @@ struct Job {
     bool patient = false;   // a wait that growth chose
 };
 
-// What a decision comes to: nothing, fences first, or a job.
-struct Step {
-    enum class Kind : uint8_t { None, Look, Effect } kind = Kind::None;
-    std::vector<uint32_t> streams{};
-    Job job{};
+// What is decided: a job, which may be a look at fences before all else, or nothing.
+using Decision = std::optional<Job>;
 
-    static Step look_at(std::vector<uint32_t> streams) { return {Kind::Look, std::move(streams)}; }
-    static Step of(Effect::Kind kind) { return {Kind::Effect, {}, {.effect = {.kind = kind}}}; }
-    static Step wait(Entries uses, double seconds) {
-        Step step = of(Effect::Kind::Wait);
-        step.job.effect.uses = std::move(uses);
-        step.job.effect.seconds = seconds;
-        return step;
-    }
-    explicit operator bool() const { return kind != Kind::None; }
-};
+inline Job job_of(Effect effect) { return {.effect = std::move(effect)}; }
 
 // How much of the pool's life has gone into saving memory.
 struct Lifetime {
@@ -174,15 +162,15 @@ public:
     bool keeps_apart(const Request& request) const;
 
     // -- what to do for a request --------------------------------------------------------------------------------------
-    virtual Step patience(const Request& request, double now, bool looked) = 0;  // wait before more is reserved than ever
-    virtual Step grow(const Request& request, double now, bool looked) = 0;
-    virtual Step grow_part(const Request&) { return {}; }           // for what free memory lacks of a batch
-    virtual Step wait(const Request&, double) { return {}; }        // for what is idle and in use
-    virtual Step make_room(const Request& request, double now) = 0;  // give back, so that growth fits
+    virtual Decision patience(const Request& request, double now, bool looked) = 0;  // wait before more is reserved than ever
+    virtual Decision grow(const Request& request, double now, bool looked) = 0;
+    virtual Decision grow_part(const Request&) { return {}; }           // for what free memory lacks of a batch
+    virtual Decision wait(const Request&, double) { return {}; }        // for what is idle and in use
+    virtual Decision make_room(const Request& request, double now) = 0;  // give back, so that growth fits
 
     // -- what to do without a request -----------------------------------------------------------------------------------
-    virtual Step grow_ahead() = 0;
-    virtual Step trim(uint64_t wanted, uint64_t keep, double now) = 0;  // `no_limit` for all
+    virtual Decision grow_ahead() = 0;
+    virtual Decision trim(uint64_t wanted, uint64_t keep, double now) = 0;  // `no_limit` for all
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
     // -- what became of it ---------------------------------------------------------------------------------------------
@@ -192,7 +180,7 @@ public:
     virtual void trimmed(Job&, size_t) {}
     // Of pages: so many were unmapped and mapped; and what follows the wait for the uses of idle memory.
     virtual void remapped(Job&, size_t, size_t, bool, double, double) {}
-    virtual Step reclaim(const Job&) { return {}; }
+    virtual Decision reclaim(uint64_t) { return {}; }
     virtual void waited(const Job& job, double now) {
         if (job.patient) lifetime_.waited += now - job.started;
     }
@@ -217,11 +205,16 @@ public:
     int64_t grows = 0, trims = 0;
 
 protected:
+    // A wait of the host, where there is anything to wait for.
+    static Decision wait_for(Entries uses, double seconds) {
+        if (uses.empty()) return {};
+        return job_of({.kind = Effect::Kind::Wait, .seconds = seconds, .uses = std::move(uses)});
+    }
     bool several_streams() const { return heap_.stream_count() > 1; }
     uint64_t left() const;  // what the limit leaves for growth
     virtual uint64_t free() const = 0;
     // Which of these uses, in the order in which they were freed, are worth waiting for rather than growing.
-    Step wait_patiently(const Request& request, const std::vector<Piece>& later, double now) const;
+    Decision wait_patiently(const Request& request, const std::vector<Piece>& later, double now) const;
     bool may_be_patient(const Request& request, double now) const;
     int64_t slack() const;  // by how much less is free than streams may have side by side
     virtual uint64_t reserved_or_leaving() const = 0;
