@@ -35,7 +35,7 @@ cdef class Allocator:
         if core is None or parent.closing:
             parent._opened  # raises why it ended
             raise RuntimeError("a share has ended without a reason")
-        core.close_accounts()
+        core.c.remove_accounts(core.ended_accounts)
         cdef uint32_t account = core.c.add_account(parent._account, _limit(limit))
         core.s.open_share(account, parent._account, parent._account, parent._arena, waits, bypass)
         self._attach(core, account, parent._arena)
@@ -79,7 +79,7 @@ cdef class Allocator:
             flags = core.c.close_lease(self._arena)
         self._attach(None)
         core.ended_accounts.push_back(account)
-        core.close_accounts()
+        core.c.remove_accounts(core.ended_accounts)
         if flags:
             core.signal(flags)
 

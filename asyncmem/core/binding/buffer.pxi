@@ -283,9 +283,6 @@ cdef class Buffer:
         self.need("exporting it")
         return _export(self)
 
-    cdef void exported(self) noexcept:
-        self.exports += 1
-
     cdef void unexported(self) noexcept:
         self.exports -= 1
         if not self.exports and self.late != NULL:
@@ -503,7 +500,7 @@ cdef class Buffer:
             raise BufferError(f"{self.location} memory cannot be read by the host: copy it there first")
         cdef void* start = <void*>&_nothing if self._address == 0 else <void*><size_t>self._address
         PyBuffer_FillInfo(view, self, start, self.nbytes, self.readonly, flags)
-        self.exported()
+        self.exports += 1
 
     def __releasebuffer__(self, Py_buffer* view):
         self.unexported()
@@ -540,7 +537,7 @@ cdef class Export:
 cdef Export _export(Buffer buffer):
     cdef Export export = Export.__new__(Export)
     export.buffer = buffer
-    buffer.exported()
+    buffer.exports += 1
     return export
 
 

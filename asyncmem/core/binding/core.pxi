@@ -251,7 +251,6 @@ cdef class Core(Heap):
     cdef int do(self, const CEffect& effect) except -1:
         cdef const CRequest* found
         cdef Request request = None
-        cdef double now
         if effect.request:
             found = self.s.look_up(effect.request)
             if found != NULL and found.caller:
@@ -355,20 +354,6 @@ cdef class Core(Heap):
             timer.cancel()
         if when != never and self.loop is not None:
             self.timer = self.loop.call_at(when, self.expire)
-        return 0
-
-    cdef int close_accounts(self) except -1:
-        # Remove the accounts of closed shares of which nothing is held any more.
-        cdef bint gone = True
-        cdef size_t i
-        while gone:  # the one above goes after the last below it
-            gone, i = False, 0
-            while i < self.ended_accounts.size():
-                if self.c.remove_account(self.ended_accounts[i]):
-                    self.ended_accounts.erase(self.ended_accounts.begin() + i)
-                    gone = True
-                else:
-                    i += 1
         return 0
 
     def expire(self):

@@ -81,7 +81,6 @@ cdef class Heap:
     cdef CHeap* c
     cdef Outcome last
     cdef bint paged  # whether it has had a space
-    cdef int readers  # of its log
 
     def __cinit__(self, *arguments, **options):
         cdef Tuning defaults
@@ -417,7 +416,7 @@ cdef class Heap:
     @property
     def logged(self):
         """Whether what is taken and freed is read, so that the rest is worth a `note`."""
-        return self.readers > 0
+        return self.c.logged()
 
     def open_log(self, keep=NO_LIMIT):
         """Log all that is taken and freed from now on, for a reader more.
@@ -430,7 +429,6 @@ cdef class Heap:
         """
         cdef vector[LogRow] held
         cdef uint32_t reader = self.c.open_log(_whole(keep, "keep"), held)
-        self.readers += 1
         return reader, _rows_out(held)
 
     def read_log(self, reader, most=NO_LIMIT, consume=False):
@@ -441,7 +439,6 @@ cdef class Heap:
     def close_log(self, reader):
         """End a reader; the log ends with the last. Once for each."""
         self.c.close_log(_index(reader, "reader"))
-        self.readers -= 1
 
     def read_journal(self):
         """Take out the oldest lines of the journal, some at a time; b"" where there are none.

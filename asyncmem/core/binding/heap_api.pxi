@@ -167,6 +167,7 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         uint32_t close_lease(uint32_t arena) except +
         uint32_t add_account(int64_t parent, uint64_t limit) except +
         bint remove_account(uint32_t account) except +
+        void remove_accounts(vector[uint32_t]& ended) except +
         void set_limit(uint32_t account, uint64_t limit) except +
         Account account(uint32_t account) except +
         void set_gate(uint32_t account, bint closed) except +
@@ -182,6 +183,7 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         vector[CBlockInfo] blocks() except +
         string check() except +
         uint32_t open_log(uint64_t keep, vector[LogRow]& held) except +
+        bint logged()
         LogPart read_log(uint32_t reader, uint64_t most, bint consume) except +
         void close_log(uint32_t reader)
         vector[LogRow] held() except +

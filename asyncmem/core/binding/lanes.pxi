@@ -174,11 +174,14 @@ cdef class Lanes:
             if code:
                 raise self.refusal(lane, code)
         else:
+            # Where no reference keeps the stream alive, its number may be another stream's by now.
             try:
-                self.record_object(lane, index, named, &made)
+                recorded = self.device_fence(index, lane.everywhere or not (lane.lasting or named))
             except BaseException:
                 lane.owed = True
                 raise
+            Py_INCREF(recorded)
+            made = <void*>recorded
         fence = self.keep(lane, epoch, made)
         self.publish(index, epoch)
         return fence
@@ -225,13 +228,6 @@ cdef class Lanes:
         if code < 0:
             return self.error("capturing", -code)
         return self.error("record_all" if lane.everywhere else "record", code)
-
-    cdef int record_object(self, Lane* lane, uint32_t index, bint named, void** made) except -1:
-        # Where no reference keeps the stream alive, its number may be another stream's by now.
-        fence = self.device_fence(index, lane.everywhere or not (lane.lasting or named))
-        Py_INCREF(fence)
-        made[0] = <void*>fence
-        return 0
 
     cdef object object_fence(self, uint32_t index):
         # A fence of the device's own, for a stream that only the device can make wait.

@@ -268,7 +268,11 @@ cdef class Retire(Lanes):
             self.allow_late(stream, epoch)
             fence = self.recorded(stream, self.close(stream), False)
         try:
-            self.wait_for(taker, stream, epoch, fence)
+            if self.lane(taker).everywhere:
+                raise InvalidRequest("taker", taker, "a stream: the context-wide user takes no memory")
+            if fence.native and not self.lane(taker).native:
+                self.allow_late(stream, epoch)  # the fence that it can wait for is another one, recorded now
+            self.wait(taker, stream, fence)
         finally:
             self.drop(fence)
         return 0
@@ -278,14 +282,6 @@ cdef class Retire(Lanes):
             raise InvalidRequest("entries", (stream, epoch), "recorded ones, because late_fences is off")
         self.late += 1
         return 0
-
-    cdef int wait_for(self, uint32_t taker, uint32_t stream, uint64_t epoch, Fence* fence) except -1:
-        cdef Lane* lane = self.lane(taker)
-        if lane.everywhere:
-            raise InvalidRequest("taker", taker, "a stream: the context-wide user takes no memory")
-        if fence.native and not lane.native:
-            self.allow_late(stream, epoch)  # the fence that it can wait for is another one, recorded now
-        return self.wait(taker, stream, fence)
 
     cpdef use_on(self, uint32_t home, uint32_t other):
         """Make `other` wait for all that `home` has submitted so far; the context-wide user cannot wait."""

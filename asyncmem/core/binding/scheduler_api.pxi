@@ -12,18 +12,16 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         Take, Tidy, All
 
     cdef enum class Ending(uint8_t):
-        Done, Retry, Refused, Served
+        Done
 
     cdef enum class CState "asyncmem::scheduler::State"(uint8_t):
         Waiting, Growing, Ordering, Granted, Failed
 
     cdef enum class CReason "asyncmem::scheduler::Reason"(uint8_t):
-        None_ "asyncmem::scheduler::Reason::None"
-        NoMemory, Expired, Cancelled, Closed, TooMany, Deadlock, Error
+        NoMemory, Expired, Error
 
     cdef enum class CShortage "asyncmem::scheduler::Shortage"(uint8_t):
-        None_ "asyncmem::scheduler::Shortage::None"
-        Size, Limit, Fragmentation, Device
+        Size
 
     cdef struct Terms:
         double deadline
@@ -49,8 +47,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         uint64_t address, nbytes
 
     cdef enum class EffectKind "asyncmem::scheduler::Effect::Kind"(uint8_t):
-        Granted, Order, Failed, Look, Grow, Trim, Remap, Wait, Settle, Spill, LastResort, ServeFromHost, Deadline, Quiet
-        Beat, Pressure, Emptied
+        Granted, Order, Failed, Look, Deadline, Quiet
 
     cdef cppclass CEffect "asyncmem::scheduler::Effect":
         EffectKind kind

@@ -84,6 +84,10 @@ public:
 
     uint32_t add_account(int64_t parent, uint64_t limit);
     bool remove_account(uint32_t account);
+    // The same for all of a list that can go, and take them out of it. One above goes after the last below it.
+    void remove_accounts(std::vector<uint32_t>& ended) {
+        while (std::erase_if(ended, [&](uint32_t one) { return remove_account(one); })) continue;
+    }
     void set_limit(uint32_t account, uint64_t limit);
     Account account(uint32_t account) const { return lock_.with([&] { return need_account(account); }); }
     // Bytes that count in an account, and in all above it, as if they were live.
@@ -120,6 +124,7 @@ public:
 
     // A reader of all that is taken and freed from now on, and what is live now; the log ends with the last.
     uint32_t open_log(uint64_t keep, Log::Rows& held);
+    bool logged() const { return lock_.with([&] { return log_ != nullptr; }); }
     Log::Part read_log(uint32_t reader, uint64_t most, bool consume);
     void close_log(uint32_t reader);
     Log::Rows held() const { return lock_.with([&] { return log_ ? log_->held() : Log::Rows{}; }); }  // what is live now, for as long as there is a log
