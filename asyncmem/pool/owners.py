@@ -64,6 +64,7 @@ def held_by(core: Core, accounts: Collection[int] | None = None) -> dict[int, in
     held: dict[int, int] = {}
     for owner, block in core.scheduler.holds():
         with suppress(ValueError):  # another thread has freed it since
-            if owner and (accounts is None or core.account_of(block) in accounts):
-                held[owner] = held.get(owner, 0) + core.size(block)
+            one = core.info(block)
+            if owner and (accounts is None or one.account in accounts):
+                held[owner] = held.get(owner, 0) + one.nbytes
     return held

@@ -58,9 +58,7 @@ class Pair:
         """Note a block that both took, or that both missed."""
         assert bool(fast) == bool(twin)
         if fast:
-            assert self.fast.address(fast) == self.twin.address(twin)
-            assert self.fast.size(fast) == self.twin.size(twin)
-            assert self.fast.home(fast) == self.twin.home(twin)
+            assert self.fast.info(fast) == self.twin.info(twin)
             self.live.append((fast, twin))
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -111,7 +109,7 @@ class Pair:
         )
         if isinstance(fast, tuple) and isinstance(twin, tuple):
             assert fast[1] == twin[1]
-            assert self.fast.address(fast[0]) == address
+            assert self.fast.info(fast[0]).address == address
             self.took(fast[0], twin[0])
         else:
             assert fast == twin

@@ -42,7 +42,7 @@ class PagedPair(Pair):
         assert sum(handle.nbytes for handle in handles) == self.handed_out
         behind = {page for handle in handles for page in range(handle.address, handle.address + handle.nbytes, PAGE)}
         for fast, _ in self.live:
-            start, nbytes = self.fast.address(fast), self.fast.size(fast)
+            start, nbytes = self.fast.info(fast).address, self.fast.info(fast).nbytes
             if start >= FIRST:
                 assert behind.issuperset(range(start // PAGE * PAGE, start + nbytes, PAGE))
 
@@ -136,7 +136,7 @@ def _demand(pair: PagedPair, draw: random.Random) -> None:
     else:
         pair.take(nbytes, stream, (0, -1), again=True)
     assert len(pair.live) > live
-    assert pair.fast.address(pair.live[-1][0]) == plan.address
+    assert pair.fast.info(pair.live[-1][0]).address == plan.address
 
 
 def _late_space(pair: PagedPair, draw: random.Random) -> None:

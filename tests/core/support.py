@@ -118,7 +118,7 @@ class FakePool(Allocator):
 
     def held(self) -> list[int]:
         """Return the bytes of each block that somebody holds."""
-        return [self.core.size(block) for _, block in self.core.scheduler.holds()]
+        return [self.core.info(block).nbytes for _, block in self.core.scheduler.holds()]
 
     def _forgotten(self, nbytes: int, tag: str | None, site: str) -> None:  # noqa: ARG002
         self.forgotten.append(nbytes)

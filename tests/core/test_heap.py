@@ -38,10 +38,10 @@ def test_live_blocks_never_overlap_and_are_aligned(heap: Heap) -> None:
             del live[block]
         elif block := heap.take(size := draw.choice((1, 512, 5000, 70_000, 1 << 20)), 0):
             live[block] = size
-    ranges = sorted((heap.address(block), heap.size(block)) for block in live)
+    ranges = sorted((heap.info(block).address, heap.info(block).nbytes) for block in live)
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(ranges))
     assert all(address % 512 == 0 for address, _ in ranges)
-    assert all(heap.size(block) >= asked for block, asked in live.items())
+    assert all(heap.info(block).nbytes >= asked for block, asked in live.items())
     heap.check()
 
 
@@ -101,10 +101,10 @@ def test_a_stream_gets_its_own_block_back_at_once(heap: Heap) -> None:
     """A size asked for again and again is served by the stream's cache, newest first."""
     heap.free(heap.take(4096, 0))
     block = heap.take(4096, 0)
-    address = heap.address(block)
+    address = heap.info(block).address
     heap.free(block)
     block = heap.take(4096, 0)
-    assert (heap.address(block), heap.last_level()) == (address, 1)
+    assert (heap.info(block).address, heap.last_level()) == (address, 1)
 
 
 @pytest.mark.parametrize(("size", "often"), [(4096, 2), (2 << 20, 3)])
@@ -180,9 +180,9 @@ def test_a_batch_lies_side_by_side(heap: Heap) -> None:
     """Equal sizes of one batch are neighbours, whatever order they were asked in."""
     sizes = [4096, 65_536, 4096, 65_536, 4096]
     blocks = heap.take_many(sizes, 0)
-    assert [heap.size(block) for block in blocks] == sizes
+    assert [heap.info(block).nbytes for block in blocks] == sizes
     for size in set(sizes):
-        addresses = sorted(heap.address(b) for b, s in zip(blocks, sizes, strict=True) if s == size)
+        addresses = sorted(heap.info(b).address for b, s in zip(blocks, sizes, strict=True) if s == size)
         assert addresses == list(range(addresses[0], addresses[0] + size * len(addresses), size))
 
 
@@ -204,10 +204,10 @@ def test_a_lease_is_an_arena_of_its_own_until_closed(heap: Heap) -> None:
     """Inner blocks lie inside the leased one; closing gives the rest back and leaves them valid, on its account."""
     budget = heap.add_account(0)
     outer = heap.take(1 << 20, 0, budget)
-    start = heap.address(outer)
+    start = heap.info(outer).address
     arena, inner_account = heap.open_lease(outer), heap.add_account(-1)
     inner = heap.take(5000, 0, inner_account, arena)
-    assert start <= heap.address(inner) < start + (1 << 20)
+    assert start <= heap.info(inner).address < start + (1 << 20)
     assert heap.live() == 1 << 20
     with pytest.raises(ValueError, match="not a live block"):
         heap.free(outer)
@@ -265,7 +265,7 @@ def test_many_blocks_have_room() -> None:
     heap = Heap()
     heap.add_segment(1 << 40, 1 << 30, 0, 0)
     live = [heap.take(512, 0) for _ in range(150_000)]
-    assert [heap.address(block) for block in live] == [(1 << 40) + 512 * i for i in range(150_000)]
+    assert [heap.info(block).address for block in live] == [(1 << 40) + 512 * i for i in range(150_000)]
     heap.check()
 
 

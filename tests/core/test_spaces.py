@@ -157,12 +157,12 @@ def test_a_space_begins_without_memory(heap: Heap) -> None:
 
 def test_a_request_gets_exactly_the_pages_that_it_lies_on(heap: Heap) -> None:
     """Memory is as large as the request in whole pages, and what is left of the last page serves the next one."""
-    heap.address(grown(heap, 3 * PAGE - 5000))
+    grown(heap, 3 * PAGE - 5000)
     assert heap.reserved() == 3 * PAGE
     carry_out(heap, planned(heap, PAGE))
     assert heap.reserved() == 4 * PAGE
     second = heap.take(PAGE, 0)
-    assert heap.address(second) == BASE + 3 * PAGE - 4608
+    assert heap.info(second).address == BASE + 3 * PAGE - 4608
     heap.check()
 
 
@@ -206,7 +206,7 @@ def test_room_is_for_all_gaps_together(heap: Heap) -> None:
 def test_what_has_been_idle_longest_is_moved_first(heap: Heap) -> None:
     """Beyond the room, memory comes from below free blocks, in the order in which they became free."""
     blocks = [grown(heap, PAGE) for _ in range(4)]
-    addresses = [heap.address(block) for block in blocks]
+    addresses = [heap.info(block).address for block in blocks]
     for which in (2, 0):
         heap.free(blocks[which])
     finish(heap, 0)
@@ -223,11 +223,11 @@ def test_what_has_been_idle_longest_is_moved_first(heap: Heap) -> None:
 def test_memory_freed_again_has_been_idle_since_then(heap: Heap) -> None:
     """What is taken and freed once more is the last to be moved, though it was the first to be freed."""
     first, second, _ = (grown(heap, PAGE) for _ in range(3))
-    addresses = [heap.address(first), heap.address(second)]
+    addresses = [heap.info(first).address, heap.info(second).address]
     heap.free(first)
     heap.free(second)
     again = heap.take(PAGE, 0)
-    assert heap.address(again) == addresses[0]
+    assert heap.info(again).address == addresses[0]
     heap.free(again)
     finish(heap, 0)
     plan = heap.reclaim(2 * PAGE)
@@ -238,7 +238,7 @@ def test_memory_freed_again_has_been_idle_since_then(heap: Heap) -> None:
 def test_memory_let_go_comes_behind_what_was_freed_meanwhile(heap: Heap) -> None:
     """What a plan has held and left alone has not been idle for longer than what was freed before it was let go."""
     first, _, second, _ = (grown(heap, PAGE) for _ in range(4))
-    addresses = [heap.address(first), heap.address(second)]
+    addresses = [heap.info(first).address, heap.info(second).address]
     heap.free(first)
     finish(heap, 0)
     held = heap.reclaim(PAGE)
@@ -406,7 +406,7 @@ def test_a_plan_keeps_to_what_its_stream_may_use(heap: Heap) -> None:
     assert isinstance(plan, Plan)
     assert plan.address == BASE + 2 * PAGE
     carry_out(heap, plan)
-    assert heap.address(heap.take(PAGE, 0)) == plan.address
+    assert heap.info(heap.take(PAGE, 0)).address == plan.address
     heap.publish(1, heap.close_epoch(1))
     assert heap.has_addresses(PAGE, 0, late=False)
 
@@ -464,7 +464,7 @@ def test_steps_that_were_done_before_a_failure_count(heap: Heap) -> None:
     heap.check()
     assert heap.reserved() == heap.counts().free == PAGE
     assert heap.take(3 * PAGE, 0) == 0
-    assert heap.address(heap.take(PAGE, 0)) == plan.address
+    assert heap.info(heap.take(PAGE, 0)).address == plan.address
 
 
 def test_a_small_space_is_used_up_to_its_last_page(heap: Heap) -> None:

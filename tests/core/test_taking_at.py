@@ -81,7 +81,7 @@ def test_what_is_named_is_what_is_had() -> None:
     account = heap.add_account(-1)
     found = heap.take_at(SEGMENT + 4096, 1000, 0, account, arena)
     assert found is not None
-    assert (heap.address(found[0]), heap.size(found[0])) == (SEGMENT + 4096, 1024)
+    assert (heap.info(found[0]).address, heap.info(found[0]).nbytes) == (SEGMENT + 4096, 1024)
     assert heap.take_at(SEGMENT + 4096, 512, 0, account, arena) is None, "it is in use"
     assert heap.take_at(SEGMENT + 3584, 1024, 0, account, arena) is None, "so is a part of this"
     assert heap.take_at(SEGMENT + 3584, 512, 0, account, arena) is not None

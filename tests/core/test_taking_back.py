@@ -36,9 +36,9 @@ class Program:
             found = self.heap.take_foreign(nbytes, stream, late=True)
             assert found is not None
             block = found[0]
-            assert self.heap.address(block) == plan.address
+            assert self.heap.info(block).address == plan.address
         self.live.append(block)
-        return self.heap.address(block)
+        return self.heap.info(block).address
 
     def carry_out(self, plan: Plan) -> None:
         for move in plan.moves:
@@ -68,7 +68,7 @@ class Program:
         account = self.heap.add_account(-1)
         taken = [self.heap.take_foreign(nbytes, stream, account, arena, late=True) for nbytes in sizes]
         found = [one[0] for one in taken if one is not None]
-        addresses = [self.heap.address(block) for block in found]
+        addresses = [self.heap.info(block).address for block in found]
         for block in found[::2]:
             self.heap.free(block)
         self.heap.close_lease(arena)

@@ -218,7 +218,7 @@ def test_a_block_at_rest_in_a_lease_joins_before_an_address_is_asked_for() -> No
     pair = Pair()
     pair.add_segment(SEGMENT, 1, 0)
     pair.take(SEGMENT, 0, (0, -1))
-    address = pair.fast.address(pair.live[0][0])
+    address = pair.fast.info(pair.live[0][0]).address
     pair.open_lease(0)
     account, arena = pair.inner[pair.leases[0]], pair.leases[0]
     for nbytes in (4096, 8192, 4096):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeAlias
 
+from asyncmem.core.report import BlockInfo
+
 Entry: TypeAlias = tuple[int, int]
 """A stream's number in the heap and one of its epochs."""
 
@@ -47,8 +49,8 @@ class Heap(Protocol):
         """Take a block back with the uses of streams other than its home; return flags."""
         ...
 
-    def home(self, block: int) -> int:
-        """Return the stream on which a live block was allocated or to which it was handed over."""
+    def info(self, block: int) -> BlockInfo:
+        """Return what there is to know of a live block: its `stream` is its home."""
         ...
 
     def set_home(self, block: int, stream: int) -> None:

@@ -28,8 +28,6 @@ class FullHeap(Heap, Protocol):
     def add_segment(self, address: int, nbytes: int, arena: int, stream: int) -> int: ...
     def empty_segments(self) -> list[tuple[int, int, int, tuple[Entry, ...]]]: ...
     def remove_segment(self, segment: int) -> tuple[Entry, ...]: ...
-    def address(self, block: int) -> int: ...
-    def size(self, block: int) -> int: ...
     def flush(self, stream: int = -1) -> int: ...
     def merge(self) -> int: ...
     def live(self) -> int: ...
@@ -127,7 +125,7 @@ class Program:
         if not index and self.grow(stream):
             index = self.heap.take(nbytes, stream)
         if index:
-            block = Block(index, self.heap.address(index), self.heap.size(index))
+            block = Block(index, self.heap.info(index).address, self.heap.info(index).nbytes)
             self.blocks.append(block)
             self.touch(block, stream, write=True)
 
@@ -155,16 +153,16 @@ class Program:
 
     def work(self, block: Block, stream: int, how: int) -> None:
         """Launch work on a stream that may use the block; writes only where one stream has it alone."""
-        allowed = [self.heap.home(block.index), *sorted(block.users)]
+        allowed = [self.heap.info(block.index).stream, *sorted(block.users)]
         self.touch(block, allowed[stream % len(allowed)], write=not block.shared and how % 2 == 0)
 
     def use_on(self, block: Block, other: int, _how: int) -> None:
         """Let another stream read the block beside its home, which only reads from now on."""
         try:
-            self.retire.use_on(self.heap.home(block.index), other)
+            self.retire.use_on(self.heap.info(block.index).stream, other)
         except DeviceError:
             return
-        if other != self.heap.home(block.index):
+        if other != self.heap.info(block.index).stream:
             block.users.add(other)
             block.shared = True
             self.touch(block, other, write=False)
@@ -180,11 +178,11 @@ class Program:
     def free(self, block: Block, _stream: int, _how: int) -> None:
         """Free on the home stream, behind the users that were named."""
         self.blocks.remove(block)
-        self.heap.free(block.index, self.retire.entries_for(block.users - {self.heap.home(block.index)}))
+        self.heap.free(block.index, self.retire.entries_for(block.users - {self.heap.info(block.index).stream}))
 
     def free_on(self, block: Block, other: int, how: int) -> None:
         """Free on another stream, which was ordered by the user's own wait and has used the block last."""
-        if block.shared or other == self.heap.home(block.index):
+        if block.shared or other == self.heap.info(block.index).stream:
             return
         self.follow(self.stream(other), block, write=how % 2 == 0)
         block.users.add(other)
@@ -240,7 +238,7 @@ class Program:
     def somebody_frees(self, stream: int) -> None:
         """Use and free a block of that stream, which is none of the one that is being worked on."""
         for block in self.blocks:
-            if block is not self.busy and not block.users and self.heap.home(block.index) == stream:
+            if block is not self.busy and not block.users and self.heap.info(block.index).stream == stream:
                 self.touch(block, stream, write=True)
                 self.blocks.remove(block)
                 self.heap.free(block.index)
@@ -255,7 +253,7 @@ class Program:
         self._launch(self.stream(stream), block, write=write)
 
     def _home(self, block: Block) -> SimulatedStream:
-        return self.stream(self.heap.home(block.index))
+        return self.stream(self.heap.info(block.index).stream)
 
     def _settle(self, entries: tuple[Entry, ...]) -> None:
         while True:

@@ -38,7 +38,7 @@ def test_memory_that_moves_between_streams_is_never_overwritten_early(kind: str)
     for value in range(400):
         index = choice.choice(streams)
         block = take(heap, retire, index)
-        memory = bytes_at(heap.address(block), SIZE)
+        memory = bytes_at(heap.info(block).address, SIZE)
         stream = device.stream_of(retire.streams[index])
         stream.run(write, memory, value % 251)
         checks.append(read_back(heap, retire, device, stream, choice.choice(streams), block, memory, value % 251))

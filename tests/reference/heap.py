@@ -1,5 +1,6 @@
 """The whole twin: streams, segments, leases, accounts, and what it says about itself."""
 
+from asyncmem.core.report import BlockInfo
 from tests.reference.blocks import Block, Segment, listed
 from tests.reference.place import Arena
 from tests.reference.survey import Survey
@@ -204,19 +205,8 @@ class ReferenceHeap(Survey):
         self.need_stream(stream)
         live.home, live.owed = stream, 0
 
-    def address(self, block: int) -> int:
-        """Return where a block starts."""
-        return self._held(block).address
-
-    def size(self, block: int) -> int:
-        """Return its rounded size."""
-        return self._held(block).granules * self.granule
-
-    def home(self, block: int) -> int:
-        """Return its home stream."""
-        return self._held(block).home
-
-    def _held(self, block: int) -> Block:
+    def info(self, block: int) -> BlockInfo:
+        """Return what there is to know of a live or leased block."""
         if block not in self.held:
             raise ValueError("not a live block (freed already, or never taken)")
-        return self.held[block]
+        return self._info(self.held[block])

@@ -297,7 +297,7 @@ class World(Programs, Executor, Oracle):
             self.demand(holds, "somebody is sacrificed who holds nothing")
 
     def take(self, block: int, share: Share) -> None:
-        held = Held(block, self.heap.address(block), self.heap.size(block), share)
+        held = Held(block, self.heap.info(block).address, self.heap.info(block).nbytes, share)
         self.demand(block not in self.held, f"{held} is handed out twice")
         for other in self.held.values():
             apart = held.address >= other.address + other.nbytes or other.address >= held.address + held.nbytes

@@ -200,8 +200,10 @@ cdef object _wait_here(Allocator share, object size, object stream, object tag, 
     try:
         if not request.ended:
             request._core.pool._serve(request)
-    finally:
-        request._core.take_over(request)
+    finally:  # what this thread has not carried out is the worker's, as it was served by others meanwhile
+        jobs, request._jobs = request._jobs, None
+        for job in jobs or ():
+            request._core.perform(job, None)
     return request.result()
 
 

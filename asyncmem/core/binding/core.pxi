@@ -425,14 +425,6 @@ cdef class Core(Heap):
                 request.fail(self.failure_of(request))
         return 0
 
-    cdef int take_over(self, Request request) except -1:
-        # Its thread leaves: what it has not carried out is the worker's, as it was served by others meanwhile.
-        jobs, request._jobs = request._jobs, None
-        if jobs is not None:
-            for job in jobs:
-                self.perform(job, None)
-        return 0
-
     cdef object failure_of(self, Request request):
         # The error of a request that has failed, which is over in the scheduler then.
         cdef const CRequest* found = self.s.look_up(request._id)

@@ -291,21 +291,9 @@ cdef class Heap:
         """Make another stream the home of a live block; what the former home still does is the caller's to order."""
         self.c.set_home(_index(block, "block"), _index(stream, "stream"))
 
-    def address(self, block):
-        """Return where a live block starts."""
-        return self.c.info(_index(block, "block")).address
-
-    def size(self, block):
-        """Return a live block's rounded size in bytes."""
-        return self.c.info(_index(block, "block")).nbytes
-
-    def account_of(self, block):
-        """Return the account that a live block is charged to."""
-        return self.c.info(_index(block, "block")).account
-
-    def home(self, block):
-        """Return a live block's home stream."""
-        return self.c.info(_index(block, "block")).stream
+    def info(self, block):
+        """Return what there is to know of a live or leased block."""
+        return _block_out(self.c.info(_index(block, "block")))
 
     def last_level(self):
         """Return what served this heap's latest take: 1 stream cache, 2 shared cache, 3 placement, 0 nothing."""
@@ -409,9 +397,7 @@ cdef class Heap:
     def blocks(self):
         """Return every block in address order, segment by segment, then the insides of leases."""
         cdef vector[CBlockInfo] found = self.c.blocks()
-        return [BlockInfo(found[i].address, found[i].nbytes, _STATE_NAMES[<int>found[i].state], found[i].arena,
-                          found[i].stream, found[i].account, _entries_out(found[i].entries))
-                for i in range(found.size())]
+        return [_block_out(found[i]) for i in range(found.size())]
 
     @property
     def logged(self):
@@ -467,6 +453,11 @@ cdef class Heap:
 
 cdef bytes _rows_out(const vector[LogRow]& rows):
     return (<const char*>rows.data())[:rows.size() * sizeof(LogRow)] if rows.size() else b""
+
+
+cdef object _block_out(const CBlockInfo& one):
+    return BlockInfo(one.address, one.nbytes, _STATE_NAMES[<int>one.state], one.arena, one.stream, one.account,
+                     _entries_out(one.entries))
 
 
 cdef dict _STATE_NAMES = {<int>State.Live: "live", <int>State.Free: "free", <int>State.Cached: "cached", <int>State.Leased: "leased", <int>State.Bare: "bare", <int>State.Lifted: "lifted", <int>State.Filling: "filling"}

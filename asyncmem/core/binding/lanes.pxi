@@ -73,18 +73,8 @@ cdef class Lanes:
     cdef unsigned int born
     cdef int64_t records, waits, queries
 
-    def __cinit__(self, *arguments, **options):
+    def __cinit__(self, heap, device, **options):
         self.born = _generation
-
-    def __dealloc__(self):
-        cdef vector[Fence*] dropped
-        cdef size_t i
-        for i in range(self.lanes.size()):
-            self.lanes[i].pop(no_limit, dropped)
-            del self.lanes[i]
-        self.release(dropped)
-
-    cdef int begin(self, object heap, object device) except -1:
         self._heap, self._device = heap, device
         if type(heap) is Core or type(heap) is Heap:
             self.c = (<Heap>heap).c
@@ -95,7 +85,14 @@ cdef class Lanes:
             self.ids, self.streams = {device.default_stream: 0}, [device.default_stream]
         self.calls = <const AsyncmemFenceCalls*>PyLong_AsVoidPtr(device.fence_calls)
         self.lane(0)
-        return 0
+
+    def __dealloc__(self):
+        cdef vector[Fence*] dropped
+        cdef size_t i
+        for i in range(self.lanes.size()):
+            self.lanes[i].pop(no_limit, dropped)
+            del self.lanes[i]
+        self.release(dropped)
 
     cdef inline Lane* lane(self, uint32_t index) except NULL:
         if index >= self.lanes.size():

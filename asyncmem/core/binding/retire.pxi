@@ -100,7 +100,6 @@ cdef class Retire(Lanes):
     cdef int unattended  # releases under way long after their frees: a stream known by its number may be gone
 
     def __cinit__(self, heap, device, *, late_fences=True, fence_every=1):
-        self.begin(heap, device)
         self.late_fences = late_fences
         self.fence_every = fence_every
         self.shared_index = -1
@@ -333,7 +332,7 @@ cdef class Retire(Lanes):
 
         The old home promises to submit no more work on it. A failure changes nothing.
         """
-        self.use_on(self._heap.home(block), other)
+        self.use_on(self._heap.info(block).stream, other)
         self._heap.set_home(block, other)
 
     cdef int discharge_all(self, uint32_t taker, const vector[Entry]& owed) except -1:

@@ -125,7 +125,9 @@ public:
     // A reader of all that is taken and freed from now on, and what is live now; the log ends with the last.
     uint32_t open_log(uint64_t keep, Log::Rows& held);
     bool logged() const { return lock_.with([&] { return log_ != nullptr; }); }
-    Log::Part read_log(uint32_t reader, uint64_t most, bool consume);
+    Log::Part read_log(uint32_t reader, uint64_t most, bool consume) {
+        return lock_.with([&] { return log_ ? log_->read(reader, most, consume) : Log::Part{}; });
+    }
     void close_log(uint32_t reader);
     Log::Rows held() const { return lock_.with([&] { return log_ ? log_->held() : Log::Rows{}; }); }  // what is live now, for as long as there is a log
     void note(LogRow row);   // of what the pool does; nothing where there is no log
@@ -192,8 +194,11 @@ private:
     }
     // Of a free block, the bytes that have memory behind them.
     uint64_t mapped(const Node& node) const { return bytes(node) - (node.bare ? bare_bytes(node) : 0); }
-    uint64_t bare_bytes(const Node& node) const;
-    uint32_t bare_pages(const Node& node, uint64_t nbytes) const;
+    uint64_t bare_bytes(const Node& node) const { return node.bare * space_of(node.segment).page(); }
+    // How many pages have no memory behind them in the lower part of a block; such pages always lie wholly in it.
+    uint32_t bare_pages(const Node& node, uint64_t nbytes) const {
+        return space_of(node.segment).bare(node.address, nbytes);
+    }
     uint32_t natural_arena(uint64_t nbytes) const { return nbytes < tuning_.small_limit ? 0 : 1; }
     // Whether it is one free block, and could go back to the device.
     bool is_empty(const Segment& segment) const {
@@ -248,7 +253,7 @@ private:
     void coalesce_all();
 
     // entries (place.cpp)
-    static uint32_t key_of(const Node& node);
+    static uint32_t key_of(const Node& node) { return node.more ? 1 : node.epoch ? 2 + node.stream : 0; }
     Entries undone(Entries entries) const;
     void purge(Node& node);
     Entries resolve(Node& node, uint32_t stream);
@@ -338,7 +343,7 @@ private:
     uint64_t check_handles(uint32_t segment) const;
     BlockId idle(const Handle& handle) const;
     bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
-    Entries uses(HandleId id) const;
+    Entries uses(HandleId id) const { return undone(handles_.uses(id)); }  // what keeps it from being unmapped
 
     // planning (plan.cpp)
     class Picking;

@@ -101,7 +101,22 @@ constexpr bool is_filled<Filled<Value>> = true;
 
 // -- the journal -------------------------------------------------------------------------------------------------------
 
-class Journal {
+// What is written as long as there is memory for it: no call fails because it cannot be written.
+class Written {
+protected:
+    void safely(auto&& writing) noexcept {
+        if (cut_) return;
+        try {
+            writing();
+        } catch (const std::bad_alloc&) {
+            cut_ = true;
+        }
+    }
+
+    bool cut_ = false;  // memory ran out
+};
+
+class Journal : Written {
 public:
     // A call that the journal is about, until it returns: no other is made meanwhile. Nothing where there is no journal.
     class Turn {
@@ -189,16 +204,7 @@ private:
         return &mine;
     }
 
-    // A call does not fail because it cannot be written. What there is of its line shows that it is torn.
-    void safely(auto&& writing) noexcept {
-        if (cut_) return;
-        try {
-            writing();
-        } catch (const std::bad_alloc&) {
-            cut_ = true;
-        }
-    }
-
+    // Where memory runs out, what there is of the line shows that it is torn.
     void begin(const char* name) {
         lines_ += '[';
         put(lines_, name);
@@ -243,7 +249,6 @@ private:
     std::atomic<const void*> inside_{nullptr};
     std::string lines_, effects_;  // the newest; those of the call that is being made
     std::deque<std::string> full_;
-    bool cut_ = false;
 };
 
 // The head of a method that is told something: where there is a journal, and the call comes from outside, write it. And

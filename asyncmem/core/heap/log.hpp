@@ -8,9 +8,9 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
-#include <new>
 #include <vector>
 
+#include "journal.hpp"
 #include "node.hpp"
 
 namespace asyncmem {
@@ -49,7 +49,7 @@ static_assert(sizeof(LogRow) == 56, "read as it lies by who asks for rows");
 // A number of the thread that runs, from 1 on, for the life of the process; 0 when there were too many.
 uint16_t thread_number() noexcept;
 
-class Log {
+class Log : Written {
 public:
     using Rows = std::vector<LogRow>;
     struct Part {
@@ -143,16 +143,6 @@ private:
         note(row);
     }
 
-    // A free cannot fail, whatever becomes of its row.
-    void safely(auto&& writing) noexcept {
-        if (cut_) return;
-        try {
-            writing();
-        } catch (const std::bad_alloc&) {
-            cut_ = true;
-        }
-    }
-
     void add(const LogRow& row) {
         if (end() % forget_each == 0) forget();
         rows_.push_back(row);
@@ -175,7 +165,6 @@ private:
     uint64_t first_ = 0;       // position of the first row that is kept
     uint64_t next_ = 0;        // number of the next take
     uint32_t next_reader_ = 1;
-    bool cut_ = false;
 };
 
 }  // namespace asyncmem

@@ -60,18 +60,6 @@ Space& Heap::space_of(uint32_t segment) const {
     return *segments_[segment].space;
 }
 
-uint64_t Heap::bare_bytes(const Node& node) const { return node.bare * space_of(node.segment).page(); }
-
-// How many pages have no memory behind them in the lower part of a block; such pages always lie wholly in it.
-uint32_t Heap::bare_pages(const Node& node, uint64_t nbytes) const {
-    return space_of(node.segment).bare(node.address, nbytes);
-}
-
-// What keeps a handle from being unmapped.
-Entries Heap::uses(HandleId id) const {
-    return undone(handles_.uses(id));
-}
-
 // Note what a freed block still waits for at each handle that it lay on: in a while, if one stream used it.
 void Heap::stamp(const Node& node) {
     auto latest = [this](const Entry& use) {

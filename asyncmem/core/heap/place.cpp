@@ -12,8 +12,6 @@ constexpr uint32_t cascade = 16;  // joins that one free may cause
 
 // What a free block waits for.
 
-uint32_t Heap::key_of(const Node& node) { return node.more ? 1 : node.epoch ? 2 + node.stream : 0; }
-
 [[gnu::noinline]] Entries Heap::undone(Entries entries) const {
     std::erase_if(entries, [this](const Entry& entry) { return is_done(entry); });
     return entries;

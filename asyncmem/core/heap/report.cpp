@@ -328,11 +328,6 @@ uint32_t Heap::open_log(uint64_t keep, Log::Rows& held) {
     return log_->open(keep);
 }
 
-Log::Part Heap::read_log(uint32_t reader, uint64_t most, bool consume) {
-    std::lock_guard lock(lock_);
-    return log_ ? log_->read(reader, most, consume) : Log::Part{};
-}
-
 void Heap::close_log(uint32_t reader) {
     std::unique_ptr<Log> over;  // ends without the lock
     std::lock_guard lock(lock_);

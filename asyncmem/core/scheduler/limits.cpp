@@ -7,10 +7,6 @@ namespace asyncmem::scheduler {
 
 // -- shares ------------------------------------------------------------------------------------------------------------
 
-Share* Scheduler::share_of(uint32_t account) const {
-    return account < by_account_.size() ? by_account_[account].get() : nullptr;
-}
-
 Share& Scheduler::need_share(uint32_t account) const {
     Share* share = share_of(account);
     if (!share) refuse_argument("no such pool, budget or lease");

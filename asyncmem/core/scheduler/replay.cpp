@@ -315,19 +315,16 @@ private:
     }
 
     void end_trims(double now) {
-        for (size_t i = 0; i < trims_.size();) {
-            if (trims_[i].first > now) {
-                ++i;
-                continue;
-            }
-            Effect effect = std::move(trims_[i].second);
-            trims_.erase(trims_.begin() + static_cast<ptrdiff_t>(i));
+        std::erase_if(trims_, [&](const auto& trim) {
+            const auto& [end, effect] = trim;
+            if (end > now) return false;
             for (const Piece& one : effect.returns) {
                 pay(setup_.policy.direct ? Call::Free : Call::FreeAsync, one.nbytes);
                 leaving_ -= one.nbytes;
             }
             scheduler_->trimmed(effect.job, effect.returns.size(), seconds());
-        }
+            return true;
+        });
     }
 
     // The memory of a handle that is unmapped serves one of its size; what serves none goes back to the driver.

@@ -42,14 +42,10 @@ RequestId Scheduler::submit(const Ask& ask, std::vector<uint64_t> pieces, const 
     request.share = &share;
     ++share.requests;
     request.since = now;
-    if (pieces.empty()) {
-        request.total = request.largest = rounded(ask.nbytes);
-    } else {
-        for (uint64_t nbytes : pieces) {
-            request.total += rounded(nbytes);
-            request.largest = std::max(request.largest, rounded(nbytes));
-        }
-        request.pieces = std::move(pieces);
+    request.pieces = std::move(pieces);
+    for (uint64_t nbytes : request.sizes()) {
+        request.total += rounded(nbytes);
+        request.largest = std::max(request.largest, rounded(nbytes));
     }
     ++event_;
     if (closed_ || draining_) {

@@ -192,7 +192,9 @@ private:
     std::vector<Request*> growing_inside(const Share& share) const;
     void refuse_waiting(Share& share, uint64_t limit);
     void emit(Effect effect);
-    Share* share_of(uint32_t account) const;
+    Share* share_of(uint32_t account) const {
+        return account < by_account_.size() ? by_account_[account].get() : nullptr;
+    }
     Share& need_share(uint32_t account) const;
     Request& need(RequestId id) const;
     uint64_t capacity(const Share& share) const;
