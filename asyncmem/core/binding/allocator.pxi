@@ -166,7 +166,6 @@ cdef int _read_terms(Terms* terms, object priority, object timeout) except -1:
         terms.priority = parse_priority(priority)
     if timeout is not None:
         terms.deadline = _parse_duration(timeout)
-    return 0
 
 
 cdef object _NO_PRIORITY = 0
@@ -313,12 +312,6 @@ cdef int64_t _read_size(object size) except -1:
     if 0 <= nbytes <= <int64_t>max_size:
         return nbytes
     return _parse_size(size)
-
-
-cdef inline PyObject* _counted(object answer) noexcept:
-    # With one reference more, the caller's.
-    Py_INCREF(answer)
-    return <PyObject*>answer
 
 
 cdef inline bint _ask(Allocator share, Ask* ask, object stream, object tag) except -1:

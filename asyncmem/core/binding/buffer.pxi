@@ -173,7 +173,6 @@ cdef class Buffer:
         _write(&self.noted, None)  # so that the dead buffer can be used again
         if flags:
             core.signal(flags)
-        return 0
 
     cdef int leave_to_graph(self, object graph, bint used_elsewhere) except -1:
         cdef uint32_t block = self._block
@@ -181,7 +180,6 @@ cdef class Buffer:
         (<dict?>graph.kept)[block] = nbytes
         self.leave_block()
         graph.keep(block, self.home, nbytes, used_elsewhere)
-        return 0
 
     cdef void give_everywhere(self) noexcept:
         cdef uint32_t flags
@@ -228,7 +226,6 @@ cdef class Buffer:
             if self._block:
                 self.alive = True  # the error loses nothing: the caller still holds it and may free it again
             raise
-        return 0
 
     def _set_home(self, uint32_t index):
         """Make stream number `index` the home, which is ordered behind the former one already."""
@@ -291,7 +288,6 @@ cdef class Buffer:
     cdef int need(self, str action) except -1:
         if not self.alive:
             raise BufferReleased(self.nbytes, tag=self.tag, action=action)
-        return 0
 
     @property
     def address(self):
@@ -393,7 +389,6 @@ cdef class Buffer:
                 index = core.retire.everywhere()  # nothing can be asked of a mere number then
         if index != self.home:
             self._noted().add_user(index)
-        return 0
 
     def hand_over(self, stream, *, ordered=False):
         """Make another stream the home, ordered behind the former one. Does not block.
@@ -419,7 +414,6 @@ cdef class Buffer:
             captured = core.stream_objects[index if core.retire.capturing(index) else self.home]
             raise InvalidRequest("stream", captured, "a stream that is not being captured",
                                  hint="order it before the capture begins, or inside by events of the library that captures")
-        return 0
 
     def to_device(self):
         """Move a buffer that fell back to the host to the device it was asked for. Awaitable."""

@@ -125,7 +125,6 @@ cdef class Core(Heap):
         ask.caused = self.witness is not None
         if ask.caused:
             self.witness.see(&ask.cause, tag)
-        return 0
 
     def note(self, what, level=0, nbytes=0, address=0, seconds=0.0, uint16_t stream=0, Request request=None):
         """Log what the pool has done; nothing where there is no log."""
@@ -233,9 +232,7 @@ cdef class Core(Heap):
         cdef CEffect effect
         cdef int done = 0
         cdef bint loop_goes_on = False
-        while True:
-            if not self.s.next(effect):
-                return 0
+        while self.s.next(effect):
             try:
                 self.do(effect)
             except BaseException:
@@ -272,7 +269,6 @@ cdef class Core(Heap):
                 self.quiet_timer = self.loop.call_at(effect.seconds, self.look_for_deadlock)
         else:
             self.perform(_effect_out(effect), request if effect.by_caller else None)
-        return 0
 
     cdef int perform(self, Effect job, Request request) except -1:
         # Have an effect carried out, by the thread that waits for a request where there is one. Does not block. All but
@@ -299,7 +295,6 @@ cdef class Core(Heap):
             if job.kind == "spill":
                 self.pool.spilling.bind(job)
             self.to_worker(partial(self.executor.run, job))
-        return 0
 
     cdef int order(self, uint64_t id) except -1:
         # Order a request's stream behind what its memory was used for.
@@ -326,7 +321,6 @@ cdef class Core(Heap):
             self.withdraw(id)
         elif not ready and found != NULL and (<Request><PyObject*><size_t>found.caller).unwanted:
             self.s.cancel(id, self.now())
-        return 0
 
     cdef int look(self, const CEffect& effect) except -1:
         cdef int64_t found = 0
@@ -346,7 +340,6 @@ cdef class Core(Heap):
             except DeviceError:  # a lost device raises where memory grows or is freed
                 pass
         self.s.looked(found, self.now())
-        return 0
 
     cdef int set_timer(self, double when) except -1:
         timer, self.timer = self.timer, None
@@ -354,7 +347,6 @@ cdef class Core(Heap):
             timer.cancel()
         if when != never and self.loop is not None:
             self.timer = self.loop.call_at(when, self.expire)
-        return 0
 
     def expire(self):
         """Fail requests whose deadline has passed."""
@@ -375,7 +367,6 @@ cdef class Core(Heap):
         if request is not None and (<Request>request).await_ != NULL:
             task = (<Await>(<Request>request).await_).task
             self.know(<uint64_t><size_t><PyObject*>task, task)
-        return 0
 
     cdef bint may_be_captured(self, uint32_t index) except -1:
         try:
@@ -423,7 +414,6 @@ cdef class Core(Heap):
                 request.grant()
             elif state == CState.Failed:
                 request.fail(self.failure_of(request))
-        return 0
 
     cdef object failure_of(self, Request request):
         # The error of a request that has failed, which is over in the scheduler then.
@@ -486,7 +476,6 @@ cdef class Core(Heap):
         if checker is not None and buffer.nbytes:
             buffer._noted().checked = True
             checker.open_block(buffer._address, buffer.nbytes)
-        return 0
 
     def request(self, id):
         """Return the request of that number, None where its caller is gone."""
@@ -497,7 +486,6 @@ cdef class Core(Heap):
 
     def requests(self):
         """Return who waits or grows, in the order of arrival, as dictionaries of facts."""
-        cdef vector[uint64_t] ids = self.s.queued()
         cdef const CRequest* one
         cdef uint64_t nbytes, owner
         cdef uint32_t account
@@ -505,18 +493,18 @@ cdef class Core(Heap):
         cdef Terms terms
         cdef bint growing
         found = []
-        for i in range(ids.size()):
-            self.know_sleeper(ids[i])
-            caller = self.request(ids[i])
+        for id in self.s.queued():
+            self.know_sleeper(id)
+            caller = self.request(id)
             # It may end as soon as any object is made: the collector runs finalizers, and these let other threads in.
-            one = self.s.look_up(ids[i])
+            one = self.s.look_up(id)
             if one == NULL:
                 continue
             account, nbytes, since, terms, owner = one.share.account, one.ask.nbytes, one.since, one.terms, one.owner
             growing = one.state == CState.Growing
             now = self.now()
             found.append({
-                "id": ids[i], "request": caller, "account": account, "nbytes": nbytes, "growing": growing, "owner": owner,
+                "id": id, "request": caller, "account": account, "nbytes": nbytes, "growing": growing, "owner": owner,
                 "priority": terms.priority, "age": now - since, "calls": terms.calls, "captured": terms.captured,
                 "remaining": None if terms.deadline == never else max(0.0, terms.deadline - now)})
         return found
@@ -556,7 +544,6 @@ cdef class Core(Heap):
             flags |= self.c.free(one.block)
         if flags:
             self.signal(flags)
-        return 0
 
     def take_at(self, address, nbytes, stream, account, arena, tag=None):
         """Return a buffer over just these bytes of a lease, ordered behind their last uses, or None."""
@@ -603,7 +590,6 @@ cdef class Core(Heap):
                 raise
             if not done:  # it could not have its lock: another time
                 self.posted.append(call)
-        return 0
 
     # -- owners ----------------------------------------------------------------------------------------------------------
 
@@ -634,7 +620,6 @@ cdef class Core(Heap):
                 return 0
             self.forget_owner(number)
         self.owners[number] = KeyedRef(owner, self.forgotten, number)
-        return 0
 
     def forgotten(self, reference):
         """Forget a task that is gone."""
@@ -646,7 +631,6 @@ cdef class Core(Heap):
         self.labels.pop(number, None)
         if self.s != NULL:
             self.s.forget_owner(number)
-        return 0
 
     def label(self, name):
         """Name who runs here, for tables and errors; None to forget the name."""

@@ -111,7 +111,6 @@ cdef class Lanes:
             fresh = new Lane()
             fresh.everywhere, fresh.lasting, fresh.native, fresh.handle = stream is None, lasting, native, handle
             self.lanes.push_back(fresh)
-        return 0
 
     # -- epochs, in the heap's own words or in those of a heap written in Python -------------------------------------
 
@@ -134,14 +133,12 @@ cdef class Lanes:
             self.c.publish(index, epoch)
         else:
             self._heap.publish(index, epoch)
-        return 0
 
     cdef int mark_done(self, uint32_t index, uint64_t epoch) except -1:
         if self.c != NULL:
             self.c.mark_done(index, epoch)
         else:
             self._heap.mark_done(index, epoch)
-        return 0
 
     # -- fences ------------------------------------------------------------------------------------------------------
 
@@ -152,7 +149,6 @@ cdef class Lanes:
     cdef int awake(self, str call) except -1:
         if self.asleep():
             raise self.refused(call, _RESTING)
-        return 0
 
     cdef object refused(self, str call, str why):
         return DeviceError(call, code=0, code_name=why, device=self._device.name)
@@ -289,7 +285,6 @@ cdef class Lanes:
         else:
             self.streams[taker].wait(self.object_fence(source) if fence.native else <object>fence.made)
         self.waits += 1
-        return 0
 
     cpdef bint capturing(self, uint32_t index) except -1:
         """Return whether work submitted to a stream is being captured into a graph instead of run."""

@@ -28,13 +28,11 @@ cdef PyObject* _quick_free(PyObject* self, PyObject** arguments, Py_ssize_t coun
     if count == 0 and names == NULL and (<Buffer>self).alive and (<Buffer>self).noted == NULL and (<Buffer>self).exports == 0:
         (<Buffer>self).alive = False
         (<Buffer>self).give()
-        Py_INCREF(None)
-        return <PyObject*>None
+        return _counted(None)
     if count == 0 and names != NULL and asyncmem_names_only(names, "stream"):
         if (<Buffer>self).alive:
             (<Buffer>self).free_ordered(<object>arguments[0])
-        Py_INCREF(None)
-        return <PyObject*>None
+        return _counted(None)
     return _free.slow(self, arguments, count, names)
 
 

@@ -86,8 +86,7 @@ cdef class Ready(Awaiting):
         value = None if self.weak == NULL else (<object>self.weak)()
         if value is None and self.nbytes >= 0:
             raise BufferReleased(self.nbytes, action="awaiting its request again")
-        Py_INCREF(value)
-        return <PyObject*>value
+        return _counted(value)
 
     cdef PyObject* step(self, PyObject* sent, bint* yields) except NULL:
         return self.hand_out(not asyncmem_is_temporary(<PyObject*>self))
@@ -113,10 +112,7 @@ cdef class Ready(Awaiting):
 
     def result(self):
         """Return the buffer, the same one that awaiting gives. Raises BufferReleased once it is gone."""
-        cdef PyObject* value = self.hand_out(True)
-        result = <object>value
-        Py_DECREF(result)
-        return result
+        return asyncmem_owned(self.hand_out(True))
 
     def cancel(self, msg=None):
         """Return False: it is too late to cancel."""
@@ -167,9 +163,7 @@ cdef inline PyObject* _ready(PyObject* value, int64_t nbytes) except NULL:
     # A request with one reference, the caller's, over a reference that it takes over (NULL for None).
     cdef PyObject* ready = asyncmem_reuse(&_readies)
     if ready == NULL:
-        fresh = Ready.__new__(Ready)
-        Py_INCREF(fresh)
-        ready = <PyObject*>fresh
+        ready = _counted(Ready.__new__(Ready))
     (<Ready>ready).stage = Holding
     (<Ready>ready).nbytes = nbytes
     (<Ready>ready).value = value
@@ -179,8 +173,7 @@ cdef inline PyObject* _ready(PyObject* value, int64_t nbytes) except NULL:
 cdef object _granted(object value, int64_t nbytes):
     if value is None:
         return asyncmem_owned(_ready(NULL, -1))
-    Py_INCREF(value)
-    return asyncmem_owned(_ready(<PyObject*>value, nbytes))
+    return asyncmem_owned(_ready(_counted(value), nbytes))
 
 
 cdef void _drop_ready(PyObject* self) noexcept:

@@ -161,13 +161,11 @@ cdef class Request:
         self._id = 0
         self.found = self._core.claim(self, id)
         self.end()
-        return 0
 
     cdef int fail(self, object error) except -1:
         # Nothing is kept of where the error was made.
         self.failure = self.cancelled_error() if self.unwanted else error
         self.end()
-        return 0
 
     cdef int end(self) except -1:
         cdef Await first = None if self.await_ == NULL else <Await>self.await_  # kept, as its task may leave meanwhile
@@ -190,19 +188,16 @@ cdef class Request:
                     _call(callback, self)
                 else:
                     self.loop.call(partial(_call, callback, self))
-        return 0
 
     cdef int lose(self) except -1:
         # The loop of the task that slept on it is closed: no task is left to take its memory.
         if self.found is not None:
             self.give_back()
-        return 0
 
     cdef int give_back(self) except -1:
         found, self.found = self.found, None
         self.failure = self.cancelled_error()
         found.free()
-        return 0
 
     cdef int hand_back(self) except -1:
         # It was granted and cancelled at once, which counts as a cancellation.
@@ -218,7 +213,6 @@ cdef class Request:
             self._core.carry_out()
         else:
             self.unwanted = True
-        return 0
 
     cdef int abandon(self) except -1:
         # The last who slept on it was cancelled: it gives its place back, or the grant that had just come.
@@ -226,7 +220,6 @@ cdef class Request:
             self.leave()
         elif self.handed is None and self.found is not None:
             self.hand_back()
-        return 0
 
     # -- for the event loops and threads of the pool -------------------------------------------------------------------
 
@@ -272,7 +265,6 @@ cdef class Request:
     cdef int forget_sleeper(self, object sleeper) except -1:
         if self.sleepers is not None:
             self.sleepers = [one for one in self.sleepers if one is not sleeper] or None
-        return 0
 
     def _expire(self):
         """Fail with `PoolTimeout`, unless it is done."""
@@ -301,8 +293,7 @@ cdef class Request:
             found, self.found = self.found, None
         else:
             found = self.result()
-        Py_INCREF(found)
-        return <PyObject*>found
+        return _counted(found)
 
     def send(self, value):
         """Drive it as a coroutine: for event loops."""
@@ -379,12 +370,9 @@ cdef class Await(Awaiting):
                 return self.answer()
             if self.inner is None:
                 yields[0] = True
-                answer = self.sleeper  # None to take a turn
-                Py_INCREF(answer)
-                return <PyObject*>answer
+                return _counted(self.sleeper)  # None to take a turn
         if self.stage == Over:
-            Py_INCREF(None)
-            return <PyObject*>None
+            return _counted(None)
         if self.inner is not None:
             return self.step_inner(sent, yields)
         if self.stage == Asleep and not self.woken and not self.sleeper.done():
@@ -414,7 +402,6 @@ cdef class Await(Awaiting):
             core.pool._bind(request)
             self.inner = core.loop.turn()
         self.stage = Yielded
-        return 0
 
     cdef bint lie_down(self, Request request) except -1:
         # Let the task sleep until its request has ended; False where that has come.
@@ -473,12 +460,10 @@ cdef class Await(Awaiting):
             request.await_ = NULL
         else:
             request.forget_sleeper(self)
-        return 0
 
     cdef int end(self) except -1:
         self.stage = Over
         self.request = self.inner = self.task = None  # the task has the request as its coroutine, and this as its driver
-        return 0
 
     cdef int quit(self) except -1:
         # Without the memory: a request whose last sleeper leaves so is withdrawn, or its grant given back.
@@ -489,7 +474,6 @@ cdef class Await(Awaiting):
         self.end()
         if waited and request.awaited == 0:
             request.abandon()
-        return 0
 
     cpdef wake(self):
         """Wake the task, whatever thread this is; False where its loop is closed."""

@@ -155,7 +155,6 @@ cdef class Retire(Lanes):
             except DeviceError:  # raised where a caller asks for it
                 pass
             self.lane(index).looked()
-        return 0
 
     cpdef list entries_for(self, users, uint64_t nbytes=0):
         """Record a fence for each user other than home, now: a fence from before the free would not cover its last use.
@@ -201,7 +200,6 @@ cdef class Retire(Lanes):
             self.owe(home, nbytes)
             if self.eager <= 0:
                 self.core.fence_from = no_limit
-        return 0
 
     cdef inline bint is_large(self, uint64_t nbytes) noexcept:
         return self.core is not None and <int64_t>nbytes >= self.core.fence_from and _FEW * nbytes >= self.c.reserved()
@@ -274,13 +272,11 @@ cdef class Retire(Lanes):
             self.wait(taker, stream, fence)
         finally:
             self.drop(fence)
-        return 0
 
     cdef int allow_late(self, uint32_t stream, uint64_t epoch) except -1:
         if not self.late_fences:
             raise InvalidRequest("entries", (stream, epoch), "recorded ones, because late_fences is off")
         self.late += 1
-        return 0
 
     cpdef use_on(self, uint32_t home, uint32_t other):
         """Make `other` wait for all that `home` has submitted so far; the context-wide user cannot wait."""
@@ -339,7 +335,6 @@ cdef class Retire(Lanes):
         cdef size_t i
         for i in range(owed.size()):
             self.discharge_one(taker, owed[i].stream, owed[i].epoch)
-        return 0
 
     cdef bint may_wait(self, uint32_t index) except -1:
         # A wait would end a capture. Where the driver cannot tell, the pool hears why.
@@ -393,7 +388,6 @@ cdef class Retire(Lanes):
                     self.fence(index)
                 except DeviceError:  # still owed
                     pass
-        return 0
 
     cdef int64_t poll_lanes(self, uint32_t first, uint32_t end) except -1:
         cdef int64_t seen = 0

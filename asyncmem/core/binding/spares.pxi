@@ -12,17 +12,19 @@ cdef extern from "binding/types.h":
     void asyncmem_recycle(asyncmem_recycler* recycler, object type, destructor fast) noexcept
 
 
+cdef inline PyObject* _counted(object answer) noexcept:
+    # With one reference more, the caller's.
+    Py_INCREF(answer)
+    return <PyObject*>answer
+
+
 cdef asyncmem_recycler _buffers
 
 
 cdef inline PyObject* _new_buffer() except NULL:
     # With one reference, the caller's.
     cdef PyObject* spare = asyncmem_reuse(&_buffers)
-    if spare != NULL:
-        return spare
-    buffer = Buffer.__new__(Buffer)
-    Py_INCREF(buffer)
-    return <PyObject*>buffer
+    return spare if spare != NULL else _counted(Buffer.__new__(Buffer))
 
 
 cdef void _drop_buffer(PyObject* self) noexcept:

@@ -92,6 +92,7 @@ struct Piece {
     uint32_t segment = 0;
     uint64_t address = 0, nbytes = 0;
     Entries uses{};
+    uint32_t arena = 0;  // of a segment
 };
 
 struct BlockInfo {

@@ -105,7 +105,7 @@ public:
         Held& held = ranges_[range.address];
         held.nbytes = range.nbytes;
         if (held.count++) return;
-        if (!segment->second.held++) {
+        if (!segment->second.count++) {
             kept_ += segment->second.nbytes;
             count(segment->second.nbytes, 1);
         }
@@ -125,7 +125,7 @@ public:
         count(before, -1);
         count(after, -1);
         count(before + range.nbytes + after, 1);
-        if (--segment->second.held) return;
+        if (--segment->second.count) return;
         kept_ -= segment->second.nbytes;
         count(segment->second.nbytes, -1);
     }
@@ -140,13 +140,10 @@ public:
     }
 
 private:
-    struct Inside {
-        uint64_t nbytes, held;
-    };
     struct Held {
-        uint64_t nbytes, count;
+        uint64_t nbytes, count;  // how often a range is held; of a segment, how many of its ranges are
     };
-    using Segment = std::pair<const uint64_t, Inside>;
+    using Segment = std::pair<const uint64_t, Held>;
 
     Segment* around(Range range) {
         auto next = segments_.upper_bound(range.address);
@@ -170,7 +167,7 @@ private:
 
     uint64_t loose() const { return limit_ - std::min(limit_, kept_); }
 
-    std::map<uint64_t, Inside> segments_;
+    std::map<uint64_t, Held> segments_;
     std::map<uint64_t, Held> ranges_;
     std::map<uint64_t, uint64_t> gaps_;  // size to how many
     uint64_t limit_ = 0, kept_ = 0;

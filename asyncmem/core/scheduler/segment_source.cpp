@@ -183,7 +183,6 @@ public:
         coming_ -= order.nbytes;
         heap_.add_segment(address, nbytes, order.arena, stream);
         if (ready) heap_.mark_done(stream, heap_.close_epoch(stream));
-        arena_of_[address] = order.arena;
         in_arena_[order.arena] += nbytes;
         last_stream_ = stream;
         note_peak();
@@ -333,9 +332,7 @@ private:
         if (!lifetime_.may_move(now, exchange_share)) return {};
         std::vector<Piece> empty = largest_first();
         std::erase_if(empty, [&](const Piece& one) {
-            if (one.nbytes > uneven * order.nbytes) return true;
-            auto known = arena_of_.find(one.address);
-            return order.need < request.total && known != arena_of_.end() && known->second != order.arena;
+            return one.nbytes > uneven * order.nbytes || (order.need < request.total && one.arena != order.arena);
         });
         return empty;
     }
@@ -354,11 +351,7 @@ private:
             } catch (const std::invalid_argument&) {
                 continue;  // without the interpreter's lock a thread may have taken from it since it was listed
             }
-            auto known = arena_of_.find(one.address);
-            if (known != arena_of_.end()) {
-                in_arena_[known->second] -= one.nbytes;
-                arena_of_.erase(known);
-            }
+            in_arena_[one.arena] -= std::min(in_arena_[one.arena], one.nbytes);
             leaving_ += one.nbytes;
             out.push_back({one.segment, one.address, one.nbytes, std::move(uses)});
         }
@@ -369,7 +362,6 @@ private:
     uint64_t in_arena_[2] = {};
     uint32_t last_stream_ = 0;      // whose request brought the newest segment
     std::vector<Piece> stranded_;   // what the device did not take back
-    std::unordered_map<uint64_t, uint32_t> arena_of_;  // by address of the segment
 };
 
 }  // namespace
