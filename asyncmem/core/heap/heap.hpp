@@ -129,7 +129,8 @@ public:
         return lock_.with([&] { return log_ ? log_->read(reader, most, consume) : Log::Part{}; });
     }
     void close_log(uint32_t reader);
-    Log::Rows held() const { return lock_.with([&] { return log_ ? log_->held() : Log::Rows{}; }); }  // what is live now, for as long as there is a log
+    // What is live now, for as long as there is a log.
+    Log::Rows held() const { return lock_.with([&] { return log_ ? log_->held() : Log::Rows{}; }); }
     void note(LogRow row);   // of what the pool does; nothing where there is no log
 
     // Write down what this heap and its scheduler are told from now on, to be called before either is told anything.

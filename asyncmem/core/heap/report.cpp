@@ -105,7 +105,8 @@ std::vector<Piece> Heap::empty_segments() const {
     for (uint32_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
         if (!is_empty(segment)) continue;
-        empty.push_back({s, segment.address, segment.nbytes, undone(entry_pool_.all(nodes_[segment.first])), segment.arena});
+        Entries uses = undone(entry_pool_.all(nodes_[segment.first]));
+        empty.push_back({s, segment.address, segment.nbytes, std::move(uses), segment.arena});
     }
     return empty;
 }

@@ -162,7 +162,7 @@ public:
     bool keeps_apart(const Request& request) const;
 
     // -- what to do for a request --------------------------------------------------------------------------------------
-    virtual Decision patience(const Request& request, double now, bool looked) = 0;  // wait before more is reserved than ever
+    virtual Decision patience(const Request& request, double now, bool looked) = 0;  // before more is reserved than ever
     virtual Decision grow(const Request& request, double now, bool looked) = 0;
     virtual Decision grow_part(const Request&) { return {}; }           // for what free memory lacks of a batch
     virtual Decision wait(const Request&, double) { return {}; }        // for what is idle and in use
@@ -197,7 +197,6 @@ public:
     uint64_t returning() const { return leaving_ - stranded_bytes_; }
     double moved() const { return lifetime_.moved; }
     double waited() const { return lifetime_.waited; }
-    uint64_t peak() const { return peak_; }
     void note_peak() { peak_ = std::max(peak_, heap_.reserved()); }
     bool tight() const;  // the limit is near
     uint64_t shortage(uint64_t nbytes) const;  // what has to become free before so much can be had, at least 1

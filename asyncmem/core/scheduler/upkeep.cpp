@@ -19,7 +19,8 @@ void Scheduler::expire(double now) {
 }
 
 void Scheduler::expire_due() {
-    while (!deadlines_.empty() && deadlines_.begin()->first <= now_) fail(need(deadlines_.begin()->second), Reason::Expired);
+    while (!deadlines_.empty() && deadlines_.begin()->first <= now_)
+        fail(need(deadlines_.begin()->second), Reason::Expired);
 }
 
 // A thread that blocks looks at the clock by itself.
