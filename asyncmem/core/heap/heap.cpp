@@ -103,9 +103,7 @@ BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) 
     return 0;
 }
 
-// The beginning of each take, and the end of one that may not be.
 HIT_PATH bool Heap::refused(const Ask& ask, uint64_t nbytes, Outcome& outcome) {
-    outcome = Outcome{};
     bool inside = ask.arena >= 2;
     if (ask.stream >= streams_.size() || !accounts_.known(ask.account) || ask.nbytes - 1 >= max_size ||
         accounts_[ask.account].inner != inside || (inside && !known_arena(ask.arena)))
@@ -177,6 +175,7 @@ HIT_PATH BlockId Heap::find_hole(const Ask& ask, Outcome& outcome) {
 
 BlockId Heap::take(const Ask& ask, Outcome& outcome) {
     ASYNCMEM_ENTER(take, ask, filled(outcome));
+    outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     BlockId block = find_block(ask, outcome);
     if (block) grant(block, ask, outcome);
@@ -185,6 +184,7 @@ BlockId Heap::take(const Ask& ask, Outcome& outcome) {
 
 BlockId Heap::take_foreign(const Ask& ask, bool late, Entries& owed, Outcome& outcome) {
     ASYNCMEM_ENTER(take_foreign, ask, late, filled(owed), filled(outcome));
+    outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     return grant_owing(take_reaching(rounded(ask.nbytes) >> shift_, ask, late, outcome), ask, owed, outcome);
 }
@@ -205,6 +205,7 @@ BlockId Heap::grant_owing(BlockId block, const Ask& ask, Entries& owed, Outcome&
 
 BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed, Outcome& outcome) {
     ASYNCMEM_ENTER(take_at, ask, address, late, filled(owed), filled(outcome));
+    outcome = Outcome{};
     if (refused(ask, rounded(ask.nbytes), outcome)) return 0;
     if (ask.arena < 2) refuse_argument("only the inside of a lease is taken by its addresses");
     const Segment& range = segments_[arenas_[ask.arena].segment];
@@ -221,6 +222,7 @@ BlockId Heap::take_at(const Ask& ask, uint64_t address, bool late, Entries& owed
 bool Heap::take_many(const Ask& ask, std::span<const uint64_t> sizes, std::span<Granted> granted, Outcome& outcome) {
     ASYNCMEM_ENTER(take_many, ask, sizes, filled(granted), filled(outcome));
     size_t count = sizes.size();
+    outcome = Outcome{};
     Ask one = ask;
     one.nbytes = 1;
     uint64_t total = 0, requested = 0, hits[3] = {};
