@@ -12,17 +12,21 @@ from typing import BinaryIO
 from asyncmem.errors import BadTrace
 
 
-def open_file(path: str | PathLike[str]) -> BinaryIO:
-    """Open a file to read its bytes. Pipes and devices are refused: reading one may wait, or never end.
+@contextmanager
+def open_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file to read its bytes in a block. Pipes and devices are refused: reading one may wait, or never end.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: It cannot be opened or read, or is no regular file; it is named.
     """
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 -- a Path has no opener; the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "Not a regular file", fspath(path))
-    return file
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:  # a Path has no opener
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file")
+            yield file
+    except OSError as error:
+        error.filename = error.filename or fspath(path)
+        raise
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -34,7 +38,7 @@ def read_json(path: str | PathLike[str]) -> object:
     """Read a file of JSON; see `parse_json`.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: It cannot be opened or read, or is no regular file.
         ValueError: It is no JSON, or more than memory holds.
     """
     with open_file(path) as file:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import msgspec
 import numpy as np
@@ -72,6 +75,14 @@ def test_what_is_no_file_is_refused_at_once(name: str, tmp_path: Path) -> None:
     for path in (tmp_path, pipe, Path(os.devnull), Path("/dev/zero"), circle, tmp_path / "nothing"):
         with pytest.raises((OSError, InvalidRequest), match=path.name):
             READERS[name](path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file that cannot be read is known there")
+@pytest.mark.parametrize("name", READERS)
+def test_a_file_that_cannot_be_read_is_named(name: str) -> None:
+    """As on a failing disk: it opens, and reading it is an error, which says of itself no more than that."""
+    with pytest.raises((OSError, InvalidRequest), match="/proc/self/mem"):
+        READERS[name](Path("/proc/self/mem"))
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -196,6 +207,43 @@ def test_layers_are_not_listed_to_be_counted() -> None:
                 shape = {"num_hidden_layers": layers, "decoder_sparse_step": every, "mlp_only_layers": listed}
                 sparse = [one for one in range(layers) if one not in listed and (one + 1) % every == 0]
                 assert read_model({**known, **shape}).dense_layers == layers - len(sparse)
+
+
+@pytest.mark.parametrize("key", ["device_traces", "segments"])
+def test_a_list_that_a_snapshot_has_thousands_of_times_is_refused(key: str, tmp_path: Path) -> None:
+    """A pickle repeats it in two bytes; whoever goes through it each time takes the square of the file's size."""
+    event = {"action": "alloc", "addr": 0, "size": 1, "stream": 0}
+    block = {"state": "inactive", "size": 0}
+    segment = {"device": 0, "total_size": 0, "stream": 0, "address": 0}
+    other, blocks = [{"action": "oom"}] * 100_000, [block] * 100_000
+    repeated = {
+        "device_traces": {"device_traces": [[event], *[other] * 100_000]},
+        "segments": {"device_traces": [[event]], "segments": [{**segment, "blocks": blocks} for _ in range(1000)]},
+    }
+    path = tmp_path / "file"
+    path.write_bytes(pickle.dumps(repeated[key]))
+    began = time.process_time()
+    assert "one list for several" in refused("trace", path)
+    assert time.process_time() - began < 5
+
+
+def test_a_snapshot_of_many_devices_names_a_few_of_them(tmp_path: Path) -> None:
+    """Where one is to be chosen."""
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"device_traces": [[{"action": "alloc"}] for _ in range(5000)]}))
+    assert "0, 1, 2, 3" in (said := refused("trace", path))
+    assert len(said) < 200
+
+
+def test_the_head_of_an_array_is_no_program(tmp_path: Path) -> None:
+    """Nothing compiles it, so it can neither warn nor be nested; the archive is refused."""
+    path, whole = tmp_path / "file", {name: np.zeros(1, np.uint8) for name in ("op", "stream", "size", "dt_us")}
+    for head in ("1if 1else 2", "-" * 9000 + "1", "[" * 9000):
+        with path.open("wb") as file:
+            np.savez(file, **whole)
+        with ZipFile(path, "a") as archive:
+            archive.writestr("id.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode())
+        assert "id.npy of another kind" in refused("trace", path)
 
 
 def test_numbers_of_streams_may_have_gaps() -> None:

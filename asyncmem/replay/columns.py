@@ -9,7 +9,6 @@ headers are believed only as far as they fit the bytes that are there: a file th
 bytes can hold is refused before anything is unpacked.
 """
 
-import ast
 import os
 import re
 import zlib
@@ -174,14 +173,16 @@ _ROWS_A_BYTE: Final = 2
 """The numbers of allocations alone take 0.7 bytes a row where nothing else ever changes."""
 _MOST_TEXT: Final = 1 << 20  # bytes
 _MOST_DEVICES: Final = 1 << 16
-_KINDS: Final = re.compile(r"[<>|=]?([iu][1248]|U\d{1,7})")
+_HEAD: Final = re.compile(
+    rb"\{'descr': '(?P<kind>[<>|=]?(?:[iu][1248]|U\d{1,7}))', 'fortran_order': (?:True|False), "
+    rb"'shape': \((?:(?P<rows>\d{1,19}),)?\),? ?\}\s*"
+)
 _TROUBLE: Final = (
     BadZipFile,
     EOFError,
     OSError,
     RuntimeError,
     StructError,
-    SyntaxError,
     TypeError,
     ValueError,
     zlib.error,
@@ -262,11 +263,10 @@ def _header(file: IO[bytes], name: str) -> tuple[np.dtype[Any], tuple[int, ...]]
     length = int.from_bytes(file.read(2 if version == b"\x01\x00" else 4), "little")
     if magic != _MAGIC or length > _MOST_HEADER:
         raise BadTrace(f"{name}.npy with another head", "a numpy array")
-    head = ast.literal_eval(file.read(length).decode("latin-1"))
-    match head:
-        case {"descr": str(kind), "fortran_order": bool(), "shape": () | (int(),) as shape} if _KINDS.fullmatch(kind):
-            return np.dtype(kind), shape
-    raise BadTrace(f"{name}.npy of another kind", "one whole number a row (and a text for meta)")
+    head = _HEAD.fullmatch(file.read(length))
+    if head is None:
+        raise BadTrace(f"{name}.npy of another kind", "one whole number a row (and a text for meta)")
+    return np.dtype(head["kind"].decode()), (int(head["rows"]),) if head["rows"] else ()
 
 
 def _times(gaps: NDArray[Any]) -> NDArray[np.int64]:

@@ -202,6 +202,8 @@ _DRIVER: Final = {
     "segment_unmap": Op.SHRINK,
 }
 _SYNTHETIC: Final = "mallocWithAddress"
+_FEW: Final = 16
+"""Devices that an error names."""
 _RECORD: Final = "was torch.cuda.memory._record_memory_history() called before what is to be recorded?"
 
 
@@ -274,6 +276,7 @@ def from_snapshot(snapshot: object, *, device: int | None = None, name: str = ""
     traces = _list(snapshot, "device_traces", "the snapshot")
     if not all(isinstance(one, list) for one in traces):
         raise BadTrace("other things in device_traces", "a list of events a device")
+    _need_own(traces, "device")
     number = _choose(traces, device)
     entries = traces[number]
     history = History(requests=any(_action(one) == "free_requested" for one in entries))
@@ -281,6 +284,7 @@ def from_snapshot(snapshot: object, *, device: int | None = None, name: str = ""
     if isinstance(snapshot, dict) and "segments" in snapshot:
         everywhere = _list(snapshot, "segments", "the snapshot")
         segments = [one for one in everywhere if _whole(one, "device", "segment") == number]
+        _need_own([_list(one, "blocks", "a segment") for one in segments], "segment")
         reserved = sum(_whole(one, "total_size", "segment", MAX_SIZE) for one in segments)
         history.end((block for one in segments for block in _allocated(one)), reserved)
     note = "; ".join([*_overflow(snapshot), *history.sentences()])
@@ -294,7 +298,7 @@ def _choose(traces: list[list[Any]], device: int | None) -> int:
     if device is None and len(there) == 1:
         return there[0]
     if device is None or device not in there:
-        choices = ", ".join(map(str, there))
+        choices = ", ".join(map(str, there[:_FEW])) + (" or another" if len(there) > _FEW else "")
         raise InvalidRequest("device", device, f"{choices}, which {'has' if len(there) == 1 else 'have'} events")
     return device
 
@@ -352,6 +356,13 @@ def _list(record: object, key: str, place: str) -> list[Any]:
     if not isinstance(found, list):
         raise BadTrace(f"none in {place}", f"a list {key}")
     return found
+
+
+def _need_own(lists: list[list[Any]], owner: str) -> None:
+    # A pickle may name one list in two bytes as often as it likes, and each time it would be gone through.
+    full = [id(one) for one in lists if one]
+    if len(set(full)) < len(full):
+        raise BadTrace(f"one list for several {owner}s", f"a list for each {owner}")
 
 
 def _whole(record: object, key: str, place: int | str, end: int = 1 << 64) -> int:
