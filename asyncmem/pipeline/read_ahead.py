@@ -208,6 +208,8 @@ class ReadAhead(ABC):
 
     async def join_async(self, timeout: float) -> None:
         """Wait until the threads have nothing more to do, for at most `timeout` seconds, also where it is cancelled."""
+        if not self.workers.started:
+            return
         with anyio.CancelScope(shield=True):
             await self.workers.ended.wait(timeout)
         if not self.workers.ended.done:

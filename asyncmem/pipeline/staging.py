@@ -213,14 +213,20 @@ class Workers:
             for _ in self._threads:
                 self._calls.put(False)
 
+    @property
+    def started(self) -> bool:
+        """Whether a thread is there to do the jobs; an interrupt may have kept all of them from starting."""
+        return any(thread.ident is not None for thread in self._threads)
+
     def join(self, timeout: float) -> bool:
         """Wait until the threads have ended (blocks), unless this is one; False where jobs are left after `timeout`."""
-        if threading.current_thread() not in self._threads:
+        if self.started and threading.current_thread() not in self._threads:
             self.ended.block(timeout)
             if not self.ended.done:
                 return False
             for thread in self._threads:
-                thread.join()
+                if thread.is_alive():
+                    thread.join()
         return True
 
     def run_parts(self, parts: Sequence[Task]) -> None:

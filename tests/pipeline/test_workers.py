@@ -177,3 +177,25 @@ def test_threads_that_are_told_of_the_end_still_help() -> None:
     told.set()
     assert workers.join(LONG)
     assert outcome == ["done"]
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_threads_that_an_interrupt_kept_from_starting_are_not_waited_for(
+    started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where there is none; a job is done by those that there are."""
+    starts = [threading.Thread.start] * started
+
+    def start(thread: threading.Thread) -> None:
+        if not starts:
+            raise KeyboardInterrupt
+        starts.pop()(thread)
+
+    workers, done = Workers(2, "test"), threading.Event()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", start)
+        workers.submit(done.set)
+    assert workers.started == bool(started)
+    assert done.wait(LONG if started else 0) == workers.started
+    workers.end()
+    assert workers.join(LONG)
