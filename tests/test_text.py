@@ -331,6 +331,17 @@ def test_a_warning_shows_no_hostile_line(made: World) -> None:
     assert "\n" not in one.filename
 
 
+def test_a_warning_may_point_at_code_without_lines() -> None:
+    """As generated code is, and a frame between two lines."""
+
+    def program() -> None:
+        alarm("it is said", RuntimeWarning)
+
+    program.__code__ = program.__code__.replace(co_linetable=b"")
+    with pytest.warns(RuntimeWarning, match="it is said"):
+        program()
+
+
 def test_what_is_said_of_records_is_harmless(made: World) -> None:
     """Summaries, dumps, patterns, plans."""
     records = made.records

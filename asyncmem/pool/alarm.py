@@ -68,7 +68,7 @@ def waiting_site(owner: object) -> str | None:
     while step is not None:  # from the task's own function down to what it awaits
         frame = _one_of(step, "cr_frame", "gi_frame", "ag_frame")
         if isinstance(frame, FrameType) and _is_the_programs(frame.f_code):
-            found = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            found = _site(frame)
         step = _one_of(step, "cr_await", "gi_yieldfrom", "ag_await")
     return found
 
@@ -80,7 +80,11 @@ def _one_of(step: object, *names: str) -> object:
 def _line(frame: FrameType | None) -> str | None:
     while frame is not None and not _is_the_programs(frame.f_code):
         frame = frame.f_back
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return None if frame is None else _site(frame)
+
+
+def _site(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno or 0}"  # code that was generated may have no lines
 
 
 def _is_the_programs(code: CodeType) -> bool:
