@@ -22,7 +22,7 @@ def open_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
     try:
         with open(path, "rb", opener=_open_at_once) as file:  # a Path has no opener
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "Not a regular file")
+                raise OSError(errno.EINVAL, "Not a regular file")  # noqa: TRY301 -- named below
             yield file
     except OSError as error:
         error.filename = error.filename or fspath(path)

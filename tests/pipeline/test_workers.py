@@ -192,9 +192,10 @@ def test_threads_that_an_interrupt_kept_from_starting_are_not_waited_for(
         starts.pop()(thread)
 
     workers, done = Workers(2, "test"), threading.Event()
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
-        workers.submit(done.set)
+        with pytest.raises(KeyboardInterrupt):
+            workers.submit(done.set)
     assert workers.started == bool(started)
     assert done.wait(LONG if started else 0) == workers.started
     workers.end()
