@@ -125,7 +125,8 @@ class Share(AnyShare):
         """
         dims, _ = extent(shape, dtype)
         try:
-            source = np.full(dims, cast("Any", value), cast("Any", dtype))
+            each = np.full(np.shape(cast("Any", value)), cast("Any", value), cast("Any", dtype))
+            source = np.broadcast_to(each, dims)  # which takes no memory before the pool has some
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest("value", value, f"a value of numpy's dtype {dtype!s}") from error
         return ArrayRequest(self._make_array(source.shape, source.nbytes, dtype, terms, source=source))
@@ -139,7 +140,7 @@ class Share(AnyShare):
         if zeros and nbytes:
             buffer.device.fill(buffer.address, nbytes, 0, buffer.stream)
         if source is not None and nbytes:
-            await array.copy_from(source)
+            await array.copy_from(source.copy())
         return array
 
     def empty_batch(

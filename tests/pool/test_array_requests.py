@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import asyncmem
-from asyncmem import AsyncMemoryPool, InvalidRequest
+from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError
 
 MIB = 1 << 20
 
@@ -36,6 +36,20 @@ async def test_ones_and_any_value() -> None:
         for value, dtype in (("x", "float32"), (1, "bfloat16"), (1 << 40, "int16")):
             with pytest.raises(InvalidRequest, match="value"):
                 pool.full(2, value, dtype)
+
+
+@pytest.mark.asyncio
+async def test_a_value_takes_no_memory_of_the_host_before_the_pool_has_some() -> None:
+    """Neither where there is never enough, nor while the request waits; a row goes into every row."""
+    async with AsyncMemoryPool("host", limit=MIB) as pool:
+        for shape in (1 << 45, (1 << 44, 2)):
+            with pytest.raises(OutOfMemoryError):
+                await pool.full(shape, 1, "int8")
+        async with pool.full((2, 3), [1, 2, 3], "int16") as rows, pool.full((), 5) as one:
+            assert rows.numpy().tolist() == [[1, 2, 3]] * 2
+            assert one.numpy().tolist() == 5
+        with pytest.raises(InvalidRequest, match="value"):
+            pool.full((2, 3), [1, 2])
 
 
 @pytest.mark.asyncio
