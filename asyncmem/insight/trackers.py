@@ -81,14 +81,15 @@ class Profile(Recording):
 
     def __enter__(self) -> Self:
         """Begin, as a `Recording` does."""
-        super().__enter__()
-        self._before = self._pool.stats()
-        return self
+        if self._before is None:
+            self._before = self._pool.stats()  # an interrupt here finds no recording that would go on
+        return super().__enter__()
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """End; the records are kept."""
-        self._after = self._pool.stats()
-        super().__exit__(kind, error, trace)
+    def _end(self, error: object) -> None:
+        try:
+            self._after = self._pool.stats()
+        finally:
+            super()._end(error)
 
     def _repr_mimebundle_(self, **wanted: object) -> dict[str, str]:
         """Return what a notebook shows: the pictures, and a summary as text."""
@@ -172,10 +173,9 @@ class AllocationTracker(Recording):
         self._pool = pool
         self._warn = warn
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """End: what is live now stays known, as `leaks` does."""
-        super().__exit__(kind, error, trace)
-        if self._warn and (leaks := self.leaks):
+    def _end(self, error: object) -> None:
+        super()._end(error)
+        if self._warn and self._witness is not None and (leaks := self.leaks):
             site = leaks[0].site
             alarm(self.report(), LeakWarning, None if site is None else f"{site.file}:{site.line}")
 
