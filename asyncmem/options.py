@@ -254,6 +254,8 @@ class PoolOptions:
             InvalidRequest: Also for variables that name no option; the message names the variable.
         """
         start = cls() if base is None else base
+        if not isinstance(start, PoolOptions):
+            raise InvalidRequest("options", base, 'PoolOptions, such as PoolOptions(limit="2 GiB")')
         found = read_environment(os.environ if environ is None else environ, OPTIONS)
         texts = {name: one for name, one in found.items() if name not in arguments and name not in start.origins}
         values = {name: _read(name, one.text, _blame(name, one.origin)) for name, one in texts.items()}

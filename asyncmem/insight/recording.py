@@ -18,6 +18,7 @@ from asyncmem.insight.records import Records
 from asyncmem.insight.rows import CUT, MOST_FRAMES, ROW, RecordedPool, in_order
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.open_pool import OpenPool, arrivals, open_pools
+from asyncmem.pool.share import Share
 from asyncmem.pool.worker import uninterruptible
 from asyncmem.text import printable
 from asyncmem.units import parse_count
@@ -57,6 +58,9 @@ class Recording:
         frames: int = 1,
         force: bool = False,
     ) -> None:
+        for pool in pools:
+            if not isinstance(pool, Share):
+                raise InvalidRequest("pools", pool, "a pool")
         self._pools = pools
         self._keep = parse_count(keep, what="keep", least=1, most=1 << 40)
         self._frames = parse_count(frames, what="frames", least=1, most=MOST_FRAMES)
@@ -296,7 +300,9 @@ def records_of(source: Source | None) -> Records:
     if isinstance(source, Records):
         return source
     found = _recording if source is None else source
-    if found is None:
-        hint = "call set_memory_debug(True) before, or give a recording, a profile or a tracker"
-        raise InvalidRequest("source", None, "something that has records", hint=hint)
+    if not isinstance(found, Recording):
+        hint = (
+            "call set_memory_debug(True) before, or give a recording, a profile, a tracker, or what read(path) returns"
+        )
+        raise InvalidRequest("source", source, "something that has records", hint=hint)
     return found.records()

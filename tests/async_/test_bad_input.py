@@ -7,6 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError, PoolOptions
+from asyncmem.insight import (
+    AllocationTracker,
+    LifetimeAnalyzer,
+    Recording,
+    analyze_allocation_patterns,
+    dump_allocation_trace,
+    profile_memory,
+)
 from asyncmem.pool.share import Share
 from asyncmem.testing import run_steps
 from asyncmem.testing.conservation import refillable, whole
@@ -123,6 +131,18 @@ def test_other_arguments_are_refused_at_the_call(
             del held
 
     run_steps(main())
+
+
+@pytest.mark.parametrize("wrong", ["limit:2GiB", {"limit": "2 GiB"}, PoolOptions, 5, True], ids=repr)
+def test_what_is_no_pool_and_no_options_is_refused(wrong: object) -> None:
+    """By what takes them, and not as an attribute that it lacks."""
+    takers: tuple[Callable[..., object], ...] = (
+        lambda it: AsyncMemoryPool("host", options=it), Recording, profile_memory, AllocationTracker,
+        analyze_allocation_patterns, dump_allocation_trace, LifetimeAnalyzer.from_records,
+    )  # fmt: skip
+    for taker in takers:
+        with pytest.raises(InvalidRequest):
+            taker(wrong)
 
 
 def test_unknown_options_get_a_suggestion() -> None:
