@@ -51,6 +51,8 @@ from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.insight.reports.summary import summarize
 from asyncmem.insight.trackers import Watch
 from asyncmem.pipeline import Pipeline
+from asyncmem.pipeline import stage as a_stage
+from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel
 from asyncmem.pipeline.report import ParallelReport, ParallelStageReport, PipelineReport, StageReport, show
 from asyncmem.planning import InferenceMemoryEstimate, read_model
 from asyncmem.pool.alarm import alarm
@@ -392,6 +394,15 @@ def test_reports_of_pipelines_and_models_are_harmless(made: World) -> None:
         "model_type": made.text, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
         "num_attention_heads": 1,
     })  # fmt: skip
+
+    async def work(item: object, _: object) -> object:
+        return item
+
+    work.__name__ = work.__qualname__ = made.text
+    step = ParallelStage(work, work, saved=1, output=1, working=1, name=made.text)
+    runner = PipelineParallel([step], [AsyncMemoryPool("host")])
+    for shown_as in (repr(step), repr(runner), repr(a_stage(work))):
+        need_shown(shown_as)
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     for told in (str(report), str(parallel), drawn, InferenceMemoryEstimate(model=model, seq_len=1).summary()):
         need_shown(told)

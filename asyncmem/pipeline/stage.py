@@ -27,6 +27,7 @@ from asyncmem.errors import Described, InvalidRequest
 from asyncmem.figures import format_count, format_size
 from asyncmem.pool import Budget, Lease
 from asyncmem.pool.share import RequestTerms, Share
+from asyncmem.text import quoted
 from asyncmem.units import Size, parse_count, parse_duration, parse_size
 
 A = TypeVar("A")
@@ -95,6 +96,9 @@ class Stage(Generic[A, B]):
     """Where the stage's work is queued: a stream of the device, or a name to make one by; None leaves it open."""
     timeout: float | None = None
     """The most seconds that one item may take."""
+
+    def __repr__(self) -> str:
+        return f"<asyncmem.pipeline.Stage {quoted(self.name)}: {format_count(self.workers, 'worker')}>"
 
     def __call__(self, item: A, pool: StageShare[Any]) -> Awaitable[B]:
         """Call the function."""

@@ -30,6 +30,7 @@ from asyncmem.pipeline.trees import buffers_except, buffers_in, copy_buffers, fr
 from asyncmem.pool import AsyncMemoryPool, Lease
 from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import Share, record_fence, reserve_ranges
+from asyncmem.text import printable
 from asyncmem.units import parse_count, parse_duration
 
 
@@ -83,7 +84,7 @@ class PipelineParallel:
         self._report: ParallelReport | None = None
 
     def __repr__(self) -> str:
-        return f"<asyncmem.PipelineParallel {self._schedule_name}: {' -> '.join(self._names)}>"
+        return f"<asyncmem.PipelineParallel {self._schedule_name}: {' -> '.join(map(printable, self._names))}>"
 
     async def run(self, micro_batches: Iterable[object]) -> list[Any]:
         """Take all micro-batches forward and backward, and return the outputs of the last stage's forwards, in order.

@@ -19,7 +19,7 @@ from asyncmem.pipeline.parallel.schedule import Schedule, Step
 from asyncmem.pipeline.stage import granules
 from asyncmem.pipeline.trees import buffers_except, buffers_in
 from asyncmem.pool import Budget, Lease
-from asyncmem.text import quoted
+from asyncmem.text import printable, quoted
 from asyncmem.units import Size, parse_size
 
 P = ParamSpec("P")
@@ -203,7 +203,7 @@ class ParallelStage:
 
     def __repr__(self) -> str:
         sizes = f"saved {format_size(self.saved)}, output {format_size(self.output)}"
-        return f"<asyncmem.ParallelStage {self.name or ''}: {sizes}, working {format_size(self.working)}>"
+        return f"<asyncmem.ParallelStage {printable(self.name or '')}: {sizes}, working {format_size(self.working)}>"
 
 
 GRADIENT_SLOTS = 2
