@@ -54,7 +54,7 @@ class Executor:
         self._core = opened.core
         self._device = opened.device
         self._retire = opened.retire
-        self.segments: dict[int, list[Segment]] = {}
+        self.segments: dict[int, tuple[Segment, ...]] = {}
         self._books = threading.Lock()  # over these
         self.spaces: dict[int, Span] = {}
         self.memory = MemoryInfo(free=self._device.capacity, total=self._device.capacity)
@@ -166,7 +166,7 @@ class Executor:
         if self._device.checker is not None:
             self._device.checker.open_segment(segment.address, segment.nbytes)
         with self._books:
-            self.segments.setdefault(segment.address, []).append(segment)
+            self.segments[segment.address] = (*self.segments.get(segment.address, ()), segment)
         self._finish(partial(self._grew, effect, segment, stream, started))
 
     def _grew(self, effect: Effect, segment: Segment, stream: int, started: float) -> None:
@@ -223,15 +223,14 @@ class Executor:
                     self._device.checker.close_segment(address)
                 # Out of the book first, as another thread may be given its address at once.
                 with self._books:
-                    segments = self.segments.pop(address)
-                    segment, *others = segments
+                    segment, *others = self.segments.pop(address)
                     if others:
-                        self.segments[address] = others
+                        self.segments[address] = tuple(others)
                 try:
                     self._device.free_segment(segment)
                 except BaseException:
                     with self._books:
-                        self.segments.setdefault(address, []).insert(0, segment)
+                        self.segments[address] = (segment, *self.segments.get(address, ()))
                     raise
                 given += 1
                 self._core.note(Kind.TRIMMED, 0, nbytes, address, self.clock() - started)

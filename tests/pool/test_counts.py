@@ -1,6 +1,9 @@
 """Counts of a budget with leases, and peaks."""
 
 import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -59,3 +62,32 @@ def test_a_lease_is_entered_once() -> None:
 
         asyncio.run(use_twice())
         assert pool.stats().allocated_bytes == 0
+
+
+def test_segments_are_listed_while_others_come_and_go() -> None:
+    """Whoever asks right after a change of the book that a worker makes, by another thread, gets an answer."""
+
+    class Watched(dict[int, Any]):
+        def __getattribute__(self, name: str) -> Any:
+            found = super().__getattribute__(name)
+            return look_after(found) if name in {"setdefault", "pop"} else found
+
+        def __setitem__(self, address: int, segments: Any) -> None:
+            look_after(super().__setitem__)(address, segments)
+
+    def look_after(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*arguments: object) -> object:
+            found = change(*arguments)
+            thread = threading.Thread(target=lambda: seen.append(pool.segments()))
+            thread.start()
+            thread.join()
+            return found
+
+        return changed
+
+    seen: list[object] = []
+    with AsyncMemoryPool("simulated", limit=8 * MIB, segment_size=MIB) as pool:
+        pool._opened.executor.segments = Watched()
+        for nbytes in (MIB, 5 * MIB, 8 * MIB):
+            pool.allocate(nbytes).free()
+        assert len(seen) >= 5
