@@ -128,8 +128,8 @@ class TrioSleeper:
 
 
 def join_thread(thread: threading.Thread | None) -> None:
-    """Wait for the end of a thread (blocks), unless it is the calling one, or none was started."""
-    if thread is not None and thread is not threading.current_thread():
+    """Wait for the end of a thread (blocks), unless it is the calling one, or could not be started."""
+    if thread is not None and thread.is_alive() and thread is not threading.current_thread():
         thread.join()
 
 

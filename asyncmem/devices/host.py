@@ -56,9 +56,9 @@ class HostQueue(FenceThread, WorkQueue[Fence]):
         with self._lock:
             if self._stopped:
                 raise InvalidRequest("stream", self.name, "a stream whose device is open")
+            self._start()  # first, as it fails where the process may have no more threads
             self._submitted += 1
             self._work.put(work)
-            self._start()
             return self._submitted
 
     def record(self) -> Fence:

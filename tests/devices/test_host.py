@@ -37,6 +37,23 @@ class TestWork:
         traceback.clear_frames(caught.value.__traceback__)
         assert gone() is None
 
+    def test_is_not_queued_where_no_thread_can_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A fence behind it would never be reached; later work runs, and the device can be closed."""
+        host = Host()
+        first, second = host.create_stream(), host.create_stream()
+
+        def start(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            for stream in (first, second):
+                with pytest.raises(RuntimeError, match="new thread"):
+                    stream.run(len, ())
+        assert first.record().done()
+        assert first.run(len, (1, 2)).result() == 2
+        host.close()
+
     def test_of_one_stream_runs_in_the_order_of_submission(self, host: Host) -> None:
         """A stream is a queue."""
         stream = host.create_stream()
