@@ -17,6 +17,7 @@ from asyncmem.insight.names import Names, Origin, join_witness, leave_witness
 from asyncmem.insight.records import Records
 from asyncmem.insight.rows import CUT, MOST_FRAMES, ROW, RecordedPool, in_order
 from asyncmem.pool.alarm import alarm
+from asyncmem.pool.handles import Handle
 from asyncmem.pool.open_pool import OpenPool, arrivals, open_pools
 from asyncmem.pool.share import Share
 from asyncmem.pool.worker import uninterruptible
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 KEEP: Final = 1 << 18
 
 
-class Recording:
+class Recording(Handle):
     """Records of pools while entered by ``with`` or ``async with``.
 
     Each allocation and each free is a record, from all callers (threads, tasks, budgets, finalizers); so is memory

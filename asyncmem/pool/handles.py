@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """A handle that can be neither copied nor pickled, as its memory would be given back twice."""
+    """A handle that can be neither copied nor pickled, as what it holds would be given back twice."""
 
     __slots__ = ()
 

@@ -88,7 +88,7 @@ def _check_room(device: Device, options: PoolOptions) -> None:
 
 
 def _check_segments(device: Device, kind: str) -> None:
-    known = ("auto", "direct", *device.segment_kinds, *(("paged",) if device.page else ()))
+    known = dict.fromkeys(("auto", "direct", *device.segment_kinds, *(("paged",) if device.page else ())))
     if kind not in known:
         raise InvalidRequest("segments", kind, f"one of {', '.join(map(repr, known))} on this device")
     if kind == "paged" and device.checker is not None:

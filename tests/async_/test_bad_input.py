@@ -133,6 +133,13 @@ def test_other_arguments_are_refused_at_the_call(
     run_steps(main())
 
 
+def test_kinds_of_segments_are_listed_once() -> None:
+    """Those of the device and those of every device."""
+    with pytest.raises(InvalidRequest) as caught, AsyncMemoryPool("host", segments="pages"):
+        pass
+    assert caught.value.expected.count("direct") == 1
+
+
 @pytest.mark.parametrize("wrong", ["limit:2GiB", {"limit": "2 GiB"}, PoolOptions, 5, True], ids=repr)
 def test_what_is_no_pool_and_no_options_is_refused(wrong: object) -> None:
     """By what takes them, and not as an attribute that it lacks."""

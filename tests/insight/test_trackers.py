@@ -1,13 +1,15 @@
 """Profiles and trackers answer for a block of a program: its peak, what is live in it, what it leaves behind."""
 
 import asyncio
+import copy
 import io
+import pickle
 import time
 
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest, LeakWarning, PoolClosed, profile_memory, tag
-from asyncmem.insight import AllocationTracker, MemoryTracker
+from asyncmem.insight import AllocationTracker, MemoryTracker, Recording
 
 from .support import MIB
 
@@ -147,3 +149,12 @@ def test_a_planted_leak_among_many_is_named() -> None:
         assert found.site is not None
         assert found.site.file == __file__
         del leak, buffer
+
+
+def test_a_recording_is_neither_copied_nor_pickled() -> None:
+    """A copy would end it a second time."""
+    with AsyncMemoryPool("host", limit="1 MiB") as pool:
+        for kind in (Recording, profile_memory, AllocationTracker, MemoryTracker):
+            for clone in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot copy or pickle"):
+                    clone(kind(pool))
