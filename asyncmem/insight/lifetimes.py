@@ -23,10 +23,13 @@ from asyncmem.insight.recording import Source, records_of
 from asyncmem.insight.records import Records
 from asyncmem.insight.rows import find, identity_of
 from asyncmem.pool.placement import PlannedPlace, ReusePlan, most_live
+from asyncmem.readers import factor, positive_size
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_size
 
 _TOLERANCE: Final = 0.01
+_WASTEFUL: Final = 1e3
+"""More tolerance than any plan makes use of."""
 _ALLOCATE, _FREE = int(Kind.ALLOCATED), int(Kind.FREED)  # a trace calls them so, too
 _SHOWN: Final = 5
 
@@ -274,6 +277,7 @@ class LifetimeAnalyzer:
             align: Each place begins at a multiple of so many bytes.
             tolerance: No more is tried once the range is longer than what is live at most by no more than this share.
         """
+        align, tolerance = positive_size(align, "align"), min(factor(tolerance, "tolerance"), _WASTEFUL)
         found = self.lifetimes()
         starts, ends, sizes = _columns(found)
         offsets = packed(starts, ends, -(-sizes // align) * align, tolerance=tolerance)

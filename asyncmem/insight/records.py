@@ -19,6 +19,8 @@ from asyncmem.insight.rows import NO_NUMBER, OUTCOMES, change_of, identity_of
 from asyncmem.text import encodable
 
 _UNKNOWN: Final = Origin()
+_LATEST: Final = 1e9
+"""Seconds: 30 years after the beginning."""
 
 
 class Record(NamedTuple):
@@ -212,6 +214,8 @@ class Records:
     def _is_live(self, time: float | None = None) -> NDArray[np.bool_]:
         """Return for each row whether it is an allocation that `live_at` returns."""
         kinds = self.rows["kind"]
+        if time is not None and not abs(time) < _LATEST:
+            raise InvalidRequest("time", time, "seconds since the beginning")
         past = np.True_ if time is None else self.rows["time_ns"] <= self.began + round(time * 1e9)
         live: NDArray[np.bool_] = np.isin(kinds, (Kind.ALLOCATED, Kind.HELD)) & past
         ended = self.rows[(kinds == Kind.FREED) & past]

@@ -146,7 +146,7 @@ class Pipeline(Generic[A, B]):
             raise InvalidRequest("pipeline", self, 'one that is open: "async with Pipeline(...) as pipe"')
         most = IN_FLIGHT * sum(one.workers for one in self._stages)
         if in_flight != "auto":
-            most = parse_count(in_flight, what="in_flight", least=1)
+            most = parse_count(in_flight, what="in_flight", least=1, most=1 << 20)
         helpers = [partial(_watch, self._active, self._budgets, self._consumers_wait)]
         if progress:
             if find_spec("rich") is None:

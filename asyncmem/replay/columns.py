@@ -105,6 +105,8 @@ def level(columns: Columns, up: Op, down: Op) -> NDArray[np.int64]:
 
 def need_numbers(name: str, column: NDArray[np.generic]) -> None:
     """Raise `BadTrace` unless the column has whole numbers in one dimension."""
+    if not isinstance(column, np.ndarray):
+        raise BadTrace(type(column).__name__, f"an array of numpy as {name}")
     if column.ndim != 1 or column.dtype.kind not in "iu":
         raise BadTrace(f"{column.dtype} in {column.ndim} dimensions", f"whole numbers in {name}, one a row")
 

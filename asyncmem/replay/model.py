@@ -337,6 +337,8 @@ def policy_like(text: str) -> str:
 
 
 def _read(text: str, otherwise: str) -> tuple[str, dict[str, str]]:
+    if not isinstance(text, str):
+        raise InvalidRequest("policy", text, "text")
     segments, *settings = (part.strip() for part in text.split(","))
     if "=" in segments:
         segments, settings = otherwise, [segments, *settings]

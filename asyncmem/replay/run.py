@@ -13,6 +13,7 @@ from asyncmem.pool.opening import heap_settings
 from asyncmem.replay.model import Model, Policy
 from asyncmem.replay.trace import Trace
 from asyncmem.text import quoted
+from asyncmem.units import parse_size
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -143,6 +144,10 @@ class Runner:
         self.model = model
         if not isinstance(trace, Trace):
             raise InvalidRequest("trace", trace, "a Trace, as `asyncmem.replay.read(path)` returns")
+        if not isinstance(policy, Policy):
+            raise InvalidRequest("policy", policy, 'a Policy, such as Policy.parse("paged")')
+        if not isinstance(model, Model):
+            raise InvalidRequest("model", model, "a Model")
         self._steps = trace.steps()
         if trace.streams > _MOST_STREAMS:
             raise BadTrace(f"{trace.streams:,} streams", f"at most {_MOST_STREAMS:,} to replay")
@@ -208,6 +213,7 @@ def replay(
         BadTrace: The program has more than 4,096 streams.
     """
     runner = Runner(trace, policy or Policy(), model or Model())
+    limit = None if limit is None else parse_size(limit, what="limit")
     timed = [runner.run(limit=limit) for _ in range(_TIMED)]
     gap = timed[0].end_us / samples if samples else 0.0
     # The peak is known now, so this time it is noticed when it comes.
@@ -256,6 +262,8 @@ def fit(trace: Trace, policy: Policy | None = None, model: Model | None = None, 
     """
     model = model or Model()
     runner = Runner(trace, policy or Policy(), model)
+    if not waiting >= 0:
+        raise InvalidRequest("waiting", waiting, "a share from 0")
     most_us = waiting * trace.duration * model.pace * 1e6 if waiting < math.inf else math.inf
 
     def fits(limit: int) -> bool:

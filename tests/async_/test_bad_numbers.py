@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest
+from asyncmem import AsyncMemoryPool, Buffer, InvalidRequest, profile_memory
 from asyncmem.core import Request
-from asyncmem.pipeline import Channel, DoubleBuffer, Prefetcher
+from asyncmem.insight import LifetimeAnalyzer, Records
+from asyncmem.pipeline import Channel, DoubleBuffer, Pipeline, Prefetcher
+from asyncmem.pipeline.parallel import ParallelStage, PipelineParallel
+from asyncmem.replay import Policy, Trace, fit, replay
 
 from .support import LIMIT, MIB, make_pool
 
@@ -135,3 +138,55 @@ def test_tags_of_a_subclass_of_text_are_counted_under_that_text() -> None:
         assert buffer.tag == "mine"
         assert type(buffer.tag) is str
         assert pool._opened.core.tag_bytes() == {"mine": MIB}
+
+
+def trace() -> Trace:
+    """Make a program of one allocation."""
+    return Trace(*map(np.array, ([0, 1], [0, 0], [0, 0], [5, 5], [0, 1])))
+
+
+def records() -> Records:
+    """Return the records of one allocation."""
+    with AsyncMemoryPool("host", limit=MIB) as pool, profile_memory(pool) as profile:
+        pool.allocate(1).free()
+    return profile.records()
+
+
+NUMBERS: dict[str, Callable[[Any], object]] = {
+    "limit of a replay": lambda it: replay(trace(), limit=it),
+    "policy of a replay": lambda it: replay(trace(), it),
+    "model of a replay": lambda it: replay(trace(), None, it),
+    "waiting of a fit": lambda it: fit(trace(), waiting=it),
+    "text of a policy": Policy.parse,
+    "column of a trace": lambda it: Trace(it, it, it, it, it),
+    "align of a plan": lambda it: LifetimeAnalyzer().compute_reuse_plan(align=it),
+    "tolerance of a plan": lambda it: LifetimeAnalyzer().compute_reuse_plan(tolerance=it),
+    "time of records": lambda it: records().live_at(it),
+}
+
+
+@pytest.mark.parametrize("what", NUMBERS)
+@pytest.mark.parametrize("wrong", [math.nan, -1.5e300], ids=repr)
+def test_arguments_of_replays_and_plans_are_refused_by_name(what: str, wrong: float) -> None:
+    """A fit that nothing can satisfy would go on for ever, and others end in an error about something inside."""
+    with pytest.raises(InvalidRequest):
+        NUMBERS[what](wrong)
+
+
+def test_stages_are_refused_at_once() -> None:
+    """Names that are no text, what is no stage, and more items at once than there is room to count."""
+
+    async def work(item: object, _: object) -> object:
+        return item
+
+    async def main() -> None:
+        async with AsyncMemoryPool("host", limit=MIB) as pool:
+            with pytest.raises(InvalidRequest, match="name"):
+                ParallelStage(work, work, saved=1, output=1, name=5)  # type: ignore[arg-type]  # what this is about
+            with pytest.raises(InvalidRequest, match="stages"):
+                PipelineParallel([work], [pool])  # type: ignore[list-item]  # what this is about
+            async with Pipeline(work, pool=pool) as pipe:
+                with pytest.raises(InvalidRequest, match="in_flight"):
+                    pipe.map([1], in_flight=1 << 40)
+
+    asyncio.run(main())

@@ -62,8 +62,8 @@ class PipelineParallel:
         timeout: float | str | None = None,
         ahead: int | None = 4,
     ) -> None:
-        if not stages:
-            raise InvalidRequest("stages", stages, "at least one")
+        if not stages or not all(isinstance(stage, ParallelStage) for stage in stages):
+            raise InvalidRequest("stages", stages, "at least one ParallelStage")
         if schedule not in SCHEDULES:
             raise InvalidRequest("schedule", schedule, f"one of {sorted(SCHEDULES)}")
         self._stages = list(stages)

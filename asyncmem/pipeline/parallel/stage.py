@@ -199,6 +199,8 @@ class ParallelStage:
         self.saved = granules(parse_size(saved, what="saved"))
         self.output = granules(parse_size(output, what="output"))
         self.working = granules(parse_size(working, what="working"))
+        if name is not None and not isinstance(name, str):
+            raise InvalidRequest("name", name, "text")
         self.name = name
 
     def __repr__(self) -> str:
