@@ -10,8 +10,9 @@ bool Heap::defer(BlockId block) {
     const Node& node = nodes_[block];
     const Arena& arena = arenas_[node.arena];
     bool others = deferred_.count && (deferred_.stream != node.stream || deferred_.arena != node.arena);
-    if (arena.space || others || deferred_.full()) return false;
-    DeferredBlock put_off{block, arena.index(2 + size_t{node.stream}), node.granules + nodes_[node.after].granules};
+    const Node& hole = nodes_[node.after];
+    if (hole.bare || others || deferred_.full()) return false;
+    DeferredBlock put_off{block, arena.index(2 + size_t{node.stream}), node.granules + hole.granules};
     uint32_t looked = 0;
     for (FreeIndex* index : {put_off.index, arena.index(0)}) {
         if (!index) continue;
@@ -22,6 +23,7 @@ bool Heap::defer(BlockId block) {
             if (size <= put_off.whole && other != node.after) put_off.rival = std::max(put_off.rival, size);
         });
     }
+    unfile(hole);
     deferred_.add(put_off);
     deferred_.stream = node.stream;
     deferred_.arena = node.arena;
@@ -59,14 +61,21 @@ void Heap::sync_index() {
         const Node& node = nodes_[one.block];
         Node& hole = nodes_[node.after];
         hole.epoch = std::max(hole.epoch, node.epoch);
-        index_resize(node.after, node.address, one.whole);
+        move_hole(node.after, node.address, one.whole);
     }
 }
 
 // Before blocks are cut, joined or looked at: join what was put off, so that no code relies on what lies where.
 [[gnu::noinline]] void Heap::coalesce_all() {
-    for (const DeferredBlock& one : deferred_.blocks())
-        if (one.block != deferred_.out) sink(one.block, one.whole);
+    for (const DeferredBlock& one : deferred_.blocks()) {
+        uint64_t address = nodes_[one.block].address;
+        BlockId hole = nodes_[one.block].after;
+        if (one.block != deferred_.out) {
+            join_hole(one.block);
+            move_hole(hole, address, one.whole);
+        }
+        file(hole);
+    }
     deferred_.count = 0;
     deferred_.out = 0;
 }

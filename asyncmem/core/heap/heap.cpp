@@ -340,6 +340,7 @@ bool Heap::keep_shared(BlockId block) {
 HIT_PATH bool Heap::defer_again(BlockId block) {
     Node& node = nodes_[block];
     if (block != deferred_.out || !deferred_.out_deferred || node.more || node.stream != deferred_.stream) return false;
+    if (arenas_[node.arena].space) [[unlikely]] note_free(node);
     node.state = State::Pending;
     node.bare = 0;
     deferred_.out = 0;

@@ -242,6 +242,8 @@ private:
     void index_add(BlockId block);
     void index_remove(Node& node);
     void index_resize(BlockId block, uint64_t address, uint64_t granules);
+    void move_hole(BlockId block, uint64_t address, uint64_t granules);
+    void join_hole(BlockId block);
 
     // coalescing that is put off (coalesce.cpp; defer_again() in heap.cpp)
     bool defer(BlockId block);
@@ -331,11 +333,21 @@ private:
         uint64_t from = node.address & ~inside, to = (node.address + bytes(node) + inside) & ~inside;
         return {from, to - from, node.segment, {node.stream, node.epoch}};
     }
+    // Note what a freed block still waits for at each handle that it lay on, in a while, unless that is said already.
+    void note_free(const Node& node) {
+        if (segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
+    }
     void stamp(const Node& node);
     void stamp_now(const RecentFree& note);
     void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);
     void catch_up();
     Space* space_of_hole(const Node& node) const;
+    void file(BlockId block) {
+        if (nodes_[block].granules >= paged_from_) [[unlikely]] file_hole(block);
+    }
+    void unfile(const Node& node) {
+        if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
+    }
     void file_hole(BlockId block);
     void unfile_hole(const Node& node);
     bool belong(const Node& a, const Node& b) const;

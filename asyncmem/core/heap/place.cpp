@@ -84,23 +84,28 @@ void Heap::index_add(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(nodes_, node, block);
     node.state = State::Free;
-    if (node.granules >= paged_from_) [[unlikely]] file_hole(block);
+    file(block);
 }
 
 void Heap::index_remove(Node& node) {
-    if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
+    unfile(node);
     arenas_[node.arena].by_key[key_of(node)]->remove(nodes_, node);
     node.state = State::Pending;
 }
 
 // Move where a block of the index begins.
 void Heap::index_resize(BlockId block, uint64_t address, uint64_t granules) {
+    unfile(nodes_[block]);
+    move_hole(block, address, granules);
+    file(block);
+}
+
+// The same for one that is not to be found by its pages.
+void Heap::move_hole(BlockId block, uint64_t address, uint64_t granules) {
     Node& node = nodes_[block];
-    if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
     node.address = address;
     node.granules = granules;
     arenas_[node.arena].by_key[key_of(node)]->resize(nodes_, node, block);
-    if (granules >= paged_from_) [[unlikely]] file_hole(block);
 }
 
 // Searching.
@@ -408,7 +413,7 @@ BlockId Heap::join(BlockId block) {
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
     purge(node);
-    if (arena.space && segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
+    if (arena.space) note_free(node);
     node.state = State::Pending;
     node.bare = 0;
     if (!sinks(node)) {
@@ -430,13 +435,19 @@ inline bool Heap::sinks(const Node& node) const {
 // Give a freed block to the hole behind it, which keeps its place in the index, and has so many granules then. The memory
 // below both is noted already, as what the block lay on.
 void Heap::sink(BlockId block, uint64_t granules) {
+    BlockId hole = nodes_[block].after;
+    uint64_t address = nodes_[block].address;
+    join_hole(block);
+    index_resize(hole, address, granules);
+}
+
+// Its node goes, and the hole takes its place among its neighbours.
+void Heap::join_hole(BlockId block) {
     const Node& node = nodes_[block];
-    BlockId behind = node.after;
-    Node& hole = nodes_[behind];
+    Node& hole = nodes_[node.after];
     hole.epoch = std::max(hole.epoch, node.epoch);
     hole.before = node.before;
-    link(node.before, behind);
-    index_resize(behind, node.address, granules);
+    link(node.before, node.after);
     nodes_.release(block);
     ++total_.merges;
 }
