@@ -94,7 +94,7 @@ class Plans(Spaces):
             return Plan(block.segment, block.address, 0, (), ())
         window = self.window(segment, block.address, size)
         picking = Picking(self, segment, window)
-        chosen, fresh, beyond = self.fill(picking, segment, window, size // parts, room)
+        chosen, fresh, beyond = self.fill(picking, segment, window, 0 if parts == 1 else size // parts, room)
         if beyond > most:
             return listed(picking.waits(beyond - most))
         moves = tuple(Move(handle.segment, handle.address, handle.nbytes, to) for handle, to in chosen)
@@ -166,7 +166,10 @@ class Plans(Spaces):
     def fill(
         self, picking: Picking, segment: int, window: range, part: int, room: int
     ) -> tuple[list[tuple[Handle, int]], list[tuple[int, int]], int]:
-        """Fill each gap: which handles are moved and where to, what is new, how much of that is beyond the room."""
+        """Fill each gap: which handles are moved and where to, what is new, how much of that is beyond the room.
+
+        New handles are powers of two up to `part`; one for each gap if that is 0.
+        """
         page = self.spaces[segment].page
         largest = max(page, _power_of_two(part))
         chosen: list[tuple[Handle, int]] = []
@@ -183,7 +186,7 @@ class Plans(Spaces):
             beyond += max(0, nbytes - room)
             room = max(0, room - nbytes)
             while nbytes:
-                size = min(largest, _power_of_two(nbytes))
+                size = min(largest, _power_of_two(nbytes)) if part else min(nbytes, 2 << 30)
                 fresh.append((address, size))
                 address, nbytes = address + size, nbytes - size  # noqa: PLW2901 -- the gap shrinks
         return chosen, fresh, beyond

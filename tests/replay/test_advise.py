@@ -93,9 +93,9 @@ def test_what_gains_nothing_is_not_advised() -> None:
 
 
 def test_what_costs_too_much_is_not_advised() -> None:
-    """A program of no time at all pays no driver for moving its pages."""
-    trace = read(TRACES / "stream_prefetch.npz")
-    (segments,) = named(advise(trace, model=Model(pace=0.01)), "segments")
+    """A program of no time at all pays no driver that maps a handle in ten milliseconds."""
+    trace, dear = read(TRACES / "stream_prefetch.npz"), {"cuMemMap": [(2 * MIB, 10_000_000)]}
+    (segments,) = named(advise(trace, model=Model(pace=0.01, costs=dear)), "segments")
     assert segments.after.peak_reserved < segments.before.peak_reserved
     assert segments.against == "the driver takes too long"
 
@@ -121,8 +121,16 @@ def test_an_empty_program_gets_no_advice() -> None:
     assert advice.code() == 'from asyncmem import AsyncMemoryPool\n\npool = AsyncMemoryPool(\n    "cuda:0",\n)\n'
 
 
-def test_the_lines_to_paste_are_the_arguments(advice: Advice) -> None:
+@pytest.mark.parametrize(
+    ("model", "advised"),
+    [
+        (LATE, {"segments", "patience", "limit", "overlap"}),
+        (Model(lag=0.02, pace=0.2), {"segments", "warmup", "overlap"}),
+    ],
+)
+def test_the_lines_to_paste_are_the_arguments(model: Model, advised: set[str]) -> None:
     """They are a program, no line is too long, and a pool takes what they say."""
+    advice = advise(read(TRACES / "stream_prefetch.npz"), model=model)
     code = advice.code("simulated")
     assert max(map(len, code.splitlines())) <= 120
     call = ast.parse(code).body[-1]
@@ -131,10 +139,10 @@ def test_the_lines_to_paste_are_the_arguments(advice: Advice) -> None:
     assert [ast.literal_eval(one) for one in call.value.args] == ["simulated"]
     given = {one.arg: ast.literal_eval(one.value) for one in call.value.keywords}
     assert given == advice.arguments()
-    assert set(given) == {"segments", "patience", "warmup", "limit", "overlap"}
+    assert set(given) == advised
     options = PoolOptions().replace(**{name: value for name, value in given.items() if name in OPTIONS})
     assert options.segments == "paged"
-    assert options.warmup == tuple(given["warmup"])
+    assert options.warmup == tuple(given.get("warmup", ()))
 
 
 class TestWarmUp:

@@ -177,7 +177,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
     uint64_t beyond = 0;
     Picking picking(*this, {plan.address, plan.nbytes}, plan.segment);
     std::vector<std::pair<HandleId, uint64_t>> chosen;
-    uint64_t largest = std::max(space.page(), std::bit_floor((granules << shift_) / parts));
+    uint64_t largest = parts == 1 ? largest_handle : std::max(space.page(), std::bit_floor((granules << shift_) / parts));
     std::vector<Range> gaps;
     space.stretches(plan.address, plan.nbytes, [&](uint64_t at, uint64_t size, bool filled) {
         if (!filled) gaps.push_back({at, size});
@@ -198,7 +198,7 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
         beyond += gap.nbytes - std::min(room, gap.nbytes);
         room -= std::min(room, gap.nbytes);
         while (gap.nbytes) {
-            uint64_t nbytes = std::min(largest, std::bit_floor(gap.nbytes));
+            uint64_t nbytes = std::min(largest, parts == 1 ? gap.nbytes : std::bit_floor(gap.nbytes));
             plan.fresh.push_back({gap.address, nbytes});
             gap.address += nbytes;
             gap.nbytes -= nbytes;

@@ -19,6 +19,7 @@ namespace asyncmem {
 
 constexpr uint64_t max_size = uint64_t{1} << 47;
 constexpr uint64_t nowhere = UINT64_MAX;  // no address
+constexpr uint64_t largest_handle = uint64_t{2} << 30;  // the longest call for one, its release, takes some 2 ms
 constexpr uint64_t usual_parts = 16;  // of a request: a handle is no larger than one of them
 
 enum Reason : uint8_t { Served, NoMemory, OverLimit, GateClosed, NoPages };  // the last: addresses, but not all of the memory

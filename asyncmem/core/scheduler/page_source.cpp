@@ -12,7 +12,9 @@ namespace asyncmem::scheduler {
 namespace {
 
 constexpr double grace = 0.02;               // seconds that moves may take before they count
-constexpr uint64_t coarse_parts = 12;        // a handle is no larger than such a part of a request; they cost by number
+constexpr uint64_t coarse_parts = 12;        // a handle is no larger than such a part of a request; they cost by number,
+constexpr double affordable = 0.3;           // so they are larger once all calls took more than such a part of `dear`
+constexpr double affordable_in_limit = 1.2;  // where memory that cannot move may fail a request
 constexpr uint64_t limit_parts = 512;        // nor, below a limit of the user's, than such a part of that
 constexpr uint64_t stock = 256;              // one part in so many is mapped ahead of need, where all the rest is live
 constexpr uint64_t stock_parts = 4;
@@ -78,10 +80,10 @@ public:
         return trim(no_limit, 0, now);
     }
 
-    Decision grow_ahead() override {
+    Decision grow_ahead(double now) override {
         uint64_t reserved = heap_.reserved() + coming_;
         if (policy_.ready <= reserved) return {};
-        Found found = plan_pieces({policy_.ready - reserved}, 0, false, available(), 0);
+        Found found = plan_pieces({policy_.ready - reserved}, 0, false, available(), 0, now);
         return found.change && !found.change->plans.empty() ? carried_out(std::move(*found.change)) : Decision{};
     }
 
@@ -126,6 +128,7 @@ public:
         for (auto& one : std::span(effect.out).first(unmapped)) heap_.set_bare(one.segment, one.address, one.nbytes);
         for (auto& one : std::span(effect.into).first(mapped)) heap_.set_mapped(one.segment, one.address, one.nbytes);
         coming_ -= job.change.fresh();
+        called_ += seconds;
         if (job.reclaims) {
             leaving_ -= job.leaving;
             trims += unmapped > 0;
@@ -183,23 +186,23 @@ private:
         uint64_t most = modest ? 0 : left - room;
         bool foreign = may_be_foreign(request);
         std::vector<uint64_t> sizes(request.sizes().begin(), request.sizes().end());
-        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most);
+        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most, now);
         if (foreign && found.change && found.change->plans.empty())
             // All that is lacking is a way to the memory: it is another stream's, and cannot be waited for.
-            found = plan_pieces(sizes, request.ask.stream, false, room, most);
+            found = plan_pieces(sizes, request.ask.stream, false, room, most, now);
         return found;
     }
 
     // Addresses do not depend on where memory is, so pieces are taken one after the other as they will be taken in the
     // end, and planned for where memory is lacking. What was taken goes back as it was.
-    Found plan_pieces(std::vector<uint64_t> sizes, uint32_t stream, bool foreign, uint64_t room, uint64_t most) {
+    Found plan_pieces(std::vector<uint64_t> sizes, uint32_t stream, bool foreign, uint64_t room, uint64_t most, double now) {
         std::sort(sizes.begin(), sizes.end(), std::greater<>());
         std::vector<std::pair<BlockId, Entries>> taken;
         Found found;
         found.change.emplace();
         for (uint64_t nbytes : sizes) {
             if (sizes.size() > 1 && take(nbytes, stream, foreign, taken)) continue;
-            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes));
+            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now));
             if (!plan.found) {
                 let_go(*found.change);
                 found.change.reset();
@@ -235,9 +238,15 @@ private:
         return block;
     }
 
-    uint64_t parts_of(uint64_t nbytes) const {
-        if (!policy_.limited) return coarse_parts;
-        return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
+    // Small handles can move when little is free, large ones cost less: they are as small as the time since the start
+    // allows. A program that grows at once gets a handle for each gap, and one that computes the smallest.
+    uint64_t parts_of(uint64_t nbytes, double now) const {
+        uint64_t most = coarse_parts;
+        if (policy_.limited) most = std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
+        double share = policy_.dear * (policy_.limited ? affordable_in_limit : affordable);
+        double allowed = share * (now - lifetime_.began);
+        if (allowed >= called_) return most;
+        return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(most) * allowed / called_));
     }
 
     // Where next to all is live, new memory is asked for again soon. Where some is free, it is what serves then.
@@ -299,6 +308,7 @@ private:
     }
 
     double rest_until_ = -never;
+    double called_ = 0;  // seconds that the device's calls took
 };
 
 }  // namespace

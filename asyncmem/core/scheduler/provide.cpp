@@ -247,7 +247,7 @@ void Scheduler::trim(uint64_t keep, double now) {
 void Scheduler::grow_ahead(double now) {
     ASYNCMEM_ENTER(grow_ahead, now);
     now_ = now;
-    if (!closed_) start(source_->grow_ahead(), nullptr, Means::Grow);
+    if (!closed_) start(source_->grow_ahead(now_), nullptr, Means::Grow);
 }
 
 }  // namespace asyncmem::scheduler

@@ -166,7 +166,7 @@ public:
         return give_back(take_out(empty, refuses() ? no_limit : std::max<uint64_t>(missing, 1), 0));
     }
 
-    Decision grow_ahead() override {
+    Decision grow_ahead(double) override {
         uint64_t reserved = heap_.reserved() + coming_;
         if (policy_.ready <= reserved) return {};
         uint64_t need = up(policy_.ready - reserved);

@@ -169,7 +169,7 @@ public:
     virtual Decision make_room(const Request& request, double now) = 0;  // give back, so that growth fits
 
     // -- what to do without a request -----------------------------------------------------------------------------------
-    virtual Decision grow_ahead() = 0;
+    virtual Decision grow_ahead(double now) = 0;
     virtual Decision trim(uint64_t wanted, uint64_t keep, double now) = 0;  // `no_limit` for all
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 
