@@ -1,0 +1,1 @@
+"""How much is reserved for programs that no policy was tuned to."""
