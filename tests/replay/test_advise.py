@@ -125,7 +125,7 @@ def test_an_empty_program_gets_no_advice() -> None:
     ("model", "advised"),
     [
         (LATE, {"segments", "patience", "limit", "overlap"}),
-        (Model(lag=0.02, pace=0.2), {"segments", "warmup", "overlap"}),
+        (Model(lag=0.02, pace=0.2), {"segments", "warmup", "limit", "overlap"}),
     ],
 )
 def test_the_lines_to_paste_are_the_arguments(model: Model, advised: set[str]) -> None:

@@ -14,8 +14,7 @@ namespace {
 constexpr double grace = 0.02;               // seconds that moves may take before they count
 constexpr uint64_t coarse_parts = 12;        // a handle is no larger than such a part of a request; they cost by number,
 constexpr double affordable = 0.3;           // so they are larger once all calls took more than such a part of `dear`
-constexpr double affordable_in_limit = 1.2;  // where memory that cannot move may fail a request
-constexpr uint64_t limit_parts = 512;        // nor, below a limit of the user's, than such a part of that
+constexpr uint64_t limit_parts = 512;        // below a limit of the user's all are small, and no larger than a part of that
 constexpr uint64_t stock = 256;              // one part in so many is mapped ahead of need, where all the rest is live
 constexpr uint64_t stock_parts = 4;
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
@@ -239,14 +238,13 @@ private:
     }
 
     // Small handles can move when little is free, large ones cost less: they are as small as the time since the start
-    // allows. A program that grows at once gets a handle for each gap, and one that computes the smallest.
+    // allows, so a program that grows at once gets a handle for each gap. Below a limit all are small: what cannot move
+    // there may fail a request.
     uint64_t parts_of(uint64_t nbytes, double now) const {
-        uint64_t most = coarse_parts;
-        if (policy_.limited) most = std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
-        double share = policy_.dear * (policy_.limited ? affordable_in_limit : affordable);
-        double allowed = share * (now - lifetime_.began);
-        if (allowed >= called_) return most;
-        return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(most) * allowed / called_));
+        if (policy_.limited) return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
+        double allowed = affordable * policy_.dear * (now - lifetime_.began);
+        if (allowed >= called_) return coarse_parts;
+        return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(coarse_parts) * allowed / called_));
     }
 
     // Where next to all is live, new memory is asked for again soon. Where some is free, it is what serves then.
