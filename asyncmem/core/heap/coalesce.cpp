@@ -114,18 +114,20 @@ uint64_t Heap::merge(int64_t arena) {
     Coalesced coalesced(*this);
     if (arena >= 2 && !known_arena(arena)) refuse_argument("unknown lease");
     uint64_t before = total_.merges;
-    if (arena >= 2) {
-        merge_in(segments_[arenas_[static_cast<size_t>(arena)].segment]);
-    } else {
-        for (const Segment& segment : segments_)
-            if (segment.used) merge_in(segment);
-    }
+    for (size_t at = 0; at < arenas_.size(); ++at)
+        if (arena < 2 || at == static_cast<size_t>(arena)) merge_in(arenas_[at]);
     return total_.merges - before;
 }
 
-void Heap::merge_in(const Segment& segment) {
-    for (BlockId block = segment.first; block; block = nodes_[block].after) {
-        if (nodes_[block].state != State::Free) continue;
+// Free blocks are few beside those in use, so they are found by the index.
+void Heap::merge_in(const Arena& arena) {
+    std::vector<BlockId> free;
+    for (auto& index : arena.by_key)
+        if (index) index->each([&](BlockId block) { free.push_back(block); });
+    auto place = [this](BlockId block) { return std::pair(nodes_[block].segment, nodes_[block].address); };
+    std::ranges::sort(free, {}, place);
+    for (size_t i = 0; i < free.size();) {
+        BlockId block = free[i++];
         index_remove(nodes_[block]);
         purge(nodes_[block]);
         while (BlockId next = nodes_[block].after) {
@@ -133,6 +135,7 @@ void Heap::merge_in(const Segment& segment) {
             index_remove(nodes_[next]);
             purge(nodes_[next]);
             absorb(block, next);
+            ++i;
         }
         index_add(block);
     }

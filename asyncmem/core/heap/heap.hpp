@@ -226,7 +226,7 @@ private:
     void carve(BlockId block, uint64_t granules);
     void settle(BlockId block);
     BlockId join(BlockId block);
-    void merge_in(const Segment& segment);
+    void merge_in(const Arena& arena);
     bool sinks(const Node& node) const;
     void sink(BlockId block, uint64_t granules);
     void link(BlockId before, BlockId block);
