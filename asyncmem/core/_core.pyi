@@ -37,6 +37,7 @@ NO_LIMIT: Final[int]
 FLAG_WAITING: Final = 1
 REASON_MEMORY: Final = 1
 REASON_PAGES: Final = 4
+ROUTE_CALLS: Final[tuple[int, int]]
 
 class Heap:
     def __init__(self, *, granule: int = 512, journal: bool = False, **options: Unpack[HeapOptions]) -> None: ...
@@ -194,6 +195,8 @@ class Core(Heap):
     def forked(self) -> bool: ...
     @property
     def exported_bytes(self) -> int: ...
+    @property
+    def routes(self) -> dict[Route, None]: ...
     @property
     def observed(self) -> bool: ...
     @property
@@ -655,6 +658,52 @@ class Allocator:
         priority: int = 0,
         timeout: float | None = None,
     ) -> Ready[Batch] | Request[Batch]: ...
+
+@final
+class Route:
+    """Where the allocations of one thread come from, for a library that asks by `ROUTE_CALLS`.
+
+    Args:
+        share: The pool, budget or lease.
+        device: The number that the library has for its device.
+        stream_of: Returns what means a stream to the pool's device, of its handle.
+        tag: A name under which statistics and errors count what is live by this route.
+        timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
+
+    Attributes:
+        failure: Why the latest allocation failed, None where it did not.
+    """
+
+    def __init__(
+        self,
+        share: Allocator,
+        device: int,
+        stream_of: Callable[[int], object],
+        *,
+        tag: str | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def enter(self) -> None:
+        """Have this thread's allocations come from here, until `leave`."""
+
+    def leave(self) -> None:
+        """End that. On the same thread, and the innermost first."""
+
+    failure: BaseException | None
+    @property
+    def core(self) -> Core: ...
+    @property
+    def share(self) -> Allocator: ...
+    @property
+    def tag(self) -> str | None: ...
+    @property
+    def account(self) -> int: ...
+    @property
+    def live(self) -> int:
+        """The bytes that are live by it."""
+
+def route_failure() -> BaseException | None:
+    """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""
 
 def replay_steps(
     columns: Sequence[object],

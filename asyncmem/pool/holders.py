@@ -148,7 +148,7 @@ def out_of_memory_facts(
         "asked": asked, "device": opened.device.name, "level": share._level, "limit": limit, "live": live, "free": free,
         "reserved": limit if share._has_range else live, "waiting": len(waiting), "waiting_bytes": sum(waiting),
         "largest_hole": core.largest(share._arena) if share._has_range else free,
-        "holders": tuple(tags_of(opened, share)), "cause": cause, "advice": tuple(_advice(opened, share, cause)),
+        "holders": tuple(tags_of(opened, share)), "cause": cause, "advice": tuple(_advice(opened, share, cause, asked)),
     }  # fmt: skip
     if whole:
         means = gauges["means"] | opened.executor.asked
@@ -178,9 +178,10 @@ _TRY: Final = {
 """What to try, by the cause, where nothing else matters."""
 
 
-def _advice(opened: Opened, share: AnyShare, cause: str) -> list[str]:
+def _advice(opened: Opened, share: AnyShare, cause: str, asked: int) -> list[str]:
     if share._is_lease:
-        return [*(["free what the lease served"] if cause != "size" else []), "lease more"]
+        enough = share._own_limit() + asked - opened.core.largest(share._arena)
+        return [*(["free what the lease served"] if cause != "size" else []), f"lease {format_size(enough)}"]
     if cause in _TRY:
         tries = [one.format(most=format_size(share._own_limit())) for one in _TRY[cause]]
         return [one for one in tries if one != _RAISE or share._own_limit() < opened.device.capacity]

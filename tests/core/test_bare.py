@@ -29,7 +29,9 @@ PROGRAM = """if True:
             except Exception:
                 pass
 
-    names = [one.name for one in pkgutil.walk_packages(asyncmem.__path__, "asyncmem.") if "__main__" not in one.name]
+    # The modules under `interop` each need a library that is not there.
+    names = [one.name for one in pkgutil.walk_packages(asyncmem.__path__, "asyncmem.")
+             if "__main__" not in one.name and "interop." not in one.name]
     kinds = {}
     for name in names:
         for one in vars(importlib.import_module(name)).values():

@@ -73,6 +73,7 @@ cdef class Allocator:
             self.hold = 0
         if not self.closing:
             self.closing = True
+            core.set_fast()  # before the arena and the account are another's
             core.s.close_share(account, now)
         core.carry_out()  # which an interrupt may end
         if self.own_range:

@@ -9,6 +9,7 @@ cdef unsigned int _generation = 0  # goes up in a forked child, where the driver
 def _forked_child():
     global _generation
     _generation += 1
+    asyncmem_routes().fork()
 
 
 os.register_at_fork(after_in_child=_forked_child)
@@ -30,6 +31,9 @@ cdef class Allocator
 
 
 cdef class Retire
+
+
+cdef class Route
 
 
 @cython.final
@@ -73,6 +77,7 @@ cdef class Core(Heap):
     cdef public bint watch_captures  # whether the fast path asks the driver if a named stream is being captured
     cdef int64_t fence_from  # bytes from which on a free at home may have a fence recorded; see Retire.fence_home
     cdef public int streak
+    cdef readonly dict routes  # by which other libraries have memory or ask for some; only its keys count
     cdef readonly int64_t exported_bytes  # of buffers that were freed, and whose blocks wait for the last export to die
     cdef object __weakref__
 
@@ -86,6 +91,7 @@ cdef class Core(Heap):
         self.tags = {}
         self.owners, self.labels = {}, {}
         self.posted, self.serving = deque(), set()
+        self.routes = {}
         default = getattr(device, "default_stream", None)
         self.stream_objects.append(default)
         if default is not None:
@@ -104,6 +110,8 @@ cdef class Core(Heap):
 
     cdef void set_fast(self) noexcept:
         self.fast = self._open and not self.observed and self.witness is None
+        for route in list(self.routes):
+            (<Route>route).set_open()
 
     def watch(self, Witness witness not None):
         """Have who asks for memory noted in the log from now on, until as many `unwatch` follow. One witness at a time."""
@@ -153,6 +161,10 @@ cdef class Core(Heap):
         for tag in list(self.tags.values()):
             if tag.live and (accounts is None or tag.account in accounts):
                 found[tag.name] = found.get(tag.name, 0) + tag.live
+        for route in list(self.routes):
+            nbytes = (<Route>route).live
+            if nbytes and (<Route>route).tag is not None and (accounts is None or (<Route>route).account in accounts):
+                found[(<Route>route).tag] = found.get((<Route>route).tag, 0) + nbytes
         return dict(sorted(found.items(), key=lambda one: -one[1]))
 
     cpdef uint32_t stream_number(self, object stream) except? 0xFFFFFFFF:

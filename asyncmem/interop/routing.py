@@ -1,0 +1,109 @@
+"""Blocks that change where a thread's memory comes from, and so must end before their task lets another one run."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+
+from asyncmem.errors import InvalidRequest
+
+
+class _Visit:
+    """One block on this thread. It ends once: by its end, or by the event loop, which runs before it has ended."""
+
+    def __init__(self, what: object, undo: Callable[[], object]) -> None:
+        self.what, self.task = what, _task_here()
+        self.thread = threading.get_ident()
+        self._undo: Callable[[], object] | None = undo
+
+    def end(self) -> bool:
+        """Undo what the block has changed; return whether that was left to do."""
+        undo, self._undo = self._undo, None
+        if undo is None:
+            return False
+        _here().remove(self)
+        undo()
+        return True
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.visits: list[_Visit] = []
+
+
+_thread = _Thread()
+
+
+def _here() -> list[_Visit]:
+    return _thread.visits
+
+
+@contextmanager
+def until_suspended(what: object, enter: Callable[[], object], leave: Callable[[], object]) -> Iterator[None]:
+    """Run a block between two calls that change something of this thread.
+
+    What a thread has is not a task's: a block that awaits would lend it to all tasks that run meanwhile. So the loop
+    ends a block that it finds open, before it begins its next round, and the end of the block raises.
+
+    Args:
+        what: What the block uses, for the error.
+        enter: Changes it.
+        leave: Undoes that, on this thread.
+
+    Raises:
+        InvalidRequest: At its end, that the block has awaited something; at its begin, that another task's has.
+    """
+    visits = _here()
+    if visits and visits[-1].task is not _task_here():
+        raise _awaited(visits[-1].what)
+    enter()
+    visit = _Visit(what, leave)
+    visits.append(visit)
+    forget = _when_the_loop_turns(visit.end)
+    try:
+        yield
+    except BaseException as error:
+        if not _finish(visit, forget):
+            error.add_note(str(_awaited(what)))
+        raise
+    if not _finish(visit, forget):
+        raise _awaited(what)
+
+
+def _finish(visit: _Visit, forget: Callable[[], object]) -> bool:
+    forget()
+    if visit.thread != threading.get_ident():
+        raise InvalidRequest("use", visit.what, "a block that ends on the thread where it began")
+    return visit.end()
+
+
+def _awaited(what: object) -> InvalidRequest:
+    return InvalidRequest(
+        "use", what, "a block without an await inside, because other tasks of the thread run meanwhile",
+        hint="await before the block or after it",
+    )  # fmt: skip
+
+
+def _task_here() -> object:
+    loop = asyncio._get_running_loop()
+    if loop is not None:
+        return asyncio.current_task(loop)
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        return trio.lowlevel.current_task()
+    return None
+
+
+def _when_the_loop_turns(call: Callable[[], object]) -> Callable[[], object]:
+    """Have the loop that runs here, if one does, make a call in its next round; return what keeps it from that."""
+    loop = asyncio._get_running_loop()
+    if loop is not None:
+        return loop.call_soon(call, context=Context()).cancel
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        trio.lowlevel.current_trio_token().run_sync_soon(call)
+    return lambda: None

@@ -1,0 +1,193 @@
+"""PyTorch's CUDA memory from a pool, a budget or a lease.
+
+    async with pool.lease("6 GiB", tag="request") as lease:  # awaited, by priority and deadline
+        with asyncmem.interop.torch.use(lease):
+            y = model(x)  # allocates inside of the lease, without waiting
+
+torch's own caching allocator goes on inside, over segments from the pool, so its statistics, snapshots and
+`record_stream` work. torch 2.11 or later, for CUDA.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import torch
+
+from asyncmem.core import ROUTE_CALLS, Route, route_failure
+from asyncmem.errors import BackendUnavailable, InvalidRequest
+from asyncmem.interop.routing import until_suspended
+from asyncmem.pool.loops import running_loop
+from asyncmem.pool.share import Share
+
+__all__ = ["give_back", "use"]
+
+# A tensor's memory may be freed, and with it its segment, with torch's lock held; and any thread may wait for that
+# lock while it holds the interpreter's. Allocations must not hold it when they come here, since some of them take the
+# interpreter's lock.
+_SETTING: Final = "release_lock_on_cudamalloc:True"
+
+_C: Any = torch._C
+
+
+@contextmanager
+def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> Iterator[None]:
+    """Have torch allocate all CUDA memory of this thread from a pool, a budget or a lease, until the block ends.
+
+    Backward passes run on this thread too. What torch has cached goes back at the end of the block; a tensor that
+    outlives it keeps its segment. Memory goes back behind all work that any stream was given until then.
+
+    Args:
+        share: A lease or a part of one serves without waiting. A pool or a budget grows, or waits, on this thread.
+        tag: A name under which statistics and errors count it.
+        timeout: Seconds to wait for memory of a pool or a budget at most; None does not wait.
+
+    Raises:
+        InvalidRequest: No pool of CUDA memory; or, on an event loop's thread, no lease, or a block that awaits inside.
+        torch.OutOfMemoryError: By torch, inside of the block. Its text says what is full; its cause has the facts.
+    """
+    device = _device_of(share)
+    if running_loop() is not None and not share._has_range:
+        raise InvalidRequest("share", share, "a lease on an event loop's thread, which must not block",
+                             hint="async with pool.lease(...) as lease, and use that")  # fmt: skip
+    block = _Block(share, device, tag, timeout)
+    try:
+        with until_suspended(share, block.enter, block.leave):
+            yield
+    finally:
+        block.end()
+
+
+def give_back() -> None:
+    """Give the pools back what tensors that outlived their blocks have left, as the end of each block does."""
+    _prepared().give_back()
+
+
+def _use_once_more(device: int, number: tuple[int, int]) -> None:
+    """Count one more user of a pool of torch's, until `_cuda_releasePool`."""
+    _C._cuda_beginAllocateCurrentThreadToPool(device, number)
+    _C._cuda_endAllocateToPool(device, number)
+
+
+class _Block:
+    """One use of a share: a pool of torch's that gets its segments from there."""
+
+    def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
+        self._torch = _prepared()
+        self._route = Route(share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout)
+        with torch.cuda.device(device):
+            # It makes a workspace for the stream at its first call, which stays; so not inside of the block.
+            torch.cuda.current_blas_handle()
+            self._pool: Any = torch.cuda.MemPool(self._torch.allocator)
+            self._where: tuple[int, tuple[int, int]] = (device, self._pool.id)
+        _use_once_more(*self._where)
+        self._backwards_elsewhere = True
+
+    def enter(self) -> None:
+        """Have this thread allocate from the pool."""
+        self._backwards_elsewhere = _C._is_multithreading_enabled()
+        _C._set_multithreading_enabled(False)
+        _C._cuda_beginAllocateCurrentThreadToPool(*self._where)
+        self._route.enter()
+
+    def leave(self) -> None:
+        """End that."""
+        self._route.leave()
+        _C._cuda_endAllocateToPool(*self._where)
+        _C._cuda_releasePool(*self._where)
+        _C._set_multithreading_enabled(self._backwards_elsewhere)
+
+    def end(self) -> None:
+        """Give back what is free.
+
+        A pool that dies unused looks for its cached segments, and must not while any thread is in a block like this:
+        torch ends the process then. This one dies while it counts as used, and its segments go back after that.
+        """
+        del self._pool
+        _C._cuda_releasePool(*self._where)
+        self._torch.give_back()
+
+
+class _Torch:
+    """What is made ready in torch, once in a process."""
+
+    def __init__(self) -> None:
+        _set_up()
+        self.allocator = _C._cuda_customAllocator(*ROUTE_CALLS)
+        self._lock = threading.Lock()
+        self._guards = [(device, torch.cuda.graph_pool_handle()) for device in range(torch.cuda.device_count())]
+        for guard in self._guards:  # they exist from now on
+            _use_once_more(*guard)
+
+    def give_back(self) -> None:
+        """Release the free segments of pools that are gone. Other memory that torch has cached stays where it is.
+
+        That is what it does while any thread allocates to a pool, so one does. What was freed after `record_stream`
+        becomes free at the first allocation when none does, unless that comes from here.
+        """
+        with self._lock:
+            with suppress(torch.OutOfMemoryError):
+                _C._cuda_cudaCachingAllocator_raw_delete(_C._cuda_cudaCachingAllocator_raw_alloc(1, 0))
+            for guard in self._guards:
+                _C._cuda_beginAllocateCurrentThreadToPool(*guard)
+            try:
+                _C._cuda_emptyCache()
+            finally:
+                for guard in self._guards:
+                    _C._cuda_endAllocateToPool(*guard)
+                    _C._cuda_releasePool(*guard)
+
+
+_making = threading.Lock()
+_made: list[_Torch] = []
+
+
+def _prepared() -> _Torch:
+    with _making:
+        if not _made:
+            _made.append(_Torch())
+        return _made[0]
+
+
+def _set_up() -> None:
+    """Have torch allocate without its lock, and say why an allocation failed."""
+    if not torch.cuda.is_available() or not hasattr(_C, "_cuda_customAllocator"):
+        raise BackendUnavailable("torch", tried=["its CUDA"], install="Install a build for CUDA, torch 2.11 or later.")
+    torch.cuda.init()
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        install = "Name no backend in PYTORCH_ALLOC_CONF."
+        raise BackendUnavailable("torch", tried=[f"its allocator {backend!r}"], install=install)
+    known = torch.cuda.memory._snapshot()["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")
+    _C._accelerator_setAllocatorSettings(f"{known},{_SETTING}" if known else _SETTING)
+    _C._cuda_attach_out_of_memory_observer(_explain)
+
+
+def _explain(*_: int) -> None:
+    """Raise torch's error in our words, where memory of ours was missing. torch calls it before it raises its own."""
+    failure = route_failure()
+    if failure is None:
+        return
+    if not isinstance(failure, Exception):  # an interrupt
+        raise failure
+    raise torch.OutOfMemoryError(str(failure)) from failure
+
+
+def _device_of(share: Share) -> int:
+    if not isinstance(share, Share):
+        raise InvalidRequest("share", share, "a pool, a budget or a lease")
+    device = share._opened.device
+    index: int | None = getattr(device, "index", None)
+    if device.kind != "cuda" or index is None:
+        raise InvalidRequest("share", share, "memory of a CUDA device")
+    return index
+
+
+def _stream_of(device: int, handle: int) -> object:
+    """Return what tells a pool the stream of this thread: torch's object, where torch keeps the stream for good."""
+    stream = torch.cuda.current_stream(device)
+    is_torchs = stream.cuda_stream == handle and stream.stream_id & 1
+    return stream if is_torchs else handle

@@ -1,0 +1,269 @@
+"""Memory for libraries that ask in C, on threads of theirs: what `asyncmem.interop.torch` gives to torch."""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda_driver
+
+from asyncmem import AsyncMemoryPool, InvalidRequest, LeakWarning, Lease, OutOfMemoryError, PoolTimeout
+from asyncmem.core import ROUTE_CALLS, Route, route_failure
+from asyncmem.devices import Cuda
+from asyncmem.pool.share import Share
+from tests.cuda.fake import FakeDriver
+
+from .conftest import MIB
+
+allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(ROUTE_CALLS[0])
+release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(ROUTE_CALLS[1])
+
+
+@contextmanager
+def routed(share: Share, **options: Any) -> Iterator[Route]:
+    route = Route(share, 0, lambda handle: handle, tag="library", **options)
+    route.enter()
+    try:
+        yield route
+    finally:
+        route.leave()
+
+
+def settle(holds: Callable[[], bool]) -> None:
+    """Wait for what the pool is told soon."""
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class TestServing:
+    def test_lease_serves_from_its_range_alone(self, pool: AsyncMemoryPool) -> None:
+        """What a thread allocates lies in the lease that it has entered, and is the lease's again once it is freed."""
+        with pool.lease(8 * MIB) as lease:
+            with routed(lease) as route:
+                first, second = allocate(2 * MIB, 0, None), allocate(6 * MIB, 0, None)
+                assert {first, second} == {lease.address, lease.address + 2 * MIB}
+                assert route.live == 8 * MIB
+                assert allocate(512, 0, None) is None
+                release(first, 2 * MIB, 0, None)
+                assert allocate(2 * MIB, 0, None) == first
+                release(first, 2 * MIB, 0, None)
+                release(second, 6 * MIB, 0, None)
+            assert lease.stats().allocated_bytes == 0
+        settle(lambda: not route.core.routes)
+
+    def test_thread_without_a_route_gets_nothing(self, pool: AsyncMemoryPool) -> None:
+        """A route is its thread's; other threads, other devices and the time after it get nothing."""
+        with pool.lease(MIB) as lease, routed(lease), ThreadPoolExecutor() as threads:
+            assert threads.submit(allocate, 512, 0, None).result() is None
+            assert allocate(512, 1, None) is None
+        assert allocate(512, 0, None) is None
+
+    def test_inner_route_serves_until_it_is_left(self, pool: AsyncMemoryPool) -> None:
+        """Routes nest, and are left in turn."""
+        with pool.lease(MIB) as outer, pool.lease(MIB) as inner, routed(outer) as one:
+            with routed(inner):
+                release(found := allocate(512, 0, None), 512, 0, None)
+                assert found == inner.address
+                with pytest.raises(RuntimeError, match="left"):
+                    one.leave()
+            release(found := allocate(512, 0, None), 512, 0, None)
+            assert found == outer.address
+
+    def test_pool_and_budget_grow(self, pool: AsyncMemoryPool) -> None:
+        """They serve what they do not have yet, within their limits."""
+        with pool.budget("some", limit=16 * MIB) as budget, routed(budget):
+            found = [allocate(8 * MIB, 0, None) for _ in range(2)]
+            assert all(found)
+            assert allocate(512, 0, None) is None
+            assert isinstance(route_failure(), OutOfMemoryError)
+            with routed(pool):
+                release(allocate(512, 0, None), 512, 0, None)
+            for one in found:
+                release(one, 8 * MIB, 0, None)
+            settle(lambda: budget.stats().allocated_bytes == 0)
+
+    def test_failure_says_what_is_full(self, pool: AsyncMemoryPool) -> None:
+        """The error is the lease's own, with what is live by the route's tag, and is forgotten once it is asked for."""
+        with pool.lease(4 * MIB) as lease, routed(lease):
+            found = allocate(3 * MIB, 0, None)
+            assert allocate(2 * MIB, 0, None) is None
+            error = route_failure()
+            assert isinstance(error, OutOfMemoryError)
+            assert error.holders == (("library", 3 * MIB),)
+            assert "from a lease of 4 MiB" in str(error)
+            assert "lease 5 MiB" in error.advice
+            assert route_failure() is None
+            release(found, 3 * MIB, 0, None)
+        with pool.lease(4 * MIB) as lease, routed(lease):
+            assert allocate(5 * MIB, 0, None) is None
+            release(allocate(512, 0, None), 512, 0, None)
+            assert route_failure() is not None, "a hit says nothing of earlier failures"
+
+    def test_fallback_to_the_host_is_refused(self, cuda: Cuda) -> None:
+        """Memory of the host, which a pool may fall back to, is no device's, so the library gets none."""
+        with AsyncMemoryPool(cuda, limit=8 * MIB, min_free=0, fallback="host") as small, routed(small):
+            assert allocate(16 * MIB, 0, None) is None
+            assert isinstance(route_failure(), InvalidRequest | OutOfMemoryError)
+
+
+class TestWaiting:
+    def test_thread_blocks_until_another_frees(self, pool: AsyncMemoryPool) -> None:
+        """With a timeout the library's thread waits for memory of the pool, which any thread may free."""
+        held = pool.allocate(60 * MIB)
+        found = []
+
+        def ask() -> None:
+            with routed(pool, timeout=30):
+                found.append(allocate(32 * MIB, 0, None))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        settle(lambda: pool.stats().waiting == 1)
+        held.free()
+        thread.join()
+        assert found[0]
+        release(found[0], 32 * MIB, 0, None)
+        settle(lambda: pool.stats().allocated_bytes == 0)
+
+    def test_deadline_ends_the_wait(self, pool: AsyncMemoryPool) -> None:
+        """It gets nothing once the time is over, and the error says so."""
+        with pool.allocate(60 * MIB), routed(pool, timeout=0.01):
+            assert allocate(32 * MIB, 0, None) is None
+            assert isinstance(route_failure(), PoolTimeout)
+
+    def test_free_serves_who_waits(self, pool: AsyncMemoryPool) -> None:
+        """A free by the library, which takes no lock of the interpreter's, wakes whoever waits in the pool."""
+        with pool.lease(60 * MIB) as lease, routed(lease):
+            kept = allocate(60 * MIB, 0, None)
+        with ThreadPoolExecutor() as threads:
+            waits = threads.submit(pool.allocate, 32 * MIB, timeout=30)
+            settle(lambda: pool.stats().waiting == 1)
+            release(kept, 60 * MIB, 0, None)
+            waits.result().free()
+
+
+class TestThreads:
+    def test_hit_and_free_take_no_interpreters_lock(self, pool: AsyncMemoryPool, native: Any) -> None:
+        """While a thread holds the interpreter's lock for seconds, others are served from their leases, and free."""
+
+        def run(lease: Lease) -> None:
+            with routed(lease):
+                assert native.wait_and_take(*ROUTE_CALLS, 2 * MIB, 0, None) == lease.address
+
+        with pool.lease(4 * MIB) as one, pool.lease(4 * MIB) as two, ThreadPoolExecutor() as threads:
+            running = [threads.submit(run, lease) for lease in (one, two)]
+            settle(lambda: native.count_ready() == 2)
+            assert native.holding.let_go(2) == 2
+            for each in running:
+                each.result()
+
+    def test_many_threads_share_a_pool(self, pool: AsyncMemoryPool, native: Any) -> None:
+        """Threads in leases, in a budget and in the pool itself are served side by side, and all comes back."""
+        seen: list[int] = []
+
+        def run(share: Share, seed: int, most: int) -> None:
+            with routed(share, timeout=None if share._has_range else 30):
+                seen.append(native.churn(*ROUTE_CALLS, 0, None, 3000, most, 256 << 10, seed))
+
+        with pool.budget("some", limit=16 * MIB) as budget, ThreadPoolExecutor(8) as threads:
+            leases = [pool.lease(2 * MIB).__enter__() for _ in range(4)]
+            shares: list[Share] = [*leases, budget, budget, pool, pool]
+            jobs = [threads.submit(run, share, seed, 8) for seed, share in enumerate(shares)]
+            for job in jobs:
+                job.result()
+            assert all(missed >= 0 for missed in seen)
+            for lease in leases:
+                lease.__exit__()
+        settle(lambda: pool.stats().allocated_bytes == 0 and not pool._core.routes)
+
+    def test_frees_come_from_any_thread(self, pool: AsyncMemoryPool) -> None:
+        """A block that outlives route and lease is freed by a thread that has entered neither."""
+        with pool.lease(4 * MIB) as lease, routed(lease) as route:
+            kept = allocate(MIB, 0, None)
+        assert pool.stats().allocated_bytes == MIB
+        with ThreadPoolExecutor() as threads:
+            threads.submit(release, kept, MIB, 0, None).result()
+        settle(lambda: pool.stats().allocated_bytes == 0 and route not in pool._core.routes)
+
+
+class TestOrder:
+    def test_memory_comes_back_behind_every_stream(self, pool: AsyncMemoryPool, cuda: Cuda, driver: FakeDriver) -> None:
+        """Nobody told which streams have used a block: whoever gets it next comes behind the work of all of them."""
+        side, other = cuda.create_stream("side"), cuda.create_stream("other")
+        with pool.lease(60 * MIB) as lease, routed(lease):
+            block = allocate(60 * MIB, 0, None)
+            driver.hold(side.handle)
+            driver.launch(side.handle, writes=[(block, 60 * MIB)])
+            release(block, 60 * MIB, 0, None)
+        with pool.allocate(60 * MIB, stream=other) as again:
+            driver.launch(other.handle, writes=[(again.address, 60 * MIB)])
+            driver.release()
+        assert driver.violations() == []
+
+    def test_streams_of_the_library_are_told_apart(self, pool: AsyncMemoryPool, cuda: Cuda, driver: FakeDriver) -> None:
+        """A block is ready for the stream that it is asked for, behind what the memory was used for before."""
+        streams = [cuda.create_stream(str(i)) for i in range(3)]
+        named = {one.handle: one for one in streams}
+        route = Route(pool, 0, named.__getitem__, tag="library")
+        route.enter()
+        for _ in range(20):
+            for one in streams:
+                block = allocate(24 * MIB, 0, one.handle)
+                driver.launch(one.handle, writes=[(block, 24 * MIB)])
+                release(block, 24 * MIB, 0, one.handle)
+        route.leave()
+        assert driver.violations() == []
+
+    def test_stream_that_is_captured_gets_nothing(self, pool: AsyncMemoryPool, cuda: Cuda) -> None:
+        """Memory of a graph is not the lease's to lend: the library is refused, and the error says why."""
+        stream = cuda.create_stream("captured")
+        with pool.lease(4 * MIB, stream=stream) as lease:
+            route = Route(lease, 0, {stream.handle: stream}.__getitem__)
+            route.enter()
+            release(allocate(MIB, 0, stream.handle), MIB, 0, stream.handle)
+            relaxed = cuda_driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            call(cuda_driver.cuStreamBeginCapture(stream.handle, relaxed))
+            assert allocate(MIB, 0, stream.handle) is None
+            assert isinstance(route_failure(), InvalidRequest)
+            call(cuda_driver.cuGraphDestroy(call(cuda_driver.cuStreamEndCapture(stream.handle))))
+            route.leave()
+
+
+def call(answer: tuple[Any, ...]) -> Any:
+    code, *found = answer
+    assert code == 0, code
+    return found[0] if found else None
+
+
+class TestEnds:
+    def test_route_ends_with_its_lease(self, pool: AsyncMemoryPool) -> None:
+        """Once the lease has ended nothing comes from its range, which may be another's by then."""
+        lease = pool.lease(4 * MIB).__enter__()
+        with routed(lease):
+            lease.__exit__()
+            assert allocate(512, 0, None) is None
+            assert route_failure() is not None
+
+    def test_pool_may_close_while_blocks_live(self, cuda: Cuda) -> None:
+        """They stay valid until they are freed, as buffers do."""
+        short = AsyncMemoryPool(cuda, limit=16 * MIB, min_free=0)
+        with short.lease(8 * MIB) as lease, routed(lease):
+            block = allocate(MIB, 0, None)
+        with pytest.warns(LeakWarning):
+            short.close()
+        release(block, MIB, 0, None)
+        settle(lambda: not short._core.routes)
+
+    def test_recorded_pools_serve_and_note_the_library(self, pool: AsyncMemoryPool) -> None:
+        """While a recording looks at each request, the library's are in it, too."""
+        from asyncmem.insight import Recording
+
+        with Recording(pool) as recording, routed(pool):
+            release(allocate(MIB, 0, None), MIB, 0, None)
+        assert "library" in {record.tag for record in recording.records()}

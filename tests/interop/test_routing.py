@@ -1,0 +1,124 @@
+"""A block that changes its thread ends before its task lets another one run, or raises."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+import anyio.lowlevel
+import pytest
+
+from asyncmem import InvalidRequest
+from asyncmem.interop.routing import until_suspended
+
+Scenario = Callable[[], Awaitable[None]]
+
+
+class Thread:
+    """What a block changes of its thread: who is inside."""
+
+    def __init__(self) -> None:
+        self.inside: list[str] = []
+
+    def use(self, who: str) -> AbstractContextManager[None]:
+        return until_suspended(who, lambda: self.inside.append(who), lambda: self.inside.remove(who))
+
+
+async def turn() -> None:
+    """Let the loop turn twice, on whichever loop: the block was open before the first began."""
+    await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+
+
+def test_block_changes_its_thread_until_it_ends() -> None:
+    """Without a loop blocks nest, and end in turn, also by an error."""
+    thread = Thread()
+    with thread.use("a"), thread.use("b"):
+        assert thread.inside == ["a", "b"]
+    with pytest.raises(ValueError, match="mine"), thread.use("a"):
+        raise ValueError("mine")
+    assert thread.inside == []
+
+
+async def take_turns() -> None:
+    """Each task has its own block between two awaits."""
+    thread = Thread()
+
+    async def step(who: str) -> None:
+        for _ in range(3):
+            with thread.use(who), thread.use(f"{who} inside"):
+                assert thread.inside == [who, f"{who} inside"]
+            await turn()
+
+    async with anyio.create_task_group() as group:
+        for who in "abc":
+            group.start_soon(step, who)
+    assert thread.inside == []
+
+
+async def await_inside() -> None:
+    """The loop ends a block that awaits, so that later rounds find the thread as it was, and the end of it raises."""
+    thread = Thread()
+    with pytest.raises(InvalidRequest, match="without an await inside"), thread.use("a"):  # noqa: PT012
+        await turn()
+        assert thread.inside == []
+    assert thread.inside == []
+
+
+async def fail_after_awaiting() -> None:
+    """An error of such a block, or a cancellation, goes on as it is, with a note."""
+    thread = Thread()
+    with pytest.raises(ValueError, match="mine") as caught, thread.use("a"):  # noqa: PT012
+        await turn()
+        raise ValueError("mine")
+    assert "without an await inside" in caught.value.__notes__[0]
+
+
+SCENARIOS = [take_turns, await_inside, fail_after_awaiting]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_on_asyncio(scenario: Scenario) -> None:
+    """Blocks are their tasks' own."""
+    await scenario()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("scenario", SCENARIOS)
+async def test_on_trio(scenario: Scenario) -> None:
+    """The same."""
+    await scenario()
+
+
+@pytest.mark.asyncio
+async def test_block_of_another_task_finds_one_that_is_open() -> None:
+    """A task that runs in the very round in which another's block is open is refused, and told whose it is."""
+    thread = Thread()
+    turned = asyncio.Event()
+
+    async def leaky() -> None:
+        with thread.use("the leaky one"):
+            await turned.wait()
+
+    async def other() -> None:
+        with pytest.raises(InvalidRequest, match="the leaky one"), thread.use("the other"):
+            pass
+        turned.set()
+
+    leaks = asyncio.ensure_future(leaky())
+    await asyncio.ensure_future(other())
+    with pytest.raises(InvalidRequest, match="without an await inside"):
+        await leaks
+    assert thread.inside == []
+
+
+def test_block_must_end_on_its_thread() -> None:
+    """What it changed is another thread's."""
+    thread = Thread()
+    block = thread.use("a")
+    with ThreadPoolExecutor() as threads:
+        threads.submit(block.__enter__).result()
+        with pytest.raises(InvalidRequest, match="on the thread where it began"):
+            block.__exit__(None, None, None)
+    assert thread.inside == ["a"]
