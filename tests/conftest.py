@@ -66,10 +66,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def has_failed(request: pytest.FixtureRequest) -> bool:
+    """Whether a fixture's test has failed, as its end may ask."""
+    return request.node.stash.get(_FAILED, False)
+
+
 def close_pools(request: pytest.FixtureRequest, pools: list[AsyncMemoryPool]) -> None:
     """Close a test's pools and forget them. What a test that failed still holds is no second failure."""
     with warnings.catch_warnings():
-        if request.node.stash.get(_FAILED, False):
+        if has_failed(request):
             warnings.simplefilter("ignore", LeakWarning)
         while pools:
             pools.pop().close()

@@ -1,17 +1,18 @@
 """Memory for libraries that ask in C, on threads of theirs: what `asyncmem.interop.torch` gives to torch."""
 
 import ctypes
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from cuda.bindings import driver as cuda_driver
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, LeakWarning, Lease, OutOfMemoryError, PoolTimeout
+from asyncmem import AsyncMemoryPool, InvalidRequest, LeakWarning, Lease, OutOfMemoryError, PoolClosed, PoolTimeout
 from asyncmem.core import ROUTE_CALLS, Route, route_failure
 from asyncmem.devices import Cuda
 from asyncmem.pool.share import Share
@@ -39,6 +40,11 @@ def settle(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def count_routes() -> int:
+    gc.collect()
+    return sum(type(one) is Route for one in gc.get_objects())
 
 
 class TestServing:
@@ -193,6 +199,7 @@ class TestThreads:
 
 
 class TestOrder:
+    @pytest.mark.fake_only
     def test_memory_comes_back_behind_every_stream(self, pool: AsyncMemoryPool, cuda: Cuda, driver: FakeDriver) -> None:
         """Nobody told which streams have used a block: whoever gets it next comes behind the work of all of them."""
         side, other = cuda.create_stream("side"), cuda.create_stream("other")
@@ -206,6 +213,7 @@ class TestOrder:
             driver.release()
         assert driver.violations() == []
 
+    @pytest.mark.fake_only
     def test_streams_of_the_library_are_told_apart(self, pool: AsyncMemoryPool, cuda: Cuda, driver: FakeDriver) -> None:
         """A block is ready for the stream that it is asked for, behind what the memory was used for before."""
         streams = [cuda.create_stream(str(i)) for i in range(3)]
@@ -259,6 +267,51 @@ class TestEnds:
             short.close()
         release(block, MIB, 0, None)
         settle(lambda: not short._core.routes)
+
+    def test_blocks_outlive_all_that_knows_of_them(self, cuda: Cuda) -> None:
+        """They are freed well after pool, lease and route were dropped, as an error that was kept does in its end."""
+        ours = count_routes()
+
+        def fail() -> int:
+            short = AsyncMemoryPool(cuda, limit=16 * MIB, min_free=0)
+            with suppress(ValueError), short.lease(8 * MIB) as lease, routed(lease):
+                block = allocate(MIB, 0, None)
+                raise ValueError("the program's")
+            with pytest.warns(LeakWarning):
+                short.close()
+            return block
+
+        block = fail()
+        gc.collect()
+        assert count_routes() == ours + 1
+        release(block, MIB, 0, None)
+        settle(lambda: count_routes() == ours)
+
+    def test_thread_stays_inside_of_a_route_that_was_dropped(self, cuda: Cuda) -> None:
+        """What it asks for then is refused: the route that it never left stays, and its pool stays closed."""
+
+        def enter(share: Share) -> None:
+            Route(share, 0, lambda handle: handle).enter()
+
+        def ask() -> tuple[int | None, BaseException | None]:
+            return allocate(512, 0, None), route_failure()
+
+        def leave() -> None:
+            inside = [one for one in gc.get_objects() if type(one) is Route and one not in before]
+            assert len(inside) == 1
+            inside[0].leave()
+
+        before = [one for one in gc.get_objects() if type(one) is Route]
+        with ThreadPoolExecutor(1) as thread:
+            short = AsyncMemoryPool(cuda, limit=16 * MIB, min_free=0)
+            thread.submit(enter, short).result()
+            short.close()
+            del short
+            gc.collect()
+            found, error = thread.submit(ask).result()
+            assert found is None
+            assert isinstance(error, PoolClosed)
+            thread.submit(leave).result()
 
     def test_recorded_pools_serve_and_note_the_library(self, pool: AsyncMemoryPool) -> None:
         """While a recording looks at each request, the library's are in it, too."""

@@ -73,7 +73,9 @@ cdef class Route:
     def enter(self):
         """Have this thread's allocations come from here, until `leave`."""
         asyncmem_routes().use(self.c[0])
-        self.core.routes[self] = None
+        if self not in self.core.routes:
+            self.core.routes[self] = None
+            Py_INCREF(self)  # what it has served is freed by its pointer, when nobody may hold it nor its pool any more
         self.inside = True
         self.set_open()
         self.c.outer = asyncmem_here()
@@ -99,7 +101,8 @@ cdef class Route:
 
     cdef int drop(self) except -1:
         if asyncmem_routes().drop(self.c[0]):
-            self.core.routes.pop(self, None)
+            del self.core.routes[self]
+            Py_DECREF(self)
         return 0
 
     cdef void* serve(self, size_t nbytes, uint64_t stream) except NULL:
