@@ -64,7 +64,12 @@ ALLOWED = {
 }
 
 # What users find below though it lies above; it is imported when they ask for it.
-CONVENIENT = {"pool.pool": "insight", "__init__": "insight", "insight.records": "insight.pictures"}
+CONVENIENT = {
+    "pool.pool": "insight",
+    "pool.share": "interop",
+    "__init__": "insight",
+    "insight.records": "insight.pictures",
+}
 
 # Files that import each other all round, directly or by others, can only be understood together.
 KNOT = 5

@@ -1,4 +1,7 @@
-"""Blocks that change where a thread's memory comes from, and so must end before their task lets another one run."""
+"""Where other libraries' memory comes from: what all of them need of a share, and of a block that changes it.
+
+What a thread has is not a task's, so such a block must end before its task lets another one run.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,50 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
+from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.pool.loops import running_loop
+from asyncmem.pool.share import Share
+
+if TYPE_CHECKING:
+    from asyncmem.core import Buffer
+
+
+def device_of(share: Share) -> int:
+    """Return the number of the CUDA device whose memory a pool, a budget or a lease is.
+
+    Raises:
+        InvalidRequest: It is none, or that of another kind of device.
+    """
+    if not isinstance(share, Share):
+        raise InvalidRequest("share", share, "a pool, a budget or a lease")
+    device = share._opened.device
+    index: int | None = getattr(device, "index", None)
+    if device.kind != "cuda" or index is None:
+        raise InvalidRequest("share", share, "memory of a CUDA device")
+    return index
+
+
+def need_no_blocking(share: Share) -> None:
+    """Raise `InvalidRequest` on an event loop's thread for what might grow or wait there, so for all but leases."""
+    if running_loop() is not None and not share._has_range:
+        raise InvalidRequest("share", share, "a lease on an event loop's thread, which must not block",
+                             hint="async with pool.lease(...) as lease, and use that")  # fmt: skip
+
+
+def allocate(share: Share, nbytes: int, stream: object, tag: str, timeout: float | None) -> Buffer:
+    """Allocate memory of the device for a library that takes no other.
+
+    Raises:
+        InvalidRequest: There is none, and the pool would give the host's.
+        OutOfMemoryError: There is none.
+    """
+    buffer = share.allocate(nbytes, stream=stream, tag=tag, timeout=timeout)
+    if buffer.location != "cuda":
+        buffer.free()
+        raise InvalidRequest("share", share, 'one without fallback="host": this library takes no host memory')
+    return buffer
 
 
 class _Visit:

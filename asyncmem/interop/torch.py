@@ -18,9 +18,8 @@ from typing import Any, Final
 import torch
 
 from asyncmem.core import ROUTE_CALLS, Route, route_failure
-from asyncmem.errors import BackendUnavailable, InvalidRequest
-from asyncmem.interop.routing import until_suspended
-from asyncmem.pool.loops import running_loop
+from asyncmem.errors import BackendUnavailable
+from asyncmem.interop.routing import device_of, need_no_blocking, until_suspended
 from asyncmem.pool.share import Share
 
 __all__ = ["give_back", "use"]
@@ -49,10 +48,8 @@ def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> It
         InvalidRequest: No pool of CUDA memory; or, on an event loop's thread, no lease, or a block that awaits inside.
         torch.OutOfMemoryError: By torch, inside of the block. Its text says what is full; its cause has the facts.
     """
-    device = _device_of(share)
-    if running_loop() is not None and not share._has_range:
-        raise InvalidRequest("share", share, "a lease on an event loop's thread, which must not block",
-                             hint="async with pool.lease(...) as lease, and use that")  # fmt: skip
+    device = device_of(share)
+    need_no_blocking(share)
     block = _Block(share, device, tag, timeout)
     try:
         with until_suspended(share, block.enter, block.leave):
@@ -174,16 +171,6 @@ def _explain(*_: int) -> None:
     if not isinstance(failure, Exception):  # an interrupt
         raise failure
     raise torch.OutOfMemoryError(str(failure)) from failure
-
-
-def _device_of(share: Share) -> int:
-    if not isinstance(share, Share):
-        raise InvalidRequest("share", share, "a pool, a budget or a lease")
-    device = share._opened.device
-    index: int | None = getattr(device, "index", None)
-    if device.kind != "cuda" or index is None:
-        raise InvalidRequest("share", share, "memory of a CUDA device")
-    return index
 
 
 def _stream_of(device: int, handle: int) -> object:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncmem.core import Buffer
+    from asyncmem.interop.cuda_core import ShareMemoryResource
     from asyncmem.pool.placement import ReusePlan
     from asyncmem.pool.planned import PlannedMemory
     from asyncmem.pool.ports import Opened
@@ -233,6 +234,20 @@ class Share(AnyShare):
         from asyncmem.pool.spillable import Spillable
 
         return Spillable(self._opened.spilling, buffer)
+
+    def as_memory_resource(self, *, tag: str = "cuda.core", timeout: float | None = None) -> ShareMemoryResource:
+        """Return what has cuda.core allocate from here, as in ``device.memory_resource = pool.as_memory_resource()``.
+
+        Args:
+            tag: A name under which statistics and errors count it.
+            timeout: Seconds to block a thread that allocates for at most; None does not wait.
+
+        Raises:
+            InvalidRequest: It is no memory of a CUDA device.
+        """
+        from asyncmem.interop.cuda_core import ShareMemoryResource
+
+        return ShareMemoryResource(self, tag=tag, timeout=timeout)
 
     @contextmanager
     def owner(self, name: str) -> Iterator[None]:

@@ -41,7 +41,7 @@ PROSE = {
     *("RuntimeError", "True", "OPTION", "buffer", "with", "as", "recorder", "size", "count", "plan", "suggestions"),
     *("estimate", "auto", "need", "host", "best_fit", "cuda", "advise"),
     *("n", "s", "t", "b", "array", "tensor", "other", "shape", "dtype", "stats", "async", "export", "to", "torch"),
-    *("stream_ordered", "paged", "keep"),
+    *("stream_ordered", "paged", "keep", "cupy"),
 }
 
 

@@ -8,8 +8,11 @@ from contextlib import AbstractContextManager
 import anyio.lowlevel
 import pytest
 
-from asyncmem import InvalidRequest
-from asyncmem.interop.routing import until_suspended
+from asyncmem import AsyncMemoryPool, InvalidRequest
+from asyncmem.devices import Cuda, Simulated
+from asyncmem.interop.routing import allocate, device_of, need_no_blocking, until_suspended
+
+from .conftest import MIB
 
 Scenario = Callable[[], Awaitable[None]]
 
@@ -122,3 +125,39 @@ def test_block_must_end_on_its_thread() -> None:
         with pytest.raises(InvalidRequest, match="on the thread where it began"):
             block.__exit__(None, None, None)
     assert thread.inside == ["a"]
+
+
+class TestShares:
+    """What a library needs of a pool, a budget or a lease before it gets memory."""
+
+    def test_only_memory_of_cuda_will_do(self, pool: AsyncMemoryPool) -> None:
+        """Its number is the device's; other things are refused by name."""
+        assert device_of(pool) == 0
+        with pool.lease(MIB) as lease:
+            assert device_of(lease) == 0
+        with AsyncMemoryPool(Simulated(), limit=MIB) as other, pytest.raises(InvalidRequest, match="CUDA device"):
+            device_of(other)
+        with pytest.raises(InvalidRequest, match="a pool, a budget or a lease"):
+            device_of("cuda:0")  # type: ignore[arg-type]
+
+    def test_memory_of_the_host_is_refused(self, cuda: Cuda) -> None:
+        """A pool may fall back to it; the library gets an error, and the memory goes back."""
+        with AsyncMemoryPool(cuda, limit=8 * MIB, min_free=0, fallback="host") as small:
+            held = allocate(small, 8 * MIB, None, "library", None)
+            with pytest.raises(InvalidRequest, match="no host memory"):
+                allocate(small, MIB, None, "library", None)
+            assert small.stats().cpu_fallbacks == 1
+            held.free()
+            allocate(small, MIB, None, "library", None).free()
+
+    @pytest.mark.asyncio
+    async def test_only_leases_serve_on_a_loops_thread(self, pool: AsyncMemoryPool) -> None:
+        """A pool or a budget might wait there, or grow."""
+        async with pool.lease(MIB) as lease:
+            need_no_blocking(lease)
+        with pytest.raises(InvalidRequest, match="a lease on an event loop's thread"):
+            need_no_blocking(pool)
+
+    def test_all_serve_on_other_threads(self, pool: AsyncMemoryPool) -> None:
+        """They may block there."""
+        need_no_blocking(pool)

@@ -1,0 +1,215 @@
+"""CuPy and cuda.core on a card, with memory from a pool: where arrays lie, what comes back, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import asyncmem
+from asyncmem import AsyncMemoryPool, InvalidRequest, Lease
+from tests.conftest import close_pools, has_failed
+
+MIB = 1 << 20
+LIMIT = 1024 * MIB
+LEASE = 256 * MIB
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+    pytest.mark.may_block,
+]
+
+
+@pytest.fixture
+def pool(request: pytest.FixtureRequest) -> Iterator[AsyncMemoryPool]:
+    """A pool beside the libraries' own memory; at the end it is whole, and nothing of it is live."""
+    made = AsyncMemoryPool("cuda:0", limit=LIMIT, name="shared")
+    made.open()
+    yield made
+    gc.collect()
+    made.check()
+    live = made.stats().allocated_bytes
+    close_pools(request, [made])
+    assert has_failed(request) or not live
+
+
+@pytest.fixture
+def interop(cupy: Any) -> ModuleType:
+    """The module under test."""
+    assert cupy
+    return import_module("asyncmem.interop.cupy")
+
+
+def lies_in(lease: Lease, *arrays: Any) -> bool:
+    return all(lease.address <= one.data.ptr < lease.address + lease.nbytes for one in arrays)
+
+
+class TestCupy:
+    def test_arrays_lie_in_the_lease(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """Inside of the block, on this thread, and what they are computed to; they go back as they die."""
+        with pool.lease(LEASE) as lease:
+            with interop.use(lease, tag="model"):
+                x = cupy.arange(MIB, dtype=cupy.int64)
+                y = x * 2 + 1
+                assert lies_in(lease, x, y)
+                assert int(y.sum()) == MIB**2
+                assert pool._core.tag_bytes()["model"] >= 16 * MIB
+                with ThreadPoolExecutor(1) as other:
+                    assert not lies_in(lease, other.submit(cupy.zeros, 10).result())
+            assert not lies_in(lease, cupy.zeros(10))
+            del x, y
+            assert lease.stats().allocated_bytes == 0
+
+    def test_nothing_and_much_are_fine(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """An empty array has no memory; one too large for the lease raises our error, and the block goes on."""
+        with pool.lease(LEASE) as lease, interop.use(lease):
+            assert cupy.empty(0).size == 0
+            with pytest.raises(MemoryError, match="from a lease of 256 MiB") as caught:
+                cupy.empty(LEASE + 1, dtype=cupy.uint8)
+            assert isinstance(caught.value, asyncmem.OutOfMemoryError)
+            assert lies_in(lease, cupy.ones(10))
+            del caught
+
+    def test_blocks_nest(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """The innermost serves, and CuPy's own allocator after all of them."""
+        before = cupy.cuda.get_allocator()
+        with pool.lease(LEASE) as outer, pool.lease(LEASE) as inner, interop.use(outer):
+            with interop.use(inner):
+                assert lies_in(inner, cupy.ones(10))
+            assert lies_in(outer, cupy.ones(10))
+        assert cupy.cuda.get_allocator() == before
+
+    def test_array_outlives_lease_and_pool(self, cupy: Any, interop: ModuleType) -> None:
+        """It keeps its memory and its values, also once its stream is gone."""
+        short = AsyncMemoryPool("cuda:0", limit=LEASE)
+        with short.lease(LEASE) as lease, interop.use(lease), cupy.cuda.Stream(non_blocking=True) as stream:
+            kept = cupy.full(MIB, 7, dtype=cupy.int32)
+            stream.synchronize()
+        del stream
+        with pytest.warns(asyncmem.LeakWarning):
+            short.close()
+        del short, lease
+        gc.collect()
+        assert bool((kept == 7).all())
+
+    def test_streams_find_what_they_wrote(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """Memory that goes round between streams comes behind the work of the one that had it."""
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+        found = []
+        with pool.lease(LEASE) as lease, interop.use(lease):
+            for step in range(200):
+                with streams[step % 4]:
+                    x = cupy.full(40 * MIB, step, dtype=cupy.uint8)
+                    y = x + 1
+                    found.append((y == step + 1).all())
+                    del x, y
+        cupy.cuda.Device().synchronize()
+        assert all(bool(one) for one in found)
+
+    def test_pool_grows_and_waits(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """In a worker thread, until another gives memory back."""
+        held = pool.allocate(LIMIT - 16 * MIB)
+
+        def work() -> int:
+            with interop.use(pool, timeout=60):
+                return int(cupy.ones(64 * MIB, dtype=cupy.uint8).sum())
+
+        with ThreadPoolExecutor(1) as threads:
+            job = threads.submit(work)
+            while not pool.stats().waiting and not job.done():
+                time.sleep(0.001)
+            held.free()
+            assert job.result() == 64 * MIB
+
+    def test_captured_graph_has_memory_of_the_pool(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """What is allocated during a capture stays the graph's, so its replays find it."""
+        stream = cupy.cuda.Stream(non_blocking=True)
+        x = cupy.zeros(MIB, dtype=cupy.int32)
+        _ = (x + 1) * 3  # compiled before
+        cupy.cuda.Device().synchronize()
+        with pool.graph() as memory, stream, interop.use(pool):
+            stream.begin_capture()
+            y = (x + 1) * 3
+            graph = stream.end_capture()
+        for value in (1, 2):
+            x.fill(value)
+            cupy.cuda.Device().synchronize()
+            graph.launch(stream=stream)
+            stream.synchronize()
+            assert bool((y == 3 * (value + 1)).all())
+        del y, graph
+        memory.release()
+
+    def test_tasks_have_a_lease_each(self, cupy: Any, interop: ModuleType, pool: AsyncMemoryPool) -> None:
+        """More than fit wait for theirs; a block that awaits raises, and a pool is refused on the loop's thread."""
+
+        async def serve(number: int) -> bool:
+            async with pool.lease(LEASE) as lease:
+                with interop.use(lease):
+                    x = cupy.full(MIB, number, dtype=cupy.int64)
+                    right = lies_in(lease, x) and int(x.sum()) == number * MIB
+                    del x
+                await asyncio.sleep(0.001)
+                return right
+
+        async def main() -> None:
+            assert all(await asyncio.gather(*(serve(number) for number in range(20))))
+            async with pool.lease(LEASE) as lease:
+                with pytest.raises(InvalidRequest, match="without an await inside"), interop.use(lease):  # noqa: PT012
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+            with pytest.raises(InvalidRequest, match="a lease on an event loop's thread"):
+                interop.use(pool)
+
+        asyncio.run(main())
+
+
+class TestCudaCore:
+    def test_device_allocates_from_the_pool(self, pool: AsyncMemoryPool) -> None:
+        """Its buffers lie there, hold what is written, and go back; streams may be closed after that."""
+        core: Any = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+        device = core.Device(0)
+        device.set_current()
+        former = device.memory_resource
+        device.memory_resource = pool.as_memory_resource(tag="theirs")
+        try:
+            for _ in range(20):
+                first, second = device.create_stream(), device.create_stream()
+                buffer = device.allocate(64 * MIB, stream=first)
+                assert pool._core.tag_bytes() == {"theirs": 64 * MIB}
+                buffer.fill(3, stream=first)
+                second.wait(first)
+                copied = device.allocate(64 * MIB, stream=second)
+                copied.copy_from(buffer, stream=second)
+                buffer.close(second)
+                taken = asyncmem.asarray(copied, stream=second)
+                assert taken.buffer.address == int(copied.handle)
+                second.sync()
+                del taken
+                copied.close()
+                first.close()
+                second.close()
+            assert pool.stats().allocated_bytes == 0
+        finally:
+            device.memory_resource = former
+
+    def test_lease_serves_without_waiting(self, pool: AsyncMemoryPool) -> None:
+        """What is too large for it raises at once."""
+        core: Any = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+        device = core.Device(0)
+        device.set_current()
+        stream = device.create_stream()
+        with pool.lease(LEASE) as lease:
+            resource = lease.as_memory_resource()
+            buffer = resource.allocate(LEASE, stream=stream)
+            assert int(buffer.handle) == lease.address
+            with pytest.raises(asyncmem.OutOfMemoryError):
+                resource.allocate(1, stream=stream)
+            buffer.close()

@@ -1,0 +1,98 @@
+"""cuda.core allocates from pools, budgets and leases."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError
+from asyncmem.devices import Cuda, Simulated
+from tests.cuda.fake import FakeDriver
+
+from .conftest import MIB
+
+core: Any = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+
+
+@pytest.fixture
+def streams(cuda: Cuda) -> Iterator[tuple[Any, Any]]:
+    """Two of its streams. Those that it makes itself would keep the card's context."""
+    ours = [cuda.create_stream("one"), cuda.create_stream("two")]
+    yield tuple(core.Stream.from_handle(one.handle) for one in ours)
+    gc.collect()
+
+
+Streams = tuple[Any, Any]
+
+
+def test_buffers_come_from_the_pool_and_go_back(pool: AsyncMemoryPool, streams: Streams) -> None:
+    """By a close, by the death of the buffer, and from any thread; they count under the tag."""
+    resource = pool.as_memory_resource(tag="theirs")
+    assert (resource.is_device_accessible, resource.is_host_accessible, resource.device_id) == (True, False, 0)
+    buffer = resource.allocate(MIB, stream=streams[0])
+    assert (buffer.size, buffer.memory_resource) == (MIB, resource)
+    assert pool.stats().allocated_bytes == MIB
+    assert pool._core.tag_bytes() == {"theirs": MIB}
+    buffer.close()
+    assert pool.stats().allocated_bytes == 0
+    buffer = resource.allocate(MIB, stream=streams[0])
+    del buffer
+    gc.collect()
+    assert pool.stats().allocated_bytes == 0
+    buffer = resource.allocate(MIB, stream=streams[0])
+    thread = threading.Thread(target=buffer.close)
+    thread.start()
+    thread.join()
+    assert pool.stats().allocated_bytes == 0
+
+
+def test_lease_serves_from_its_range(pool: AsyncMemoryPool, streams: Streams) -> None:
+    """What is too large for it raises, and a buffer that outlives it stays the pool's."""
+    with pool.lease(MIB) as lease:
+        resource = lease.as_memory_resource()
+        buffer = resource.allocate(MIB // 2, stream=streams[0])
+        assert int(buffer.handle) == lease.address
+        with pytest.raises(OutOfMemoryError):
+            resource.allocate(MIB, stream=streams[0])
+    assert pool.stats().allocated_bytes == MIB // 2
+    buffer.close()
+    assert pool.stats().allocated_bytes == 0
+
+
+def test_empty_buffers_are_fine(pool: AsyncMemoryPool, streams: Streams) -> None:
+    """Any number of them, at one address."""
+    resource = pool.as_memory_resource()
+    buffers = [resource.allocate(0, stream=streams[0]) for _ in range(2)]
+    for one in buffers:
+        assert one.size == 0
+        one.close()
+
+
+@pytest.mark.fake_only
+def test_memory_goes_back_behind_the_stream_of_the_close(
+    pool: AsyncMemoryPool, cuda: Cuda, streams: Streams, driver: FakeDriver
+) -> None:
+    """Whoever gets it next comes behind the work of that stream, as of the one that it was made for."""
+    resource = pool.as_memory_resource()
+    other = cuda.create_stream("other")
+    first, _ = streams
+    for last in streams:
+        buffer = resource.allocate(60 * MIB, stream=first)
+        written = (int(buffer.handle), 60 * MIB)
+        driver.launch(int(first.handle), writes=[written])
+        cuda.stream_of(last).wait(cuda.stream_of(first).record())
+        driver.hold(int(last.handle))
+        driver.launch(int(last.handle), writes=[written])
+        buffer.close(last)
+        with pool.allocate(60 * MIB, stream=other) as again:
+            driver.launch(other.handle, writes=[(again.address, 60 * MIB)])
+            driver.release()
+    assert driver.violations() == []
+
+
+def test_memory_of_another_kind_is_refused() -> None:
+    """cuda.core's resources are CUDA's memory."""
+    with AsyncMemoryPool(Simulated(), limit=MIB) as pool, pytest.raises(InvalidRequest, match="CUDA device"):
+        pool.as_memory_resource()
