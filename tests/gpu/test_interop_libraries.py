@@ -1,13 +1,17 @@
-"""CuPy and cuda.core on a card, with memory from a pool: where arrays lie, what comes back, and in which order."""
+"""CuPy, Numba and cuda.core on a card, with memory from a pool: where arrays lie, and what comes back and when."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -169,6 +173,55 @@ class TestCupy:
                 interop.use(pool)
 
         asyncio.run(main())
+
+
+NUMBA = """
+import numpy as np
+from numba import cuda
+
+import asyncmem
+import asyncmem.interop.numba as interop
+
+MIB = 1 << 20
+
+
+@cuda.jit
+def add(x, value):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] += value
+
+
+with asyncmem.AsyncMemoryPool("cuda:0", limit=256 * MIB) as pool:
+    streams = [cuda.stream() for _ in range(4)]
+    found = []
+    with pool.lease(64 * MIB) as lease, interop.use(lease):
+        for step in range(100):
+            stream = streams[step % 4]
+            x = cuda.to_device(np.full(MIB, step, np.int32), stream=stream)
+            assert lease.address <= x.device_ctypes_pointer.value < lease.address + lease.nbytes
+            add[MIB // 256, 256, stream](x, 1)
+            result = cuda.pinned_array(MIB, np.int32)
+            x.copy_to_host(result, stream=stream)
+            found.append((step, result))
+            del x
+    cuda.synchronize()
+    assert all((result == step + 1).all() for step, result in found)
+    assert pool.stats().allocated_bytes == 0
+    outside = cuda.to_device(np.arange(MIB))
+    assert outside.copy_to_host()[-1] == MIB - 1
+    assert asyncmem.device("cuda:0").pool.stats().allocated_bytes == 8 * MIB
+"""
+
+
+def test_numba_allocates_from_a_lease() -> None:
+    """Kernels on streams of its own find what was written for them, in memory that goes round between them."""
+    if find_spec("numba_cuda") is None:
+        pytest.skip("numba-cuda is not installed")
+    environment = os.environ | {"NUMBA_CUDA_MEMORY_MANAGER": "asyncmem.interop.numba"}
+    command = [sys.executable, "-c", NUMBA]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 class TestCudaCore:
