@@ -268,12 +268,13 @@ class TestEnds:
         release(block, MIB, 0, None)
         settle(lambda: not short._core.routes)
 
-    def test_blocks_outlive_all_that_knows_of_them(self, cuda: Cuda) -> None:
+    @pytest.mark.parametrize("own", [False, True])
+    def test_blocks_outlive_all_that_knows_of_them(self, cuda: Cuda, own: bool) -> None:
         """They are freed well after pool, lease and route were dropped, as an error that was kept does in its end."""
         ours = count_routes()
 
         def fail() -> int:
-            short = AsyncMemoryPool(cuda, limit=16 * MIB, min_free=0)
+            short = AsyncMemoryPool("cuda:0" if own else cuda, limit=16 * MIB, min_free=0)
             with suppress(ValueError), short.lease(8 * MIB) as lease, routed(lease):
                 block = allocate(MIB, 0, None)
                 raise ValueError("the program's")
