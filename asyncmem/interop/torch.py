@@ -63,6 +63,22 @@ def give_back() -> None:
     _prepared().give_back()
 
 
+_workspaces = threading.local()
+
+
+def _make_workspaces(device: int) -> None:
+    """Have torch make what products keep for this thread and stream: outside of the block, because it stays."""
+    made: set[tuple[int, int]] = _workspaces.__dict__.setdefault("made", set())
+    stream = (device, torch.cuda.current_stream().cuda_stream)
+    if stream in made or torch.cuda.is_current_stream_capturing():
+        return
+    zeros = torch.zeros(16, 16, device="cuda")
+    with torch.no_grad():
+        torch.mm(zeros, zeros)  # cuBLAS, and with a bias cuBLASLt
+        torch.addmm(zeros[0], zeros, zeros)
+    made.add(stream)
+
+
 def _use_once_more(device: int, number: tuple[int, int]) -> None:
     """Count one more user of a pool of torch's, until `_cuda_releasePool`."""
     _C._cuda_beginAllocateCurrentThreadToPool(device, number)
@@ -76,8 +92,7 @@ class _Block:
         self._torch = _prepared()
         self._route = Route(share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout)
         with torch.cuda.device(device):
-            # It makes a workspace for the stream at its first call, which stays; so not inside of the block.
-            torch.cuda.current_blas_handle()
+            _make_workspaces(device)
             self._pool: Any = torch.cuda.MemPool(self._torch.allocator)
             self._where: tuple[int, tuple[int, int]] = (device, self._pool.id)
         _use_once_more(*self._where)

@@ -191,6 +191,8 @@ class TestLease:
                 x.add_(1)
                 raise ValueError("the program's")
 
+        torch.cuda._sleep(1)
+        filled(torch, 5, 2).add_(1)  # a kernel that is loaded first waits for the card
         with pytest.raises(ValueError, match="the program's") as caught:
             fail()
         assert not torch.cuda.current_stream().query(), "the block has waited for the card"
