@@ -181,11 +181,13 @@ def _set_up() -> None:
 def _explain(*_: int) -> None:
     """Raise torch's error in our words, where memory of ours was missing. torch calls it before it raises its own."""
     failure = route_failure()
-    if failure is None:
-        return
-    if not isinstance(failure, Exception):  # an interrupt
-        raise failure
-    raise torch.OutOfMemoryError(str(failure)) from failure
+    try:
+        if isinstance(failure, Exception):
+            raise torch.OutOfMemoryError(str(failure)) from failure
+        if failure is not None:  # an interrupt
+            raise failure
+    finally:
+        del failure  # which keeps this frame by its traceback
 
 
 def _stream_of(device: int, handle: int) -> object:
