@@ -165,7 +165,8 @@ cdef class Heap:
         is too little, `most` bytes more are new. If that is too little as well, nothing is lifted, and the answer is a
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
 
-        Handles are pages or, in a large request, at most a `parts`-th of it: few are quicker mapped, many fit more places.
+        Handles are pages or, in a large request, at most a `parts`-th of it; 1 makes one for each gap. Few are quicker
+        mapped, many fit more places.
 
         The addresses may be such as other streams have used, where `foreign`; behind fences not recorded yet, where `late`.
 

@@ -52,8 +52,8 @@ public:
     void let_go(uint32_t segment, uint64_t address, uint64_t nbytes);
     std::vector<Piece> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
-    // `most` more where too little can be, in handles of at most a `parts`-th of it; and which idle memory to give back,
-    // the oldest first.
+    // `most` more where too little can be, in handles of at most a `parts`-th of it (1: one for each gap); and
+    // which idle memory to give back, the oldest first.
     Plan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound = Bound::Any, uint64_t parts = usual_parts);
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Bound bound = Bound::Any);

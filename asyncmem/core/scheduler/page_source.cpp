@@ -12,9 +12,9 @@ namespace asyncmem::scheduler {
 namespace {
 
 constexpr double grace = 0.02;               // seconds that moves may take before they count
-constexpr uint64_t coarse_parts = 12;        // a handle is no larger than such a part of a request; they cost by number,
-constexpr double affordable = 0.3;           // so they are larger once all calls took more than such a part of `dear`
-constexpr uint64_t limit_parts = 512;        // below a limit of the user's all are small, and no larger than a part of that
+constexpr uint64_t coarse_parts = 12;        // a handle is at most this part of a request; handles cost by number
+constexpr double affordable = 0.3;           // the part of `dear` that all calls may take before handles become larger
+constexpr uint64_t limit_parts = 512;        // below a limit of the user's it is at most this part of the limit, too
 constexpr uint64_t stock = 256;              // one part in so many is mapped ahead of need, where all the rest is live
 constexpr uint64_t stock_parts = 4;
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
