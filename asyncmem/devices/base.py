@@ -43,6 +43,7 @@ class MemoryInfo:
 
 
 Span: TypeAlias = tuple[int, int]
+Move: TypeAlias = tuple[Span, int]
 """An address and a number of bytes."""
 
 
@@ -60,8 +61,9 @@ class Addressed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remapped:
-    """How far `Device.remap` came: the first so many spans are unmapped, and the first so many are mapped."""
+    """How far `Device.remap` came: the first so many moves are made, spans unmapped, and spans mapped."""
 
+    moved: int
     unmapped: int
     mapped: int
     error: AsyncmemError | None = None  # why not all of them
@@ -249,15 +251,19 @@ class Device(ABC):
         """Give a range of addresses back, once. Nothing is mapped there."""
         raise InvalidRequest("unreserve()", (address, nbytes), f"a device with pages, which {self.name!r} has not")
 
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
-        """Take memory away from the spans of `out`, then put memory behind those of `into` (**blocks**).
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
+        """Make `moves`, then unmap the spans of `out`, then put memory behind those of `into` (**blocks**).
 
-        What was mapped as one span is unmapped as one. The memory of an unmapped span serves a later one of its size;
-        what serves none goes back to the driver, and what is lacking is got from it. Each list is carried out in
-        order, up to the first call that fails: what had been half done is undone, or put right with the next remap.
-        The host has seen done every use of what is unmapped; what is mapped is for every stream, and for all peers.
+        A move is a span and an address. Its memory is mapped there as well: work that was submitted before goes on at
+        the span, all later work uses the address, and both are the same bytes to whoever orders streams. The span is
+        unmapped like any other, some day. What was mapped as one span is moved and unmapped as one.
+
+        The memory of a span that was its last address serves a later one of its size; what serves none goes back to the
+        driver, and what is lacking is got from it. Each list is carried out in order, up to the first call that fails:
+        what had been half done is undone, or put right with the next remap. The host has seen done every use of what
+        is unmapped; what is mapped is for every stream, and for all peers.
         """
-        raise InvalidRequest("remap()", (out, into), f"a device with pages, which {self.name!r} has not")
+        raise InvalidRequest("remap()", (out, into, moves), f"a device with pages, which {self.name!r} has not")
 
     @abstractmethod
     def create_stream(self, name: str | None = None) -> Stream:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -291,7 +292,7 @@ class Executor:
 
     def _remap(self, effect: Effect) -> None:
         started = self.clock()
-        done, out_of_memory = Remapped(0, 0), True
+        done, out_of_memory = Remapped(0, 0, 0), True
         wanted = len(effect.into) - effect.ahead
         try:
             self._finish_rest()
@@ -305,7 +306,7 @@ class Executor:
             done = self._device.remap(effect.out, into[:wanted])
             out_of_memory = isinstance(done.error, OutOfMemoryError)
             if done.error is None and into[wanted:]:  # no request fails for what none waits for
-                done = Remapped(done.unmapped, done.mapped + self._device.remap([], into[wanted:]).mapped)
+                done = replace(done, mapped=done.mapped + self._device.remap([], into[wanted:]).mapped)
         finally:
             self._finish(partial(self._remapped, effect, done, out_of_memory, self.clock() - started))
         # What was only not given back is the device's to try again.

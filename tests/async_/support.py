@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Segment, Simulated, Stream
-from asyncmem.devices.base import Remapped, Span
+from asyncmem.devices.base import Move, Remapped, Span
 from asyncmem.testing import SteppedPool
 from asyncmem.testing.conservation import refillable, whole
 from tests.sweeps import Stage
@@ -71,8 +71,8 @@ class GatedDevice(Simulated):
         assert self.gate.wait(30), "the test never opened the gate"
         return super().allocate_segment(nbytes, kind, stream)
 
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
         if into:
             self.entered.set()
             assert self.gate.wait(30), "the test never opened the gate"
-        return super().remap(out, into)
+        return super().remap(out, into, moves)

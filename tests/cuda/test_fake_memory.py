@@ -263,6 +263,24 @@ class TestVirtual:
         fill(address, 9, 1, own)
         assert read(address + PAGE, 1, own) == b"\x09"
 
+    def test_work_at_a_second_address_is_in_order_with_the_first_or_told(self, fake: FakeDriver) -> None:
+        """The memory's uses go with it, and whoever goes on at the first address is told of, too."""
+        a, b = stream(), stream()
+        address = int(ok(cuda.cuMemAddressReserve(2 * PAGE, 0, 0, 0)))
+        handle = ok(cuda.cuMemCreate(PAGE, wish(), 0))
+        ok(cuda.cuMemMap(address, PAGE, 0, handle, 0))
+        ok(cuda.cuMemSetAccess(address, PAGE, [access()], 1))
+        fill(address, 1, PAGE, a)
+        ok(cuda.cuMemMap(address + PAGE, PAGE, 0, handle, 0))
+        ok(cuda.cuMemSetAccess(address + PAGE, PAGE, [access()], 1))
+        fill(address + PAGE, 2, PAGE, a)
+        assert fake.violations() == []
+        fill(address + PAGE, 3, PAGE, b)
+        fill(address, 4, PAGE, a)
+        late, moved = fake.violations()
+        assert "written by work of stream" in late
+        assert "whose memory has moved" in moved
+
     def test_unmapping_under_work_that_the_host_has_not_seen_done_is_told(self, fake: FakeDriver) -> None:
         """No stream is asked, so a wait of a stream is not enough."""
         a, b = stream(), stream()

@@ -61,6 +61,17 @@ class TestCalls:
         assert calls_of(fake, lambda: gpu.remap(there, [])) == {"cuMemUnmap": 1, "cuMemRelease": 2}
         gpu.unreserve(start, RANGE)
 
+    def test_a_move_sets_access_at_its_new_address(self, fake: FakeDriver, gpu: Gpu) -> None:
+        """Neighbours there share the call; the memory is released with its last address."""
+        start = gpu.reserve(RANGE)
+        here, there = spans(start, 4, 2), spans(start + 128 * MIB, 4, 2)
+        gpu.remap([], here)
+        moves = [(span, address) for span, (address, _) in zip(here, there, strict=True)]
+        assert calls_of(fake, lambda: gpu.remap([], [], moves)) == {"cuMemMap": 2, "cuMemSetAccess": 1}
+        assert calls_of(fake, lambda: gpu.remap(here, [])) == {"cuMemUnmap": 1}
+        assert calls_of(fake, lambda: gpu.remap(there, [])) == {"cuMemUnmap": 1, "cuMemRelease": 2}
+        gpu.unreserve(start, RANGE)
+
     def test_all_is_done_in_one_go(self, fake: FakeDriver, gpu: Gpu) -> None:
         """Once begun, all its calls are made while another thread keeps the interpreter's lock to itself."""
         start = gpu.reserve(RANGE)
@@ -128,6 +139,51 @@ class TestFaults:
             assert pair.remap(there, []).error is None
             assert fake.used() == 0
         assert failed >= 14  # 3 stretches unmapped, 2 created, 5 mapped, 3 times access, 1 released
+        pair.unreserve(start, RANGE)
+
+    @pytest.mark.parametrize("times", [1, 2, 5])
+    @pytest.mark.parametrize("code", [OUT_OF_MEMORY, UNKNOWN])
+    def test_what_is_told_of_moves_is_so(self, fake: FakeDriver, pair: Gpu, code: int, times: int) -> None:
+        """Whichever call fails, and some after it: memory is where it was or where it is to be, and none is lost."""
+        start = pair.reserve(RANGE)
+        here = [*spans(start, 4, 2), *spans(start + 32 * MIB, 64), *spans(start + 16 * MIB, 6)]
+        there = [*spans(start + 128 * MIB, 4, 2), *spans(start + 256 * MIB, 64)]
+        out, into = [*here[:2], here[3]], [*spans(start + 320 * MIB, 2, 8)]
+        moves = [(span, address) for span, (address, _) in zip(here, there, strict=False)]
+        stream = pair.default_stream
+
+        def begin() -> None:
+            pair.remap([], here)
+            for number, (address, nbytes) in enumerate(here):
+                pair.fill(address, nbytes, number, stream)
+            stream.synchronize_blocking()
+
+        begin()
+        before = fake.calls()
+        assert pair.remap(out, into, moves).error is None
+        calls = fake.calls() - before
+        pair.remap([*there, here[2], *into], [])
+        failed = 0
+        for nth in range(1, calls + 1):
+            begin()
+            fake.fail("*", nth, code, times)
+            moved, unmapped, mapped = 0, 0, 0
+            with contextlib.suppress(DeviceError):  # where it cannot even begin
+                done = pair.remap(out, into, moves)
+                moved, unmapped, mapped = done.moved, done.unmapped, done.mapped
+                failed += isinstance(done.error, DeviceError | OutOfMemoryError)
+            fake.clear_faults()
+            latest = [there[i] if i < moved else here[i] for i in range(3)] + [here[3]] * (unmapped < 3)
+            for number, (address, nbytes) in enumerate(latest):
+                at_end = bytearray(1)
+                pair.copy_out(memoryview(at_end), address + nbytes - 1, stream)
+                assert at_end[0] == number, f"after call {nth}"
+            stream.synchronize_blocking()
+            assert pair.remap(out[unmapped:], into[mapped:], moves[moved:]).error is None
+            assert fake.used() == (4 + 2 + 64 + 2 + 8) * MIB, f"after call {nth}"
+            assert pair.remap([*there, here[2], *into], []).error is None
+            assert fake.used() == 0
+        assert failed >= 12  # 2 stretches moved by 3 mappings, 2 unmapped, 2 created, 2 mapped, 1 access, 1 released
         pair.unreserve(start, RANGE)
 
     def test_a_range_that_could_not_go_back_goes_back_the_next_time(self, fake: FakeDriver, pair: Gpu) -> None:

@@ -73,8 +73,92 @@ class TestOrder:
         device.remap([space.at(0)], [space.at(9)])
         device.fill(*space.at(9), 2, two)
 
+    def test_memory_that_moves_takes_its_uses_along(self) -> None:
+        """Work at the new address comes after that at the old one, in the same stream or behind a fence."""
+        device = Simulated("64 MiB")
+        space, one, two = Range(device), device.create_stream(), device.create_stream()
+        space.map(space.at(0), space.at(1))
+        device.fill(*space.at(0), 1, one)
+        device.copy(space.at(0)[0], space.at(1)[0], 8, one)
+        device.remap([], [], [(space.at(0), space.at(9)[0]), (space.at(1), space.at(8)[0])])
+        for touched in (9, 8):
+            with pytest.raises(StreamOrderError, match="used out of order"):
+                device.fill(*space.at(touched), 2, two)
+        device.fill(*space.at(9), 2, one)
+        two.wait(one.record())
+        device.fill(*space.at(9), 3, two)
+        device.fill(*space.at(8), 3, two)
+
+    def test_an_address_is_not_used_after_its_memory_moved(self) -> None:
+        """Not even by the stream whose work is in order: the address may be unmapped before long."""
+        device = Simulated("64 MiB")
+        space = Range(device)
+        space.map(space.at(0))
+        device.fill(*space.at(0), 1, device.default_stream)
+        device.remap([], [], [(space.at(0), space.at(9)[0])])
+        with pytest.raises(StreamOrderError, match="before it moved"):
+            device.fill(*space.at(0), 1, device.default_stream)
+        with pytest.raises(InvalidRequest, match="latest address"):
+            device.remap([], [], [(space.at(0), space.at(3)[0])])
+
+    def test_both_addresses_are_unmapped_behind_the_work_there(self) -> None:
+        """What was done at the first holds up the second, which shows the same memory; not the other way round."""
+        device = Simulated("64 MiB")
+        space, stream = Range(device), device.create_stream()
+        space.map(space.at(0))
+        device.fill(*space.at(0), 1, stream)
+        before = stream.record()
+        device.remap([], [], [(space.at(0), space.at(9)[0])])
+        for page in (0, 9):
+            with pytest.raises(StreamOrderError, match="given back before"):
+                device.remap([space.at(page)], [])
+        device.fill(*space.at(9), 1, stream)
+        before.block()
+        space.unmap(space.at(0))
+        with pytest.raises(StreamOrderError, match="given back before"):
+            device.remap([space.at(9)], [])
+
+    def test_a_move_goes_where_nothing_is(self) -> None:
+        """Not even to what the same remap unmaps, for that comes later."""
+        device = Simulated("64 MiB")
+        space = Range(device)
+        space.map(space.at(0), space.at(1))
+        free = space.at(6)[0]
+        for moves in ([(space.at(0), space.at(1)[0])], [(space.at(5), free)], 2 * [(space.at(0), free)]):
+            with pytest.raises(InvalidRequest, match="moves"):
+                device.remap([space.at(1)], [], moves)
+        space.unmap(space.at(0), space.at(1))
+
 
 class TestFaults:
+    @pytest.mark.parametrize("name", ["map", "set_access", "unmap", "release", "create"])
+    def test_each_call_of_a_move_may_fail(self, name: str) -> None:
+        """What is told is so: memory is where it was, or where it is to be, and none is lost."""
+        device = Simulated("64 MiB")
+        failed = 0
+        while True:
+            space = Range(device)
+            space.map(space.at(0, 2), space.at(2, 2), space.at(4))
+            moves = [(space.at(0, 2), space.at(10)[0]), (space.at(2, 2), space.at(20)[0])]
+            out, wanted = [space.at(0, 2), space.at(4)], [space.at(30, 5), space.at(40, 3)]
+            device.fail(name, failed + 1)
+            done = device.remap(out, wanted, moves)
+            if done.error is None:
+                break
+            failed += 1
+            left = [*out[done.unmapped :], space.at(2, 2), *wanted[: done.mapped]]
+            targets = [(to, nbytes) for (_, nbytes), to in moves[: done.moved]]
+            current = {*left, *targets} - {span for span, _ in moves[: done.moved]}
+            for span in current:
+                device.fill(*span, 0, device.default_stream)
+            device.default_stream.synchronize_blocking()
+            if name != "release":
+                assert device.reserved == sum(nbytes for _, nbytes in current)
+            space.unmap(*left, *targets)
+            assert device.reserved == 0
+            space.end()
+        assert failed == {"map": 4, "set_access": 4, "unmap": 2, "release": 1, "create": 2}[name]
+
     @pytest.mark.parametrize("name", ["unmap", "create", "map", "set_access", "release"])
     def test_each_call_may_fail(self, name: str) -> None:
         """What is told is so, all memory is accounted for, and the next try goes through."""

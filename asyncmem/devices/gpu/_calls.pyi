@@ -134,9 +134,15 @@ class Paging:
 
     def __init__(self, owner: Context, /) -> None: ...
     def remap(
-        self, out: Iterable[tuple[int, int]], into: Iterable[tuple[int, int]], devices: Iterable[int], step: int, /
-    ) -> tuple[int, int, DeviceError | None]:
-        """Unmap spans, then map others for devices to use (blocks); return how many of each, and the error or None."""
+        self,
+        moves: Iterable[tuple[tuple[int, int], int]],
+        out: Iterable[tuple[int, int]],
+        into: Iterable[tuple[int, int]],
+        devices: Iterable[int],
+        step: int,
+        /,
+    ) -> tuple[int, int, int, DeviceError | None]:
+        """Make moves, unmap spans, map others for devices to use (blocks); return how many of each, and the error."""
 
     def allow(self, devices: Iterable[int], allowed: bool, step: int, /) -> None:
         """Let devices use all that is mapped or forbid it (blocks), `step` bytes a call where handles allow that."""

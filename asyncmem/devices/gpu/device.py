@@ -19,7 +19,7 @@ from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asyncmem.devices.base import Span
+    from asyncmem.devices.base import Move, Span
     from asyncmem.devices.gpu import _calls
     from asyncmem.devices.gpu.driver import Driver
     from asyncmem.devices.gpu.segments import Source
@@ -216,15 +216,15 @@ class Gpu(Device):
         self._need_pages().unreserve(address, nbytes)
         self.context.end_use()
 
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
         """Change what lies behind reserved addresses (blocks), without the interpreter's lock.
 
         Raises:
             InvalidRequest: Memory is to be mapped where nothing is reserved, or on a device that is closed.
         """
-        if into:
+        if into or moves:
             self.check_open()
-        return self._need_pages().remap(out, into)
+        return self._need_pages().remap(out, into, moves)
 
     def _need_pages(self) -> PagedMemory:
         if self._paged is None:

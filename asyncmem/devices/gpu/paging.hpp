@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -18,10 +19,11 @@ struct Outcome {
 };
 
 using Span = std::pair<std::uint64_t, std::uint64_t>; // an address and bytes
+using Move = std::pair<Span, std::uint64_t>;          // what is mapped, and the address to map it at as well
 
 // How far a remap came, and what stopped it.
 struct Progress {
-    std::size_t unmapped = 0, mapped = 0;
+    std::size_t moved = 0, unmapped = 0, mapped = 0;
     Outcome outcome;
 };
 
@@ -30,36 +32,30 @@ class Paging {
   public:
     explicit Paging(Context &context) : context_(context) {}
 
-    // Unmaps the spans of one list, then maps those of the other for devices to use, with what was unmapped as far as the
-    // sizes agree; gives back what is left. Calls are for a stretch at a time, of at most `step` bytes where spans allow.
-    Progress remap(const std::vector<Span> &unmap, const std::vector<Span> &map, const std::vector<int> &devices,
-                   std::uint64_t step) {
+    // Maps memory at a second address, then unmaps spans, then maps others with what was unmapped as far as the sizes agree;
+    // gives back what is left. Calls are for a stretch at a time, of at most `step` bytes where spans allow.
+    Progress remap(const std::vector<Move> &moves, const std::vector<Span> &unmap, const std::vector<Span> &map,
+                   const std::vector<int> &devices, std::uint64_t step) {
         Progress done;
         if (gone())
-            return {0, 0, {deinitialized, "cuMemUnmap"}};
+            return {0, 0, 0, {deinitialized, "cuMemUnmap"}};
         retry();
-        for (std::size_t at = 0; at < unmap.size(); at = done.unmapped) {
-            const std::size_t next = stretch_end(unmap, at, step);
-            done.outcome = take_away(unmap, at, next);
-            if (done.outcome.code != success)
-                break;
-            done.unmapped = next;
-        }
-        for (std::size_t at = 0; at < map.size() && done.outcome.code == success;) {
-            Pieces stretch;
-            const std::size_t next = stretch_end(map, at, step);
-            for (std::size_t i = at; i < next && done.outcome.code == success; ++i)
-                done.outcome = put(map[i], stretch);
+        std::vector<Span> targets;
+        for (const auto &[span, to] : moves)
+            targets.emplace_back(to, span.second);
+        done.outcome = put_all(targets, devices, step, done.moved, [&](std::size_t i, Pieces &stretch) {
+            return share(moves[i], stretch);
+        });
+        while (done.outcome.code == success && done.unmapped < unmap.size()) {
+            const std::size_t next = stretch_end(unmap, done.unmapped, step);
+            done.outcome = take_away(unmap, done.unmapped, next);
             if (done.outcome.code == success)
-                done.outcome = open(map[at].first, map[next - 1].first + map[next - 1].second, devices, true);
-            if (done.outcome.code != success) {
-                undo(stretch);
-                break;
-            }
-            mapped_.merge(stretch);
-            done.mapped += next - at;
-            at = next;
+                done.unmapped = next;
         }
+        if (done.outcome.code == success)
+            done.outcome = put_all(map, devices, step, done.mapped, [&](std::size_t i, Pieces &stretch) {
+                return put(map[i], stretch);
+            });
         Outcome released = release_spare();
         if (done.outcome.code == success)
             done.outcome = released;
@@ -109,7 +105,7 @@ class Paging {
     static constexpr int pinned = 1, on_device = 1, no_access = 0, read_and_write = 3;
     struct Piece {
         std::uint64_t nbytes;
-        Number handle;
+        std::shared_ptr<const Number> handle; // one for all addresses that it is mapped at
     };
     using Pieces = std::map<std::uint64_t, Piece>; // by address
 
@@ -139,12 +135,45 @@ class Paging {
             whole += nbytes;
         }
         Outcome outcome = called("cuMemUnmap", context_.driver.cuMemUnmap(spans[first].first, whole));
-        for (std::size_t i = first; i < end && outcome.code == success; ++i) {
-            auto found = mapped_.find(spans[i].first);
-            spare_.emplace(spans[i].second, found->second.handle);
-            mapped_.erase(found);
-        }
+        for (std::size_t i = first; i < end && outcome.code == success; ++i)
+            drop(mapped_.extract(spans[i].first).mapped());
         return outcome;
+    }
+
+    // A mapping is gone, and its memory is spare if that was the last.
+    void drop(const Piece &piece) {
+        if (piece.handle.use_count() == 1)
+            spare_.emplace(piece.nbytes, *piece.handle);
+    }
+
+    // Maps spans, a stretch at a time; a stretch that fails is undone. `count` says how many are mapped.
+    template <class Put>
+    Outcome put_all(const std::vector<Span> &spans, const std::vector<int> &devices, std::uint64_t step,
+                    std::size_t &count, Put put_one) {
+        while (count < spans.size()) {
+            Pieces stretch;
+            Outcome outcome;
+            const std::size_t next = stretch_end(spans, count, step);
+            for (std::size_t i = count; i < next && outcome.code == success; ++i)
+                outcome = put_one(i, stretch);
+            if (outcome.code == success)
+                outcome = open(spans[count].first, spans[next - 1].first + spans[next - 1].second, devices, true);
+            if (outcome.code != success) {
+                undo(stretch);
+                return outcome;
+            }
+            mapped_.merge(stretch);
+            count = next;
+        }
+        return {};
+    }
+
+    Outcome share(const Move &move, Pieces &stretch) {
+        const auto [span, to] = move;
+        auto found = mapped_.find(span.first);
+        if (found == mapped_.end() || found->second.nbytes != span.second)
+            return {invalid_value, "cuMemMap"};
+        return map(to, found->second, stretch);
     }
 
     Outcome put(const Span &span, Pieces &stretch) {
@@ -158,11 +187,16 @@ class Paging {
                 return outcome;
             spare = spare_.emplace(nbytes, made);
         }
-        Outcome outcome = called("cuMemMap", context_.driver.cuMemMap(address, nbytes, 0, spare->second, 0));
-        if (outcome.code == success) {
-            stretch[address] = {nbytes, spare->second};
+        const Outcome outcome = map(address, {nbytes, std::make_shared<const Number>(spare->second)}, stretch);
+        if (outcome.code == success)
             spare_.erase(spare);
-        }
+        return outcome;
+    }
+
+    Outcome map(std::uint64_t address, const Piece &piece, Pieces &stretch) {
+        const Outcome outcome = called("cuMemMap", context_.driver.cuMemMap(address, piece.nbytes, 0, *piece.handle, 0));
+        if (outcome.code == success)
+            stretch[address] = piece;
         return outcome;
     }
 
@@ -178,11 +212,12 @@ class Paging {
     }
 
     void undo(Pieces &stretch) {
-        for (const auto &[address, piece] : stretch) {
-            if (called("cuMemUnmap", context_.driver.cuMemUnmap(address, piece.nbytes)).code == success)
-                spare_.emplace(piece.nbytes, piece.handle);
+        while (!stretch.empty()) {
+            auto one = stretch.extract(stretch.begin());
+            if (called("cuMemUnmap", context_.driver.cuMemUnmap(one.key(), one.mapped().nbytes)).code == success)
+                drop(one.mapped());
             else
-                half_[address] = piece;
+                half_.insert(std::move(one));
         }
     }
 

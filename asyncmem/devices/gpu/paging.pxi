@@ -1,17 +1,18 @@
 # Memory that moves under reserved ranges of addresses; `paging.hpp` does it.
 
 ctypedef pair[uint64_t, uint64_t] Span
+ctypedef pair[Span, uint64_t] Move
 
 cdef extern from "paging.hpp" namespace "asyncmem::gpu" nogil:
     cdef cppclass Outcome:
         Code code
         const char *call
     cdef cppclass Progress:
-        size_t unmapped, mapped
+        size_t moved, unmapped, mapped
         Outcome outcome
     cdef cppclass CPaging "asyncmem::gpu::Paging":
         CPaging(CContext &)
-        Progress remap(const vector[Span] &, const vector[Span] &, const vector[int] &, uint64_t) except +
+        Progress remap(const vector[Move] &, const vector[Span] &, const vector[Span] &, const vector[int] &, uint64_t) except +
         Outcome allow(const vector[int] &, cbool, uint64_t) except +
         cbool bare(uint64_t, uint64_t)
         void forget()
@@ -31,15 +32,16 @@ cdef class Paging:
     def __dealloc__(self):
         del self.paging
 
-    def remap(self, out, into, devices, uint64_t step, /):
-        """Unmap spans, then map others for devices to use (blocks); return how many of each, and the error or None."""
+    def remap(self, moves, out, into, devices, uint64_t step, /):
+        """Make moves, unmap spans, map others for devices to use (blocks); return how many of each, and the error."""
+        cdef vector[Move] shared = moves
         cdef vector[Span] gone = out
         cdef vector[Span] wanted = into
         cdef vector[int] users = devices
         cdef Progress done
         with nogil:
-            done = self.paging.remap(gone, wanted, users, step)
-        return done.unmapped, done.mapped, self.error(done.outcome)
+            done = self.paging.remap(shared, gone, wanted, users, step)
+        return done.moved, done.unmapped, done.mapped, self.error(done.outcome)
 
     def allow(self, devices, cbool allowed, uint64_t step, /):
         """Let devices use all that is mapped or forbid it (blocks), `step` bytes a call where handles allow that."""

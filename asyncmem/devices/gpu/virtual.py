@@ -1,7 +1,8 @@
 """Reserved ranges of addresses, memory that moves under them (`paging.hpp`), and segments that are mapped there.
 
-The host makes these calls when it has seen all work on the memory done, so what is mapped may be used by every stream
-at once. Access is set for several pieces by one call, which other threads feel when it is for very many of them.
+The host unmaps an address when it has seen all work there done, so new memory may be used by every stream at once. What
+moves is mapped at both addresses until then. Access is set for several pieces by one call, which other threads feel
+when it is for very many of them.
 
 A segment is made of as few handles as can be, of up to 2 GiB. To get a GiB and to give it back took, on an H200 with
 driver 580 (`tests/gpu/probe.cu`), 0.12 + 0.37 ms as one handle, 0.21 + 0.52 ms as four of 256 MiB, 0.6 + 0.85 ms as 16
@@ -31,7 +32,7 @@ from asyncmem.errors import AsyncmemError, InvalidRequest, OutOfMemoryError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from asyncmem.devices.base import Segment, Span
+    from asyncmem.devices.base import Move, Segment, Span
     from asyncmem.devices.gpu._calls import Context
     from asyncmem.devices.gpu.driver import Driver
 
@@ -76,23 +77,23 @@ class PagedMemory:
                     self._driver.call("cuMemAddressFree", address, nbytes)
             del self._ranges[address]
 
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
         """Change what lies where."""
         with self._lock:
-            for address, nbytes in into:
+            for address, nbytes in (*into, *((to, nbytes) for (_, nbytes), to in moves)):
                 self._check(address, nbytes)
-            if self._driver.gone() and not into:
+            if self._driver.gone() and not into and not moves:
                 self._paging.forget()
-                return Remapped(len(out), 0)
+                return Remapped(0, len(out), 0)
             with self._context.entered():
                 users = [self._context.device, *self._peers]
-                unmapped, mapped, failed = self._paging.remap(out, into, users, self._step)
+                moved, unmapped, mapped, failed = self._paging.remap(moves, out, into, users, self._step)
                 error: AsyncmemError | None = failed
                 # Who only gives back cannot be out of memory.
-                if failed is not None and failed.code == OUT_OF_MEMORY and into:
+                if failed is not None and failed.code == OUT_OF_MEMORY and (into or moves):
                     error = self._driver.out_of_memory(sum(nbytes for _, nbytes in into[mapped:]))
                     error.__cause__ = failed
-                return Remapped(unmapped, mapped, error)
+                return Remapped(moved, unmapped, mapped, error)
 
     def _check(self, address: int, nbytes: int) -> None:
         inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from asyncmem.devices.base import Device, MemoryInfo, Remapped, Segment, Span, Stream, whole_segment
+from asyncmem.devices.base import Device, MemoryInfo, Move, Remapped, Segment, Span, Stream, whole_segment
 from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
 from asyncmem.devices.simulated.calls import Call, CallLog, Latencies
 from asyncmem.devices.simulated.order import OrderChecker
@@ -212,14 +212,14 @@ class Simulated(Device):
             super().unreserve(address, nbytes)
         self._paging.unreserve(address, nbytes)
 
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move] = ()) -> Remapped:
         """Change what lies behind reserved addresses (blocks); the calls are "unmap", "create", "map" and so on.
 
         Raises:
             InvalidRequest: A span is not mapped as one, or is no free part of a range; nothing is done then.
             StreamOrderError: The host has not seen all work on what is unmapped done.
         """
-        return self._paging.remap(out, into) if self.page else super().remap(out, into)
+        return self._paging.remap(out, into, moves) if self.page else super().remap(out, into, moves)
 
     def create_stream(self, name: str | None = None) -> SimulatedStream:
         """Make a stream."""

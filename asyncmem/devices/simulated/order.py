@@ -27,6 +27,8 @@ class Cell:
     """The last write."""
     reads: dict[int, int] = field(default_factory=dict)
     """The last read of each stream since then."""
+    moved: bool = False
+    """Whether the memory is used at another address by now."""
 
 
 _START: Final = attrgetter("start")
@@ -127,6 +129,8 @@ class OrderChecker:
             self._fail("used, but not in any segment,", address, nbytes, stream)
         for cell in cells:
             self._check(cell, stream, write)
+            if cell.moved:
+                self._fail("used where its memory was before it moved", address, nbytes, stream)
         now = self._clocks[stream][stream]
         if write:
             self._ranges.replace(address, address + nbytes, Cell(address, address + nbytes, write=(stream, now)))
@@ -160,6 +164,13 @@ class OrderChecker:
             self.begin(stream)
             cell.birth = (stream, self._clocks[stream][stream])
         self._ranges.add(cell)
+
+    def move(self, address: int, nbytes: int, to: int) -> None:
+        """Note that memory is used at another address from now on, in order with all that was done at this one."""
+        for cell in self._ranges.cells(address, address + nbytes):
+            start, end = cell.start - address + to, cell.end - address + to
+            self._ranges.add(replace(cell, start=start, end=end, reads=dict(cell.reads)))
+            cell.moved = True
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Note that a segment goes back to the driver, which asks no stream.

@@ -7,14 +7,16 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from asyncmem.devices.base import Remapped
+from asyncmem.devices.host_memory import Pages, bytes_at
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asyncmem.devices.base import Span
-    from asyncmem.devices.host_memory import Pages
+    from asyncmem.devices.base import Move, Span
     from asyncmem.devices.simulated.calls import CallLog
     from asyncmem.devices.simulated.timeline import Timeline
 
@@ -53,6 +55,14 @@ class InventedAddresses:
         self._returned[self._sizes[address]].append(address)
 
 
+@dataclass(eq=False, slots=True)
+class _Memory:
+    """What is mapped as one span, perhaps at several addresses, of which new work uses the latest alone."""
+
+    address: int
+    mappings: int = 1
+
+
 @dataclass(eq=False)
 class Paging:
     """The reserved ranges of one device, and the memory behind parts of them.
@@ -71,7 +81,7 @@ class Paging:
     log: CallLog
     account: Callable[[int], None]
     _ranges: dict[int, int] = field(default_factory=dict)
-    _mapped: dict[int, int] = field(default_factory=dict)
+    _mapped: dict[Span, _Memory] = field(default_factory=dict)
     _pages: set[int] = field(default_factory=set)  # by number, where something is mapped
     # By size; empty between remaps, unless the device took one not back.
     _spare: Counter[int] = field(default_factory=Counter)
@@ -91,14 +101,14 @@ class Paging:
     def unreserve(self, address: int, nbytes: int) -> None:
         """Give a range back."""
         with self._lock:
-            used = any(address <= one < address + nbytes for one in self._mapped)
+            used = any(address <= one < address + nbytes for one, _ in self._mapped)
             if self._ranges.get(address) != nbytes or used:
                 raise InvalidRequest("range", (hex(address), nbytes), "a reserved range where nothing is mapped")
             self.log.enter("unreserve", nbytes)
             del self._ranges[address]
             self.addresses.give_back(address)
 
-    def remap(self, out: Sequence[Span], into: Sequence[Span]) -> Remapped:
+    def remap(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move]) -> Remapped:
         """Change what lies where.
 
         Raises:
@@ -106,11 +116,17 @@ class Paging:
             StreamOrderError: The host has not seen all work on what is unmapped done.
         """
         with self._lock:
-            self._check(out, into)
-            done = Remapped(0, 0)
+            self._check(out, into, moves)
+            done = Remapped(0, 0, 0)
+            sources = {(to, nbytes): (address, nbytes) for (address, nbytes), to in moves}
             try:
-                for address, nbytes in out:
-                    self._unmap(address, nbytes)
+                for stretch in _stretches(sources):
+                    self._show(stretch)
+                    for span in stretch:
+                        self._share(sources[span], span)
+                    done = replace(done, moved=done.moved + len(stretch))
+                for span in out:
+                    self._unmap(span)
                     done = replace(done, unmapped=done.unmapped + 1)
                 for stretch in _stretches(into):
                     self._map(stretch)
@@ -127,26 +143,48 @@ class Paging:
         """Return whether there is memory behind an address."""
         return self.page > 0 and address // self.page in self._pages
 
-    def _check(self, out: Sequence[Span], into: Sequence[Span]) -> None:
-        gone = set()
-        for address, nbytes in out:
-            if self._mapped.get(address) != nbytes or address in gone:
-                raise InvalidRequest("out", (hex(address), nbytes), "what was mapped as one span")
-            gone.add(address)
-        bare = {page for address, nbytes in out for page in self._numbers(address, nbytes)}
+    def _check(self, out: Sequence[Span], into: Sequence[Span], moves: Sequence[Move]) -> None:
+        moved = [span for span, _ in moves]
+        for name, spans in (("out", out), ("moves", moved)):
+            if len({*spans} & self._mapped.keys()) < len(spans):
+                raise InvalidRequest(name, spans, "spans that were mapped as such, each once")
+        if any(self._mapped[span].address != span[0] for span in moved):
+            raise InvalidRequest("moves", moves, "the latest address of each memory")
+        gone = {page for span in out for page in self._numbers(*span)}
+        for (_, nbytes), to in moves:
+            self._check_bare("moves", to, nbytes, set())
         for address, nbytes in into:
-            inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
-            taken = any(page in self._pages and page not in bare for page in self._numbers(address, nbytes))
-            if not inside or taken or nbytes <= 0 or (address | nbytes) % self.page:
-                raise InvalidRequest("into", (hex(address), nbytes), "whole pages of a reserved range, not mapped yet")
+            self._check_bare("into", address, nbytes, gone)
 
-    def _unmap(self, address: int, nbytes: int) -> None:
-        self.log.enter("unmap", nbytes)
+    def _check_bare(self, name: str, address: int, nbytes: int, gone: set[int]) -> None:
+        inside = any(start <= address and address + nbytes <= start + size for start, size in self._ranges.items())
+        taken = any(page in self._pages and page not in gone for page in self._numbers(address, nbytes))
+        if not inside or taken or nbytes <= 0 or (address | nbytes) % self.page:
+            raise InvalidRequest(name, (hex(address), nbytes), "whole pages of a reserved range, not mapped yet")
+
+    def _unmap(self, span: Span) -> None:
+        self.log.enter("unmap", span[1])
         with self.timeline.lock:
-            self.timeline.checker.unmap(address, nbytes)
-        del self._mapped[address]
-        self._pages.difference_update(self._numbers(address, nbytes))
-        self._spare[nbytes] += 1
+            self.timeline.checker.unmap(*span)
+        memory = self._mapped.pop(span)
+        memory.mappings -= 1
+        self._pages.difference_update(self._numbers(*span))
+        self._spare[span[1]] += memory.mappings == 0
+
+    def _share(self, span: Span, place: Span) -> None:
+        memory = self._mapped[place] = self._mapped[span]
+        memory.address = place[0]
+        memory.mappings += 1
+        self._pages.update(self._numbers(*place))
+        if isinstance(self.addresses, Pages):  # work on real bytes is done as it is submitted
+            np.copyto(bytes_at(*place), bytes_at(*span))
+        with self.timeline.lock:
+            self.timeline.checker.move(*span, place[0])
+
+    def _show(self, stretch: Sequence[Span]) -> None:
+        for _, nbytes in stretch:
+            self.log.enter("map", nbytes)
+        self.log.enter("set_access", sum(nbytes for _, nbytes in stretch))
 
     def _map(self, stretch: Sequence[Span]) -> None:
         lacking = Counter(nbytes for _, nbytes in stretch) - self._spare
@@ -154,15 +192,13 @@ class Paging:
             self.log.enter("create", nbytes)
             self.account(nbytes)
             self._spare[nbytes] += 1
-        for _, nbytes in stretch:
-            self.log.enter("map", nbytes)
-        self.log.enter("set_access", sum(nbytes for _, nbytes in stretch))
-        for address, nbytes in stretch:
-            self._spare[nbytes] -= 1
-            self._mapped[address] = nbytes
-            self._pages.update(self._numbers(address, nbytes))
+        self._show(stretch)
+        for span in stretch:
+            self._spare[span[1]] -= 1
+            self._mapped[span] = _Memory(span[0])
+            self._pages.update(self._numbers(*span))
             with self.timeline.lock:
-                self.timeline.checker.map(address, nbytes, None)
+                self.timeline.checker.map(*span, None)
 
     def _numbers(self, address: int, nbytes: int) -> range:
         return range(address // self.page, (address + nbytes) // self.page)
@@ -174,7 +210,7 @@ class Paging:
             self._spare[nbytes] -= 1
 
 
-def _stretches(spans: Sequence[Span]) -> Iterator[list[Span]]:
+def _stretches(spans: Iterable[Span]) -> Iterator[list[Span]]:
     stretch: list[Span] = []
     for span in spans:
         if stretch and sum(stretch[-1]) != span[0]:

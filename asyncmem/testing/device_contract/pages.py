@@ -85,6 +85,49 @@ class PagesContract(Rigged):
             space.unmap(space.at(20, small), space.at(30, large))
         assert 0 in taken
 
+    def test_a_move_shows_memory_at_a_second_address(self, device: Device, space: Range) -> None:
+        """What was written before is read there; it takes no more memory, and stays without the first."""
+        space.map(space.at(0, 2), space.at(2), space.at(6))
+        free, stream = device.memory().free, device.default_stream
+        for page in range(3):
+            device.fill(*space.at(page), page + 1, stream)
+        done = device.remap([], [], [(space.at(0, 2), space.at(20)[0]), (space.at(2), space.at(40)[0])])
+        assert (done.moved, done.unmapped, done.mapped, done.error) == (2, 0, 0, None)
+        assert read(device, space.at(20)[0]) + read(device, space.at(22)[0] - 1) == b"\1\2"
+        device.fill(space.at(40)[0] + 8, 8, 9, stream)
+        assert read(device, space.at(40)[0], 16) == b"\3" * 8 + b"\t" * 8
+        space.unmap(space.at(0, 2), space.at(2))
+        assert device.memory().free == free
+        assert read(device, space.at(21)[0]) + read(device, space.at(41)[0] - 1) == b"\2\3"
+        space.unmap(space.at(20, 2), space.at(40), space.at(6))
+        assert device.memory().free == free + 4 * space.page
+
+    def test_memory_goes_back_with_its_last_address(self, device: Device, space: Range) -> None:
+        """Whichever is unmapped first, and however often it has moved."""
+        free = device.memory().free
+        space.map(space.at(0))
+        for page in range(1, 5):
+            assert device.remap([], [], [(space.at(page - 1), space.at(page)[0])]).error is None
+        for page in (4, 1, 0, 3):
+            assert free - device.memory().free == space.page
+            space.unmap(space.at(page))
+        assert free - device.memory().free == space.page
+        space.unmap(space.at(2))
+        assert device.memory().free == free
+
+    def test_a_remap_moves_then_unmaps_then_maps(self, device: Device, space: Range) -> None:
+        """So memory may move and its first address be unmapped at once, and what went back is there for what comes."""
+        space.map(space.at(0, 2), space.at(8, 3))
+        free = device.memory().free
+        device.fill(space.at(0)[0], 1, 6, device.default_stream)
+        device.default_stream.synchronize_blocking()
+        out = [space.at(0, 2), space.at(8, 3)]
+        done = device.remap(out, [space.at(8, 1)], [(space.at(0, 2), space.at(30)[0])])
+        assert (done.moved, done.unmapped, done.mapped, done.error) == (1, 2, 1, None)
+        assert device.memory().free == free + 2 * space.page
+        assert read(device, space.at(30)[0]) == b"\6"
+        space.unmap(space.at(8), space.at(30, 2))
+
     def test_what_serves_no_span_goes_back(self, device: Device, space: Range) -> None:
         """Memory of another size is of no use to a span: it is released, and new memory comes."""
         free = device.memory().free
@@ -112,6 +155,14 @@ class PagesContract(Rigged):
         """A span is whole pages of one range."""
         with pytest.raises(InvalidRequest, match="reserved range"):
             device.remap([], [space.at(*span)])
+
+    @pytest.mark.parametrize("page", [64, 63, -1])
+    def test_refuses_to_move_out_of_a_range(self, device: Device, space: Range, page: int) -> None:
+        """Both addresses are in ranges of the device."""
+        space.map(space.at(5, 2))
+        with pytest.raises(InvalidRequest, match="reserved range"):
+            device.remap([], [], [(space.at(5, 2), space.at(page)[0])])
+        space.unmap(space.at(5, 2))
 
     def test_refuses_a_range_that_is_not_whole_pages_or_not_reserved(self, device: Device) -> None:
         """Nothing is done then."""

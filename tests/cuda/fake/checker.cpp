@@ -33,6 +33,17 @@ void Checker::add(std::uint64_t start, std::uint64_t nbytes, Use birth) {
     cells_.emplace(start, Cell{.end = start + nbytes, .birth = birth});
 }
 
+void Checker::copy(std::uint64_t start, std::uint64_t nbytes, std::uint64_t to) {
+    split(start);
+    split(start + nbytes);
+    erase(to, to + nbytes);
+    for (auto cell = cells_.lower_bound(start); cell != cells_.end() && cell->first < start + nbytes; ++cell) {
+        Cell made = cell->second;
+        made.end = made.end - start + to;
+        cells_.emplace(cell->first - start + to, std::move(made));
+    }
+}
+
 void Checker::remove(std::uint64_t start, std::uint64_t nbytes, const char* call) {
     remove_behind(start, nbytes, host, {}, call);
 }

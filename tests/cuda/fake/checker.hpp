@@ -31,6 +31,8 @@ class Checker {
     void name(std::uint64_t stream, std::string name) { names_[stream] = std::move(name); }
     // Memory is there from now on; with `birth`, in the order of that piece of a stream's work.
     void add(std::uint64_t start, std::uint64_t nbytes, Use birth = {});
+    // Memory is there at a second address as well, with all that was done to it.
+    void copy(std::uint64_t start, std::uint64_t nbytes, std::uint64_t to);
     // Memory goes away on the host's word, which asks no stream.
     void remove(std::uint64_t start, std::uint64_t nbytes, const char* call);
     // Memory goes away in the order of a stream, whose clock this is.

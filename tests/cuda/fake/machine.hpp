@@ -148,6 +148,8 @@ class Machine {
     void destroy(CUdevice device, std::uint64_t offset, std::uint64_t nbytes);
     Memory* find(std::uint64_t address);
     bool there(std::uint64_t address, std::uint64_t nbytes);
+    std::uint64_t used_at(const Physical& physical);          // the latest address with access, which work uses alone; or 0
+    bool moved(std::uint64_t address, std::uint64_t nbytes);  // whether some of it is used at another address by now
     bool may_use(CUdevice device, std::uint64_t address, std::uint64_t nbytes);
     bool backed(std::uint64_t address, std::uint64_t nbytes);  // also what is given back only in the order of a stream
     void free_plain(const Memory& memory);

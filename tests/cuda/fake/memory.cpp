@@ -55,6 +55,22 @@ bool Machine::there(std::uint64_t address, std::uint64_t nbytes) {
     return true;
 }
 
+std::uint64_t Machine::used_at(const Physical& physical) {
+    const auto& all = physical.mappings;
+    auto found = std::find_if(all.rbegin(), all.rend(), [&](auto at) { return !memories.at(at).access.empty(); });
+    return found == all.rend() ? 0 : *found;
+}
+
+bool Machine::moved(std::uint64_t address, std::uint64_t nbytes) {
+    for (const auto end = address + nbytes; address < end;) {
+        const Memory* memory = find(address);
+        if (!memory) return false;
+        if (memory->kind == Kind::mapped && used_at(*physicals.at(memory->owner)) != memory->address) return true;
+        address = memory->address + memory->nbytes;
+    }
+    return false;
+}
+
 bool Machine::may_use(CUdevice user, std::uint64_t address, std::uint64_t nbytes) {
     for (const auto end = address + nbytes; address < end;) {
         const Memory* memory = find(address);

@@ -24,7 +24,8 @@ struct Physical {
     Handle handle = 0;
     CUdevice device = 0;
     std::uint64_t nbytes = 0, offset = 0;
-    unsigned references = 1, mappings = 0;
+    unsigned references = 1;
+    std::vector<std::uint64_t> mappings{};  // addresses, the latest last
     CUmemAllocationProp properties{};
 };
 

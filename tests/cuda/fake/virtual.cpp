@@ -27,7 +27,7 @@ bool overlaps(Machine& m, std::uint64_t address, std::uint64_t nbytes) {
 }
 
 void destroy_if_unused(Machine& m, const std::shared_ptr<Physical>& physical) {
-    if (physical->references || physical->mappings) return;
+    if (physical->references || !physical->mappings.empty()) return;
     m.destroy(physical->device, physical->offset, physical->nbytes);
     m.physicals.remove(physical->handle);
 }
@@ -119,8 +119,9 @@ API CUresult cuMemMap(CUdeviceptr address, std::size_t nbytes, std::size_t offse
         m.space.map(address, nbytes, physical->offset, false);
         m.memories[address] = {.address = address, .nbytes = nbytes, .kind = Kind::mapped, .device = physical->device,
                                .owner = handle, .offset = physical->offset, .block_id = ++m.last_id};
-        m.checker.add(address, nbytes);
-        ++physical->mappings;
+        if (const auto before = m.used_at(*physical)) m.checker.copy(before, nbytes, address);
+        else m.checker.add(address, nbytes);
+        physical->mappings.push_back(address);
     });
 }
 
@@ -131,8 +132,8 @@ API CUresult cuMemUnmap(CUdeviceptr address, std::size_t nbytes) {
         m.space.unmap(address, nbytes);
         for (Memory* memory : gone) {
             auto physical = m.physicals.at(memory->owner);
+            std::erase(physical->mappings, memory->address);
             m.memories.erase(memory->address);
-            --physical->mappings;
             destroy_if_unused(m, physical);
         }
     });

@@ -71,6 +71,10 @@ WorkPtr Machine::submit(Stream& stream, Work plan, const char* call, const std::
         all_there &= checker.touch(span.address, span.nbytes, false, stream.clock, doer, call);
     for (const Span& span : writes)
         all_there &= checker.touch(span.address, span.nbytes, true, stream.clock, doer, call);
+    for (auto* spans : {&reads, &writes})
+        for (const Span& span : *spans)
+            if (moved(span.address, span.nbytes))
+                checker.violations.push_back(std::string(call) + " uses an address whose memory has moved");
     work->clock = stream.clock;
     if (work->effect) work->lasts = std::max(work->lasts, pace);
     stream.queue.push_back(work);
