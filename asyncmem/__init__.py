@@ -13,6 +13,7 @@ The layers, lowest first; a file imports only from those before its own:
     exchange    memory of other libraries as arrays
     pipeline/   channels and stages in bounded memory, feeding a device, models trained in stages
     interop/    other libraries on a pool; a module for each, imported by who uses it
+    share/      memory of one process in another of the same host
     testing/    for tests of programs that use asyncmem
     replay/     recordings of allocations, and what a pool would reserve for them
     planning/   what a model needs, before it runs
@@ -69,6 +70,7 @@ if _typing.TYPE_CHECKING:
     from asyncmem import pool as pool
     from asyncmem import replay as replay
     from asyncmem import runtime as runtime
+    from asyncmem import share as share
     from asyncmem import stats as stats
     from asyncmem import testing as testing
     from asyncmem.insight import profile_memory
@@ -117,7 +119,7 @@ __all__ = [
 ]
 
 if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that is here
-    _SUBMODULES = ("insight", "pipeline", "planning", "replay", "testing")
+    _SUBMODULES = ("insight", "pipeline", "planning", "replay", "share", "testing")
     """Imported at their first use, because most programs use none of them."""
 
     def __getattr__(name: str) -> object:

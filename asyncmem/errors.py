@@ -278,6 +278,25 @@ class BufferReleased(AsyncmemError, RuntimeError):
         super().__init__(f"this buffer of {format_size(nbytes)}{label} has been freed{needs}")
 
 
+class StaleDescriptor(AsyncmemError, LookupError):
+    """A descriptor of `asyncmem.share` opens no memory: its process has ended, or it was closed, used up or forged."""
+
+    def __init__(self, reason: str) -> None:
+        """Take why."""
+        self.reason = reason
+        super().__init__(f"the descriptor opens no memory: {printable(reason)}")
+
+
+class ReaderLost(AsyncmemError):
+    """A process ended before it let go of shared memory that it was to read, which is its exporter's alone again."""
+
+    def __init__(self, pid: int, nbytes: int) -> None:
+        """Take the process's number, 0 where it is not known, and the bytes."""
+        self.pid = pid
+        self.nbytes = nbytes
+        super().__init__(f"process {pid or 'unknown'} ended before it let go of {format_size(nbytes)} of shared memory")
+
+
 class AsyncmemWarning(RuntimeWarning):
     """Base of asyncmem's warnings: what went wrong where no error could be raised, as in a destructor."""
 

@@ -42,6 +42,7 @@ class OptionArguments(TypedDict, total=False):
     segment_size: Size
     zero_segments: bool
     peers: Iterable[object] | str
+    share_limit: Size | float
     small_limit: Size
     strategy: str
     stream_cache_blocks: int
@@ -96,7 +97,7 @@ class PoolOptions:
     option                                                      is about
     =========================================================== ========================
     fraction, min_free, segments, segment_size                  memory from the device
-    zero_segments, peers
+    zero_segments, peers, share_limit
     small_limit, strategy, stream_cache_blocks                  placement and caches
     stream_cache_bytes, shared_cache_blocks, shared_cache_bytes
     adaptive, defragment, merge_threshold
@@ -163,6 +164,9 @@ class PoolOptions:
     peers: Peers = _option((), readers.peers, fixed=True)
     """Devices, or their names, whose streams may use the pool's memory directly; in the environment "cuda:1;
     cuda:2"."""
+    share_limit: int | float = _option(0.25, readers.size_or_share)
+    """The most that `pool.shared` may reserve, memory that other processes can open: bytes, or a share of the device's
+    memory."""
     small_limit: int = _option(1 << 20, readers.positive_size)
     """Size below which requests are placed apart from larger ones."""
     strategy: str = _option("best_fit", readers.one_of("best_fit", "good_fit"))

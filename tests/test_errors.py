@@ -22,8 +22,10 @@ from asyncmem.errors import (
     OutOfMemoryError,
     PoolClosed,
     PoolTimeout,
+    ReaderLost,
     RequestCancelled,
     StageError,
+    StaleDescriptor,
     StallWarning,
     StepError,
     TooManyRequests,
@@ -74,6 +76,8 @@ ALL = [
         [Shortfall(device="cuda:0", room=32 * MIB, lacking=16 * MIB), Shortfall(device="cuda", reason="no GPU")],
     ),
     UnknownOption("options", "limits", "the name of an option", hint="did you mean 'limit'?"),
+    StaleDescriptor("its process has ended"),
+    ReaderLost(4711, 64 * MIB),
 ]
 
 
@@ -182,6 +186,8 @@ def test_deadlock_shows_the_table_of_owners() -> None:
             ALL[13],
             "no device has room for 48 MiB: cuda:0 has room for 32 MiB and lacks 16 MiB; cuda cannot be used: no GPU",
         ),
+        (ALL[15], "the descriptor opens no memory: its process has ended"),
+        (ALL[16], "process 4711 ended before it let go of 64 MiB of shared memory"),
         (ALL[12], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",

@@ -43,12 +43,16 @@ LAYERS = {
     "interop": 5,
     "planning": 5,
     "replay": 5,
+    "share": 5,
     "cli": 6,
     "__main__": 6,
 }
 
 # Folders of one layer that must not know each other.
-STRANGERS = ({"core", "devices", "buckets"}, {"testing", "pipeline", "insight", "interop", "planning", "replay"})
+STRANGERS = (
+    {"core", "devices", "buckets"},
+    {"testing", "pipeline", "insight", "interop", "planning", "replay", "share"},
+)
 
 # What files below layer 5 may import from other projects, and the few that have a reason to import more.
 FOREIGN = {"numpy", "anyio"}

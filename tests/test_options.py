@@ -52,6 +52,7 @@ TEXTS: dict[str, tuple[str, object]] = {
     "collect": ("1", True),
     "fallback": ("host", "host"),
     "spill_limit": ("50%", 0.5),
+    "share_limit": ("1 GiB", 1 << 30),
     "late_fences": ("false", False),
     "fence_every": ("16", 16),
     "overlap": ("30%", 0.3),

@@ -31,6 +31,7 @@ PACKAGES = (
     "asyncmem.planning",
     "asyncmem.pool",
     "asyncmem.replay",
+    "asyncmem.share",
     "asyncmem.testing",
     "asyncmem.testing.device_contract",
 )

@@ -318,7 +318,7 @@ def test_every_error_is_harmless(kind: type[errors.AsyncmemError], text: str) ->
         need_shown(
             str(one),
             kind.__name__,
-            marked=kind not in {errors.PoolTimeout, errors.InvalidRequest, errors.UnknownOption},
+            marked=kind not in {errors.PoolTimeout, errors.InvalidRequest, errors.UnknownOption, errors.ReaderLost},
         )
         assert {name: getattr(one, name) for name in raw} == raw
 

@@ -330,6 +330,15 @@ class Device(ABC):
         """
         raise InvalidRequest("device", self, "a device with page-locked host memory")
 
+    def shareable(self) -> "Device":
+        """Return the device whose memory is this one's too, and can be opened by other processes.
+
+        Raises:
+            InvalidRequest: There is no such memory.
+            BackendUnavailable: Something for it is missing on this machine.
+        """
+        raise InvalidRequest("device", self, "a device whose memory other processes can open: the host, or CUDA")
+
     def fence_error(self, call: str, code: int) -> DeviceError:
         """Make the error for a code that one of `fence_calls` answered."""
         return DeviceError(call, code=code, code_name="UNKNOWN", device=self.name)

@@ -275,6 +275,16 @@ class Host(QueueDevice[HostStream, Fence]):
         """Return the host itself: its copies read and write all of its memory without a detour."""
         return self
 
+    def shareable(self) -> "Host":
+        """Return a host whose memory other processes can open.
+
+        Raises:
+            BackendUnavailable: This system has no such memory.
+        """
+        from asyncmem.devices.shared_host import SharedHost
+
+        return SharedHost()
+
     def shares_memory_with(self, peer: Device) -> bool:
         """Return whether it is a host, too."""
         return isinstance(peer, Host)

@@ -341,8 +341,21 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         """
         return self._host_pool("pinned")
 
-    def _host_pool(self, kind: Literal["pinned", "spilled", "on the host"]) -> AsyncMemoryPool:
-        """Return a pool of the host's memory, page-locked or ordinary, that is closed with this one; see `pinned`."""
+    @property
+    def shared(self) -> AsyncMemoryPool:
+        """The pool of memory that other processes can open, by `asyncmem.share`; closed with this one.
+
+        It is made at its first use, and is limited to the option `share_limit`: its memory counts besides this pool's.
+
+        Raises:
+            PoolClosed: This pool is closed.
+            InvalidRequest: The device has no such memory.
+            BackendUnavailable: Something for it is missing on this machine.
+        """
+        return self._host_pool("shared")
+
+    def _host_pool(self, kind: Literal["pinned", "spilled", "shared", "on the host"]) -> AsyncMemoryPool:
+        """Return a pool of other memory, the host's or shared, that is closed with this one; see `pinned`, `shared`."""
         name = f"{self.name} {kind}"
         with self._making_host_pool:
             if self._ended:
@@ -353,8 +366,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
                     made = AsyncMemoryPool("host", name=name, segments="auto")
                     made._fallback_of = weakref.ref(self)
                 else:
-                    limit = _PINNED_SHARE if kind == "pinned" else self._options.spill_limit
-                    made = AsyncMemoryPool(self.device.pinned(), name=name, limit=limit, segments="auto")
+                    limits = {"pinned": _PINNED_SHARE, "spilled": self._options.spill_limit}
+                    limit = limits.get(kind, self._options.share_limit)
+                    device = self.device.shareable() if kind == "shared" else self.device.pinned()
+                    made = AsyncMemoryPool(device, name=name, limit=limit, segments="auto")
                 made._worker_factory = self._worker_factory
                 self._host_pools[kind] = made
             return self._host_pools[kind]
@@ -389,10 +404,11 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         opened = self._need_open()
         self._options = options
         opened.reconfigure(options)
-        with self._making_host_pool:
-            spilled = self._host_pools.get("spilled")
-        if spilled is not None and "spill_limit" in changes:
-            spilled.resize(limit=options.spill_limit)
+        for kind, name in (("spilled", "spill_limit"), ("shared", "share_limit")):
+            with self._making_host_pool:
+                other = self._host_pools.get(kind)
+            if other is not None and name in changes:
+                other.resize(limit=getattr(options, name))
 
     def resize(self, *, limit: Size | float) -> None:
         """Change the limit. If more is reserved, free segments go back now, and others as they become free."""

@@ -27,5 +27,6 @@ def test_the_examples_are_there() -> None:
         "pipeline_parallel",
         "see_memory",
         "share_arrays",
+        "share_between_processes",
         "spill",
     ]

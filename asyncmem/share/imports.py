@@ -1,0 +1,264 @@
+"""The importer's side: memory of other processes, mapped once, and told of once it is let go of."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncmem.devices.shared_host import Mapping, open_mapping
+from asyncmem.errors import InvalidRequest, StaleDescriptor
+from asyncmem.exchange import asarray
+from asyncmem.pool.latch import Latch
+from asyncmem.share.broker import Broker, Connection, connect
+from asyncmem.share.exports import process
+from asyncmem.share.messages import (
+    DESCRIPTOR,
+    DROP_MESSAGE,
+    FREE,
+    FREE_MESSAGE,
+    OPEN,
+    OPEN_MESSAGE,
+    OPENED,
+    OPENED_MESSAGE,
+    REFUSED,
+    REFUSED_MESSAGE,
+    VERSION,
+)
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Generator
+
+    from asyncmem.arrays import Array
+    from asyncmem.devices import Device
+
+
+class Loan:
+    """Memory of another process, which hears of it when this is dropped and the work on it is done."""
+
+    def __init__(self, source: SourceConnection, number: int, mapping: Mapping, facts: dict[str, Any]) -> None:
+        """Take what was opened; its place has been checked."""
+        self._source = source
+        self._number = number
+        self._mapping = mapping  # unmapped after the last loan
+        self._facts = facts
+        self._device: Device | None = None
+        data, shape = (mapping.address + facts["offset"], False), (facts["nbytes"],)
+        self.__array_interface__ = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
+
+    def array(self, stream: object) -> Array:
+        """Return it as an array, which keeps it."""
+        whole = asarray(np.asarray(self), stream=stream)
+        self._device = whole.buffer.device
+        return whole.buffer.view(self._facts["dtype"], self._facts["shape"])
+
+    def __del__(self) -> None:
+        free = partial(self._source.send, FREE_MESSAGE.pack(FREE, self._number))
+        if self._device is None:
+            free()
+            return
+        fence = self._device.record_all()
+        if fence.over():
+            free()
+        else:
+            fence.notify(free)
+
+
+class SourceConnection(Connection):
+    """The connection to a process whose memory is opened here."""
+
+    def __init__(self, broker: Broker, end: socket.socket) -> None:
+        """Take a connected socket."""
+        super().__init__(broker, end)
+        self._requests = itertools.count()
+        self._asked: dict[int, Attachment] = {}
+        self._mappings: dict[int, Mapping] = {}
+
+    def ask(self, key: bytes, attachment: Attachment) -> None:
+        """Ask for memory. From any thread."""
+        number = next(self._requests) & 0xFFFFFFFF
+        self._asked[number] = attachment
+        self.send(OPEN_MESSAGE.pack(OPEN, number, key))
+        if self.ended:
+            self.lost()
+
+    def receive(self, message: bytes, fds: list[int]) -> None:
+        """Take the answer to a request, or forget a file."""
+        if message[0] == OPENED:
+            _, request, number = OPENED_MESSAGE.unpack_from(message)
+            self._asked.pop(request).arrive(self._loan(number, message[OPENED_MESSAGE.size :], fds))
+        elif message[0] == REFUSED:
+            _, request = REFUSED_MESSAGE.unpack_from(message)
+            self._asked.pop(request).arrive(message[REFUSED_MESSAGE.size :].decode())
+        else:
+            self._mappings.pop(DROP_MESSAGE.unpack(message)[1], None)
+
+    def lost(self) -> None:
+        """Fail who waits. What is open stays, and is unmapped once it is let go of."""
+        self._mappings.clear()
+        with suppress(KeyError):  # another thread may see the end, too
+            while True:
+                self._asked.popitem()[1].arrive("the process that shared it has ended")
+
+    def _loan(self, number: int, answer: bytes, fds: list[int]) -> Loan | str:
+        """Return the memory, or why there is none."""
+        try:
+            facts = json.loads(answer)
+            if fds:
+                self._mappings[facts["file"]] = open_mapping(fds[0])
+            return Loan(self, number, _holding(self._mappings[facts["file"]], facts), facts)
+        except (KeyError, OSError, TypeError, ValueError) as error:
+            self.send(FREE_MESSAGE.pack(FREE, number))
+            return f"its process gave no memory: {error!r}"
+
+
+_sources: dict[bytes, SourceConnection] = {}
+"""The connections to processes whose memory was opened here, by their tokens."""
+
+
+if sys.platform == "linux":
+    os.register_at_fork(after_in_child=_sources.clear)
+
+
+def _holding(mapping: Mapping, facts: dict[str, Any]) -> Mapping:
+    """Return the mapping, in which the memory must lie."""
+    if not 0 <= facts["offset"] <= facts["offset"] + facts["nbytes"] <= mapping.nbytes:
+        raise ValueError("it lies outside of the shared file")
+    return mapping
+
+
+class Attachment:
+    """Memory of another process that is being opened: await it for the array, or use ``async with``."""
+
+    def __init__(self, descriptor: bytes, stream: object) -> None:
+        """Ask for it; see `attach_async`."""
+        try:
+            version, token, key = DESCRIPTOR.unpack(descriptor)
+        except (TypeError, struct.error):
+            expected = f"the {DESCRIPTOR.size} bytes of an export's descriptor"
+            raise InvalidRequest("descriptor", descriptor, expected) from None
+        if version != VERSION:
+            raise InvalidRequest("descriptor", descriptor, "a descriptor of this version of asyncmem")
+        self._stream = stream
+        self._arrived: Latch[None] = Latch()
+        self._outcome: Loan | str | None = None
+        self._given_up = False
+        self._array: Array | None = None
+        broker = process.broker
+        source = _sources.get(token)
+        if source is None or source.ended:
+            broker.post(partial(self._connect, broker, token, key))
+        else:
+            source.ask(key, self)
+
+    def arrive(self, outcome: Loan | str) -> None:
+        """Take the memory, or why there is none. On the broker's thread."""
+        self._outcome = outcome
+        if self._given_up:
+            self._outcome = None
+        self._arrived()
+
+    def block(self, timeout: float | None) -> Array:
+        """Wait on this thread for the array.
+
+        Raises:
+            TimeoutError: It has not come within so many seconds.
+        """
+        try:
+            self._arrived.block(timeout)
+            if not self._arrived.done:
+                raise TimeoutError(f"the process that shared it has not answered within {timeout} s")
+            return self._take()
+        finally:
+            self._give_up()
+
+    async def _wait(self) -> Array:
+        try:
+            await self._arrived.wait()
+            return self._take()
+        finally:
+            self._give_up()
+
+    def __await__(self) -> Generator[object, object, Array]:
+        """Wait for the array. Cancelled: the memory is let go of."""
+        return self._wait().__await__()
+
+    async def __aenter__(self) -> Array:
+        """Wait for the array."""
+        self._array = await self._wait()
+        return self._array
+
+    async def __aexit__(self, *_: object) -> None:
+        """Free it."""
+        if self._array is not None:
+            self._array.free()
+
+    def _take(self) -> Array:
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Loan):
+            return outcome.array(self._stream)
+        raise StaleDescriptor(outcome or "it was waited for twice")
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._outcome = None
+
+    def _connect(self, broker: Broker, token: bytes, key: bytes) -> None:
+        # On the broker's thread, because a full queue of connections is waited for.
+        source = _sources.get(token)
+        if source is None or source.ended:
+            try:
+                source = SourceConnection(broker, connect(token))
+            except (PermissionError, StaleDescriptor) as error:
+                self.arrive(getattr(error, "reason", str(error)))
+                return
+            for other in [name for name, one in _sources.items() if one.ended]:
+                del _sources[other]
+            _sources[token] = source
+            source.open()
+        source.ask(key, self)
+
+
+def attach_async(descriptor: bytes, *, stream: object = None) -> Attachment:
+    """Open memory that another process of this user and host has exported, without a copy.
+
+    The array that it gives is as one of `asyncmem.asarray`. Free or drop it to let go of the memory: its process hears
+    of it once all work is done that the streams of its device had then, and all exports of the array have gone. It
+    stays valid if the other process ends.
+
+    Args:
+        descriptor: What `Export.descriptor` was.
+        stream: The stream that will use it, its home stream; None for the device's default stream.
+
+    Raises:
+        StaleDescriptor: At the await: it is forged, was closed, was opened as often as it may be, is for another
+            process, or its process has ended.
+        InvalidRequest: It is no descriptor at all.
+        BackendUnavailable: This system cannot share memory.
+    """
+    return Attachment(descriptor, stream)
+
+
+def attach(descriptor: bytes, *, stream: object = None, timeout: float | None = None) -> Array:
+    """Open memory that another process has exported, as `attach_async` does, and wait for it on this thread.
+
+    Args:
+        descriptor: What `Export.descriptor` was.
+        stream: The stream that will use it, its home stream; None for the device's default stream.
+        timeout: The most seconds to wait; None for any.
+
+    Raises:
+        TimeoutError: The other process has not answered.
+        StaleDescriptor: As of `attach_async`.
+        InvalidRequest: It is no descriptor at all.
+        BackendUnavailable: This system cannot share memory.
+    """
+    return Attachment(descriptor, stream).block(timeout)

@@ -1,0 +1,202 @@
+"""Other processes that share memory with a test, forked from one that has imported all they need; run as a program."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Self
+
+
+class Peer:
+    """Another process, which does what a test tells it: see `Actions`."""
+
+    def __init__(self, connection: Connection, pid: int) -> None:
+        self.connection = connection
+        self.pid = pid
+
+    def tell(self, action: str, *details: object) -> None:
+        """Have it do something, whose outcome `hear` returns."""
+        self.connection.send((action, *details))
+
+    def hear(self) -> Any:  # what an action returns
+        """Return the outcome of what it was told first, or raise its error."""
+        assert self.connection.poll(30), "the peer does not answer"
+        outcome = self.connection.recv()
+        try:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+        finally:
+            del outcome  # else an error would keep the frames that keep it, and the memory in them
+
+    def ask(self, action: str, *details: object) -> Any:  # what an action returns
+        """Have it do something, and return the outcome."""
+        self.tell(action, *details)
+        return self.hear()
+
+    def kill(self) -> None:
+        """End it by SIGKILL; it may not be gone yet."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Peers:
+    """Makes peers, and ends them all."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-W", "ignore::DeprecationWarning", str(Path(__file__)), str(theirs.fileno())]
+            self._program = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._socket = ours
+        self._made: list[Peer] = []
+
+    def new(self) -> Peer:
+        """Make a peer."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(self._socket, [b"fork"], [theirs.fileno()])
+        peer = Peer(Connection(ours.detach()), int(self._socket.recv(64)))
+        self._made.append(peer)
+        return peer
+
+    def clear(self) -> None:
+        """End those that were made."""
+        for peer in self._made:
+            peer.kill()
+            peer.connection.close()
+        self._made.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+        self._socket.close()
+        self._program.wait(30)
+
+
+class Actions:
+    """What a peer can do."""
+
+    def __init__(self) -> None:
+        import asyncmem
+
+        self.pool = asyncmem.AsyncMemoryPool("host", share_limit="64 MiB")
+        self.arrays: list[Any] = []
+        self.go = threading.Event()
+
+    def export(self, nbytes: int, value: int, ready: bool, settings: dict[str, int | None]) -> bytes:
+        """Export so many bytes of that value; unless they are `ready`, they are written once it is told to go on."""
+        from asyncmem import share
+
+        array = self.pool.shared.allocate(nbytes).view()
+        if ready:
+            array.numpy()[:] = value
+        else:
+            array.buffer.stream.run(self.go.wait)
+            array.buffer.stream.run(array.numpy().fill, value)
+        exported = share.export(array, **settings)
+        array.free()
+        return exported.descriptor
+
+    def set_off(self) -> None:
+        """Let the work of streams go on."""
+        self.go.set()
+
+    def attach(self, descriptor: bytes) -> tuple[str, tuple[int, ...], bytes]:
+        """Open memory, and return what it is and all its bytes."""
+        from asyncmem import share
+
+        array = share.attach(descriptor, timeout=30)
+        self.arrays.append(array)
+        return str(array.dtype), array.shape, array.numpy().tobytes()[:64]
+
+    def write(self, value: int) -> None:
+        """Write to what was opened last."""
+        self.arrays[-1].numpy()[:] = value
+
+    def read(self) -> set[int]:
+        """Return the values in what was opened last."""
+        import numpy as np
+
+        return set(np.unique(self.arrays[-1].numpy()).tolist())
+
+    def free(self) -> None:
+        """Let go of what was opened last."""
+        self.arrays.pop().free()
+
+    def free_behind_work(self) -> None:
+        """Let go of what was opened last while work of its home stream waits to be told to go on."""
+        array = self.arrays.pop()
+        array.buffer.stream.run(self.go.wait)
+        array.buffer.stream.run(array.numpy().fill, 9)
+        array.free()
+
+    def live(self) -> int:
+        """Return the bytes that its exports hold."""
+        return self.pool.shared.stats().pinned_bytes
+
+    def fork(self) -> int:
+        """Fork a child that lives on, and return its number."""
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        return child
+
+    def keep_passing_on(self, descriptors: Connection) -> None:
+        """Open what comes by descriptors and let go of it, until it is killed."""
+        from asyncmem import share
+
+        while True:
+            array = share.attach(descriptors.recv_bytes(), timeout=30)
+            array.numpy()[:] += 1
+            array.free()
+            descriptors.send_bytes(b"done")
+
+
+def serve(end: socket.socket) -> None:
+    """Be a peer."""
+    connection, actions = Connection(end.detach()), Actions()
+    while True:
+        try:
+            action, *details = connection.recv()
+        except EOFError:
+            return
+        if action == "keep_passing_on":
+            actions.keep_passing_on(connection)
+        try:
+            outcome = getattr(actions, action)(*details)
+        except Exception as error:  # noqa: BLE001  # the test's
+            outcome = error
+        connection.send(outcome)
+
+
+def main() -> None:
+    """Fork a peer for each socket that comes."""
+    import asyncmem.share  # noqa: F401  # once for all
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is gone at once
+    with closing(socket.socket(fileno=int(sys.argv[1]))) as orders:
+        while True:
+            word, fds, _, _ = socket.recv_fds(orders, 64, 1)
+            if not word:
+                return
+            child = os.fork()
+            if not child:
+                orders.close()
+                serve(socket.socket(fileno=fds[0]))
+                os._exit(0)
+            os.close(fds[0])
+            orders.send(str(child).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,425 @@
+"""A buffer goes to another process without a copy, and comes back when that has let go of it or has ended."""
+
+import asyncio
+import gc
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import asyncmem
+from asyncmem import AsyncMemoryPool, InvalidRequest, share
+from asyncmem.errors import ReaderLost, StaleDescriptor
+
+from .peer import Peer, Peers
+
+SIZE = 1 << 20
+pytestmark = pytest.mark.may_block  # the synchronous calls block, which is what they are for
+
+SOON = 1.0
+"""Seconds within which memory of a process that has ended must be back."""
+
+
+def filled(pool: AsyncMemoryPool, value: int, nbytes: int = SIZE) -> asyncmem.Array:
+    array = pool.allocate(nbytes).view()
+    array.numpy()[:] = value
+    return array
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> float:
+    """Look until it holds, and return the seconds that this took."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.001)  # another process is waited for
+    return time.monotonic() - started
+
+
+# -- the way of an item ------------------------------------------------------------------------------------------------
+
+
+def test_an_array_goes_to_another_process_as_it_is(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """The other process sees the type, the shape and the bytes."""
+    with pool.allocate(SIZE).view("int16", (2, 3, 5), offset=512) as array:
+        array.numpy()[:] = np.arange(30).reshape(2, 3, 5)
+        with share.export(array) as exported:
+            assert len(exported.descriptor) < 200
+            kind, shape, content = peer.ask("attach", exported.descriptor)
+            assert (kind, shape) == ("int16", (2, 3, 5))
+            assert content == np.arange(30, dtype=np.int16).tobytes()
+            peer.ask("free")
+
+
+def test_both_have_the_same_memory(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """What one writes the other sees: nothing is copied."""
+    array = filled(pool, 1)
+    exported = share.export(array)
+    peer.ask("attach", exported.descriptor)
+    peer.ask("write", 2)
+    assert set(array.numpy().tolist()) == {2}
+    array.numpy()[:] = 3
+    assert peer.ask("read") == {3}
+    peer.ask("free")
+    exported.block(30)
+    array.free()
+
+
+def test_short_floats_go_too(pool: AsyncMemoryPool) -> None:
+    """An array of elements that numpy does not know arrives as such."""
+    with pool.allocate(SIZE).view("bfloat16", (4, 4)) as array, share.export(array) as exported:
+        other = share.attach(exported.descriptor)
+        assert (other.dtype, other.shape) == ("bfloat16", (4, 4))
+        other.free()
+
+
+def test_an_empty_array_goes_too(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """Zero bytes are memory like any other."""
+    with pool.allocate(0) as buffer, share.export(buffer) as exported:
+        assert peer.ask("attach", exported.descriptor) == ("uint8", (0,), b"")
+        peer.ask("free")
+
+
+def test_memory_is_held_for_its_reader(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """Freeing the buffer, closing the pool and forgetting the export take nothing from those who have it open."""
+    array = filled(pool, 5)
+    descriptor = share.export(array).descriptor
+    array.free()
+    gc.collect()
+    peer.ask("attach", descriptor)
+    overwriting = [filled(pool, 6) for _ in range(32)]
+    assert peer.ask("read") == {5}
+    assert pool.stats().pinned_bytes == SIZE
+    peer.ask("free")
+    wait_until(lambda: pool.stats().pinned_bytes == 0)
+    assert len(overwriting) == 32
+
+
+def test_readers_are_counted(pool: AsyncMemoryPool, peers: Peers) -> None:
+    """An export ends when as many have let go of it as may open it; more may not."""
+    array = filled(pool, 5)
+    exported = share.export(array, readers=2)
+    first, second, third = (peers.new() for _ in range(3))
+    first.ask("attach", exported.descriptor)
+    first.ask("free")
+    second.ask("attach", exported.descriptor)
+    with pytest.raises(StaleDescriptor):
+        third.ask("attach", exported.descriptor)
+    with pytest.raises(TimeoutError, match="let go"):
+        exported.block(0.01)
+    second.ask("free")
+    exported.block(30)
+
+
+def test_an_export_for_any_number_ends_when_it_is_closed(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """Without a count it can be opened until it is closed."""
+    array = filled(pool, 5)
+    exported = share.export(array, readers=None)
+    for _ in range(5):
+        peer.ask("attach", exported.descriptor)
+        peer.ask("free")
+    peer.ask("attach", exported.descriptor)
+    exported.close()
+    with pytest.raises(StaleDescriptor):
+        share.attach(exported.descriptor)
+    assert peer.ask("read") == {5}
+    peer.ask("free")
+    exported.block(30)
+
+
+def test_only_the_named_process_may_open_it(pool: AsyncMemoryPool, peers: Peers) -> None:
+    """A descriptor that another process got hold of is refused there, and stays good for the right one."""
+    array = filled(pool, 5)
+    right, wrong = peers.new(), peers.new()
+    exported = share.export(array, pid=right.pid)
+    with pytest.raises(StaleDescriptor, match=f"for process {right.pid}, not {wrong.pid}"):
+        wrong.ask("attach", exported.descriptor)
+    right.ask("attach", exported.descriptor)
+    right.ask("free")
+    exported.block(30)
+
+
+@pytest.mark.asyncio
+async def test_tasks_share_without_blocking_their_loop(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """An export's block ends when its reader has let go; the loop runs meanwhile."""
+    await asyncio.to_thread(peer.ask, "live")
+    async with pool.empty((256, 1024), "float32") as array:
+        array.numpy()[:] = 0.5
+        async with share.export(array) as exported, share.attach_async(exported.descriptor) as other:
+            assert float(other.numpy()[-1, -1]) == 0.5
+    assert pool.stats().pinned_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_trio_shares_too(pool: AsyncMemoryPool) -> None:
+    """It all works on trio."""
+    async with pool.empty(1000, "float32") as array, share.export(array) as exported:
+        other = await share.attach_async(exported.descriptor)
+        other.free()
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_attachment_holds_nothing(pool: AsyncMemoryPool) -> None:
+    """Memory that arrives after its task was cancelled goes back by itself."""
+    array = filled(pool, 5)
+    for _ in range(20):
+        exported = share.export(array)
+        task = asyncio.ensure_future(share.attach_async(exported.descriptor)._wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():  # it was faster
+            task.result().free()
+        await asyncio.wait_for(exported.wait(), 30)
+
+
+@pytest.mark.asyncio
+async def test_an_export_whose_block_fails_is_closed(pool: AsyncMemoryPool) -> None:
+    """Nobody is waited for then, and nobody can open it any more."""
+    array = filled(pool, 5)
+    with pytest.raises(ZeroDivisionError):
+        async with share.export(array) as exported:
+            raise ZeroDivisionError
+    await exported.wait()
+    with pytest.raises(StaleDescriptor):
+        await share.attach_async(exported.descriptor)
+
+
+# -- order -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_sees_what_streams_had_to_do(peer: Peer) -> None:
+    """Opening waits for the work that the home stream had when the memory was exported."""
+    descriptor = peer.ask("export", SIZE, 7, False, {})
+    with pytest.raises(TimeoutError, match="has not answered"):
+        share.attach(descriptor, timeout=0.01)
+    peer.ask("set_off")
+    wait_until(lambda: peer.ask("live") == 0)  # the one that came too late has been given back
+    descriptor = peer.ask("export", SIZE, 7, True, {})
+    assert set(share.attach(descriptor).numpy().tolist()) == {7}
+
+
+def test_memory_comes_back_behind_its_readers_work(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """A reader that frees while its streams still work keeps the memory until they have done that."""
+    array = filled(pool, 5)
+    exported = share.export(array)
+    array.free()
+    peer.ask("attach", exported.descriptor)
+    peer.ask("free_behind_work")
+    with pytest.raises(TimeoutError):
+        exported.block(0.05)
+    assert pool.stats().pinned_bytes == SIZE
+    peer.ask("set_off")
+    exported.block(30)
+
+
+# -- the end of a process ----------------------------------------------------------------------------------------------
+
+
+def _not_yet(peer: Peer, descriptor: bytes) -> None:
+    """It has the descriptor, and has not opened it."""
+
+
+def _asks(peer: Peer, descriptor: bytes) -> None:
+    peer.tell("attach", descriptor)
+
+
+def _holds(peer: Peer, descriptor: bytes) -> None:
+    peer.ask("attach", descriptor)
+
+
+def _writes(peer: Peer, descriptor: bytes) -> None:
+    peer.ask("attach", descriptor)
+    peer.tell("write", 5)
+
+
+def _frees(peer: Peer, descriptor: bytes) -> None:
+    peer.ask("attach", descriptor)
+    peer.tell("free")
+
+
+def _works(peer: Peer, descriptor: bytes) -> None:
+    peer.ask("attach", descriptor)
+    peer.ask("free_behind_work")
+
+
+def _has_forked(peer: Peer, descriptor: bytes) -> None:
+    peer.ask("attach", descriptor)
+    peer.ask("fork")
+
+
+@pytest.mark.parametrize("step", [_not_yet, _asks, _holds, _writes, _frees, _works, _has_forked])
+def test_a_reader_that_is_killed_gives_all_back(
+    pool: AsyncMemoryPool, peers: Peers, step: Callable[[Peer, bytes], None]
+) -> None:
+    """Whatever it was about to do, its memory is back within a second, unharmed, and others do not notice."""
+    array, bystander = filled(pool, 5), filled(pool, 6)
+    doomed, other = peers.new(), peers.new()
+    exported, others = share.export(array, pid=doomed.pid), share.export(bystander)
+    other.ask("attach", others.descriptor)
+    array.free()
+    step(doomed, exported.descriptor)
+    doomed.kill()
+    took = wait_until(lambda: exported._ended.done)
+    assert took < SOON
+    if step is not _frees:
+        with pytest.raises(ReaderLost, match=str(doomed.pid)) if step is not _asks else _either():
+            exported.block(30)
+    assert pool.stats().pinned_bytes == SIZE  # the other's
+    assert other.ask("read") == {6}
+    other.ask("free")
+    others.block(30)
+
+
+class _either:  # noqa: N801  # a context
+    """Let pass that the reader was faster than its end."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is None or issubclass(kind, ReaderLost)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_exporter_that_is_killed_fails_who_asks(peer: Peer, ready: bool) -> None:
+    """A descriptor of a process that has ended is refused at once, also where its answer is being waited for."""
+    descriptor = peer.ask("export", SIZE, 7, ready, {"readers": None})
+    if ready:
+        array = share.attach(descriptor)
+        peer.kill()
+        wait_until(lambda: not Path(f"/proc/{peer.pid}").exists())
+        assert set(array.numpy().tolist()) == {7}  # what is open stays
+    else:
+        task = share.attach_async(descriptor)
+        peer.kill()
+        with pytest.raises(StaleDescriptor, match="has ended"):
+            task.block(SOON)
+    with pytest.raises(StaleDescriptor, match="has ended"):
+        share.attach(descriptor, timeout=SOON)
+
+
+def test_no_kill_at_any_moment_loses_memory(pool: AsyncMemoryPool, peers: Peers) -> None:
+    """Readers that are killed in the midst of passing items on leave nothing, and harm nobody else's items."""
+    moments = random.Random(7)
+    steady = peers.new()
+    steady.tell("keep_passing_on")
+    for _ in range(12):
+        doomed = peers.new()
+        doomed.tell("keep_passing_on")
+        end = time.monotonic() + moments.uniform(0, 0.02)
+        while time.monotonic() < end:
+            with filled(pool, 1, 4096) as theirs:
+                doomed.connection.send_bytes(share.export(theirs, pid=doomed.pid).descriptor)
+            with filled(pool, 1, 4096) as ours:
+                exported = share.export(ours, pid=steady.pid)
+                steady.connection.send_bytes(exported.descriptor)
+                assert steady.connection.recv_bytes() == b"done"
+                exported.block(30)
+                assert set(ours.numpy().tolist()) == {2}
+        doomed.kill()
+        assert wait_until(lambda: pool.stats().pinned_bytes == 0) < SOON
+    pool.check()
+
+
+def test_nothing_is_left_of_processes_that_were_killed(pool: AsyncMemoryPool, peers: Peers) -> None:
+    """No socket, file or memory outlives them, and the sockets have names that nobody can guess."""
+    doomed = [peers.new() for _ in range(3)]
+    mine = [share.export(filled(pool, 1), pid=one.pid) for one in doomed]
+    theirs = [one.ask("export", SIZE, 1, True, {}) for one in doomed]
+    for one, exported in zip(doomed, mine, strict=True):
+        one.ask("attach", exported.descriptor)
+    kept = [share.attach(one) for one in theirs]
+    tokens = [one[4:20].hex() for one in theirs]
+    assert left_of(tokens) == {f"@asyncmem-{token}" for token in tokens}
+    before = mapped()
+    for one in doomed:
+        one.kill()
+    for exported in mine:
+        with pytest.raises(ReaderLost):
+            exported.block(30)
+    assert all(set(one.numpy().tolist()) == {1} for one in kept)
+    del kept
+    gc.collect()
+    wait_until(lambda: not left_of(tokens) and mapped() <= before - 3)
+
+
+def left_of(tokens: list[str]) -> set[str]:
+    """What has their names: sockets, and files in the folder of shared memory."""
+    names = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
+    names += [str(path) for path in Path("/dev/shm").iterdir()]  # noqa: S108  # only looked at
+    return {name for name in names if any(token in name for token in tokens)}
+
+
+def mapped() -> int:
+    """How many files of shared memory this process has."""
+    return Path("/proc/self/maps").read_text().count("memfd:asyncmem")
+
+
+def test_a_forked_child_has_neither_memory_nor_sockets(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """What a reader forks keeps nothing of it alive, and cannot write to memory that others have by then."""
+    exported = share.export(filled(pool, 5))
+    peer.ask("attach", exported.descriptor)
+    child = peer.ask("fork")
+    wait_until(lambda: "memfd:asyncmem" not in Path(f"/proc/{child}/maps").read_text())
+    wait_until(lambda: not any("memfd" in link for link in links(child)))
+    peer.kill()
+    with pytest.raises(ReaderLost):
+        exported.block(SOON)
+    assert Path(f"/proc/{child}").exists()
+    os.kill(child, 9)
+
+
+def links(pid: int) -> list[str]:
+    return [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+# -- wrong use ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("descriptor", [b"", b"x" * 36, "text", None, b"\xa5am\x02" + bytes(32)])
+def test_what_is_no_descriptor_is_an_invalid_request(descriptor: object) -> None:
+    """Bytes of another length or version, and what is no bytes, are refused at the call."""
+    with pytest.raises(InvalidRequest, match="descriptor"):
+        share.attach(descriptor)  # type: ignore[arg-type]  # what is asked
+
+
+@pytest.mark.parametrize("place", [4, 19, 20, 35])
+def test_a_forged_descriptor_opens_nothing(pool: AsyncMemoryPool, place: int) -> None:
+    """Whoever does not know all of it has nothing."""
+    exported = share.export(filled(pool, 5))
+    forged = bytearray(exported.descriptor)
+    forged[place] ^= 1
+    with pytest.raises(StaleDescriptor, match="opens no memory"):
+        share.attach(bytes(forged), timeout=30)
+    share.attach(exported.descriptor).free()
+    exported.block(30)
+
+
+def test_other_memory_cannot_be_exported(pool: AsyncMemoryPool) -> None:
+    """Only memory that others can open can be exported, and only while it lives."""
+    with AsyncMemoryPool("host") as plain, plain.allocate(10) as buffer, pytest.raises(InvalidRequest, match="shared"):
+        share.export(buffer)
+    with pytest.raises(InvalidRequest, match="shared"):
+        share.export(np.zeros(3))  # type: ignore[arg-type]  # what is asked
+    array = filled(pool, 1)
+    array.free()
+    with pytest.raises(asyncmem.BufferReleased):
+        share.export(array)
+
+
+@pytest.mark.parametrize("settings", [{"readers": 0}, {"readers": -1}, {"readers": True}, {"pid": 0}, {"pid": "1"}])
+def test_wrong_settings_are_refused(pool: AsyncMemoryPool, settings: dict[str, int]) -> None:
+    """They are named, and nothing is held."""
+    with pool.allocate(10) as buffer:
+        with pytest.raises(InvalidRequest, match=next(iter(settings))):
+            share.export(buffer, **settings)
+        assert pool.stats().pinned_bytes == 0
+
+
+def test_a_device_without_shareable_memory_says_so() -> None:
+    """The simulated device's memory is its process's own."""
+    with AsyncMemoryPool("simulated") as pool, pytest.raises(InvalidRequest, match="other processes"):
+        _ = pool.shared
