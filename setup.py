@@ -2,12 +2,14 @@
 
 import os
 import platform
-from concurrent.futures import Future, ThreadPoolExecutor
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 CORE, GPU = Path("asyncmem/core"), Path("asyncmem/devices/gpu")
 
@@ -60,24 +62,51 @@ gpu = Extension(
 modules = [core, dlpack, buckets, gpu] if platform.system() == "Linux" else [core, dlpack, buckets]
 
 
+NEEDED = (
+    "building asyncmem from source needs a C++20 compiler (g++ 10, clang 12 or later) and the headers of Python "
+    "(on Debian: apt-get install g++ python3-dev)"
+)
+PROBE = "#include <Python.h>\n#include <concepts>\nstatic_assert(std::integral<int>);\n"
+
+
 class BuildSideBySide(build_ext):
     """Compile the files of an extension side by side, one on each processor: one by one they take two minutes."""
 
     def build_extensions(self) -> None:
-        """Put each file's compilation on a thread, and wait for all of an extension before it is linked."""
+        """Have Cython make its files, put each file's compilation on a thread, and wait for all before linking.
+
+        Raises:
+            CompileError: The compiler cannot do it.
+        """
+        self._try_compiler()
+        from Cython.Build import cythonize
+
+        for module, made in zip(self.extensions, cythonize(self.extensions, language_level=3), strict=True):
+            module.sources = made.sources
         compile_one, compile_all = self.compiler._compile, self.compiler.compile
-        under_way: list[Future[None]] = []
+        extension = threading.local()  # with `-j`, each has a thread
 
         def compile_and_wait(*arguments: object, **named: object) -> object:
+            extension.under_way = []
             objects = compile_all(*arguments, **named)
-            while under_way:
-                under_way.pop().result()
+            for one in extension.under_way:
+                one.result()
             return objects
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            self.compiler._compile = lambda *arguments: under_way.append(threads.submit(compile_one, *arguments))
+            self.compiler._compile = lambda *given: extension.under_way.append(threads.submit(compile_one, *given))
             self.compiler.compile = compile_and_wait
             super().build_extensions()
+
+    def _try_compiler(self) -> None:
+        """Compile three lines, so that what is missing is said in one, and not after minutes."""
+        with tempfile.TemporaryDirectory() as folder:
+            probe = Path(folder, "probe.cpp")
+            probe.write_text(PROBE, encoding="utf-8")
+            try:
+                self.compiler.compile([str(probe)], output_dir=folder, extra_preargs=["-std=c++20"])
+            except CompileError:
+                raise CompileError(NEEDED) from None
 
 
 def use_what_is_made(module: Extension) -> None:
@@ -94,4 +123,4 @@ def use_what_is_made(module: Extension) -> None:
 
 for module in modules:
     use_what_is_made(module)
-setup(ext_modules=cythonize(modules, language_level=3), cmdclass={"build_ext": BuildSideBySide})
+setup(ext_modules=modules, cmdclass={"build_ext": BuildSideBySide})
