@@ -4,6 +4,7 @@ The layers, lowest first; a file imports only from those before its own:
 
     text units figures errors facts options environment readers stats   words: sizes, errors, options, figures
     files       opening files that may come from anywhere
+    lazy        numpy, imported when it is used
     core/       compiled: the heap, the scheduler, and the objects that users hold
     devices/    memory and streams: the host, the simulated device, CUDA, ROCm, Metal, OpenCL
     buckets/    BucketPool: buffers of any kind, kept by size

@@ -241,11 +241,15 @@ class BackendUnavailable(AsyncmemError, RuntimeError):
 
     __module__ = "asyncmem"
 
-    def __init__(self, device: str, *, tried: Sequence[str] = (), install: str = "") -> None:
-        """Take what was tried, each with its outcome, and what to install or to use instead."""
+    def __init__(self, device: str, *, tried: Sequence[str] = (), install: str = "", package: str = "") -> None:
+        """Take what was tried, each with its outcome, and what to install or to use instead.
+
+        `package` is the Python package that a GPU which is there lacks, if nothing else is missing.
+        """
         self.device = device
         self.tried = tuple(tried)
         self.install = install
+        self.package = package
         tail = f" (tried {'; '.join(map(printable, self.tried))})" if self.tried else ""
         super().__init__(f"device {quoted(device)} is not available{tail}" + (f". {install}" if install else ""))
 

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-import numpy as np
-
 from asyncmem.arrays import Array, ElementType, element_from_dlpack, element_type
 from asyncmem.arrays._dlpack import receive
 from asyncmem.core import Buffer, Core
 from asyncmem.devices import Device, Stream, device
 from asyncmem.devices.discovery import gpu_at
 from asyncmem.errors import Described, InvalidRequest
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
     from asyncmem.arrays._dlpack import CapsuleType

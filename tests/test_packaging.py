@@ -2,7 +2,10 @@
 
 import os
 import re
+import subprocess
+import sys
 import tomllib
+import zlib
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -59,9 +62,27 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert "asyncmem" in {one.name for one in installed.entry_points if one.group == "console_scripts"}
     assert [one.value for one in installed.entry_points if one.group == "pytest11"] == ["pytest_asyncmem"]
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
-    assert needed == {"anyio", "cuda-python", "numpy", "uvloop"}
-    extras = {"cli", "insight", "metal", "opencl", "pocl", "prometheus", "rocm"}
+    assert needed == {"anyio", "numpy", "uvloop"}
+    extras = {"cli", "cuda", "insight", "metal", "opencl", "pocl", "prometheus", "rocm"}
     assert set(metadata.get_all("Provides-Extra") or []) == extras
+
+
+def test_a_wheel_is_at_most_3_mb(installed: Distribution) -> None:
+    """All that is installed, compressed as a wheel has it."""
+    files = [Path(str(one.locate())) for one in installed.files or [] if one.suffix != ".pyc"]
+    assert sum(len(zlib.compress(file.read_bytes())) for file in files) <= 3_000_000
+
+
+def test_a_build_without_a_compiler_says_in_a_line_what_is_needed(tmp_path: Path) -> None:
+    """And does so at once, before Cython makes anything."""
+    command = [sys.executable, str(SOURCE / "setup.py"), "build_ext", "--build-temp", tmp_path, "--build-lib", tmp_path]
+    missing = {**os.environ, "CC": "no-compiler", "CXX": "no-compiler", "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=SOURCE, env=missing, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: building asyncmem from source needs a C++20 compiler (g++ 10, clang 12 or later) and the headers of "
+        "Python (on Debian: apt-get install g++ python3-dev)"
+    )
 
 
 def test_commands_come_with_all_that_they_need() -> None:

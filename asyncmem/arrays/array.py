@@ -6,18 +6,18 @@ import math
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, final, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asyncmem.arrays._dlpack import COPIED, READ_ONLY, legacy_capsule, versioned_capsule
 from asyncmem.arrays.elements import element_type
 from asyncmem.core import Buffer, set_array_type
 from asyncmem.errors import BufferReleased, InvalidRequest
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from asyncmem.arrays._dlpack import CapsuleType
 
-S = TypeVar("S", bound=np.generic)
+S = TypeVar("S", bound="np.generic")
 
 # DLPack's device types: dlpack.h, DLDeviceType.
 _CPU: Final = (1, 0)

@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Final, cast
-
-import numpy as np
-from numpy.typing import DTypeLike
+from typing import TYPE_CHECKING, Final, cast
 
 from asyncmem.errors import InvalidRequest
+from asyncmem.lazy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
 
 # DLPack's type codes (dlpack.h, DLDataTypeCode).
 _NUMPY_KINDS: Final = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}

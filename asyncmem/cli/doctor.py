@@ -174,10 +174,7 @@ def _advice(packages: dict[str, str | None], nvidia: NvidiaFindings, options_err
             yield f"cuda:{index} is not: {card['use']['help'] or card['use']['reason']}"
     if nvidia["found"]:
         return
-    if packages["cuda-bindings"] is None:
-        yield "pip install cuda-python: without it no NVIDIA driver can be looked for"
-    else:
-        yield 'no GPU is needed to develop and test: use the devices "host" and "simulated"'
+    yield nvidia["help"] or 'no GPU is needed to develop and test: use the devices "host" and "simulated"'
 
 
 # -- printed -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypedDict
 
 import asyncmem.core._core
 from asyncmem.devices import Cuda, Device, Metal, OpenCL, Rocm
+from asyncmem.devices.base import names_of
 from asyncmem.devices.metal.driver import find_devices as find_metal
 from asyncmem.devices.opencl.driver import find_devices as find_opencl
 from asyncmem.errors import AsyncmemError, BackendUnavailable, DeviceError
@@ -214,13 +215,14 @@ class Card(TypedDict):
 
 
 class NvidiaFindings(TypedDict):
-    """What the probe found; `reason` says why there is nothing."""
+    """What the probe found; `reason` says why there is nothing, `help` what to install for cards that are there."""
 
     found: bool
     driver: str | None
     cuda: str | None
     cards: list[Card]
     reason: str | None
+    help: str | None
 
 
 def find_nvidia() -> NvidiaFindings:
@@ -230,9 +232,9 @@ def find_nvidia() -> NvidiaFindings:
     return findings
 
 
-def _nothing(reason: str) -> NvidiaFindings:
+def _nothing(reason: str, advice: str | None = None) -> NvidiaFindings:
     """Return that there is no usable driver, and why."""
-    return {"found": False, "driver": None, "cuda": None, "cards": [], "reason": reason}
+    return {"found": False, "driver": None, "cuda": None, "cards": [], "reason": reason, "help": advice}
 
 
 def probe_nvidia() -> NvidiaFindings:
@@ -240,7 +242,7 @@ def probe_nvidia() -> NvidiaFindings:
     try:
         driver = importlib.import_module(_DRIVER)
     except ImportError as error:
-        return _nothing(f"cuda-python cannot be imported: {error}")
+        return _without_package(f"cuda-python cannot be imported: {error}")
     try:
         checked(driver.cuInit(0))
         number = checked(driver.cuDriverGetVersion())
@@ -249,7 +251,17 @@ def probe_nvidia() -> NvidiaFindings:
         # cuda-python raises one of its own if no libcuda is installed; `checked` raises for a driver's refusal.
         return _nothing(str(error))
     cuda = f"{number // 1000}.{number % 1000 // 10}"
-    return {"found": bool(cards), "driver": _driver_version(), "cuda": cuda, "cards": cards, "reason": None}
+    version = _driver_version()
+    return {"found": bool(cards), "driver": version, "cuda": cuda, "cards": cards, "reason": None, "help": None}
+
+
+def _without_package(reason: str) -> NvidiaFindings:
+    """Ask the driver itself whether there are cards that cuda-python would be needed for."""
+    try:
+        cards = names_of("cuda", Cuda.interface.count_devices())
+    except (BackendUnavailable, DeviceError) as error:
+        return _nothing(_words(error)[0])
+    return _nothing(reason, f"pip install 'asyncmem[cuda]': the driver shows {cards}")
 
 
 def _card(driver: ModuleType, index: int) -> Card:

@@ -3,8 +3,6 @@
 import enum
 from typing import Final, NamedTuple, TypedDict
 
-import numpy as np
-
 
 class HeapOptions(TypedDict, total=False):
     """What a heap can be told, at birth and at run time. Sizes are bytes; the caps bound what caches keep."""
@@ -238,16 +236,16 @@ class Level(enum.IntEnum):
     """Memory of another stream, which its own was made to wait for."""
 
 
-LOG_ROW: Final = np.dtype(
-    [
-        ("time_ns", "<i8"), ("nbytes", "<u8"), ("address", "<u8"), ("span_ns", "<i8"), ("number", "<u8"),
-        ("site", "<u4"), ("task", "<u4"), ("tag", "<u2"), ("thread", "<u2"), ("stream", "<u2"),
-        ("kind", "u1"), ("level", "u1"),
-    ]
-)  # fmt: skip
-"""One row. `number` tells which allocation it is about; `span_ns` is what came before it: for an allocation from
-asking to granting, for a free since the allocation, for the rest what it took. A wait has its priority for an
-`address`: 0, -1, 1, -2, ... are 0, 1, 2, 3, ... there."""
+LOG_ROW: Final = [
+    ("time_ns", "<i8"), ("nbytes", "<u8"), ("address", "<u8"), ("span_ns", "<i8"), ("number", "<u8"),
+    ("site", "<u4"), ("task", "<u4"), ("tag", "<u2"), ("thread", "<u2"), ("stream", "<u2"),
+    ("kind", "u1"), ("level", "u1"),
+]  # fmt: skip
+"""The fields of a row, as `numpy.dtype` takes them.
+
+`number` tells which allocation it is about; `span_ns` is what came before it: for an allocation from asking to
+granting, for a free since the allocation, for the rest what it took. A wait has its priority for an `address`: 0, -1,
+1, -2, ... are 0, 1, 2, 3, ... there."""
 
 
 class LogPart(NamedTuple):

@@ -63,8 +63,9 @@ class CUDA(Driver):
         try:
             from cuda.bindings import driver  # type: ignore[import-untyped]  # it ships without types
         except ImportError as error:
+            install = f"An NVIDIA GPU is there: pip install 'asyncmem[cuda]'. {INSTEAD}"
             raise BackendUnavailable(
-                device, tried=(f"cuda.bindings: {error}",), install=f"pip install cuda-python. {INSTEAD}"
+                device, tried=(f"cuda-python: {error}",), install=install, package="cuda-python"
             ) from None
         module: ModuleType = driver
         return module

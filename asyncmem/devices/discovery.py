@@ -3,12 +3,13 @@
 A name may also be an entry point of another distribution's. One is loaded only when its name is asked for.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.devices.base import Device
 from asyncmem.devices.cuda import Cuda
@@ -24,13 +25,16 @@ from asyncmem.facts import Shortfall
 from asyncmem.options import PoolOptions
 from asyncmem.units import Need, bytes_needed
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 GROUP: Final = "asyncmem.devices"
 """The entry points' group: a name such as "toy" stands for something that is called with N for "toy:N"."""
 
 
 def plugin_names() -> tuple[str, ...]:
     """Return the names that installed distributions offer (reads their metadata)."""
-    return tuple(sorted({one.name for one in entry_points(group=GROUP)}))
+    return tuple(sorted({one.name for one in _offers()}))
 
 
 def plugin_device(kind: str, index: int) -> Device | None:
@@ -39,7 +43,7 @@ def plugin_device(kind: str, index: int) -> Device | None:
     Raises:
         BackendUnavailable: Several distributions offer the name, or the one that does is broken.
     """
-    offers = tuple(entry_points(group=GROUP, name=kind))
+    offers = [one for one in _offers() if one.name == kind]
     if not offers:
         return None
     name = f"{kind}:{index}"
@@ -54,6 +58,12 @@ def plugin_device(kind: str, index: int) -> Device | None:
     if not isinstance(made, Device):
         raise _broken(name, offers[0], f"it makes a {type(made).__name__}, which is no asyncmem.devices.Device")
     return made
+
+
+def _offers() -> Sequence[EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=GROUP))
 
 
 def _broken(name: str, offer: EntryPoint, why: str) -> BackendUnavailable:
@@ -71,8 +81,9 @@ def device(source: str | Device = "auto", /) -> Device:
     """Return a device that the caller owns and closes; one given as such is passed through and stays its owner's.
 
     Args:
-        source: "auto" is a GPU where one can be used, by CUDA, ROCm, Metal or OpenCL in this order, else "host"; "gpu"
-            is such a GPU, and an error where there is none. "cpu" is "host".
+        source: "auto" is a GPU where one can be used, by CUDA, ROCm, Metal or OpenCL in this order, else "host"; an
+            NVIDIA GPU that lacks only the package cuda-python is an error. "gpu" is such a GPU, and an error where
+            there is none. "cpu" is "host".
             "simulated" has a virtual clock and an order checker. Any other name is looked for in the entry points
             `asyncmem.devices` of what is installed. Each call with a name makes a device object of its own.
 
@@ -98,9 +109,12 @@ def device(source: str | Device = "auto", /) -> Device:
 
 
 def _auto() -> Device:
-    with contextlib.suppress(BackendUnavailable):  # `asyncmem doctor` says what is wrong with the GPU
+    try:
         return _gpu()
-    return Host()
+    except BackendUnavailable as error:
+        if error.package:
+            raise
+    return Host()  # `asyncmem doctor` says what is wrong with the GPU
 
 
 def _gpu() -> Device:
@@ -109,6 +123,8 @@ def _gpu() -> Device:
         try:
             return make()
         except BackendUnavailable as error:
+            if error.package:
+                raise
             tried += error.tried
         except DeviceError as error:
             tried.append(str(error))
@@ -228,7 +244,7 @@ def select_device_for(need: Need, /, *, prefer: str | Sequence[str] = (), option
     return min(fitting, key=order).name
 
 
-def _cards(make: type[Cuda] | type[Rocm]) -> dict[int, bool]:
+def _cards(make: type[Cuda | Rocm]) -> dict[int, bool]:
     count = make.interface.count_devices()
     if not count:
         raise BackendUnavailable(make.kind, tried=("the driver shows no GPU",))

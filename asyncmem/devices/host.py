@@ -11,8 +11,6 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, ParamSpec, TypeVar
 
-import numpy as np
-
 from asyncmem.devices.awaiting import call_all
 from asyncmem.devices.base import Device, Fence, MemoryInfo, Segment, Stream, whole_segment
 from asyncmem.devices.fences import FenceThread, Joined, ThreadedFence
@@ -21,6 +19,7 @@ from asyncmem.devices.queues import QueueDevice
 from asyncmem.devices.streams import QueueStream, WorkQueue
 from asyncmem.errors import AsyncmemWarning, DeviceError, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
+from asyncmem.lazy import np
 from asyncmem.text import printable
 
 P = ParamSpec("P")

@@ -8,20 +8,20 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from asyncmem.devices.base import Device, MemoryInfo
 from asyncmem.errors import InvalidRequest
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from numpy.typing import NDArray
+
     from asyncmem.devices.base import Fence, Stream
 
-Bytes = npt.NDArray[np.uint8]
+Bytes: TypeAlias = "NDArray[np.uint8]"
 
 PAGE = mmap.PAGESIZE
 

@@ -214,7 +214,7 @@ def _next_block(file: IO[bytes], at: int, size: int) -> int:
 
 def pack_rows(rows: NDArray[np.void]) -> dict[str, bytes]:
     """Return the columns of rows of the core's log."""
-    return {name: zlib.compress(np.ascontiguousarray(rows[name]).tobytes(), 1) for name in LOG_ROW.names or ()}
+    return {name: zlib.compress(np.ascontiguousarray(rows[name]).tobytes(), 1) for name, _ in LOG_ROW}
 
 
 def unpack_rows(block: Rows, into: np.dtype[np.void]) -> NDArray[np.void]:
@@ -224,10 +224,10 @@ def unpack_rows(block: Rows, into: np.dtype[np.void]) -> NDArray[np.void]:
         ValueError: A column has more or fewer rows than the block; likewise zlib's error, where it is damaged.
     """
     rows = np.zeros(block.count, into)
-    for name in LOG_ROW.names or ():
+    for name, kind in LOG_ROW:
         column = block.columns.get(name)
         if column is not None:
-            rows[name] = np.frombuffer(_unpacked(column, block.count * LOG_ROW[name].itemsize), LOG_ROW[name])
+            rows[name] = np.frombuffer(_unpacked(column, block.count * np.dtype(kind).itemsize), kind)
     rows["pool"] = block.pool
     return rows
 

@@ -15,7 +15,7 @@ from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.snapshot import segment_infos
 from asyncmem.stats import Pressure
 
-ROW: Final = np.dtype([*((name, LOG_ROW[name]) for name in LOG_ROW.names or ()), ("pool", "<u2")])
+ROW: Final = np.dtype([*LOG_ROW, ("pool", "<u2")])
 """A row of the core's log, and the number of its pool."""
 
 NO_NUMBER: Final = (1 << 64) - 1
@@ -133,7 +133,7 @@ class RecordedPool:
     def _of_pool(self, rows: bytes) -> NDArray[np.void]:
         found = np.frombuffer(rows, LOG_ROW)
         whole = np.empty(len(found), ROW)
-        whole[list(LOG_ROW.names or ())] = found
+        whole[[name for name, _ in LOG_ROW]] = found
         whole["pool"] = self.number
         return whole
 

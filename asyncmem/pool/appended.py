@@ -10,7 +10,6 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -119,6 +118,8 @@ class JournalFile:
         Raises:
             InvalidRequest: It cannot be made.
         """
+        from importlib.metadata import version
+
         names = {"pool": printable(pool), "device": printable(device)}
         self._heading = to_json({"journal": VERSION, "asyncmem": version("asyncmem"), **names}).encode() + b"\n"
         self._writing = threading.Lock()

@@ -10,13 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, final
 
-import numpy as np
-
 from asyncmem.arrays import Array
 from asyncmem.core import Buffer
 from asyncmem.devices import Fence, Stream
 from asyncmem.devices.fences import Joined
 from asyncmem.errors import DeviceError, InvalidRequest
+from asyncmem.lazy import np
 from asyncmem.pool.graph import need_uncaptured
 from asyncmem.pool.latch import Latch
 from asyncmem.units import parse_block

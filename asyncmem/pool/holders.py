@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
-
 from asyncmem.core import LOG_ROW, Kind
 from asyncmem.errors import (
     DeadlockError,
@@ -27,6 +25,7 @@ from asyncmem.errors import (
 )
 from asyncmem.facts import OutOfMemoryFacts, OwnerInfo, owner_table
 from asyncmem.figures import format_size
+from asyncmem.lazy import np
 from asyncmem.pool.alarm import alarm, report, waiting_site
 from asyncmem.pool.owners import held_by, label, name_of
 from asyncmem.pool.snapshot import largest_hole, segment_infos, waiter_infos

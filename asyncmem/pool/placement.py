@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, final
 
-import numpy as np
-
 from asyncmem.core import GRANULE
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_share, format_size
+from asyncmem.lazy import np
 
 
 class PlannedPlace(NamedTuple):

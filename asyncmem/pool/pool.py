@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Final, Generic, Self, cast, overload
 
 import anyio
@@ -179,6 +180,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
 
     def _prepare(self, opened: OpenPool, ready: Latch[object]) -> None:
         # The worker's first job. It must not wait for the warm-up, because the worker itself does the growing.
+        import_module("numpy")  # here, so that no task waits for it: until now there is no buffer to be viewed
         grown = Latch(opened.executor.grow_ahead)
         warming: Ready[Batch] | Request[Batch] | None = None
         try:

@@ -6,11 +6,10 @@ from collections.abc import Coroutine
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast
 
-import numpy as np
-
 from asyncmem.arrays import ALIGN, Array, ArrayBatch, Layout, extent
 from asyncmem.errors import BufferReleased, InvalidRequest, PoolClosed
 from asyncmem.figures import format_size
+from asyncmem.lazy import np
 from asyncmem.pool.graph import graph_of
 from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import AnyShare

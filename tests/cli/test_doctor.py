@@ -1,5 +1,6 @@
 """`asyncmem doctor`: it says what is there, whatever is there."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -67,12 +68,14 @@ def test_a_wrong_variable_is_reported_and_not_fatal(invoke: Invoke, monkeypatch:
     assert "simulated" in result.output
 
 
-def test_without_cuda_python_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing package is a reason, and no error."""
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    findings = machine.probe_nvidia()
+def test_without_cuda_python_the_driver_itself_is_looked_for() -> None:
+    """Where there is none, nothing is to be installed."""
+    code = "import sys; sys.modules['cuda'] = None; from asyncmem.cli import machine; print(machine.probe_nvidia())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    findings = ast.literal_eval(done.stdout)
     assert not findings["found"]
-    assert "cuda-python" in str(findings["reason"])
+    assert "libcuda.so.1" in findings["reason"]
+    assert findings["help"] is None
 
 
 def test_a_driver_that_kills_its_caller_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,14 +67,16 @@ class TestOpening:
             Cuda()
         assert isinstance(device("auto"), Host)
 
+    @pytest.mark.parametrize("name", ["cuda:0", "gpu", "auto"])
     def test_without_the_bindings_it_is_said_what_to_install(
-        self, driver: FakeDriver | None, monkeypatch: pytest.MonkeyPatch
+        self, driver: FakeDriver | None, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
-        """They are optional, so this is the first thing that many hear."""
+        """They are an extra, so this is what many hear first; "auto" does not pass over a GPU that is there."""
         del driver
         monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-        with pytest.raises(BackendUnavailable, match="pip install cuda-python"):
-            Cuda()
+        with pytest.raises(BackendUnavailable, match=r"GPU is there: pip install 'asyncmem\[cuda\]'") as caught:
+            device(name)
+        assert caught.value.package == "cuda-python"
 
     @pytest.mark.fake_only
     def test_an_old_driver_is_unavailable(self, fake: FakeDriver) -> None:

@@ -119,6 +119,15 @@ def test_a_driver_that_is_too_old_is_no_reason_to_hide_the_card(
     assert any("Install an NVIDIA driver for CUDA 12.4 or later" in line for line in diagnosis.advice)
 
 
+def test_cards_that_lack_cuda_python_are_told(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra, so whoever has a card and not the package hears what to install."""
+    findings = findings_of(fake, "fake.devices(2); sys.modules['cuda'] = None")
+    monkeypatch.setattr("asyncmem.cli.doctor.find_nvidia", lambda: findings)
+    diagnosis = diagnose({})
+    assert "cuda-python cannot be imported" in diagnosis.devices[2].detail
+    assert "pip install 'asyncmem[cuda]': the driver shows cuda:0 to cuda:1" in diagnosis.advice
+
+
 def test_a_driver_that_refuses_is_quoted(fake: FakeDriver) -> None:
     """The driver's own name of its error is in the reason."""
     assert findings_of(fake, "fake.fail('cuInit', 1, 100)")["reason"] == (

@@ -75,7 +75,7 @@ def blocks(data: bytes) -> None:
 
 def rows(data: bytes) -> None:
     """The rows of one, in blocks by their pool; the first byte says which are held at the end, and which are lost."""
-    head, events = data[:1] or b"\0", np.frombuffer(data[1 : 1 + len(data[1:]) // LOG_ROW.itemsize * 56], LOG_ROW)
+    head, events = data[:1] or b"\0", np.frombuffer(data[1 : 1 + len(data[1:]) // 56 * 56], LOG_ROW)
     found = [HEADING, *POOLS, NAMES]
     for number, some in enumerate(np.array_split(events, 3)):
         held = bool(head[0] >> number & 1)

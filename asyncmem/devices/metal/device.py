@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from asyncmem.devices.base import Addressed, Device, Stream
 from asyncmem.devices.host import HostQueue
 from asyncmem.devices.host_memory import Bytes, bytes_at
@@ -14,6 +12,7 @@ from asyncmem.devices.metal.driver import Driver, find_physical
 from asyncmem.devices.metal.stream import Commands, MetalFence, MetalStream
 from asyncmem.devices.queues import DriverDevice
 from asyncmem.errors import InvalidRequest
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,11 @@ import threading
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar, cast
 
-import numpy as np
-
 from asyncmem.devices.base import INSTEAD, names_of
 from asyncmem.devices.host_memory import host_memory
 from asyncmem.devices.queues import SegmentSpace
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,6 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from asyncmem.devices.base import Addressed, Device, Fence, Segment, Stream
 from asyncmem.devices.fences import FencePoller, PolledFence
 from asyncmem.devices.host_memory import Bytes, HostMemory, bytes_at, bytes_of
@@ -15,6 +13,7 @@ from asyncmem.devices.opencl.driver import Driver, PhysicalDevice, SharedMemory,
 from asyncmem.devices.queues import DriverDevice
 from asyncmem.devices.streams import QueueStream, WorkQueue
 from asyncmem.errors import InvalidRequest
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

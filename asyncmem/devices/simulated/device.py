@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-import numpy as np
-
 from asyncmem.devices.base import Device, MemoryInfo, Move, Remapped, Segment, Span, Stream, whole_segment
 from asyncmem.devices.host_memory import PAGE, Bytes, Pages, bytes_at, bytes_of, total_memory
 from asyncmem.devices.simulated.calls import Call, CallLog, Latencies
@@ -23,6 +21,7 @@ from asyncmem.devices.streams import StreamBook
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 from asyncmem.figures import format_size
+from asyncmem.lazy import np
 from asyncmem.units import Size, parse_size
 
 _DEFAULT_CAPACITY = 80 << 30

@@ -7,11 +7,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from asyncmem.devices.base import Remapped
 from asyncmem.devices.host_memory import Pages, bytes_at
 from asyncmem.errors import DeviceError, InvalidRequest, OutOfMemoryError
+from asyncmem.lazy import np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
