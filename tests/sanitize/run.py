@@ -18,12 +18,14 @@ TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "asyncmem" / "core"
 HEAP = sorted(CORE.glob("heap/*.cpp"))
 SCHEDULER = sorted(CORE.glob("scheduler/*.cpp"))
-HISTORY, GROWTH = TESTS / "sanitize" / "history.cpp", TESTS / "scheduler" / "growth.cpp"
+HISTORY = TESTS / "sanitize" / "history.cpp"
+GROWTH, THREADS = (TESTS / "scheduler" / f"{name}.cpp" for name in ("growth", "threads"))
 COMPILER = os.environ.get("CXX", "g++")
 RUNS = {
-    # The history of a heap by threads and steps; then every operation of the scheduler with so many requests.
+    # The history of a heap by threads and steps; then every operation of the scheduler with so many requests; then
+    # requests in so many rounds, while another thread frees.
     "address,undefined": [(HISTORY, "1", "30000"), (HISTORY, "3", "8000"), (GROWTH, "1000")],
-    "thread": [(HISTORY, "4", "5000")],
+    "thread": [(HISTORY, "4", "5000"), (THREADS, "2000")],
 }
 
 
@@ -31,7 +33,7 @@ def build(sanitizers: str, drivers: list[Path], folder: Path) -> list[Path]:
     """Compile the core and its drivers, the files side by side, and return the programs."""
     flags = ["-std=c++20", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
     flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-    objects = compile_all([*drivers, *HEAP, *(SCHEDULER if GROWTH in drivers else [])], flags, folder)
+    objects = compile_all([*drivers, *HEAP, *(SCHEDULER if {GROWTH, THREADS} & {*drivers} else [])], flags, folder)
     core = objects[len(drivers) :]
     programs = [folder / f"{sanitizers}-{driver.stem}" for driver in drivers]
     for driver, program in zip(objects, programs, strict=False):

@@ -1,10 +1,11 @@
-"""Compile the C++ scheduler with a program of its own, and run it: `python tests/scheduler/growth.py [MOST]`.
+"""Compile the C++ scheduler with programs of its own, and run one: `python tests/scheduler/growth.py [MOST]`.
 
-Needs only g++ (or $CXX). It tells what each operation costs with 1,000 to MOST requests, a million if not told.
+Needs only g++ (or $CXX). That one tells what each operation costs with 1,000 to MOST requests, a million if not told.
 """
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,21 +13,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "asyncmem" / "core"
-PROGRAM = Path(__file__).with_suffix(".cpp")
+PROGRAMS = [Path(__file__).with_name(f"{name}.cpp") for name in ("growth", "threads")]
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{CORE}"]
 SIDE_BY_SIDE = 2
 
 
 def build(folder: Path) -> Path:
-    """Compile, some files side by side, and return the program; what is there for these sources is used again."""
-    sources = [PROGRAM, *(one for one in sorted(CORE.rglob("*.cpp")) if one.name != "_core.cpp")]
+    """Compile, some files side by side, and return where the programs are, for the same sources from the last time."""
+    sources = [*PROGRAMS, *(one for one in sorted(CORE.rglob("*.cpp")) if one.name != "_core.cpp")]
     read = [*sources, *sorted(CORE.rglob("*.hpp"))]
     words = " ".join([COMPILER, *FLAGS]).encode()
     digest = hashlib.sha256(b"\0".join([words, *(one.read_bytes() for one in read)])).hexdigest()
-    program = folder / f"growth-{digest[:16]}"
-    if program.exists():
-        return program
+    programs = folder / f"programs-{digest[:16]}"
+    if programs.exists():
+        return programs
     with tempfile.TemporaryDirectory(dir=folder) as drafts:
         objects = [Path(drafts) / f"{source.stem}.o" for source in sources]
         jobs: list[subprocess.Popen[bytes]] = []
@@ -36,12 +37,15 @@ def build(folder: Path) -> Path:
             jobs.append(subprocess.Popen([COMPILER, *FLAGS, "-c", str(source), "-o", str(target)]))
         for job in jobs:
             _end(job)
-        draft = Path(drafts) / "growth"
-        subprocess.run([COMPILER, "-pthread", *map(str, objects), "-o", str(draft)], check=True)
-        for old in folder.glob("growth-*"):
-            old.unlink(missing_ok=True)
-        draft.replace(program)
-    return program
+        core = objects[len(PROGRAMS) :]
+        (Path(drafts) / "all").mkdir()
+        for program, target in zip(PROGRAMS, objects, strict=False):
+            made = Path(drafts) / "all" / program.stem
+            subprocess.run([COMPILER, "-pthread", *map(str, [target, *core]), "-o", str(made)], check=True)
+        for old in folder.glob("programs-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        (Path(drafts) / "all").replace(programs)
+    return programs
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
@@ -51,4 +55,4 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(subprocess.run([build(Path(folder)), *sys.argv[1:]], check=False).returncode)
+        sys.exit(subprocess.run([build(Path(folder)) / "growth", *sys.argv[1:]], check=False).returncode)

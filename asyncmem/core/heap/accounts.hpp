@@ -92,6 +92,8 @@ public:
             if (accounts_[a].gated) return true;
         return false;
     }
+    // How often blocks were given back so far.
+    uint64_t returns() const { return returns_; }
     // The accounts whose gates were closed when bytes of theirs came back, since this was asked last.
     std::vector<uint32_t> take_touched() {
         for (uint32_t id : touched_) accounts_[id].touched = false;
@@ -110,6 +112,7 @@ public:
         });
     }
     void free(uint32_t id, uint64_t nbytes, uint64_t requested, uint64_t count = 1) {
+        ++returns_;
         if (gates_closed_ && accounts_.size() > 1) [[unlikely]] touch(id);
         each_up(id, [&](Account& one) {
             one.credit(nbytes, requested);
@@ -131,6 +134,7 @@ public:
         });
     }
     void leave(uint32_t id, uint64_t nbytes, uint64_t requested) {
+        ++returns_;
         touch(id);
         each_up(id, [&](Account& one) {
             one.credit(nbytes, requested);
@@ -180,7 +184,7 @@ private:
     std::vector<uint32_t> touched_;
     Account gone_;  // counters of removed accounts that had none above them
     uint32_t gates_closed_ = 0;
-    uint64_t allowance_ = 0, wanted_ = 0, passed_ = 0;
+    uint64_t allowance_ = 0, wanted_ = 0, passed_ = 0, returns_ = 0;
 };
 
 }  // namespace asyncmem

@@ -94,7 +94,8 @@ public:
     void promise(uint32_t account, int64_t nbytes);
     // Accounts to which bytes came back, since this was asked last.
     std::vector<uint32_t> take_touched() { return lock_.with([&] { return accounts_.take_touched(); }); }
-    void set_gate(uint32_t account, bool closed);
+    uint64_t set_gate(uint32_t account, bool closed);  // how often blocks were given back until then
+    uint64_t returns() const { return lock_.with([&] { return accounts_.returns(); }); }
     void leave_ajar(uint64_t allowance, uint64_t wanted) {
         std::lock_guard lock(lock_);
         if (accounts_[0].gated) accounts_.leave_ajar(allowance, wanted);

@@ -200,10 +200,11 @@ void Heap::promise(uint32_t account, int64_t nbytes) {
     accounts_.promise(account, nbytes);
 }
 
-void Heap::set_gate(uint32_t account, bool closed) {
+uint64_t Heap::set_gate(uint32_t account, bool closed) {
     std::lock_guard lock(lock_);
     need_account(account);
     accounts_.set_gate(account, closed);
+    return accounts_.returns();
 }
 
 void Heap::reset_peaks() {

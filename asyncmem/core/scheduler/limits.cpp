@@ -165,19 +165,28 @@ void Scheduler::add_spillable(uint32_t account, int64_t nbytes, double now) {
 
 // The gates are closed where a request waits before newcomers. Where all who are here have memory made for them, hits pass
 // within the allowance of the first, and a free is told only where it is enough for one of them.
-void Scheduler::set_gates() {
+//
+// Other threads free meanwhile, and tell of it only where a gate is closed. So where one is closed that was open, and blocks
+// were given back beyond `returns`, all who wait must be tried again: true.
+bool Scheduler::set_gates(uint64_t returns) {
+    bool again = false;
+    auto set = [&](Share& share, bool gated) {
+        bool closes = gated && !share.gated;
+        share.gated = gated;
+        if (heap_.set_gate(share.account, gated) == returns || !closes) return;
+        Shares::touch(share);
+        again = true;
+    };
     bool ends = closed_ || draining_;
     bool waits = shares_.head(*root_);
     for (Share* lease : waiting_leases_) shares_.head(*lease);
-    for (Share* share : shares_.turned()) {
-        if (share == root_) continue;
-        share->gated = shares_.head(*share);
-        heap_.set_gate(share->account, share->gated);
-    }
+    for (Share* share : shares_.turned())
+        if (share != root_) set(*share, shares_.head(*share));
     bool all = ends || waits || policy_.direct || heap_.reserved() > policy_.limit;
-    root_->gated = all || !growing_.empty();
-    heap_.set_gate(0, root_->gated);
+    set(*root_, all || !growing_.empty());
     if (!all && root_->gated) heap_.leave_ajar(Shares::allowance(*root_, *growing_.first()), growing_.least());
+    version_ += again;
+    return again;
 }
 
 // Pressure is followed by two marks in the heap, so that a hit pays two comparisons.

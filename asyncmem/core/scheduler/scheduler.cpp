@@ -23,7 +23,7 @@ void Scheduler::begin() {
     by_account_.push_back(std::move(root));
     heap_.set_limit(0, policy_.limit);
     look_at_pressure();
-    set_gates();
+    set_gates(heap_.returns());
 }
 
 // -- taking requests in ------------------------------------------------------------------------------------------------

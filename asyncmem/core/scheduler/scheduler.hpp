@@ -177,7 +177,7 @@ private:
     void start_plainly(Effect::Kind kind, Request& request);
     bool no_memory_will_come() const;
     void shrink();
-    void set_gates();
+    bool set_gates(uint64_t returns);
     void look_at_pressure();
     void fit_caches();
     void defragment();

@@ -16,6 +16,7 @@ constexpr int most_tries = 8;  // requests tried in vain for memory in one go; b
 
 void Scheduler::pump(double now) {
     now_ = now;
+    uint64_t returns = heap_.returns();
     root_->overtaken += heap_.close_up();
     for (int64_t account : heap_.take_touched()) {
         Share* share = share_of(static_cast<uint32_t>(account));
@@ -40,7 +41,7 @@ void Scheduler::pump(double now) {
     }
     bool empties = closed_ || (draining_ && !figures_.waiting && growing_.empty());
     if (empties && !heap_.live()) emit(Effect{.kind = Effect::Kind::Emptied});
-    set_gates();
+    if (set_gates(returns)) return pump(now);
     arm_quiet();
 }
 
