@@ -13,10 +13,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-import cupy
-
-from asyncmem.interop.routing import allocate, device_of, need_no_blocking, until_suspended
+from asyncmem.interop.routing import allocate, device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
+
+with needs("cupy-cuda13x>=14"):
+    import cupy
 
 __all__ = ["use"]
 
@@ -24,16 +25,7 @@ __all__ = ["use"]
 def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> AbstractContextManager[None]:
     """Have CuPy allocate all memory of this thread on the share's device from there, until the block ends.
 
-    An array that outlives the block stays valid, and its memory goes back when it dies.
-
-    Args:
-        share: A lease or a part of one serves without waiting. A pool or a budget grows, or waits, on this thread.
-        tag: A name under which statistics and errors count it.
-        timeout: Seconds to wait for memory of a pool or a budget at most; None does not wait.
-
-    Raises:
-        InvalidRequest: No pool of CUDA memory; or, on an event loop's thread, no lease, or a block that awaits inside.
-        OutOfMemoryError: Inside of the block; a `MemoryError`, as CuPy's own is.
+    An array that outlives the block stays valid, and its memory goes back when it dies. `asyncmem.interop` says more.
     """
     device = device_of(share)
     need_no_blocking(share)

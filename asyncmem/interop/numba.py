@@ -15,13 +15,14 @@ import threading
 import weakref
 from contextlib import AbstractContextManager
 
-from cuda.bindings.driver import CUdeviceptr
-from numba import cuda
-
 from asyncmem.errors import BackendUnavailable
-from asyncmem.interop.routing import allocate, device_of, need_no_blocking, until_suspended
+from asyncmem.interop.routing import allocate, device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
 from asyncmem.runtime import device as device_here
+
+with needs("numba-cuda[cu13]"):
+    from cuda.bindings.driver import CUdeviceptr
+    from numba import cuda
 
 __all__ = ["ShareMemoryManager", "use"]
 
@@ -39,17 +40,7 @@ _thread = _Thread()
 def use(share: Share, *, tag: str = _TAG, timeout: float | None = None) -> AbstractContextManager[None]:
     """Have Numba allocate all memory of this thread on the share's device from there, until the block ends.
 
-    An array that outlives the block stays valid, and its memory goes back when it dies.
-
-    Args:
-        share: A lease or a part of one serves without waiting. A pool or a budget grows, or waits, on this thread.
-        tag: A name under which statistics and errors count it.
-        timeout: Seconds to wait for memory of a pool or a budget at most; None does not wait.
-
-    Raises:
-        BackendUnavailable: Numba has another memory manager, which it cannot change any more.
-        InvalidRequest: No pool of CUDA memory; or, on an event loop's thread, no lease, or a block that awaits inside.
-        OutOfMemoryError: Inside of the block.
+    An array that outlives the block stays valid, and its memory goes back when it dies. `asyncmem.interop` says more.
     """
     device = device_of(share)
     need_no_blocking(share)

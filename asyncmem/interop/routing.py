@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.loops import running_loop
@@ -19,6 +19,17 @@ from asyncmem.pool.share import Share
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer
+
+
+@contextmanager
+def needs(package: str) -> Iterator[None]:
+    """Raise what to install where the block imports a module that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(
+            f"{missing.name}, which asyncmem.interop needs here, is missing: pip install '{package}'", name=missing.name
+        ) from missing
 
 
 def device_of(share: Share) -> int:
@@ -55,6 +66,39 @@ def allocate(share: Share, nbytes: int, stream: object, tag: str, timeout: float
         buffer.free()
         raise InvalidRequest("share", share, 'one without fallback="host": this library takes no host memory')
     return buffer
+
+
+class AddressedBuffers:
+    """Buffers of a share for a library that frees by address. It may close its streams once that is done."""
+
+    def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
+        self.device = device_of(share)
+        self._share, self._tag, self._timeout = share, tag, timeout
+        self._live: dict[int, Buffer] = {}
+
+    def allocate(self, nbytes: int, stream: Streamed) -> int:
+        """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
+        buffer = allocate(self._share, nbytes, handle_of(stream), self._tag, self._timeout)
+        if nbytes:
+            self._live[buffer.address] = buffer
+        return buffer.address
+
+    def free(self, address: int, nbytes: int, stream: Streamed) -> None:
+        """Take memory back, behind the work of a stream, from any thread."""
+        if nbytes:
+            self._live.pop(address).free(handle_of(stream))
+
+
+class Streamed(Protocol):
+    """A stream of another library."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of this protocol, and the handle."""
+
+
+def handle_of(stream: Streamed) -> int:
+    """Return a stream's handle. The stream itself would be kept by the pool, and might be closed there."""
+    return stream.__cuda_stream__()[1]
 
 
 class _Visit:

@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-import torch
-
 from asyncmem.core import ROUTE_CALLS, Route, route_failure
 from asyncmem.errors import BackendUnavailable
-from asyncmem.interop.routing import device_of, need_no_blocking, until_suspended
+from asyncmem.interop.routing import device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
+
+with needs("torch>=2.11"):
+    import torch
 
 __all__ = ["give_back", "use"]
 
@@ -38,15 +39,7 @@ def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> It
 
     Backward passes run on this thread too. What torch has cached goes back at the end of the block; a tensor that
     outlives it keeps its segment. Memory goes back behind all work that any stream was given until then.
-
-    Args:
-        share: A lease or a part of one serves without waiting. A pool or a budget grows, or waits, on this thread.
-        tag: A name under which statistics and errors count it.
-        timeout: Seconds to wait for memory of a pool or a budget at most; None does not wait.
-
-    Raises:
-        InvalidRequest: No pool of CUDA memory; or, on an event loop's thread, no lease, or a block that awaits inside.
-        torch.OutOfMemoryError: By torch, inside of the block. Its text says what is full; its cause has the facts.
+    `asyncmem.interop` says more.
     """
     device = device_of(share)
     need_no_blocking(share)

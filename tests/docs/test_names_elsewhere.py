@@ -34,7 +34,7 @@ HERE = {
     ),
     *("ASYNCMEM_", "ASYNCMEM_CONF", "max_pooled_per_bucket", "ahead", "workers", "pinned", "tag"),
     *("asyncmem", "devices", "pipeline", "insight", "planning", "replay", "seconds", "pool", "options", "direct"),
-    *("interop", "use"),
+    *("interop", "use", "rmm", "memory_resource"),
 }
 """Names that the page may use for what is here; a word of prose in code is none."""
 PROSE = {

@@ -1,6 +1,8 @@
 """A block that changes its thread ends before its task lets another one run, or raises."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -125,6 +127,25 @@ def test_block_must_end_on_its_thread() -> None:
         with pytest.raises(InvalidRequest, match="on the thread where it began"):
             block.__exit__(None, None, None)
     assert thread.inside == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "package"),
+    [
+        ("torch", "torch", "torch"), ("cupy", "cupy", "cupy"), ("numba", "numba", "numba"),
+        ("cuda_core", "cuda.core", "cuda-core"), ("rmm", "rmm", "rmm-cu13"),
+    ],
+)  # fmt: skip
+def test_missing_library_says_what_to_install(module: str, library: str, package: str) -> None:
+    """asyncmem itself needs none of them."""
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        f"try: import asyncmem.interop.{module}\n"
+        "except ModuleNotFoundError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.startswith(library)
+    assert f"is missing: pip install '{package}" in done.stdout
 
 
 class TestShares:
