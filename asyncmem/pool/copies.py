@@ -334,8 +334,11 @@ def host_bytes(source: object, what: str, *, writable: bool = False) -> memoryvi
 
 
 def _with_bytes(source: object) -> object:
+    if isinstance(source, np.ndarray):
+        # Types that a package adds to numpy, such as bfloat16, have no buffer protocol; their bytes have.
+        return source.view(f"V{source.itemsize}") if source.dtype.kind == "V" else source
     place = getattr(source, "__dlpack_device__", None)
-    if isinstance(source, np.ndarray) or place is None or place()[0] != _ON_HOST:
+    if place is None or place()[0] != _ON_HOST:
         return source
     return np.from_dlpack(source)  # type: ignore[arg-type]  # torch's tensors on the host have no buffer protocol
 
