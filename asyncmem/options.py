@@ -11,7 +11,7 @@ from typing import Final, Self, TypedDict, TypeVar, Unpack
 from asyncmem import readers
 from asyncmem.environment import CONF, read_environment, unknown_option
 from asyncmem.errors import InvalidRequest
-from asyncmem.readers import OnOutOfMemory, Peers, Reader, Warmup
+from asyncmem.readers import SHARED, OnOutOfMemory, Peers, Reader, Warmup
 from asyncmem.units import Need, Share, Size, bytes_needed, parse_count, parse_duration, parse_share, parse_size
 
 _T = TypeVar("_T")
@@ -107,9 +107,10 @@ class PoolOptions:
     =========================================================== ========================
     """
 
-    limit: int | float | None = _option(None, readers.optional(readers.size_or_share))
+    limit: int | float | str | None = _option(None, readers.optional(readers.limit))
     """The most memory that the pool may reserve: bytes, or a share of the device's memory; None for `fraction` of
-    it. A limit above what the device has counts as all of it."""
+    it; "shared" for `fraction` together with the pools of other processes. A limit above what the device has counts
+    as all of it."""
     need: int = _option(0, bytes_needed, fixed=True)
     """Memory that the device must have room for: bytes, or an estimate of `asyncmem.planning`. It is reserved when
     the pool opens; "auto" then chooses a device with room.
@@ -305,7 +306,12 @@ class PoolOptions:
         for name, value in settings.items():
             if name in OPTIONS and name not in RUNTIME_OPTIONS:
                 raise InvalidRequest(name, value, "no change while the pool is in use", hint="give it to a new pool")
-        return self.replace(**settings)
+        changed = self.replace(**settings)
+        if (changed.limit == SHARED) != (self.limit == SHARED):
+            raise InvalidRequest(
+                "limit", settings["limit"], f"no change from or to {SHARED!r} while the pool is in use"
+            )
+        return changed
 
     def origin(self, name: str) -> str:
         """Return where an option's value came from: "default", "argument", or the variable's name."""
@@ -313,7 +319,7 @@ class PoolOptions:
 
     def ceiling(self, total_memory: int) -> int:
         """Return the limit in bytes, for a device that has so many: at most that, by default `fraction` of it."""
-        limit = self.fraction if self.limit is None else self.limit
+        limit = self.fraction if self.limit is None or isinstance(self.limit, str) else self.limit
         return int(limit * total_memory) if isinstance(limit, float) else min(limit, total_memory)
 
     @property
@@ -324,7 +330,7 @@ class PoolOptions:
     def spared(self, kind: str) -> int:
         """Return the bytes to leave free for others on a device of that kind."""
         # A limit in bytes has been thought about; else something is left for others, where memory is not the host's.
-        chosen = self.limit is not None and self.origin("min_free") == DEFAULT
+        chosen = self.limit not in (None, SHARED) and self.origin("min_free") == DEFAULT
         return 0 if chosen or kind == "host" else self.min_free
 
     def room(self, kind: str, *, free: int, total: int) -> int:

@@ -43,6 +43,9 @@ class Patience(NamedTuple):
 
 
 _WORDS: Final = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
+SHARED: Final = "shared"
+"""The limit of a pool that agrees on it with the pools of other processes."""
+
 _MOST_BUFFERS: Final = 1 << 18  # of one batch, which is made in one go
 _ANY_SHARE: Final = "a size, or a share such as 0.25 or '400%'"
 _PAIR: Final = re.compile(r"(?P<size>[^*]+)\*\s*(?P<count>\d+)\s*")
@@ -68,6 +71,11 @@ def size_or_share(value: object, what: str) -> int | float:
     """Read bytes (then the answer is an int) or a share of the device's memory (then it is a float)."""
     found = size_or_share_or_nothing(value, what)
     return found or positive_size(value, what)
+
+
+def limit(value: object, what: str) -> int | float | str:
+    """Read bytes, a share of the device's memory, or "shared"."""
+    return SHARED if isinstance(value, str) and value.strip() == SHARED else size_or_share(value, what)
 
 
 def size_or_share_or_nothing(value: object, what: str) -> int | float:

@@ -72,6 +72,7 @@ ALLOWED = {
 # What users find below though it lies above; it is imported when they ask for it.
 CONVENIENT = {
     "pool.pool": "insight",
+    "pool.open_pool": "share.limits",
     "pool.share": "interop",
     "__init__": "insight",
     "insight.records": "insight.pictures",

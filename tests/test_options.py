@@ -75,6 +75,12 @@ def retry(facts: OutOfMemoryFacts) -> bool:
     return facts.waiting == 0
 
 
+def test_a_limit_may_be_shared() -> None:
+    """As a word, from the environment too; it counts as `fraction` of the device, and leaves `min_free`."""
+    options = PoolOptions.from_environment({"ASYNCMEM_LIMIT": "shared"}, fraction=0.5, min_free=100)
+    assert (options.limit, options.ceiling(1000), options.spared("cuda")) == ("shared", 500, 100)
+
+
 def test_every_option_is_tried_here() -> None:
     """No option is added without a text that the environment may hold."""
     assert set(TEXTS) == set(OPTIONS)

@@ -221,6 +221,11 @@ class Device(ABC):
         return time.perf_counter()
 
     @property
+    def identity(self) -> str:
+        """What all processes of this machine know it by: its name, where that is not each process's own."""
+        return self.name
+
+    @property
     @abstractmethod
     def driver_calls(self) -> int:
         """How many calls of the driver there have been."""

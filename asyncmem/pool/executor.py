@@ -11,7 +11,7 @@ import gc
 import threading
 import time
 from collections import Counter, deque
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from asyncmem.pool.worker import on_main_thread
 from asyncmem.text import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from asyncmem.core import Batch, Buffer, Effect, Request
     from asyncmem.devices import Segment
@@ -157,7 +157,7 @@ class Executor:
                 with suppress(DeviceError):  # what the device does not take is offered again
                     self._trim(effect)
             stream = self._fit_stream(effect.stream)
-            segment = self._ask(effect, stream)
+            segment = self._take(effect, stream)
         except BaseException:
             scheduler.grow_failed(effect.job, self._core.time)
             raise
@@ -166,8 +166,6 @@ class Executor:
             return
         if self._device.checker is not None:
             self._device.checker.open_segment(segment.address, segment.nbytes)
-        with self._books:
-            self.segments[segment.address] = (*self.segments.get(segment.address, ()), segment)
         self._finish(partial(self._grew, effect, segment, stream, started))
 
     def _grew(self, effect: Effect, segment: Segment, stream: int, started: float) -> None:
@@ -190,20 +188,28 @@ class Executor:
             fit = False
         return number if fit else self.quiet()
 
-    def _ask(self, effect: Effect, stream: int) -> Segment | None:
+    def _take(self, effect: Effect, stream: int) -> Segment | None:
         # Returns as much as is wanted, else as is needed; None where the device has less.
         self._finish_rest()
-        spare, kind = self._spare(), self._pool.options.segments
-        for nbytes in sorted({effect.nbytes, effect.need}, reverse=True):
-            if effect.need <= nbytes <= spare:
-                with suppress(OutOfMemoryError):
-                    return self._device.allocate_segment(nbytes, kind, self._retire.streams[stream])
+        kind = self._pool.options.segments
+        with self._spare(effect) as spare:
+            for nbytes in sorted({effect.nbytes, effect.need}, reverse=True):
+                if effect.need <= nbytes <= spare:
+                    with suppress(OutOfMemoryError):
+                        segment = self._device.allocate_segment(nbytes, kind, self._retire.streams[stream])
+                        with self._books:
+                            self.segments[segment.address] = (*self.segments.get(segment.address, ()), segment)
+                        return segment
         return None
 
-    def _spare(self) -> int:
+    @contextmanager
+    def _spare(self, effect: Effect) -> Iterator[int]:
+        """Yield the bytes that may be had, which are this pool's until the block ends."""
         # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
-        self.memory = self._device.memory()
-        return self.memory.free - self._pool.min_free
+        quota = self._pool.quota
+        with nullcontext(effect.nbytes) if quota is None else quota(effect.need, effect.nbytes) as granted:
+            self.memory = self._device.memory()
+            yield min(granted, self.memory.free - self._pool.min_free)
 
     def _make_ready(self, spans: Sequence[Span], number: int) -> None:
         """Set memory to zero where that is wanted; what is had on the quiet stream is ready for all then."""
@@ -291,6 +297,10 @@ class Executor:
             del self.spaces[number]
 
     def _remap(self, effect: Effect) -> None:
+        with ExitStack() as room:
+            self._remap_within(effect, room)
+
+    def _remap_within(self, effect: Effect, room: ExitStack) -> None:
         started = self.clock()
         done, out_of_memory = Remapped(0, 0, 0), True
         wanted = len(effect.into) - effect.ahead
@@ -298,7 +308,7 @@ class Executor:
             self._finish_rest()
             into = effect.into
             if effect.nbytes:
-                spare = self._spare()
+                spare = room.enter_context(self._spare(effect))
                 if spare < effect.nbytes:
                     into = into[:wanted]
                 if spare < effect.need:

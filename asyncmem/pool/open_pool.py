@@ -29,6 +29,7 @@ from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
 from asyncmem.pool.worker import TICK, Worker, idle_helpers, on_main_thread, ready_helper
+from asyncmem.readers import SHARED
 from asyncmem.stats import Pressure
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_block
@@ -75,6 +76,10 @@ class OpenPool(Opened):
         self._factory = factory
         self._copier: Worker | None = None
         self.executor = Executor(self)
+        if options.limit == SHARED:
+            from asyncmem.share.limits import Member
+
+            self.quota = Member(self)
         if options.segments == "paged":
             page = max(device.page, 1)
             self.executor.reserve(_SPREAD * max(device.capacity, page) // page * page)

@@ -16,6 +16,7 @@ from asyncmem.text import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import Any, Literal
 
     from asyncmem.core import Core, Retire
@@ -143,6 +144,8 @@ class Opened:
         self.closed: Exception | None = None
         self.refusing: Exception | None = None
         self.released = False
+        self.quota: Callable[[int, int], AbstractContextManager[int]] | None = None
+        """Waits until the pool may have so many bytes more, up to so many; None where only the limit says that."""
         self.loop_blocking_calls = self.cpu_fallbacks = 0
         self.pins: dict[int, tuple[int, int]] = {}  # address and bytes of each pin
         self.lock = threading.Lock()  # over what is below; finalizers post to the core instead of waiting for it

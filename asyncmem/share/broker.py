@@ -6,6 +6,8 @@ A peer's death is seen by its process descriptor, which is ready once the proces
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import os
 import secrets
 import selectors
@@ -55,7 +57,10 @@ class Connection(ABC):
 
     @abstractmethod
     def receive(self, message: bytes, fds: list[int]) -> None:
-        """Take a message; what does not fit raises, and ends the connection. On the broker's thread, as all below."""
+        """Take a message, and of the files what belongs to it; the rest is closed. What does not fit raises.
+
+        That ends the connection. On the broker's thread, as all below.
+        """
 
     @abstractmethod
     def lost(self) -> None:
@@ -82,7 +87,7 @@ class Connection(ABC):
 
     def _flush(self) -> None:
         try:
-            while self._unsent and not self.ended:
+            while self._unsent:
                 socket.send_fds(self._socket, [self._unsent[0][0]], self._unsent[0][1])
                 self._unsent.popleft()
         except BlockingIOError:
@@ -90,34 +95,38 @@ class Connection(ABC):
             return
         except OSError:
             self._unsent.clear()
-        if not self.ended:
+        if self._socket.fileno() >= 0:
             self.broker.serve(self._socket, self._read)
 
     def _read(self) -> None:
-        fds: list[int] = []
         try:
             while True:
                 message, fds, flags, _ = socket.recv_fds(self._socket, _MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
                 if not message or flags & socket.MSG_TRUNC:
                     break
-                self.receive(message, fds)
-                fds = []
+                try:
+                    self.receive(message, fds)
+                finally:
+                    while fds:
+                        os.close(fds.pop())
         except BlockingIOError:
             return
         except (LookupError, OSError, ValueError, struct.error):  # whatever others send ends only their own connection
             pass
-        for fd in fds:
-            os.close(fd)
-        self.broker.forget(self._socket)
+        self._hang_up()
         if not self.pid:  # else what it holds comes back once it is gone, and its GPU work with it
             self.end()
+
+    def _hang_up(self) -> None:
+        self.broker.forget(self._socket)
+        self._socket.close()
+        self._unsent.clear()
 
     def end(self) -> None:
         """Close this end; twice is fine."""
         if not self.ended:
             self.ended = True
-            self.broker.forget(self._socket)
-            self._socket.close()
+            self._hang_up()
             self.broker.unwatch(self.pid, self.end)
             self.lost()
 
@@ -132,16 +141,17 @@ class Broker:
     def __init__(self, accept: Callable[[Broker, socket.socket], Connection]) -> None:
         """Listen; `accept` makes the connections."""
         self.token = secrets.token_bytes(TOKEN)
-        self._accept = accept
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []  # a heap
+        self._numbers = itertools.count()
         self._jobs: deque[Callable[[], object]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._watched: dict[int, tuple[int, set[Callable[[], None]]]] = {}
-        self._listening = new_socket()
-        self._listening.bind(name_of(self.token))
-        self._listening.listen(128)
+        listening = new_socket()
+        listening.bind(name_of(self.token))
+        listening.listen(128)
         self.serve(self._wake, self._work)
-        self.serve(self._listening, self._admit)
+        self.listen(listening, accept)
         self.thread = threading.Thread(target=self._serve, name="asyncmem share", daemon=True)
         self.thread.start()
 
@@ -164,6 +174,14 @@ class Broker:
             self._selector.modify(file, events, (read, write))
         else:
             self._selector.register(file, events, (read, write))
+
+    def listen(self, listening: socket.socket, accept: Callable[[Broker, socket.socket], Connection]) -> None:
+        """Accept connections."""
+        self.serve(listening, partial(self._admit, listening, accept))
+
+    def later(self, seconds: float, call: Callable[[], object]) -> None:
+        """Make a call after so many seconds."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), call))
 
     def forget(self, file: socket.socket | int) -> None:
         """Serve a file no more."""
@@ -201,7 +219,10 @@ class Broker:
 
     def _serve(self) -> None:
         while True:
-            for key, events in self._selector.select():
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                _guarded(heapq.heappop(self._timers)[2])
+            pause = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for key, events in self._selector.select(pause):
                 read, write = key.data
                 for call in (read, write if events & selectors.EVENT_WRITE else None):
                     if call is not None:
@@ -212,15 +233,15 @@ class Broker:
         while self._jobs:
             _guarded(self._jobs.popleft())
 
-    def _admit(self) -> None:
+    def _admit(self, listening: socket.socket, accept: Callable[[Broker, socket.socket], Connection]) -> None:
         try:
-            end, _ = self._listening.accept()
+            end, _ = listening.accept()
         except OSError:  # no more files: whoever asks waits until some are closed
             time.sleep(0.01)
             return
         end.setblocking(False)
         try:
-            self._accept(self, end).open()
+            accept(self, end).open()
         except OSError:
             end.close()
 

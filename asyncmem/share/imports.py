@@ -113,7 +113,7 @@ class SourceConnection(Connection):
         try:
             facts = json.loads(answer)
             if fds:
-                self._mappings[facts["file"]] = open_mapping(fds[0])
+                self._mappings[facts["file"]] = open_mapping(fds.pop())
             return Loan(self, number, _holding(self._mappings[facts["file"]], facts), facts)
         except (KeyError, OSError, TypeError, ValueError) as error:
             self.send(FREE_MESSAGE.pack(FREE, number))

@@ -82,6 +82,18 @@ class Peers:
         self._program.wait(30)
 
 
+def shared_limit(group: str, ceiling: int) -> Any:
+    """Make a pool whose limit is shared among those of a group."""
+    import asyncmem
+
+    class Device(asyncmem.Host):
+        identity = group
+
+    device = Device()
+    device.capacity = ceiling
+    return asyncmem.AsyncMemoryPool(device, limit="shared", fraction=1.0, segment_size="1 MiB", min_free=0)
+
+
 class Actions:
     """What a peer can do."""
 
@@ -138,6 +150,46 @@ class Actions:
         array.buffer.stream.run(self.go.wait)
         array.buffer.stream.run(array.numpy().fill, 9)
         array.free()
+
+    def become(self, user: int) -> None:
+        """Be another user."""
+        os.setuid(user)
+
+    def knock(self, name: bytes, message: bytes) -> bytes:
+        """Send a message to a socket, and return the answer."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+            end.connect(name)
+            with suppress(BrokenPipeError):
+                end.send(message)
+            try:
+                return end.recv(4096)
+            except ConnectionResetError:
+                return b""
+
+    def join(self, group: str, ceiling: int) -> None:
+        """Open a pool that agrees on its limit with those of other processes."""
+        self.member = shared_limit(group, ceiling)
+        self.buffers: list[Any] = []
+
+    def allocate(self, nbytes: int) -> float:
+        """Allocate from that pool, and return the seconds that it took."""
+        started = time.monotonic()
+        self.buffers.append(self.member.allocate(nbytes, timeout=30))
+        return time.monotonic() - started
+
+    def allocate_briefly(self, nbytes: int) -> None:
+        """Allocate from that pool, and wait for a moment only."""
+        self.buffers.append(self.member.allocate(nbytes, timeout=0.05))
+
+    def release(self) -> int:
+        """Free all of its buffers, and return what it keeps."""
+        while self.buffers:
+            self.buffers.pop().free()
+        return self.member.stats().reserved_bytes
+
+    def reserved(self) -> int:
+        """Return what that pool has."""
+        return self.member.stats().reserved_bytes
 
     def live(self) -> int:
         """Return the bytes that its exports hold."""

@@ -1,9 +1,11 @@
 """A buffer goes to another process without a copy, and comes back when that has let go of it or has ended."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,8 @@ import pytest
 import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest, share
 from asyncmem.errors import ReaderLost, StaleDescriptor
+from asyncmem.share.broker import name_of, new_socket
+from asyncmem.share.messages import DESCRIPTOR, FREE, FREE_MESSAGE, OPEN, OPEN_MESSAGE, OPENED
 
 from .peer import Peer, Peers
 
@@ -372,8 +376,62 @@ def test_a_forked_child_has_neither_memory_nor_sockets(pool: AsyncMemoryPool, pe
     os.kill(child, 9)
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def links(pid: int) -> list[str]:
     return [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+# -- who may ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_other_users_get_nothing(pool: AsyncMemoryPool, peers: Peers) -> None:
+    """The kernel says whose process it is: another user's has no answer, and would take none from this one."""
+    exported = share.export(filled(pool, 5))
+    _, token, key = DESCRIPTOR.unpack(exported.descriptor)
+    message = OPEN_MESSAGE.pack(OPEN, 1, key)
+    friend, stranger = peers.new(), peers.new()
+    stranger.ask("become", 65534)
+    assert stranger.ask("knock", name_of(token), message) == b""
+    with pytest.raises(StaleDescriptor, match="belongs to user 0"):
+        stranger.ask("attach", exported.descriptor)
+    assert friend.ask("knock", name_of(token), message)[0] == OPENED
+    friend.kill()
+    with pytest.raises(ReaderLost):
+        exported.block(30)
+
+
+def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
+    """A process cannot be filled with the files of another."""
+    exported = share.export(filled(pool, 5))
+    before = open_files()
+    with new_socket() as end, Path(os.devnull).open() as file:
+        end.connect(name_of(DESCRIPTOR.unpack(exported.descriptor)[1]))
+        for number in range(20):
+            socket.send_fds(end, [OPEN_MESSAGE.pack(OPEN, number, bytes(16))], [file.fileno()])
+    exported.close()
+    wait_until(lambda: open_files() <= before)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_message_harms_anybody(pool: AsyncMemoryPool, peer: Peer, seed: int) -> None:
+    """Whatever a process of the user sends ends its own connection at most."""
+    exported = share.export(filled(pool, 5), readers=None)
+    _, token, key = DESCRIPTOR.unpack(exported.descriptor)
+    chance = random.Random(seed)
+    for _ in range(50):
+        message = bytearray(chance.choice((OPEN_MESSAGE.pack(OPEN, 1, key), FREE_MESSAGE.pack(FREE, 1), b"A" * 13)))
+        for _ in range(chance.randrange(4)):
+            message[chance.randrange(len(message))] = chance.randrange(256)
+        peer.ask("knock", name_of(token), bytes(message[: chance.randint(1, len(message))]))
+    with contextlib.closing(exported):
+        share.attach(exported.descriptor, timeout=30).free()
+    peer.kill()
+    with contextlib.suppress(ReaderLost):  # some of them opened it
+        exported.block(30)
 
 
 # -- wrong use ---------------------------------------------------------------------------------------------------------

@@ -287,7 +287,7 @@ async def move(pool: AsyncMemoryPool, buffer: Buffer) -> None:
 def choose() -> None:
     options = PoolOptions(limit="80%", pregrow="1 GiB", warmup=[("4 KiB", 100)], on_oom=retry, timeout="2 s")
     assert_type(options.segment_size, int)
-    assert_type(options.limit, int | float | None)
+    assert_type(options.limit, int | float | str | None)
     AsyncMemoryPool("cuda:0", options=options, name="weights")
     AsyncMemoryPool(Simulated(capacity=1 << 30), options=PoolOptions.for_inference(), fallback="host")
     PoolOptions.from_environment({"ASYNCMEM_LIMIT": "1 GiB"}, base=options.replace(name="other"))
