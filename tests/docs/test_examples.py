@@ -29,4 +29,5 @@ def test_the_examples_are_there() -> None:
         "share_arrays",
         "share_between_processes",
         "spill",
+        "torch_server",
     ]
