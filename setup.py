@@ -2,6 +2,8 @@
 
 import os
 import platform
+import sys
+import sysconfig
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +12,12 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    sys.exit(
+        "asyncmem does not run on free-threaded Python: its core asks reference counts whether a buffer is still held, "
+        "which only the interpreter's lock makes true. Use the regular build of the same version."
+    )
 
 CORE, GPU = Path("asyncmem/core"), Path("asyncmem/devices/gpu")
 

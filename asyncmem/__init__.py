@@ -1,6 +1,6 @@
 """Await GPU memory the way you await a socket.
 
-The layers, lowest first; a file imports only from those before its own:
+The layers, lowest first; a file imports only from those before its own::
 
     text units figures errors facts options environment readers stats   words: sizes, errors, options, figures
     files       opening files that may come from anywhere

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -83,6 +84,32 @@ def test_a_build_without_a_compiler_says_in_a_line_what_is_needed(tmp_path: Path
         "error: building asyncmem from source needs a C++20 compiler (g++ 10, clang 12 or later) and the headers of "
         "Python (on Debian: apt-get install g++ python3-dev)"
     )
+
+
+def test_a_release_needs_the_tag_of_its_version_and_a_section_of_the_changelog(tmp_path: Path) -> None:
+    """A tag of another version, or a version that nobody described, ends the release."""
+    for name in (".github/check_release.py", "asyncmem/__init__.py", "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(SOURCE / name, tmp_path / name)
+
+    def check(tag: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / ".github" / "check_release.py"), tag]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    tag, changelog = f"v{asyncmem.__version__}", tmp_path / "CHANGELOG.md"
+    changelog.write_text(f"## [{asyncmem.__version__}] - 2027-01-01\n\nIt waits.\n\n## [0.0.1] - 2026-01-01\n\nOld.\n")
+    assert check(tag).stdout == "It waits.\n"
+    assert "the tag is v9.9" in check("v9.9").stderr
+    changelog.write_text("## [Unreleased]\n\nIt waits.\n")
+    assert "has no section" in check(tag).stderr
+
+
+def test_the_workflow_of_releases_pins_all_that_it_runs() -> None:
+    """An action is named by its commit: a tag may be moved."""
+    workflow = (SOURCE / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    actions = re.findall(r"uses: (\S+)", workflow)
+    assert len(actions) >= 8
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", one) for one in actions)
 
 
 def test_commands_come_with_all_that_they_need() -> None:

@@ -17,6 +17,7 @@ import pytest
 import asyncmem
 import asyncmem.core._core as compiled
 from asyncmem import core
+from asyncmem.cli.app import commands
 
 # The sources, which an installed package has not all of.
 ROOT = Path(__file__).parents[1] / "asyncmem"
@@ -261,3 +262,53 @@ def test_submodules_are_there_after_one_import() -> None:
         assert profile_memory is asyncmem.insight.profile_memory
     """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+LISTING = Path(__file__).with_name("surface.txt")
+"""The public surface as it was when somebody last agreed to it. `python -m tests.test_surface` writes it anew."""
+
+
+def shown(parameter: inspect.Parameter) -> str:
+    star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    return f"{star}{parameter.name}{'' if parameter.default is parameter.empty else '=...'}"
+
+
+def call_of(one: object) -> str:
+    """How something is called, without types and values, which type checkers and other tests hold."""
+    try:
+        parameters = [one for one in inspect.signature(one).parameters.values() if one.name != "self"]  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return "(...)"
+    words = list(map(shown, parameters))
+    kinds = [one.kind for one in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        words.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    if inspect.Parameter.POSITIONAL_ONLY in kinds:
+        words.insert(sum(kind is inspect.Parameter.POSITIONAL_ONLY for kind in kinds), "/")
+    return f"({', '.join(words)})"
+
+
+def surface() -> Iterator[str]:
+    """List what is public, a line for each name."""
+    for name, one in sorted(exports(), key=lambda pair: pair[0]):
+        if not isinstance(one, type):
+            yield name + (call_of(one) if inspect.isroutine(one) else "")
+            continue
+        made = any("__init__" in vars(kind) for kind in ours(one))
+        yield name + (call_of(one) if made else "")
+        for member, _ in members(one):
+            bound = getattr(one, member)
+            yield f"{name}.{member}" + (call_of(bound) if inspect.isroutine(bound) else "")
+    for command, group in sorted(commands.commands.items()):
+        yield " ".join([f"$ asyncmem {command}", *sorted(word for option in group.params for word in option.opts)])
+
+
+def test_the_surface_is_the_one_that_was_agreed_to() -> None:
+    """A change of what is public shows in the diff of the listing: docs/explanation/stability.md."""
+    listed, there = LISTING.read_text(encoding="utf-8").splitlines(), list(surface())
+    gone, new = sorted(set(listed) - set(there)), sorted(set(there) - set(listed))
+    assert listed == there, f"run `python -m tests.test_surface` if that is meant; gone: {gone}, new: {new}"
+
+
+if __name__ == "__main__":
+    LISTING.write_text("".join(f"{line}\n" for line in surface()), encoding="utf-8")

@@ -98,7 +98,7 @@ class Share(AnyShare):
 
         Args:
             shape: Length of each dimension.
-            dtype: Anything numpy takes, or "bfloat16" and the "float8_..." names.
+            dtype: Anything numpy takes, or "bfloat16" and a short float such as "float8_e4m3fn".
             **terms: `stream`, `tag`, `priority` and `timeout`, as in `allocate_async`.
         """
         return ArrayRequest(self._make_array(*extent(shape, dtype), dtype, terms))

@@ -1,6 +1,8 @@
 """What the pages tell a reader to run, run."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,11 @@ def test_tests_that_pages_name_are_there() -> None:
 def test_the_readme_is_short() -> None:
     """README stays within 120 lines: the rest has pages of its own."""
     assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docs" / "pictures").glob("*.py")), ids=lambda path: path.stem)
+def test_a_picture_is_what_its_script_draws(script: Path) -> None:
+    """From a run in virtual time, so it is the same each time; no picture has words that would need translation."""
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout == script.with_suffix(".svg").read_text(encoding="utf-8")
+    assert "<text" not in done.stdout
