@@ -38,6 +38,7 @@ FLAG_WAITING: Final = 1
 REASON_MEMORY: Final = 1
 REASON_PAGES: Final = 4
 ROUTE_CALLS: Final[tuple[int, int]]
+PROCESS_CALLS: Final[tuple[int, int, int]]
 
 class Heap:
     def __init__(self, *, granule: int = 512, journal: bool = False, **options: Unpack[HeapOptions]) -> None: ...
@@ -669,6 +670,7 @@ class Route:
         stream_of: Returns what means a stream to the pool's device, of its handle.
         tag: A name under which statistics and errors count what is live by this route.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
+        told_streams: The library frees each block on the stream that it asked for, and names others that use it.
 
     Attributes:
         failure: Why the latest allocation failed, None where it did not.
@@ -682,6 +684,7 @@ class Route:
         *,
         tag: str | None = None,
         timeout: float | None = None,
+        told_streams: bool = False,
     ) -> None: ...
     def enter(self) -> None:
         """Have this thread's allocations come from here, until `leave`."""
@@ -701,6 +704,15 @@ class Route:
     @property
     def live(self) -> int:
         """The bytes that are live by it."""
+
+    def install(self) -> None:
+        """Serve all threads that have entered no route of its device, until the process ends."""
+
+    def counts(self) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+        """Return (live, peak, taken, freed) of bytes, and of blocks, since it began; peaks since `reset_peaks`."""
+
+    def reset_peaks(self) -> None:
+        """Begin anew with peaks."""
 
 def route_failure() -> BaseException | None:
     """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""

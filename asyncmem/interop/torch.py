@@ -5,7 +5,7 @@
             y = model(x)  # allocates inside of the lease, without waiting
 
 torch's own caching allocator goes on inside, over segments from the pool, so its statistics, snapshots and
-`record_stream` work. torch 2.11 or later, for CUDA.
+`record_stream` work. After `install(pool)` the pool is the process's allocator instead. torch 2.11 or later, for CUDA.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from asyncmem.core import ROUTE_CALLS, Route, route_failure
-from asyncmem.errors import BackendUnavailable
+from asyncmem.core import PROCESS_CALLS, ROUTE_CALLS, Route, route_failure
+from asyncmem.errors import BackendUnavailable, InvalidRequest
 from asyncmem.interop.routing import device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
 
 with needs("torch>=2.11"):
     import torch
 
-__all__ = ["give_back", "use"]
+__all__ = ["give_back", "install", "use"]
 
 # A tensor's memory may be freed, and with it its segment, with torch's lock held; and any thread may wait for that
 # lock while it holds the interpreter's. Allocations must not hold it when they come here, since some of them take the
@@ -43,7 +43,7 @@ def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> It
     """
     device = device_of(share)
     need_no_blocking(share)
-    block = _Block(share, device, tag, timeout)
+    block = (_Passage if _installed else _Block)(share, device, tag, timeout)
     try:
         with until_suspended(share, block.enter, block.leave):
             yield
@@ -53,7 +53,94 @@ def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> It
 
 def give_back() -> None:
     """Give the pools back what tensors that outlived their blocks have left, as the end of each block does."""
-    _prepared().give_back()
+    if not _installed:
+        _prepared().give_back()
+
+
+def install(*shares: Share, tag: str = "torch", timeout: float | None = None) -> None:
+    """Be torch's allocator in this process, before it starts CUDA: every tensor is a block of a pool or a budget.
+
+    Memory goes back behind the work of its own stream, or, after `record_stream`, of all. `memory_stats`,
+    `max_memory_allocated` and the like, and `memory_summary` tell what torch has of it. A loop's thread never waits for
+    memory. `use(lease)` works as before, and its block costs less.
+
+    A full pool raises `RuntimeError`, with all facts after "CUDA out of memory": torch takes no other error from an
+    allocator that is not its own. Graphs cannot be captured, and there are no snapshots.
+
+    Args:
+        shares: One for each device that torch may use.
+        tag: A name under which statistics and errors count it.
+        timeout: Seconds to wait for memory at most; None does not wait.
+
+    Raises:
+        BackendUnavailable: torch has used CUDA already, or has another allocator, and changes it no more.
+        InvalidRequest: No pool of CUDA memory, or a lease; or two for one device.
+    """
+    devices = [device_of(share) for share in shares]
+    if not shares or len(set(devices)) < len(devices) or any(share._has_range for share in shares):
+        raise InvalidRequest("shares", shares, "a pool or a budget for each device")
+    _need_cuda()
+    if torch.cuda.is_initialized() or _installed:
+        raise BackendUnavailable("torch", tried=["its allocator, after CUDA had started"], install="Call this before.")
+    allocate, free, name_stream = PROCESS_CALLS
+    allocator = _C._cuda_customAllocator(allocate, free)
+    allocator.set_record_stream_fn(name_stream)
+    _C._cuda_changeCurrentAllocator(allocator)
+    for share, device in zip(shares, devices, strict=True):
+        route = _route(share, device, tag, timeout, told_streams=True)
+        route.install()
+        _installed[device] = _Figures(route, share)
+    _C._cuda_memoryStats = lambda device: _installed[device].stats()
+    _C._cuda_resetPeakMemoryStats = lambda device: _installed[device].reset_peaks()
+    _C._cuda_resetAccumulatedMemoryStats = lambda device: _installed[device].reset_totals()
+
+
+def _route(share: Share, device: int, tag: str, timeout: float | None, *, told_streams: bool = False) -> Route:
+    return Route(
+        share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout, told_streams=told_streams
+    )
+
+
+class _Figures:
+    """What torch asks its allocator for, of the memory that it has by one route."""
+
+    def __init__(self, route: Route, share: Share) -> None:
+        self._route, self._share = route, share
+        self._before = [(0, 0), (0, 0)]
+
+    def stats(self) -> dict[str, Any]:
+        """Return torch's nested statistics; what a pool has no word for is 0."""
+        share = self._share.stats()
+        counted = [
+            _figure(live, peak, taken - before[0], freed - before[1])
+            for (live, peak, taken, freed), before in zip(self._route.counts(), self._before, strict=True)
+        ]
+        found: dict[str, Any] = {name: _by_size(_figure()) for name in _UNKNOWN}
+        found |= {name: _by_size(counted[0]) for name in ("allocated_bytes", "active_bytes", "requested_bytes")}
+        found |= {name: _by_size(counted[1]) for name in ("allocation", "active")}
+        found["reserved_bytes"] = _by_size(_figure(share.reserved_bytes, share.peak_reserved))
+        found["segment"] = _by_size(_figure(share.segments))
+        return found | {name: _figure() for name in ("oversize_allocations", "oversize_segments")} | _NEVER
+
+    def reset_peaks(self) -> None:
+        """Begin anew with peaks."""
+        self._route.reset_peaks()
+
+    def reset_totals(self) -> None:
+        """Begin anew with what was allocated and freed altogether."""
+        self._before = [(taken, freed) for _, _, taken, freed in self._route.counts()]
+
+
+_UNKNOWN: Final = ("inactive_split", "inactive_split_bytes")
+_NEVER: Final = dict.fromkeys(("num_alloc_retries", "num_ooms", "num_sync_all_streams"), 0)
+
+
+def _figure(current: int = 0, peak: int = 0, allocated: int = 0, freed: int = 0) -> dict[str, int]:
+    return {"current": current, "peak": max(peak, current), "allocated": allocated, "freed": freed}
+
+
+def _by_size(figure: dict[str, int]) -> dict[str, dict[str, int]]:
+    return {"all": figure, "small_pool": _figure(), "large_pool": _figure()}
 
 
 _workspaces = threading.local()
@@ -78,32 +165,50 @@ def _use_once_more(device: int, number: tuple[int, int]) -> None:
     _C._cuda_endAllocateToPool(device, number)
 
 
-class _Block:
-    """One use of a share: a pool of torch's that gets its segments from there."""
+class _Passage:
+    """One use of a share where torch asks us for each tensor."""
 
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
-        self._torch = _prepared()
-        self._route = Route(share, device, lambda handle: _stream_of(device, handle), tag=tag, timeout=timeout)
-        with torch.cuda.device(device):
-            _make_workspaces(device)
-            self._pool: Any = torch.cuda.MemPool(self._torch.allocator)
-            self._where: tuple[int, tuple[int, int]] = (device, self._pool.id)
-        _use_once_more(*self._where)
+        self._route = _route(share, device, tag, timeout, told_streams=bool(_installed))
         self._backwards_elsewhere = True
 
     def enter(self) -> None:
-        """Have this thread allocate from the pool."""
+        """Have this thread allocate from the share."""
         self._backwards_elsewhere = _C._is_multithreading_enabled()
         _C._set_multithreading_enabled(False)
-        _C._cuda_beginAllocateCurrentThreadToPool(*self._where)
         self._route.enter()
 
     def leave(self) -> None:
         """End that."""
         self._route.leave()
+        _C._set_multithreading_enabled(self._backwards_elsewhere)
+
+    def end(self) -> None:
+        """Give back what is free: all is."""
+
+
+class _Block(_Passage):
+    """One use of a share: a pool of torch's that gets its segments from there."""
+
+    def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
+        self._torch = _prepared()
+        super().__init__(share, device, tag, timeout)
+        with torch.cuda.device(device):
+            _make_workspaces(device)
+            self._pool: Any = torch.cuda.MemPool(self._torch.allocator)
+            self._where: tuple[int, tuple[int, int]] = (device, self._pool.id)
+        _use_once_more(*self._where)
+
+    def enter(self) -> None:
+        """Have this thread allocate from the pool."""
+        _C._cuda_beginAllocateCurrentThreadToPool(*self._where)
+        super().enter()
+
+    def leave(self) -> None:
+        """End that."""
+        super().leave()
         _C._cuda_endAllocateToPool(*self._where)
         _C._cuda_releasePool(*self._where)
-        _C._set_multithreading_enabled(self._backwards_elsewhere)
 
     def end(self) -> None:
         """Give back what is free.
@@ -148,6 +253,7 @@ class _Torch:
 
 _making = threading.Lock()
 _made: list[_Torch] = []
+_installed: dict[int, _Figures] = {}  # of whole devices
 
 
 def _prepared() -> _Torch:
@@ -159,8 +265,7 @@ def _prepared() -> _Torch:
 
 def _set_up() -> None:
     """Have torch allocate without its lock, and say why an allocation failed."""
-    if not torch.cuda.is_available() or not hasattr(_C, "_cuda_customAllocator"):
-        raise BackendUnavailable("torch", tried=["its CUDA"], install="Install a build for CUDA, torch 2.11 or later.")
+    _need_cuda()
     torch.cuda.init()
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
@@ -169,6 +274,11 @@ def _set_up() -> None:
     known = torch.cuda.memory._snapshot()["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")
     _C._accelerator_setAllocatorSettings(f"{known},{_SETTING}" if known else _SETTING)
     _C._cuda_attach_out_of_memory_observer(_explain)
+
+
+def _need_cuda() -> None:
+    if not torch.cuda.is_available() or not hasattr(_C, "_cuda_customAllocator"):
+        raise BackendUnavailable("torch", tried=["its CUDA"], install="Install a build for CUDA, torch 2.11 or later.")
 
 
 def _explain(*_: int) -> None:

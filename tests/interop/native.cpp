@@ -2,6 +2,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -58,6 +60,16 @@ void* wait_and_take(Allocate allocate, Release release, size_t nbytes, int devic
     release(address, nbytes, device, stream);
     served++;
     return address;
+}
+
+// Allocates by a function that throws where it has nothing, and notes what it says.
+void* take_or_note(Allocate allocate, size_t nbytes, int device, void* stream, char* text, size_t room) {
+    try {
+        return allocate(nbytes, device, stream);
+    } catch (const std::exception& error) {
+        std::strncpy(text, error.what(), room - 1);
+        return nullptr;
+    }
 }
 
 int count_ready() { return ready; }

@@ -2,11 +2,14 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -321,3 +324,120 @@ class TestEnds:
         with Recording(pool) as recording, routed(pool):
             release(allocate(MIB, 0, None), MIB, 0, None)
         assert "library" in {record.tag for record in recording.records()}
+
+
+INSTALLED = """
+import ctypes, sys, threading
+sys.path.insert(0, {folder!r})
+import fake as package
+fake = package.FakeDriver({library!r})
+import asyncmem
+from asyncmem.core import PROCESS_CALLS, Route
+from asyncmem.devices import Cuda
+
+MIB = 1 << 20
+pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+native = ctypes.CDLL({native!r})
+native.take_or_note.argtypes = [pointer, size, number, pointer, ctypes.c_char_p, size]
+native.take_or_note.restype = pointer
+text = ctypes.create_string_buffer(2000)
+free = ctypes.CFUNCTYPE(None, pointer, size, number, pointer)(PROCESS_CALLS[1])
+name_stream = ctypes.CFUNCTYPE(None, pointer, pointer)(PROCESS_CALLS[2])
+
+def take(nbytes, stream=None, device=0):
+    text.value = b""
+    return native.take_or_note(PROCESS_CALLS[0], nbytes, device, stream, text, 2000)
+
+device = Cuda(0)
+pool = asyncmem.AsyncMemoryPool(device, limit=64 * MIB, segment_size=64 * MIB, min_free=0)
+side, other = device.create_stream(), device.create_stream()
+streams = {{one.handle: one for one in (side, other)}}
+route = Route(pool, 0, streams.__getitem__, tag="library", told_streams=True)
+route.install()
+"""
+
+
+def run_installed(fake: FakeDriver, native: Any, program: str) -> None:
+    """Run a program whose process has a route for all threads, over the fake driver."""
+    folder = str(Path(__file__).parents[1] / "cuda")
+    begin = INSTALLED.format(folder=folder, library=str(fake.path), native=native._name)
+    command = [sys.executable, "-c", begin + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class TestInstalled:
+    """A route that serves all threads of a process, which has no other end."""
+
+    def test_all_threads_are_served_and_counted(self, fake: FakeDriver, native: Any) -> None:
+        """What is not there throws, with all facts; another device, or nothing, is said."""
+        program = """
+found = []
+thread = threading.Thread(target=lambda: found.append(take(48 * MIB)))
+thread.start(); thread.join()
+assert found[0] and take(32 * MIB) is None
+assert b"CUDA out of memory" in text.value, text.value
+assert b"'library' 48 MiB" in text.value, text.value
+assert take(512, None, 1) is None and b"no pool serves this device" in text.value
+assert take(0) is None and not text.value
+free(found[0], 48 * MIB, 0, None)
+assert pool.stats().allocated_bytes == 0
+assert route.counts() == ((0, 48 * MIB, 48 * MIB, 48 * MIB), (0, 1, 1, 1))
+route.reset_peaks()
+one = take(MIB)
+assert route.counts() == ((MIB, MIB, 49 * MIB, 48 * MIB), (1, 1, 2, 1))
+with pool.lease(4 * MIB) as lease:
+    inside = Route(lease, 0, streams.__getitem__, told_streams=True)
+    inside.enter()
+    two = take(MIB)
+    inside.leave()
+    assert two == lease.address
+    free(two, MIB, 0, None)
+    assert lease.stats().allocated_bytes == 0
+free(one, MIB, 0, None)
+"""
+        run_installed(fake, native, program)
+
+    def test_memory_goes_back_behind_the_streams_that_were_named(self, fake: FakeDriver, native: Any) -> None:
+        """Its own stream takes it again at once; another comes behind that one, and behind each that was named."""
+        program = """
+def use(named):
+    block = take(60 * MIB, side.handle)
+    place = (block, 60 * MIB)
+    fake.launch(side.handle, writes=[place])
+    if named:
+        other.wait(side.record())
+        fake.hold(other.handle)
+        fake.launch(other.handle, writes=[place])
+        name_stream(block, other.handle)
+    else:
+        fake.hold(side.handle)
+    free(block, 60 * MIB, 0, side.handle)
+    return place
+
+place = use(named=False)
+again = take(60 * MIB, side.handle)
+assert again == place[0]
+free(again, 60 * MIB, 0, side.handle)
+third = device.create_stream()
+for named in (False, True):
+    with pool.allocate(60 * MIB, stream=third) as taken:
+        assert taken.address == place[0]
+        fake.launch(third.handle, writes=[place])
+        fake.release()
+    if not named:
+        place = use(named=True)
+assert fake.violations() == []
+"""
+        run_installed(fake, native, program)
+
+    def test_stream_that_is_captured_gets_nothing(self, fake: FakeDriver, native: Any) -> None:
+        """A graph would go on using what the pool gives to others."""
+        program = """
+from cuda.bindings import driver
+assert driver.cuStreamBeginCapture(side.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)[0] == 0
+assert take(MIB, side.handle) is None
+assert b"not being captured" in text.value, text.value
+driver.cuGraphDestroy(driver.cuStreamEndCapture(side.handle)[1])
+"""
+        run_installed(fake, native, program)

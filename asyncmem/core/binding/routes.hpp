@@ -1,17 +1,22 @@
 // Routes: memory for libraries that ask in C, on threads of theirs and without the interpreter's lock.
 //
-// A thread's allocations go to the route that it has entered. What a library asks for is served from the heap under the
+// A thread's allocations go to the route that it has entered, else to the device's, if one is installed. What a library asks for is served from the heap under the
 // heap's own lock where that takes no waiting, no growing and no driver call; all else goes to `missed`, which takes the
 // interpreter's lock. A free never does, because a library may free with its own locks held, which others that hold the
 // interpreter's wait for: a thread that does nothing else tells the pool of it (`wait_for_told`).
 //
-// Which streams have used a block is the library's secret, so each goes back behind all that any stream was given to do.
+// Which streams have used a block is mostly the library's secret, so each goes back behind all that any stream was given to
+// do. A route may be `told_streams`: then a block goes back behind its own stream, and behind all only if another was named.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,6 +26,11 @@
 
 namespace asyncmem {
 
+struct RouteCounts {
+    int64_t live = 0, peak = 0, taken = 0, freed = 0;                          // bytes
+    int64_t blocks = 0, peak_blocks = 0, blocks_taken = 0, blocks_freed = 0;
+};
+
 struct Route {
     Heap* heap;
     const AsyncmemFenceCalls* calls;  // none where no stream is ever captured
@@ -28,6 +38,7 @@ struct Route {
     int device;
     uint32_t account, everywhere;  // the latter the number of the user that stands for all streams
     int32_t arena;
+    bool told_streams;  // the library frees on the stream that it asked for, and names others
 
     std::mutex lock{};  // over the next two: once a route is shut, nothing is being taken by it
     bool open = false;
@@ -35,14 +46,17 @@ struct Route {
 
     // Under the lock of all routes:
     int64_t users = 0;  // threads inside, blocks, and whether it is to be told of
-    int64_t live = 0;   // bytes
+    RouteCounts counts{};
     uint32_t flags = 0;
     bool told = false;
+    bool owes = false;  // a fence behind all streams
     Route* outer = nullptr;
 };
 
 class Routes {
 public:
+    static constexpr int most_devices = 64;
+
     using Missed = void* (*)(Route* route, size_t nbytes, uint64_t stream);
 
     static Routes& all() {
@@ -59,7 +73,8 @@ public:
 
     void* allocate(size_t nbytes, int device, uint64_t stream) noexcept {
         Route* route = here();
-        if (!route || route->device != device || !nbytes || forked_) return nullptr;
+        if (!route || route->device != device) route = installed(device);
+        if (!route || !nbytes || forked_) return nullptr;
         void* found = take(*route, nbytes, stream);
         return found ? found : missed(route, nbytes, stream);
     }
@@ -78,21 +93,42 @@ public:
         uint32_t flags = 0;
         try {
             // A fence that covers this epoch is recorded after now, and so behind all that was submitted before.
-            Entry every{route.everywhere, route.heap->epochs(route.everywhere).open};
-            flags = route.heap->free(held.block, std::span<const Entry>(&every, 1));
+            Entry every{route.everywhere, held.everywhere ? route.heap->epochs(route.everywhere).open : 0};
+            flags = route.heap->free(held.block, std::span<const Entry>(&every, held.everywhere));
         } catch (...) {  // only a broken heap throws here, and this is no place to say so
         }
         std::lock_guard guard(lock_);
-        route.live -= held.nbytes;
-        tell(route, flags);
-        route.users--;  // being told of, it stays
+        RouteCounts& counts = route.counts;
+        counts.live -= held.nbytes, counts.freed += held.nbytes;
+        --counts.blocks, ++counts.blocks_freed;
+        route.owes |= held.everywhere;
+        if (flags || held.everywhere || route.users == 1) tell(route, flags);
+        route.users--;  // the last one is told of, so that it stays until then
     }
 
-    void add(Route& route, void* address, BlockId block, size_t nbytes) {
+    // `everywhere`: it is not known which streams will use it.
+    void add(Route& route, void* address, BlockId block, size_t nbytes, bool everywhere) {
         std::lock_guard guard(lock_);
-        held_.emplace(address, Held{&route, block, nbytes});
+        held_.emplace(address, Held{&route, block, static_cast<int64_t>(nbytes), everywhere});
         route.users++;
-        route.live += nbytes;
+        RouteCounts& counts = route.counts;
+        counts.live += nbytes, counts.taken += nbytes;
+        ++counts.blocks, ++counts.blocks_taken;
+        counts.peak = std::max(counts.peak, counts.live);
+        counts.peak_blocks = std::max(counts.peak_blocks, counts.blocks);
+    }
+
+    // A stream beside its own has been given work on a block.
+    void name_stream(void* address) noexcept {
+        std::lock_guard guard(lock_);
+        auto found = held_.find(address);
+        if (found != held_.end()) found->second.everywhere = true;
+    }
+
+    // Serve all threads that have entered no route of the device.
+    void install(Route& route) {
+        std::lock_guard guard(lock_);
+        installed_[route.device] = &route;
     }
 
     void use(Route& route) {
@@ -105,30 +141,45 @@ public:
         return --route.users == 0;
     }
 
-    int64_t live(const Route& route) {
+    RouteCounts counts(const Route& route) {
         std::lock_guard guard(lock_);
-        return route.live;
+        return route.counts;
+    }
+    void reset_peaks(Route& route) {
+        std::lock_guard guard(lock_);
+        route.counts.peak = route.counts.live;
+        route.counts.peak_blocks = route.counts.blocks;
     }
 
-    // Sleeps until a route is to be told of; its flags, and a use of it, are the caller's.
-    Route* wait_for_told(uint32_t& flags) {
+    // Sleeps until a route is to be told of; its flags, whether it owes a fence, and a use of it are the caller's.
+    Route* wait_for_told(uint32_t& flags, int& owes) {
         std::unique_lock guard(lock_);
         wake_.wait(guard, [&] { return !told_.empty(); });
         Route* route = told_.back();
         told_.pop_back();
         route->told = false;
         flags = std::exchange(route->flags, 0);
+        owes = std::exchange(route->owes, false);
         return route;
     }
 
     void fork() { forked_ = true; }
 
+    // Why the latest allocation on this thread failed.
+    static std::string& failure() {
+        static thread_local std::string text;
+        return text;
+    }
+
 private:
     struct Held {
         Route* route;
         BlockId block;
-        size_t nbytes;
+        int64_t nbytes;
+        bool everywhere;
     };
+
+    Route* installed(int device) const { return device >= 0 && device < most_devices ? installed_[device].load() : nullptr; }
 
     void* take(Route& route, size_t nbytes, uint64_t stream) noexcept {
         Outcome outcome;
@@ -140,7 +191,7 @@ private:
             if (stream && route.calls && route.calls->capturing(route.calls->context, stream)) return nullptr;
             block = route.heap->take(ask, outcome);
             if (!block) return nullptr;
-            add(route, reinterpret_cast<void*>(outcome.address), block, nbytes);
+            add(route, reinterpret_cast<void*>(outcome.address), block, nbytes, !route.told_streams);
         } catch (...) {
             if (block) route.heap->free(block);
             return nullptr;
@@ -174,12 +225,14 @@ private:
     std::condition_variable wake_;
     std::unordered_map<void*, Held> held_;
     std::vector<Route*> told_;
+    std::atomic<Route*> installed_[most_devices] = {};
     bool forked_ = false;
 };
 
 inline Route* new_route(Heap* heap, const AsyncmemFenceCalls* calls, void* object, int device, uint32_t account,
-                        int32_t arena, uint32_t everywhere) {
-    return new Route{heap, calls, object, device, account, everywhere, arena};
+                        int32_t arena, uint32_t everywhere, bool told_streams) {
+    if (device < 0 || device >= Routes::most_devices) throw std::invalid_argument("no such device");
+    return new Route{heap, calls, object, device, account, everywhere, arena, told_streams};
 }
 
 inline void set_open(Route* route, bool open) {
@@ -199,5 +252,14 @@ inline void* route_allocate(size_t nbytes, int device, void* stream) {
     return Routes::all().allocate(nbytes, device, reinterpret_cast<uint64_t>(stream));
 }
 inline void route_release(void* address, size_t, int, void*) { Routes::all().release(address); }
+
+// For a library that does not look whether it was given memory.
+inline void* route_allocate_or_throw(size_t nbytes, int device, void* stream) {
+    Routes::failure() = "CUDA out of memory: no pool serves this device";
+    void* found = route_allocate(nbytes, device, stream);
+    if (nbytes && !found) throw std::runtime_error(Routes::failure());
+    return found;
+}
+inline void route_name_stream(void* address, void*) { Routes::all().name_stream(address); }
 
 }  // namespace asyncmem
