@@ -272,3 +272,92 @@ class TestCudaCore:
             with pytest.raises(asyncmem.OutOfMemoryError):
                 resource.allocate(1, stream=stream)
             buffer.close()
+
+
+class TestRmm:
+    def test_buffers_come_from_the_pool(self, pool: AsyncMemoryPool) -> None:
+        """Also by threads with streams of their own; each finds what it wrote, and all comes back."""
+        rmm: Any = pytest.importorskip("rmm", reason="RMM is not installed")
+        streams = import_module("rmm.pylibrmm.stream")
+        resource = import_module("asyncmem.interop.rmm").memory_resource(pool, tag="frames", timeout=30)
+
+        def work(value: int) -> bool:
+            stream = streams.Stream()
+            right = True
+            for _ in range(30):
+                buffer = rmm.DeviceBuffer(size=MIB, stream=stream, mr=resource)
+                buffer.copy_from_host(bytes([value]) * MIB, stream)
+                right &= bool((buffer.copy_to_host(stream=stream) == value).all())
+                del buffer
+            stream.synchronize()
+            return right
+
+        assert pool.stats().allocated_bytes == 0
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(work, range(1, 5)))
+        with pytest.raises(MemoryError, match="CUDA out of memory"):
+            resource.allocate(LIMIT + 1)
+        assert pool.stats().allocated_bytes == 0
+
+    def test_pool_lies_on_a_resource(self) -> None:
+        """Its segments are counted there, hold what is written, and go back."""
+        rmm: Any = pytest.importorskip("rmm", reason="RMM is not installed")
+        counted = rmm.mr.LimitingResourceAdaptor(rmm.mr.CudaAsyncMemoryResource(), LEASE)
+        device = import_module("asyncmem.interop.rmm").ResourceDevice(counted)
+        with AsyncMemoryPool(device, limit=LIMIT) as above:
+            with above.allocate(64 * MIB) as buffer:
+                assert counted.get_allocated_bytes() >= 64 * MIB
+                device.fill(buffer.address, buffer.nbytes, 7, device.default_stream)
+                found = bytearray(MIB)
+                device.copy_out(memoryview(found), buffer.address + 63 * MIB, device.default_stream)
+                assert found == b"\7" * MIB
+            with pytest.raises(asyncmem.OutOfMemoryError):
+                above.allocate(LEASE + MIB)
+        assert counted.get_allocated_bytes() == 0
+        device.close()
+
+
+JAX = """
+import gc
+import jax
+import jax.numpy as jnp
+import asyncmem
+
+assert jax.default_backend() == "gpu"
+
+
+async def main():
+    async with asyncmem.AsyncMemoryPool("cuda:0", limit="256 MiB") as pool:
+        for value in range(20):
+            x = await pool.full((1 << 20,), value, "float32")
+            y = jax.dlpack.from_dlpack(x)
+            x.buffer.free()
+            z = y * 2 + 1
+            del y
+            assert bool((z == 2 * value + 1).all())
+            back = asyncmem.asarray(z)
+            mine = await pool.empty((1 << 20,), "float32")
+            await mine.copy_from(back)
+            del back, z
+            found = jax.dlpack.from_dlpack(mine)
+            assert bool((found == 2 * value + 1).all())
+            del found
+            mine.buffer.free()
+        gc.collect()
+        assert pool.stats().exported_bytes == 0, pool.stats()
+
+
+asyncmem.run(main)
+"""
+
+
+def test_jax_exchanges_arrays_by_dlpack() -> None:
+    """In both directions, in the order of its stream; a process of its own, since JAX takes most of the memory else."""
+    if find_spec("jax") is None:
+        pytest.skip("JAX is not installed")
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    command = [sys.executable, "-W", "ignore", "-c", JAX]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    if "default_backend" in done.stderr:
+        pytest.skip("JAX has no GPU here")
+    assert done.returncode == 0, done.stderr
