@@ -28,7 +28,7 @@ autodoc_default_options = {
     "show-inheritance": True,
 }
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["cupy", "numba", "torch"]
+autodoc_mock_imports = ["cupy", "numba", "rmm", "torch"]
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
