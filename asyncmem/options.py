@@ -151,7 +151,10 @@ class PoolOptions:
     fraction: float = _option(0.9, readers.positive_share)
     """Share of the device's memory that is the limit if `limit` is None."""
     min_free: int = _option(512 << 20, parse_size)
-    """Memory to leave free for other programs, on devices that have memory of their own."""
+    """Memory to leave free for other programs, on devices that have memory of their own.
+
+    When less is left, or others have come to hold more, memory that was not used for half a second goes back.
+    """
     segments: str = _option("auto", readers.label, fixed=True)
     """How memory is obtained: "auto", "direct" (each request from the driver, no pooling), "paged" (page by page,
     little reserved), or a kind of the device.

@@ -65,6 +65,8 @@ class Executor:
         self._unfinished: list[partial[None]] = []  # ends of effects whose memory could not be made ready
         self.own: dict[int, deque[Effect]] = {}
         self.returns: deque[Effect] = deque()
+        self._elsewhere: int | None = None  # what others held of the device, when that was looked at last,
+        self._least_elsewhere = self.memory.total  # and at least
 
     def run(self, effect: Effect) -> None:
         """Carry out an effect (blocks), and what follows. A request whose caller waits fails with any error."""
@@ -96,6 +98,23 @@ class Executor:
             return sum(handle.nbytes for handle in self._core.handles())
         with self._books:
             return sum(one.nbytes for segments in self.segments.values() for one in segments)
+
+    def others_need(self) -> bool:
+        """Look whether others need what is idle here: little is left, or they have come to hold more (blocks).
+
+        What others hold is what neither is free nor was given to this pool. They have come where that is more than half
+        of `min_free` above the least that it was, both seen twice: it changes while memory comes and goes.
+        """
+        given = self._core.reserved() if self.spaces else self.given()
+        if given <= self._core.live():
+            return False
+        self.memory = self._device.memory()
+        now, before = self.memory.total - self.memory.free - given, self._elsewhere
+        self._elsewhere = now
+        if before is not None:
+            self._least_elsewhere = min(self._least_elsewhere, max(now, before))
+        came = before is not None and min(now, before) > self._least_elsewhere + self._pool.min_free // 2
+        return came or self.memory.free < self._pool.min_free
 
     def grow_ahead(self) -> None:
         """Get what is to be ready ahead of need (blocks).

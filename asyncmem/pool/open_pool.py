@@ -279,6 +279,8 @@ class OpenPool(Opened):
             self.give_back_all()
         with suppress(DeviceError):  # a lost device raises where memory grows or is freed
             self.retire.poll()
+            if self.min_free and not self.device.host_readable and self.executor.others_need():
+                self.core.scheduler.offer(self.core.time)
         self.copies.look()
         self.spilling.look_again()
         self.executor.finish()

@@ -1,15 +1,25 @@
 """Memory that others take from the same device: growth leaves it theirs, and what is free goes back in time."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import pytest
 
 from asyncmem import OutOfMemoryError
-from asyncmem.devices import Simulated
+from asyncmem.devices import Latencies, Simulated
+from asyncmem.pool.worker import TICK
 from asyncmem.testing import SteppedPool, run_steps
 from asyncmem.testing.conservation import whole
 
 from .support import MIB, quick_device
 
 pytestmark = pytest.mark.may_block  # the worker's calls are steps of the loop
+
+
+def paged_device(capacity: int) -> Simulated:
+    """A device with pages whose calls take no time."""
+    return Simulated(capacity, latencies=Latencies.zero(), page=MIB)
 
 
 @pytest.fixture
@@ -84,6 +94,150 @@ def test_idle_pool_gives_back_what_is_free_when_the_driver_says_that_memory_is_s
             assert pool.stats().reserved_bytes == 40 * MIB
             held.free()
             whole(pool)
+
+    run_steps(main())
+
+
+class Taker:
+    """Another process: it asks for ever more of the device, keeps what it gets, and tries again a tick later."""
+
+    def __init__(self, device: Simulated) -> None:
+        self.device = device
+        self.held = 0
+
+    async def take(self, nbytes: int, tick: Callable[[], Awaitable[None]]) -> int:
+        """Return how many ticks it took to get so much."""
+        for ticks in range(100):
+            if self.device.memory().free >= nbytes:
+                self.device.take_elsewhere(nbytes)
+                self.held += nbytes
+                return ticks
+            await tick()
+        raise AssertionError("it never got it")
+
+
+async def tick(pool: SteppedPool) -> None:
+    """Let the pool look after itself once, and its worker do what comes of it."""
+    pool._opened.tick()
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert not pool._opened.core.scheduler.gauges()["under_way"]
+
+
+WITHIN = int(1 / TICK)  # a second, in ticks
+
+
+@pytest.mark.parametrize("segments", ["auto", "paged"])
+def test_pool_at_rest_gives_others_what_is_free_within_a_second(segments: str) -> None:
+    """Whether they ask for more than is left or for more than `min_free` below it; what is held stays."""
+    device = paged_device(256 * MIB)
+
+    async def main() -> None:
+        async with SteppedPool(device, min_free="8 MiB", segments=segments) as pool:
+            held = await pool.allocate_async(16 * MIB)
+            (await pool.allocate_async(160 * MIB)).free()
+            for _ in range(8):
+                await tick(pool)
+            assert pool.stats().reserved_bytes >= 176 * MIB  # nobody has come
+            other = Taker(device)
+            assert await other.take(8 * MIB, partial(tick, pool)) == 0  # its context
+            await tick(pool)
+            await tick(pool)
+            assert await other.take(100 * MIB, partial(tick, pool)) <= WITHIN
+            assert await other.take(70 * MIB, partial(tick, pool)) <= WITHIN
+            assert 16 * MIB <= pool.stats().reserved_bytes <= 64 * MIB
+            held.free()
+            whole(pool)
+
+    run_steps(main())
+
+
+@pytest.mark.parametrize("segments", ["auto", "paged"])
+def test_pool_at_work_keeps_what_it_uses_and_gives_others_the_rest(segments: str) -> None:
+    """What it has needed in the last half second stays, so it does not grow again."""
+    device = paged_device(512 * MIB)
+
+    async def main() -> None:
+        async with SteppedPool(device, min_free="8 MiB", segments=segments) as pool:
+
+            async def step() -> None:
+                for _ in range(4):
+                    buffers = [pool.allocate(16 * MIB) for _ in range(4)]
+                    for buffer in buffers:
+                        buffer.free()
+                await tick(pool)
+
+            big = [await pool.allocate_async(64 * MIB) for _ in range(5)]
+            for buffer in big:
+                buffer.free()
+            await step()
+            await step()
+            other = Taker(device)
+            assert await other.take(16 * MIB, step) == 0
+            assert await other.take(300 * MIB, step) <= WITHIN
+            await step()
+            reserved, grows = pool.stats().reserved_bytes, pool.stats().grows
+            assert reserved >= 64 * MIB
+            for _ in range(8):
+                await step()
+            assert (pool.stats().reserved_bytes, pool.stats().grows) == (reserved, grows)
+            whole(pool)
+
+    run_steps(main())
+
+
+def test_pool_gives_back_until_enough_is_left(device: Simulated) -> None:
+    """Others that were there before the pool looked first are noticed by what is left."""
+
+    async def main() -> None:
+        async with SteppedPool(device, min_free="8 MiB", segment_size="1 MiB") as pool:
+            (await pool.allocate_async(24 * MIB)).free()
+            device.take_elsewhere("33 MiB")
+            for _ in range(WITHIN):
+                await tick(pool)
+            assert pool.stats().reserved_bytes == 0
+            device.give_back_elsewhere("33 MiB")
+            whole(pool)
+
+    run_steps(main())
+
+
+def test_two_pools_share_a_device() -> None:
+    """What one has no more use for, the other one gets within a second."""
+    device = quick_device(256 * MIB)
+
+    async def main() -> None:
+        async with SteppedPool(device, min_free="8 MiB") as first, SteppedPool(device, min_free="8 MiB") as second:
+            (await first.allocate_async(192 * MIB)).free()
+            await tick(first)
+            await tick(first)
+            kept = await second.allocate_async(16 * MIB)
+            for _ in range(WITHIN):
+                await tick(first)
+            large = await second.allocate_async(128 * MIB)
+            assert device.memory().free >= 8 * MIB
+            kept.free()
+            large.free()
+            whole(first)
+            whole(second)
+
+    run_steps(main())
+
+
+def test_device_is_asked_only_while_something_is_idle_and_is_to_be_shared(device: Simulated) -> None:
+    """A pool that was given its limit in bytes leaves nothing to others unless `min_free` says so."""
+
+    async def main() -> None:
+        for limit, min_free, idle, asked in ((None, MIB, True, 3), (None, MIB, False, 0), ("32 MiB", 0, True, 0)):
+            async with SteppedPool(device, limit=limit, min_free=min_free, segment_size="1 MiB") as pool:
+                buffer = await pool.allocate_async(8 * MIB)
+                if idle:
+                    buffer.free()
+                before = device.log.counts["memory"]
+                for _ in range(3):
+                    await tick(pool)
+                assert device.log.counts["memory"] - before == asked
+                buffer.free()
 
     run_steps(main())
 

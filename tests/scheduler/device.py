@@ -260,6 +260,8 @@ class Executor:
     def tick(self) -> None:
         self.poll()
         self.refused = self.unordered = False
+        if self.others:
+            self.scheduler.offer(self.now)
         self.scheduler.tick(self.now)
         self.carry_out()
         self.idle_ticks += 1

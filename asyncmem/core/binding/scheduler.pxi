@@ -253,6 +253,10 @@ cdef class Scheduler:
         """A few times a second: ask the device again where it has refused."""
         self.c.tick(now)
 
+    def offer(self, now):
+        """Give back what was in no use between the last calls, because others need memory of the device."""
+        self.c.offer(now)
+
     def begin_beat(self):
         """Pages: empty the caches, and ask for fences behind what was freed."""
         self.c.begin_beat()

@@ -128,6 +128,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         void expire(double now) except +
         void quiet(double now, const vector[Claim]& claims) except +
         void tick(double now) except +
+        void offer(double now) except +
         void begin_beat() except +
         double end_beat(double now) except +
         void set_capturing(bint capturing) except +

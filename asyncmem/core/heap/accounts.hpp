@@ -100,6 +100,17 @@ public:
         return std::exchange(touched_, {});
     }
 
+    // The most that was live in account 0, and the same since this was asked last.
+    uint64_t peak() const { return std::max(past_peak_, accounts_[0].peak); }
+    uint64_t recent_peak() {
+        past_peak_ = peak();
+        return std::exchange(accounts_[0].peak, accounts_[0].live);
+    }
+    void reset_peaks() {
+        past_peak_ = 0;
+        for (Account& account : accounts_) account.peak = account.live;
+    }
+
     // Bytes that count as if they were live, or below 0 do so no more.
     void promise(uint32_t id, int64_t nbytes) {
         each_up(id, [&](Account& one) { one.promised += static_cast<uint64_t>(nbytes); });
@@ -185,6 +196,7 @@ private:
     Account gone_;  // counters of removed accounts that had none above them
     uint32_t gates_closed_ = 0;
     uint64_t allowance_ = 0, wanted_ = 0, passed_ = 0, returns_ = 0;
+    uint64_t past_peak_ = 0;  // of account 0, before its peak began again
 };
 
 }  // namespace asyncmem

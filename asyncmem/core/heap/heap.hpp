@@ -89,7 +89,13 @@ public:
         while (std::erase_if(ended, [&](uint32_t one) { return remove_account(one); })) continue;
     }
     void set_limit(uint32_t account, uint64_t limit);
-    Account account(uint32_t account) const { return lock_.with([&] { return need_account(account); }); }
+    Account account(uint32_t account) const {
+        std::lock_guard lock(lock_);
+        Account found = need_account(account);
+        if (!account) found.peak = accounts_.peak();
+        return found;
+    }
+    uint64_t recent_peak() { return lock_.with([&] { return accounts_.recent_peak(); }); }
     // Bytes that count in an account, and in all above it, as if they were live.
     void promise(uint32_t account, int64_t nbytes);
     // Accounts to which bytes came back, since this was asked last.

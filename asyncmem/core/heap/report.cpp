@@ -42,7 +42,7 @@ Counts Heap::counts() const {
     Counts c = total_;
     c.reserved = reserved_;
     c.live = accounts_[0].live;
-    c.peak_live = accounts_[0].peak;
+    c.peak_live = accounts_.peak();
     c.free = unused();
     c.cached = cached_;
     c.lifted = lifted_;

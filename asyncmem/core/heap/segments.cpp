@@ -209,7 +209,7 @@ uint64_t Heap::set_gate(uint32_t account, bool closed) {
 
 void Heap::reset_peaks() {
     ASYNCMEM_ENTER(reset_peaks);
-    for (uint32_t a = 0; a < accounts_.size(); ++a) accounts_[a].peak = accounts_[a].live;
+    accounts_.reset_peaks();
     total_.peak_cached = reserved_ - accounts_[0].live;
     total_.peak_reserved = reserved_;
 }

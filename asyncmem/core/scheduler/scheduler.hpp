@@ -122,6 +122,8 @@ public:
     // What a request without a sleeping caller may ask for; as effects.
     void trim(uint64_t keep, double now);
     void grow_ahead(double now);
+    // Others need memory of the device: what has been in no use between the last calls goes back.
+    void offer(double now);
 
     // -- effects -------------------------------------------------------------------------------------------------------
     bool next(Effect& effect);
@@ -257,6 +259,8 @@ private:
     uint64_t last_use_ = 0;
     double used_at_ = 0;
     bool shrunk_ = false;
+    uint64_t offered_use_ = 0, recent_peak_ = 0;
+    bool rested_ = false;
 };
 
 }  // namespace asyncmem::scheduler

@@ -94,6 +94,23 @@ void Scheduler::tick(double now) {
     }
 }
 
+void Scheduler::offer(double now) {
+    ASYNCMEM_ENTER(offer, now);
+    constexpr uint64_t spare = 8;  // a pool that works keeps one part in so many more than it has needed: memory is in pieces
+    now_ = now;
+    Account whole = heap_.account(0);
+    uint64_t use = whole.grants() + whole.frees, peak = heap_.recent_peak();
+    uint64_t needed = std::max(peak, std::exchange(recent_peak_, peak));
+    bool rests = use == std::exchange(offered_use_, use), rested = std::exchange(rested_, rests);
+    if (closed_ || shrink_job_ || figures_.waiting || !growing_.empty()) return;
+    if (rests && !rested) {
+        heap_.flush(-1);
+        heap_.merge();
+    }
+    uint64_t keep = std::max(policy_.ready, rests ? 0 : needed + needed / spare);
+    if (start(source_->trim(no_limit, keep, now), nullptr, Means::Trim)) shrink_job_ = last_job_;
+}
+
 void Scheduler::set_capturing(bool capturing) {
     ASYNCMEM_ENTER(set_capturing, capturing);
     capturing_ = capturing;
