@@ -87,8 +87,7 @@ def _pool_stats(pool: AnyShare, opened: Opened) -> PoolStats:
         hits_stream=counts.stream_hits, hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - misses),
         num_cache_misses=misses, driver_calls=opened.device.driver_calls,
         grows=gauges["grows"], trims=gauges["trims"],
-        waiting=gauges["waiting"], waiting_bytes=gauges["waiting_bytes"], growing=gauges["growing"],
-        growing_bytes=gauges["growing_bytes"], bypassed_bytes=gauges["overtaken"],
+        bypassed_bytes=gauges["overtaken"],
         late_fences=retired.late_fences, loop_blocking_calls=opened.loop_blocking_calls,
         cpu_fallbacks=opened.cpu_fallbacks, spills=opened.spilling.spills, returns=opened.spilling.returns,
         remedies=gauges["means"] | opened.executor.asked,
@@ -118,17 +117,13 @@ def _share_stats(share: AnyShare, opened: Opened) -> PoolStats:
     core = opened.core
     counts, tally, limit = core.account(share._account), core.scheduler.tally(share._account), share._own_limit()
     misses = tally.pop("misses")
-    requests = opened.requests_in(share)
-    waiting = [one["nbytes"] for one in requests if not one["growing"]]
-    growing = [one["nbytes"] for one in requests if one["growing"]]
     return PoolStats(
         name=share.name, device=opened.device.name, limit=limit, pressure=Pressure.of(counts.live / max(limit, 1)),
         allocated_bytes=counts.live, active_bytes=counts.requested, peak_allocated=counts.peak,
         num_allocations=counts.allocations, num_frees=counts.allocations - counts.blocks,
         active_buffers=counts.blocks, hits_stream=counts.stream_hits,
         hits_shared=counts.shared_hits, hits_mapped=max(0, counts.placed - misses),
-        num_cache_misses=misses, waiting=len(waiting), waiting_bytes=sum(waiting), growing=len(growing),
-        growing_bytes=sum(growing), reserved_bytes=limit if share._is_lease else 0,
+        num_cache_misses=misses, reserved_bytes=limit if share._is_lease else 0,
         largest_hole=core.largest(share._arena) if share._is_lease else 0, **tally,
     )  # fmt: skip
 

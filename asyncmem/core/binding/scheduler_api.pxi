@@ -63,6 +63,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         size_t moved, ahead
 
     cdef struct CTally "asyncmem::scheduler::Tally":
+        int64_t waiting, waiting_bytes, growing, growing_bytes
         int64_t waits, growth_waits, misses, timeouts, cancellations, handed_back, deadlocks
         double wait_seconds, longest_wait, growth_seconds
 

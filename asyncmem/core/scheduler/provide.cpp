@@ -111,7 +111,7 @@ void Scheduler::looked(uint64_t found, double now) {
     source_->looked(now);
     bool decides = suspended_;
     suspended_ = false;
-    if (decides || (found && (figures_.waiting || !growing_.empty()))) pump(now);
+    if (decides || (found && (root_->tally.waiting || !growing_.empty()))) pump(now);
     note_fresh();
 }
 

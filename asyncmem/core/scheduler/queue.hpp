@@ -186,6 +186,7 @@ private:
 };
 
 struct Tally {
+    int64_t waiting = 0, waiting_bytes = 0, growing = 0, growing_bytes = 0;  // now
     int64_t waits = 0, growth_waits = 0, misses = 0;
     int64_t timeouts = 0, cancellations = 0, handed_back = 0, deadlocks = 0;
     double wait_seconds = 0, longest_wait = 0, growth_seconds = 0;

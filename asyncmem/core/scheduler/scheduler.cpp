@@ -98,7 +98,7 @@ void Scheduler::note(Request& request) {
     if (!terms.waits) {
         callers_.push_back(request.id);
         refuse_callers();
-    } else if (waits && !terms.calls && figures_.waiting > policy_.max_waiting) {
+    } else if (waits && !terms.calls && static_cast<uint64_t>(root_->tally.waiting) > policy_.max_waiting) {
         fail(request, Reason::TooMany);
     }
     if (!request.queued()) return;
@@ -113,8 +113,7 @@ void Scheduler::note(Request& request) {
 void Scheduler::join(Request& request) {
     request.state = State::Waiting;
     shares_.join(request);
-    ++figures_.waiting;
-    figures_.waiting_bytes += request.total;
+    count(request, 1);
     Share* top = request.share;
     while (top->up) top = top->up;
     if (top != root_ && std::find(waiting_leases_.begin(), waiting_leases_.end(), top) == waiting_leases_.end())
@@ -123,18 +122,28 @@ void Scheduler::join(Request& request) {
 
 // -- state of a request ------------------------------------------------------------------------------------------------
 
+// It begins or ceases to wait or grow, in the state that it has.
+void Scheduler::count(Request& request, int64_t sign) {
+    bool grows = request.state == State::Growing;
+    each_tally(request, [&](Tally& tally) {
+        (grows ? tally.growing : tally.waiting) += sign;
+        (grows ? tally.growing_bytes : tally.waiting_bytes) += sign * static_cast<int64_t>(request.total);
+    });
+}
+
 // Memory is being made for it: its bytes count from now on, so that no other request gets them.
 void Scheduler::admit(Request& request) {
     shares_.leave(request);
+    count(request, -1);
     heap_.promise(request.ask.account, static_cast<int64_t>(request.total));
     request.state = State::Growing;
     growing_.insert(request);
-    --figures_.waiting;
-    figures_.waiting_bytes -= request.total;
+    count(request, 1);
 }
 
 void Scheduler::readmit(Request& request) {
     growing_.remove(request);
+    count(request, -1);
     heap_.promise(request.ask.account, -static_cast<int64_t>(request.total));
     ++facts_;
     join(request);
@@ -169,9 +178,8 @@ void Scheduler::leave(Request& request) {
         Shares::touch(*request.share);
     } else {
         shares_.leave(request);
-        --figures_.waiting;
-        figures_.waiting_bytes -= request.total;
     }
+    count(request, -1);
     deadlines_.erase({request.terms.deadline, request.id});
     if (request.sleepers && request.terms.deadline == never) --sleeping_;
 }

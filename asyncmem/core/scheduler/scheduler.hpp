@@ -201,6 +201,7 @@ private:
     Request& need(RequestId id) const;
     uint64_t capacity(const Share& share) const;
     class Proof;
+    void count(Request& request, int64_t sign);
     template <typename Count>
     void each_tally(Request& request, Count&& count) {
         for (Share* one = request.share; one; one = one->part_of) count(one->tally);

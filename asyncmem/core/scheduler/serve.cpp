@@ -39,7 +39,7 @@ void Scheduler::pump(double now) {
         refuse_callers();
         if (heap_.reserved() > policy_.limit || policy_.direct) shrink();
     }
-    bool empties = closed_ || (draining_ && !figures_.waiting && growing_.empty());
+    bool empties = closed_ || (draining_ && !root_->tally.waiting && growing_.empty());
     if (empties && !heap_.live()) emit(Effect{.kind = Effect::Kind::Emptied});
     if (set_gates(returns)) return pump(now);
     arm_quiet();

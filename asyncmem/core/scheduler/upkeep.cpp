@@ -74,7 +74,7 @@ void Scheduler::tick(double now) {
     source_->forget_refusal();  // others may have given memory back to the device
     capturing_ = false;         // or ended their captures
     requests_.each([](Request& request) { request.unordered = false; });
-    if (figures_.waiting || !growing_.empty()) {
+    if (root_->tally.waiting || !growing_.empty()) {
         ++version_;
         ++event_;
         pump(now);
@@ -118,7 +118,7 @@ void Scheduler::set_capturing(bool capturing) {
 
 void Scheduler::defragment() {
     uint64_t free = heap_.free_bytes();
-    if (!policy_.defragment || figures_.waiting || !free) return;
+    if (!policy_.defragment || root_->tally.waiting || !free) return;
     double threshold = squeezed_ ? 0 : policy_.merge_threshold;
     if (1 - static_cast<double>(heap_.largest(-1)) / static_cast<double>(free) > threshold && heap_.merge())
         ++figures_.means[static_cast<size_t>(Means::Merge)];
@@ -151,7 +151,7 @@ double Scheduler::end_beat(double now) {
         merged_frees_ = frees;
         if (quiet) settled_frees_ = frees;
     }
-    if (beat_gained_ && (figures_.waiting || !growing_.empty())) {
+    if (beat_gained_ && (root_->tally.waiting || !growing_.empty())) {
         ++version_;
         pump(now);
     }
@@ -190,8 +190,11 @@ bool Scheduler::next(Effect& effect) {
 Gauges Scheduler::gauges() const {
     std::lock_guard lock(lock_);
     Gauges found = figures_;
-    found.growing = growing_.count();
-    found.growing_bytes = heap_.account(0).promised;
+    const Tally& all = root_->tally;
+    found.waiting = static_cast<uint64_t>(all.waiting);
+    found.waiting_bytes = static_cast<uint64_t>(all.waiting_bytes);
+    found.growing = static_cast<uint64_t>(all.growing);
+    found.growing_bytes = static_cast<uint64_t>(all.growing_bytes);
     found.coming = source_->coming();
     found.leaving = source_->leaving();
     found.overtaken = root_->overtaken;
@@ -217,21 +220,21 @@ std::vector<RequestId> Scheduler::queued() const {
 
 std::string Scheduler::check() const {
     std::lock_guard lock(lock_);
-    uint64_t waiting = 0, bytes = 0, growing = 0, promised = 0;
     std::unordered_map<const Share*, size_t> requests, parts;
+    std::unordered_map<const Share*, Tally> tallies;
     requests_.each([&](Request& request) {
         ++requests[request.share];
         if (!request.sequence || !request.queued()) return;
-        if (request.state == State::Waiting) {
-            ++waiting;
-            bytes += request.total;
-        } else {
-            ++growing;
-            promised += request.total;
+        auto total = static_cast<int64_t>(request.total);
+        for (Share* one = request.share; one; one = one->part_of) {
+            Tally& tally = tallies[one];
+            bool waits = request.state == State::Waiting;
+            ++(waits ? tally.waiting : tally.growing);
+            (waits ? tally.waiting_bytes : tally.growing_bytes) += total;
         }
     });
-    if (waiting != figures_.waiting || bytes != figures_.waiting_bytes) return "the waiting requests are miscounted";
-    if (growing != growing_.count()) return "the growing requests are miscounted";
+    const Tally& all = root_->tally;
+    if (static_cast<size_t>(all.growing) != growing_.count()) return "the growing requests are miscounted";
     size_t queued = 0;
     for (auto& share : by_account_)
         if (share) ++parts[share->part_of];
@@ -239,14 +242,20 @@ std::string Scheduler::check() const {
         if (!share) continue;
         if (share->requests != requests[share.get()]) return "the requests of a share are miscounted";
         if (share->parts != parts[share.get()]) return "the parts of a share are miscounted";
+        const Tally &told = share->tally, &found = tallies[share.get()];
+        if (told.waiting != found.waiting || told.waiting_bytes != found.waiting_bytes)
+            return "the waiting requests of a share are miscounted";
+        if (told.growing != found.growing || told.growing_bytes != found.growing_bytes)
+            return "the growing requests of a share are miscounted";
         if (!share->queue.sound()) return "a queue is out of order";
         queued += share->queue.count();
         if (share->up && (share->listed != 0) != (!share->queue.empty() || !share->inside.empty()))
             return "a share with requests is not listed, or one without is";
     }
-    if (queued != figures_.waiting) return "the queues hold other requests than those that wait";
+    if (queued != static_cast<size_t>(all.waiting)) return "the queues hold other requests than those that wait";
     if (!growing_.sound()) return "the queue of growing requests is out of order";
-    if (heap_.account(0).promised != promised) return "the pool has promised other bytes than its growing requests ask for";
+    if (heap_.account(0).promised != static_cast<uint64_t>(all.growing_bytes))
+        return "the pool has promised other bytes than its growing requests ask for";
     return "";
 }
 
