@@ -175,9 +175,9 @@ def _parts(now: ProcessLook, before: ProcessLook | None, width: int, hint: str) 
 
 def _pools(now: ProcessLook, before: ProcessLook | None, width: int) -> Table:
     """Return the table of pools, with as many of its columns as the screen has room for."""
-    earlier = {_name(pool): pool["stats"] for pool in before["pools"]} if before else {}
+    earlier = dict(_shares(before)) if before else {}
     seconds = now["time"] - before["time"] if before else 0
-    rows = [_cells(pool, earlier.get(_name(pool)), seconds) for pool in now["pools"]]
+    rows = [_cells(name, stats, earlier.get(name), seconds) for name, stats in _shares(now)]
     headings, spare = list(rows[0]), list(_SPARE)
     while True:
         table = table_of(headings, [[row[heading] for heading in headings] for row in rows], left=_WORDS)
@@ -186,13 +186,21 @@ def _pools(now: ProcessLook, before: ProcessLook | None, width: int) -> Table:
         headings.remove(spare.pop(0))
 
 
-def _cells(pool: PoolLook, earlier: dict[str, Any] | None, seconds: float) -> dict[str, Cell]:
-    stats: dict[str, Any] = pool["stats"]
+def _shares(look: ProcessLook) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return the names and figures of pools, each followed by those of its budgets."""
+    for pool in look["pools"]:
+        name = _name(pool)
+        yield name, {**pool["stats"], "closed": pool["closed"]}
+        for stats in pool["budgets"]:
+            yield f"{name}/{printable(str(stats['name']))}", {**stats, "reserved_bytes": 0}
+
+
+def _cells(name: str, stats: dict[str, Any], earlier: dict[str, Any] | None, seconds: float) -> dict[str, Cell]:
     return {
-        "pool": _name(pool) + (" (closed)" if pool["closed"] else ""),
+        "pool": name + (" (closed)" if stats.get("closed") else ""),
         "device": str(stats["device"]),
         "live": format_size(stats["allocated_bytes"]),
-        "reserved": format_size(stats["reserved_bytes"]),
+        "reserved": format_size(stats["reserved_bytes"]) if "closed" in stats else "-",
         "limit": format_size(stats["limit"]),
         "of the limit": _bar(stats),
         "waiting": _waiting(stats),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeVar, final
 
 from asyncmem.pool.open_pool import open_pools
@@ -78,45 +78,68 @@ _COUNTS: Final = (
 _LARGEST: Final = {"largest_hole", "total_memory", "free_memory", "longest_wait", "pressure", "fragmentation"}
 """Figures that are not added up over pools of one name: the largest is taken."""
 
+_OF_BUDGETS: Final = {
+    "limit", "allocated_bytes", "active_bytes", "peak_allocated", "active_buffers", "waiting", "waiting_bytes",
+    "growing", "growing_bytes", "longest_wait", "num_allocations", "num_frees", "num_cache_misses", "waits",
+    "wait_seconds", "growth_waits", "growth_seconds", "timeouts", "cancellations", "deadlocks",
+}  # fmt: skip
+"""Figures that budgets have of their own."""
+
 
 @final
 class PoolCollector(Collector):
-    """Returns the figures of all pools of the process that have memory, with the labels `pool` and `device`.
+    """Returns the figures of all pools of the process that have memory, and of their budgets.
 
     Register it once: ``prometheus_client.REGISTRY.register(PoolCollector())``. Nothing is counted meanwhile: it reads
     `pool.stats()` when it is asked, from any thread. Pools of one name on one device are added up, so give them names
+    and budgets
     if they are to be told apart. A counter begins anew with `reset_stats()` and with a pool of the same name.
     """
 
     def collect(self) -> Iterator[Metric]:
-        """Return each metric with a sample for each pool; without one where there is no pool."""
-        found: dict[tuple[str, ...], list[PoolStats]] = {}
+        """Return each metric with a sample for each pool or budget; without one where there is none."""
+        pools: dict[tuple[str, ...], list[PoolStats]] = {}
+        budgets: dict[tuple[str, ...], list[PoolStats]] = {}
         for opened in open_pools():
             stats = opened.pool.stats()
-            found.setdefault((printable(stats.name), printable(stats.device)), []).append(stats)
-        for name, figure, words in _GAUGES:
-            together = max if figure in _LARGEST else sum
-            samples = {at: together(getattr(one, figure) or 0 for one in pools) for at, pools in found.items()}
-            yield _family(GaugeMetricFamily, name, words, samples)
-        for name, figure, words in _COUNTS:
-            samples = {at: sum(getattr(one, figure) for one in pools) for at, pools in found.items()}
-            yield _family(CounterMetricFamily, name, words, samples)
+            at: tuple[str, ...] = printable(stats.name), printable(stats.device)
+            pools.setdefault(at, []).append(stats)
+            for stats in opened.budget_stats():
+                budgets.setdefault((*at, printable(stats.name)), []).append(stats)
+        of_budgets = (
+            [one for one in _GAUGES if one[1] in _OF_BUDGETS],
+            [one for one in _COUNTS if one[1] in _OF_BUDGETS],
+        )
+        yield from _families(GaugeMetricFamily, "pool", _GAUGES, pools)
+        yield from _families(CounterMetricFamily, "pool", _COUNTS, pools)
+        yield from _families(GaugeMetricFamily, "budget", of_budgets[0], budgets, "budget")
+        yield from _families(CounterMetricFamily, "budget", of_budgets[1], budgets, "budget")
         hits, remedies = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
-        for at, pools in found.items():
-            for one in pools:
+        for at, found in pools.items():
+            for one in found:
                 hits.update({(*at, level): getattr(one, f"hits_{level}") for level in ("stream", "shared", "mapped")})
                 remedies.update({(*at, printable(name)): count for name, count in one.remedies.items()})
         words = "Allocations served from memory that the pool had, by what served them."
-        yield _family(CounterMetricFamily, "hits", words, hits, "level")
+        yield _family(CounterMetricFamily, "pool_hits", words, hits, "level")
         words = "Remedies for a lack of memory that were used, by name."
-        yield _family(CounterMetricFamily, "remedies", words, remedies, "remedy")
+        yield _family(CounterMetricFamily, "pool_remedies", words, remedies, "remedy")
+
+
+def _families(
+    kind: type[Family], prefix: str, metrics: Iterable[tuple[str, str, str]],
+    found: Mapping[tuple[str, ...], list[PoolStats]], *further: str,
+) -> Iterator[Family]:  # fmt: skip
+    for name, figure, words in metrics:
+        together = max if figure in _LARGEST else sum
+        samples = {at: together(getattr(one, figure) or 0 for one in several) for at, several in found.items()}
+        yield _family(kind, f"{prefix}_{name}", words, samples, *further)
 
 
 def _family(
     kind: type[Family], name: str, words: str, samples: Mapping[tuple[str, ...], float], *further: str
 ) -> Family:
     unit = next((unit for unit in ("bytes", "seconds", "ratio") if name.endswith(f"_{unit}")), "")
-    family = kind(f"asyncmem_pool_{name}", words, labels=("pool", "device", *further), unit=unit)
+    family = kind(f"asyncmem_{name}", words, labels=("pool", "device", *further), unit=unit)
     for labels, value in samples.items():
         family.add_metric(labels, value)
     return family

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from asyncmem.pool.opening import PoolDevices
     from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.snapshot import PressureChanges
+    from asyncmem.stats import PoolStats
 
 T = TypeVar("T")
 
@@ -110,6 +111,12 @@ class OpenPool(Opened):
     def budgets(self) -> list[Budget]:
         """The open budgets, in the order of their making."""
         return [one for one in list(self.shares.values()) if isinstance(one, Budget)]
+
+    def budget_stats(self) -> Iterator[PoolStats]:
+        """Return the figures of the open budgets."""
+        for budget in self.budgets:
+            with suppress(PoolClosed):  # by another thread, since
+                yield budget.stats()
 
     def facts_of(self, number: int) -> OutOfMemoryFacts | None:
         """Return what is known about a request that finds no memory."""

@@ -184,6 +184,26 @@ def test_a_picture_has_who_waits_and_who_holds() -> None:
     assert line_of(shown(now), "first")[-1] == "-"
 
 
+def test_budgets_follow_their_pool() -> None:
+    """A budget has a line of its own below its pool, with what it holds of its limit."""
+    with (
+        AsyncMemoryPool("simulated", name="shared", limit="64 MiB") as pool,
+        pool.budget("gold", limit="32 MiB") as gold,
+    ):
+        before = look()
+        gold.allocate("1 MiB").free()
+        with gold.allocate("8 MiB"):
+            now = look()
+    now["time"] = before["time"] + 1
+    now["pools"] = [one for one in now["pools"] if one["stats"]["name"] == "shared"]
+    lines = shown(now, before)
+    assert lines.index(next(line for line in lines if line.startswith("shared/gold"))) == 1 + lines.index(
+        next(line for line in lines if line.startswith("shared "))
+    )
+    found = line_of(lines, "shared/gold")
+    assert (found[-4].count("█"), found[-1]) == (5, "2")
+
+
 @pytest.mark.parametrize(("width", "columns"), [(200, 9), (80, 8), (60, 6), (45, 4)])
 def test_a_narrow_screen_does_without_some_columns(pool: AsyncMemoryPool, width: int, columns: int) -> None:
     """Each pool keeps its line, its name and its figures; what is missed least is left out."""

@@ -237,12 +237,13 @@ def test_everything_of_insight_is_listed() -> None:
         assert there.issuperset(name for name in parts if name not in exported and name not in RECORDS)
 
 
-def test_every_metric_is_listed() -> None:
-    """The table of metrics has what the collector returns, by the names that Prometheus sees."""
-    listed = [name for cells in rows("Prometheus") for name in names(cells[1]) if name not in {"level", "remedy"}]
-    answered = list(PoolCollector().collect())
+@pytest.mark.parametrize(("section", "prefix"), [("Prometheus", "pool"), ("Prometheus, for budgets", "budget")])
+def test_every_metric_is_listed(section: str, prefix: str) -> None:
+    """The tables of metrics have what the collector returns, by the names that Prometheus sees."""
+    listed = [name for cells in rows(section) for name in names(cells[1]) if name not in {"level", "remedy"}]
+    answered = [one for one in PoolCollector().collect() if one.name.startswith(f"asyncmem_{prefix}_")]
     assert sorted(listed) == sorted(
-        one.name.removeprefix("asyncmem_pool_") + "_total" * (one.type == "counter") for one in answered
+        one.name.removeprefix(f"asyncmem_{prefix}_") + "_total" * (one.type == "counter") for one in answered
     )
 
 

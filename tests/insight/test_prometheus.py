@@ -81,7 +81,7 @@ def test_every_figure_is_there_once(registry: CollectorRegistry, monkeypatch: py
     names = [one.name for one in fields(PoolStats) if one.name not in {"name", "device", "pressure", "remedies"}]
     stats = PoolStats(name="all", device="one", **{name: 1000 + at for at, name in enumerate(names)})
     pool = SimpleNamespace(stats=lambda: stats)
-    monkeypatch.setattr(prometheus, "open_pools", lambda: [SimpleNamespace(pool=pool)])
+    monkeypatch.setattr(prometheus, "open_pools", lambda: [SimpleNamespace(pool=pool, budget_stats=list)])
     found = Counter(value for one in samples(registry, "all", "one").values() for value in one.values())
     assert [found[float(1000 + at)] for at in range(len(names))] == [1] * len(names)
     assert found.total() == len(names) + 2, "the pressure and the fragmentation"
@@ -92,7 +92,7 @@ def test_names_follow_prometheus_rules(registry: CollectorRegistry) -> None:
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     assert len(families) > 40
     for family in families:
-        assert re.fullmatch(r"asyncmem_pool_[a-z]+(_[a-z]+)*", family.name)
+        assert re.fullmatch(r"asyncmem_(pool|budget)_[a-z]+(_[a-z]+)*", family.name)
         assert not re.search("_(total|count|sum|bucket|info|created|ms|us|mib|kib|percent)$", family.name)
         assert family.type in {"counter", "gauge"}
     assert len({one.name for one in families}) == len(families)
@@ -129,6 +129,25 @@ def test_pools_of_one_name_are_added_up(registry: CollectorRegistry) -> None:
         memory = [pool.stats().total_memory for pool in (one, other)]
         assert found["asyncmem_pool_device_memory_bytes"] == {(): max(memory)}
         assert samples(registry, "twin", "host")["asyncmem_pool_active_bytes"] == {(): 2 * MIB}
+
+
+def test_budgets_have_their_own_figures(registry: CollectorRegistry) -> None:
+    """Each open budget is there by its name, with what it has of its own; those of one name are added up."""
+    with AsyncMemoryPool("simulated", name="shared", limit="16 MiB") as pool:
+        with (
+            pool.budget("gold", limit="8 MiB") as gold,
+            pool.budget("free", limit="4 MiB") as free,
+            pool.budget("free", limit="2 MiB"),
+            gold.allocate("3 MiB"),
+            free.allocate("1 MiB"),
+        ):
+            found = samples(registry, "shared")
+            assert found["asyncmem_budget_limit_bytes"] == {("gold",): 8 * MIB, ("free",): 6 * MIB}
+            assert found["asyncmem_budget_active_bytes"] == {("gold",): 3 * MIB, ("free",): MIB}
+            assert found["asyncmem_budget_allocations_total"] == {("gold",): 1, ("free",): 1}
+            assert found["asyncmem_pool_active_bytes"] == {(): 4 * MIB}
+            assert "asyncmem_budget_reserved_bytes" not in found
+        assert "asyncmem_budget_limit_bytes" not in samples(registry, "shared")
 
 
 def test_pools_that_have_nothing_are_not_there(registry: CollectorRegistry) -> None:

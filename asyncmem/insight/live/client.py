@@ -75,15 +75,15 @@ class ProcessLook(TypedDict):
 
 
 _HOLDERS: Final = [{"name": str, "nbytes": int}]
+_STATS: Final = {
+    "name": str, "device": str, "limit": int, "pressure": str, "allocated_bytes": int, "reserved_bytes": int,
+    "waiting": int, "waiting_bytes": int, "growing": int, "num_allocations": int, "cache_hit_rate": int | float,
+}  # fmt: skip
 _LOOK: Final = {
     "process": int, "program": [str], "time": float,
     "pools": [{
         "closed": bool, "waiters": [{"owner": str, "nbytes": int, "age": int | float, "growing": bool}],
-        "tags": _HOLDERS, "sites": _HOLDERS,
-        "stats": {
-            "name": str, "device": str, "limit": int, "pressure": str, "allocated_bytes": int, "reserved_bytes": int,
-            "waiting": int, "waiting_bytes": int, "growing": int, "num_allocations": int, "cache_hit_rate": int | float,
-        },
+        "tags": _HOLDERS, "sites": _HOLDERS, "stats": _STATS, "budgets": [_STATS],
     }],
 }  # fmt: skip
 """What is shown of an answer."""

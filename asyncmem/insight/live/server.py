@@ -9,13 +9,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, Self, final
 
-from asyncmem.errors import PoolClosed
 from asyncmem.insight.live.client import (
     FORMAT,
     Holder,
@@ -29,7 +27,6 @@ from asyncmem.insight.live.client import (
 from asyncmem.pool.holders import held_by_site, held_by_tag
 from asyncmem.pool.open_pool import OpenPool, open_pools
 from asyncmem.pool.snapshot import waiter_infos
-from asyncmem.stats import Figure
 from asyncmem.text import printable, to_json
 
 _SHOWN: Final = 10
@@ -180,7 +177,7 @@ def _look_at(opened: OpenPool) -> PoolLook:
     return {
         "closed": opened.closed is not None,
         "stats": stats.as_dict(),
-        "budgets": list(_budgets(opened)),
+        "budgets": [one.as_dict() for one in islice(opened.budget_stats(), _SHOWN)],
         "waiters": [
             {"owner": one.owner, "nbytes": one.nbytes, "age": one.age, "tag": one.tag, "growing": one.growing}
             for one in islice(waiter_infos(opened.pool), _SHOWN)
@@ -188,12 +185,6 @@ def _look_at(opened: OpenPool) -> PoolLook:
         "tags": _holders(held_by_tag(core, _SHOWN) if few else []),
         "sites": _holders(held_by_site(core, _SHOWN) if few else []),
     }
-
-
-def _budgets(opened: OpenPool) -> Iterator[dict[str, Figure]]:
-    for budget in opened.budgets[:_SHOWN]:
-        with suppress(PoolClosed):  # by another thread, since
-            yield budget.stats().as_dict()
 
 
 def _holders(held: list[tuple[str, int]]) -> list[Holder]:
