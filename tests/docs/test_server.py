@@ -1,0 +1,144 @@
+"""The example server keeps its promises: a process of its own, and under ten times its load."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from benchmarks.serving import STREAMS, measure, running
+
+GOLD = {"X-Api-Key": "gold", "X-Request-Timeout": "30"}
+LIMIT, LONG = 128 << 20, b"a" * 1000
+
+Server = tuple[int, httpx.Client]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """The process of a server, and a client."""
+    with running("pool") as (process, url), httpx.Client(base_url=url, timeout=60) as client:
+        yield process, client
+
+
+def embed(server: Server, text: bytes, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return server[1].post("/embed", content=text, headers={**GOLD, **named})
+
+
+def metric(metrics: str, name: str, **labels: str) -> float:
+    """The value of a sample; 0 where it is not there."""
+    sample = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    found = re.search(rf"^{name}{{{re.escape(sample)}}} (.*)$", metrics, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+async def post_many(client: httpx.AsyncClient, texts: list[bytes]) -> list[asyncio.Task[httpx.Response]]:
+    """Post texts at the same time, and wait until some of them wait for memory."""
+
+    async def post(text: bytes) -> httpx.Response:
+        return await client.post("/embed", content=text, headers=GOLD)
+
+    posted = [asyncio.create_task(post(text)) for text in texts]
+    of_gold = {"budget": "gold", "device": "host", "pool": "server"}
+    while not metric((await client.get("/metrics")).text, "asyncmem_budget_waiting_requests", **of_gold):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return posted
+
+
+def test_an_answer_does_not_depend_on_who_else_is_served(server: Server) -> None:
+    """A text has the same vector when it is alone, and when many others are in the same memory."""
+    texts = [b"a text", b"another", LONG] * 4
+    alone = {text: embed(server, text).json()["vector"] for text in texts}
+    assert alone[b"a text"] != alone[b"another"]
+
+    async def together() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server[1].base_url, timeout=60) as client:
+            return await asyncio.gather(*await post_many(client, texts))
+
+    for text, answer in zip(texts, asyncio.run(together()), strict=True):
+        assert answer.json()["vector"] == alone[text]
+
+
+@pytest.mark.parametrize(
+    ("headers", "text", "status"),
+    [
+        pytest.param({"X_Api_Key": "nobody's"}, b"a", 401, id="unknown client"),
+        pytest.param({"X_Request_Timeout": "soon"}, b"a", 400, id="no number"),
+        pytest.param({}, LONG * 2, 413, id="too long"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(server: Server, headers: dict[str, str], text: bytes, status: int) -> None:
+    """Unknown clients, texts that are too long and deadlines that are none get an error of their own."""
+    answer = embed(server, text, **headers)
+    assert answer.status_code == status
+    assert answer.json()["error"]
+
+
+def test_a_deadline_that_cannot_be_met_is_refused(server: Server) -> None:
+    """A client with too little time is refused though there is memory, and hears when to come again."""
+    refused = embed(server, b"a", X_Request_Timeout="0.00001")
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+
+
+def test_readiness_falls_with_pressure_and_comes_back(server: Server) -> None:
+    """A server whose memory is nearly all in use is not ready, and is again when it has answered."""
+
+    async def watch() -> None:
+        async with httpx.AsyncClient(base_url=server[1].base_url, timeout=60) as client:
+            posted = await post_many(client, [LONG] * 12)
+            free = [client.post("/embed", content=LONG, headers={**GOLD, "X-Api-Key": "free"}) for _ in range(4)]
+            posted += [asyncio.ensure_future(one) for one in free]
+            while (await client.get("/ready")).status_code != 503:  # noqa: ASYNC110  # as a load balancer asks
+                await asyncio.sleep(0.01)
+            assert {answer.status_code for answer in await asyncio.gather(*posted)} == {200}
+            while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(watch())
+    assert server[1].get("/live").is_success
+
+
+def test_the_dashboard_shows_metrics_that_there_are(server: Server) -> None:
+    """Every metric of the Grafana dashboard is one that the server has."""
+    file = Path(__file__).parents[2] / "examples" / "server" / "dashboard.json"
+    dashboard = json.loads(file.read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    wanted = {name for query in queries for name in re.findall(r"\b(?:asyncmem|request)_\w+", query)}
+    assert len(wanted) > 5
+    embed(server, b"a")
+    metrics = server[1].get("/metrics").text
+    assert wanted <= set(re.findall(r"^(\w+)", metrics, re.MULTILINE))
+    assert metric(metrics, "request_seconds_count", end="answered", tenant="gold") > 0
+    assert metric(metrics, "asyncmem_budget_limit_bytes", budget="gold", device="host", pool="server") == LIMIT * 0.75
+
+
+def test_under_ten_times_its_load_it_answers_what_it_admits(server: Server) -> None:
+    """In a few seconds of the load test nothing fails, memory stays within the limit, and the server recovers."""
+    process, client = server
+    capacity = 20.0  # little, because other tests run beside it
+    found = measure(process, str(client.base_url), capacity, 1.5)
+    statuses = {status for answers in found.answers.values() for status, _ in answers}
+    assert sum(map(len, found.answers.values())) > 5 * capacity
+    assert statuses == {200, 429}
+    assert any(status == 200 for status, _ in found.answers[STREAMS[0]])
+    assert found.most - found.before < LIMIT
+    assert found.recovered < 10
+
+
+def test_it_answers_what_it_admitted_before_it_ends() -> None:
+    """On SIGTERM the server answers the requests that run or wait for memory, and then ends."""
+
+    async def end(process: int, url: str) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            posted = await post_many(client, [LONG] * 8)
+            os.kill(process, signal.SIGTERM)
+            return await asyncio.gather(*posted)
+
+    with running("pool") as (process, url):
+        assert {answer.status_code for answer in asyncio.run(end(process, url))} == {200}
