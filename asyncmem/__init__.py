@@ -122,12 +122,13 @@ __all__ = [
 if not _typing.TYPE_CHECKING:  # a type checker would take any name for one that is here
     _SUBMODULES = ("insight", "pipeline", "planning", "replay", "share", "testing")
     """Imported at their first use, because most programs use none of them."""
+    _FUNCTIONS = {"profile_memory": "asyncmem.insight", "load_ipython_extension": "asyncmem.insight.notebook"}
 
     def __getattr__(name: str) -> object:
         if name in _SUBMODULES:
             return _importlib.import_module(f"asyncmem.{name}")
-        if name == "profile_memory":
-            found = globals()[name] = _importlib.import_module("asyncmem.insight").profile_memory
+        if name in _FUNCTIONS:
+            found = globals()[name] = getattr(_importlib.import_module(_FUNCTIONS[name]), name)
             return found
         raise AttributeError(f"module 'asyncmem' has no attribute {name!r}")
 

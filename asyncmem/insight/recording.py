@@ -82,6 +82,10 @@ class Recording(Handle):
         names = ", ".join(printable(one.name.name) for one in self._recorded)
         return f"<asyncmem.insight.{type(self).__name__} of {names or 'no pool'}: {state}>"
 
+    def _repr_mimebundle_(self, **wanted: object) -> dict[str, str]:
+        """Return what a notebook shows: the pictures, and a summary as text."""
+        return {"text/plain": repr(self)} if self._witness is None else self.records()._repr_mimebundle_(**wanted)
+
     def __enter__(self) -> Self:
         """Begin; a pool that is not open is opened.
 

@@ -91,10 +91,6 @@ class Profile(Recording):
         finally:
             super()._end(error)
 
-    def _repr_mimebundle_(self, **wanted: object) -> dict[str, str]:
-        """Return what a notebook shows: the pictures, and a summary as text."""
-        return {"text/plain": repr(self)} if self._before is None else self.records()._repr_mimebundle_(**wanted)
-
     @property
     def stats(self) -> PoolStats:
         """The pool's figures at the end of the block, or now; counters count from its beginning.

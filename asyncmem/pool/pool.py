@@ -26,7 +26,7 @@ from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
 from asyncmem.pool.opening import Opening, PoolDevices, may_block
 from asyncmem.pool.share import Share
-from asyncmem.pool.snapshot import PressureChanges, counters, segment_infos, since, stats_of, summary
+from asyncmem.pool.snapshot import PressureChanges, counters, html_summary, segment_infos, since, stats_of, summary
 from asyncmem.pool.worker import Worker, uninterrupted
 from asyncmem.text import printable, quoted
 from asyncmem.units import parse_block, parse_size
@@ -126,7 +126,9 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         )
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self) if self._state is None else self.summary())}</pre>"
+        if self._state is None:
+            return f"<pre>{html.escape(repr(self))}</pre>"
+        return html_summary(self.stats(), self._state.budget_stats())
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import escape
 from typing import TYPE_CHECKING, Final, Self
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
@@ -12,6 +13,8 @@ from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
 from asyncmem.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from asyncmem.pool.ports import AnyShare, Opened
 
 _ARENAS = ("small", "large")
@@ -144,6 +147,22 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
 
 def summary(stats: PoolStats) -> str:
     """Lay the figures of a pool out on one screen."""
+    return "\n".join(f"{name:<14} {text}" for name, text in _rows(stats))
+
+
+def html_summary(stats: PoolStats, budgets: Iterable[PoolStats]) -> str:
+    """Return the figures of a pool and its budgets as a table for a notebook."""
+    rows = _rows(stats)
+    for one in budgets:
+        live = f"{format_size(one.allocated_bytes)} of {format_size(one.limit or 0)} live"
+        waiting = f"{one.waiting} waiting for {format_size(one.waiting_bytes)}"
+        rows.append((f"budget {printable(one.name)}", f"{live}, {waiting}"))
+    left = 'style="text-align: left"'
+    cells = (f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(text)}</td></tr>" for name, text in rows)
+    return f"<table>{''.join(cells)}</table>"
+
+
+def _rows(stats: PoolStats) -> list[tuple[str, str]]:
     live = f"{format_size(stats.allocated_bytes)} in {format_count(stats.active_buffers, 'buffer')}"
     reserved = f"{format_size(stats.reserved_bytes)} in {format_count(stats.segments, 'segment')}"
     waits = f"{format_count(stats.waits, 'wait')} so far, the longest {format_duration(stats.longest_wait)}"
@@ -161,7 +180,7 @@ def summary(stats: PoolStats) -> str:
     if stats.spills or stats.spilled_bytes:
         moved = f"{format_count(stats.spills, 'buffer')} so far, {stats.returns} came back"
         rows.append(("spilled", f"{format_size(stats.spilled_bytes)} ({moved})"))
-    return "\n".join(f"{name:<14} {text}" for name, text in rows)
+    return rows
 
 
 _DWELL: Final = 0.1

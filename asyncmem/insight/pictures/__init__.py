@@ -53,7 +53,7 @@ def mimebundle(records: Records) -> dict[str, str]:
     inner = escape(_document(records, "asyncmem", _PARTS_IN_NOTEBOOK))
     frame = (
         f'<iframe srcdoc="{inner}" sandbox="allow-scripts" width="100%" height="{_HEIGHT_IN_NOTEBOOK}"'
-        ' style="border: 1px solid #8884"></iframe>'
+        ' style="border: 1px solid #8884; box-sizing: border-box"></iframe>'
     )
     return {"text/plain": summarize(records), "text/html": frame}
 
