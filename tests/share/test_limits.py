@@ -1,5 +1,6 @@
 """Pools of several processes that agree on a limit each: what is idle in one is given to another that waits."""
 
+import asyncio
 import random
 import secrets
 import threading
@@ -120,6 +121,27 @@ def test_a_wait_that_is_given_up_takes_nothing(member: AsyncMemoryPool, other: P
         other.ask("allocate_briefly", 32 * MIB)
     assert other.ask("reserved") == 0
     member.allocate(60 * MIB, timeout=30).free()
+
+
+@pytest.mark.asyncio
+async def test_tasks_wait_for_neighbours_as_for_each_other(member: AsyncMemoryPool, group: str) -> None:
+    """Deadlines and cancellation end such a wait, and the next request is served as soon as there is memory."""
+    with shared_limit(group, CEILING) as neighbour:
+        held = neighbour.allocate(60 * MIB)
+        with pytest.raises(asyncmem.PoolTimeout):
+            await member.allocate_async(32 * MIB, timeout=0.05)
+        task = asyncio.ensure_future(_allocate(member))
+        await asyncio.sleep(0.05)  # it waits
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        task = asyncio.ensure_future(_allocate(member))
+        held.free()
+        (await asyncio.wait_for(task, 30)).free()
+
+
+async def _allocate(pool: AsyncMemoryPool) -> asyncmem.Buffer:
+    return await pool.allocate_async(32 * MIB)
 
 
 def test_together_they_never_have_more(member: AsyncMemoryPool, peers: Peers, group: str) -> None:

@@ -72,6 +72,21 @@ def test_both_have_the_same_memory(pool: AsyncMemoryPool, peer: Peer) -> None:
     array.free()
 
 
+def test_other_libraries_use_what_was_opened(pool: AsyncMemoryPool) -> None:
+    """By DLPack, without a copy; the memory is held for as long as they have it."""
+    exported = share.export(filled(pool, 5))
+    array = share.attach(exported.descriptor)
+    theirs = np.from_dlpack(array)
+    assert theirs.ctypes.data == array.address
+    array.free()
+    del array
+    with pytest.raises(TimeoutError):
+        exported.block(0.05)
+    assert set(theirs.tolist()) == {5}
+    del theirs
+    exported.block(30)
+
+
 def test_short_floats_go_too(pool: AsyncMemoryPool) -> None:
     """An array of elements that numpy does not know arrives as such."""
     with pool.allocate(SIZE).view("bfloat16", (4, 4)) as array, share.export(array) as exported:
@@ -412,8 +427,9 @@ def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
         end.connect(name_of(DESCRIPTOR.unpack(exported.descriptor)[1]))
         for number in range(20):
             socket.send_fds(end, [OPEN_MESSAGE.pack(OPEN, number, bytes(16))], [file.fileno()])
-    exported.close()
     wait_until(lambda: open_files() <= before)
+    exported.close()
+    exported.block(30)
 
 
 @pytest.mark.parametrize("seed", range(4))
