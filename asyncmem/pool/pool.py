@@ -52,7 +52,7 @@ _PINNED_SHARE: Final = 0.25
 """Of the host's memory: what is page-locked is lost to everybody else."""
 
 _numbers = itertools.count(1)
-_installing = threading.Lock()
+_installing = threading.RLock()  # re-entrant: a signal's handler may close a pool that is being opened
 
 
 class AsyncMemoryPool(Share, Generic[DeviceT_co]):
@@ -287,8 +287,10 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         with self._making_host_pool:
             self._closed = self._ended = True
             ends = [end for pool in self._host_pools.values() for end in pool._finish(first=not pool._closed)]
-        if self._state is not None:
-            ends.append((self._state, self._state.end(PoolClosed(self.name)), first))
+        with _installing:  # after this, what another thread is opening is there, or never will be
+            state = self._state
+        if state is not None:
+            ends.append((state, state.end(PoolClosed(self.name)), first))
         return ends
 
     async def __aenter__(self) -> Self:

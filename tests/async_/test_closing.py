@@ -1,5 +1,6 @@
 """Closing fails the waiters first, is bounded, can be repeated, and leaves held buffers valid."""
 
+import contextlib
 import threading
 import time
 
@@ -238,3 +239,27 @@ def test_leaving_the_block_closes_also_under_an_error(virtually: Run) -> None:
         await expect_closed(pool)
 
     virtually(main)
+
+
+@pytest.mark.may_block
+def test_a_pool_that_is_closed_while_it_opens_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever comes first, no worker and no memory is left."""
+    made: list[open_pool.OpenPool] = []
+    closing: list[threading.Thread] = []
+
+    class Slow(open_pool.OpenPool):
+        def __init__(self, pool: AsyncMemoryPool, *details: object) -> None:
+            closing.append(threading.Thread(target=pool.close))
+            closing[0].start()
+            while not pool._closed:
+                time.sleep(0.001)
+            super().__init__(pool, *details)  # type: ignore[arg-type]  # handed through
+            made.append(self)
+
+    monkeypatch.setattr("asyncmem.pool.pool.OpenPool", Slow)
+    pool = AsyncMemoryPool("host", limit=MIB)
+    with contextlib.suppress(PoolClosed):  # the allocation may be faster
+        pool.allocate(100).free()
+    closing[0].join()
+    assert made[0].closed is not None
+    assert made[0].released
