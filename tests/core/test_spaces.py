@@ -101,6 +101,38 @@ def test_histories_that_nobody_looks_into_are_equal(seed: int) -> None:
         pair.compare()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_uses_of_many_frees_are_those_of_each(seed: int) -> None:
+    """However much is freed before somebody looks, handles wait for what each free says, in the order of frees."""
+    draw = random.Random(seed)
+    pair = PagedPair()
+    for _ in range(2):
+        pair.add_stream()
+    epochs = [1] * pair.streams  # the open one of each
+    for _ in range(3):
+        for _ in range(4):
+            plan = pair.plan(draw.choice((3000, 70_000, 300_000)), draw.randrange(3), -1, LOTS, LOTS)
+            assert plan is not None
+            pair.carry_out(plan)
+        for _ in range(500):
+            stream = draw.randrange(3)
+            pair.take(draw.choice((3000, 9000, 70_000, draw.randrange(1, 1 << 19))), stream, (0, -1))
+            if len(pair.live) > draw.randrange(8):
+                other = draw.randrange(3)
+                use = (other, draw.randrange(1, epochs[other] + 1))
+                pair.free(draw.randrange(len(pair.live)), [use] if draw.random() < 0.2 else [])
+            if draw.random() < 0.05:
+                pair.finish(stream)
+                epochs[stream] += 1
+        pair.compare()
+        for one in range(pair.streams):
+            pair.finish(one)
+            epochs[one] += 1
+        if plan := pair.reclaim(draw.choice((1 << 13, 1 << 18))):
+            pair.carry_out(plan)
+        pair.compare()
+
+
 class ForgetsUses(ReferenceHeap):
     @override
     def stamp(self, handle: Handle, entries: Entries) -> None:

@@ -134,7 +134,10 @@ class Takes(Caching):
         """Look in the stream's cache and in the shared one."""
         rounded = self.rounded(nbytes)
         self.level = self.examined = 0
-        if not self.cacheable(rounded // self.granule) or arena not in {-1, self.natural_arena(rounded)}:
+        if arena not in {-1, self.natural_arena(rounded)}:
+            return None
+        if not self.cacheable(rounded // self.granule):
+            self.caches[stream].misses += not again
             return None
         block, self.level, self.examined = self.take_cached(rounded // self.granule, stream, again=again)
         return block

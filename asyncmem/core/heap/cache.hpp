@@ -101,6 +101,9 @@ public:
         bin.since = now;
     }
 
+    // A request for a size that is never kept.
+    void pass() { ++misses_; }
+
     // A request for another size takes an empty bin over.
     void take_over(Bin& bin, uint64_t granules) {
         ++misses_;

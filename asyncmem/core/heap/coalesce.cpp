@@ -5,25 +5,27 @@
 
 namespace asyncmem {
 
-// Put off joining a freed block with the hole behind it, where it is easily told which requests that one serves.
-bool Heap::defer(BlockId block) {
+// Put off joining a freed block with the hole behind it, or making a hole of it, where it is easily told which requests it
+// serves then.
+bool Heap::defer(BlockId block, bool sinks) {
     const Node& node = nodes_[block];
     const Arena& arena = arenas_[node.arena];
-    bool others = deferred_.count && (deferred_.stream != node.stream || deferred_.arena != node.arena);
-    const Node& hole = nodes_[node.after];
+    bool others = deferred_.count && (!sinks || deferred_.stream != node.stream || deferred_.arena != node.arena);
+    const Node& hole = nodes_[sinks ? node.after : 0];
     if (hole.bare || others || deferred_.full()) return false;
-    DeferredBlock put_off{block, arena.index(2 + size_t{node.stream}), node.granules + hole.granules};
-    uint32_t looked = 0;
-    for (FreeIndex* index : {put_off.index, arena.index(0)}) {
+    FreeIndex* own = arena.index(2 + size_t{node.stream});
+    DeferredBlock put_off{block, sinks ? own : nullptr, node.granules + (sinks ? hole.granules : 0)};
+    uint32_t looked = !sinks;
+    for (FreeIndex* index : {own, arena.index(0)}) {
         if (!index) continue;
         if (!index->few()) return false;
         looked += static_cast<uint32_t>(index->count());
         index->each([&](BlockId other) {
             uint64_t size = nodes_[other].granules;
-            if (size <= put_off.whole && other != node.after) put_off.rival = std::max(put_off.rival, size);
+            if (size <= put_off.whole && !(sinks && other == node.after)) put_off.rival = std::max(put_off.rival, size);
         });
     }
-    unfile(hole);
+    if (!sinks && put_off.rival == put_off.whole) return false;  // the lower one serves
     deferred_.add(put_off);
     deferred_.stream = node.stream;
     deferred_.arena = node.arena;
@@ -38,17 +40,19 @@ BlockId Heap::take_deferred(uint64_t granules, const Ask& ask, Outcome& outcome)
     uint32_t at = deferred_.block_for(granules);
     if (at == Deferred::none) return 0;
     const DeferredBlock& one = deferred_[at];
-    Node& node = nodes_[one.block];
-    Node& hole = nodes_[node.after];
-    node.granules = granules;
-    hole.address = node.address + (granules << shift_);
-    hole.granules = one.whole - granules;
-    node.epoch = hole.epoch = std::max(hole.epoch, node.epoch);
-    one.index->resize(nodes_, hole, node.after);
+    if (one.index) {
+        Node& node = nodes_[one.block];
+        Node& hole = nodes_[node.after];
+        node.granules = granules;
+        hole.address = node.address + (granules << shift_);
+        hole.granules = one.whole - granules;
+        node.epoch = hole.epoch = std::max(hole.epoch, node.epoch);
+        one.index->resize(nodes_, hole, node.after);
+        ++total_.merges;
+        ++total_.splits;
+    }
     deferred_.out = one.block;
     deferred_.out_deferred = true;
-    ++total_.merges;
-    ++total_.splits;
     outcome.level = 3;
     outcome.touched += deferred_.looked;
     total_.touched = std::max<uint64_t>(total_.touched, outcome.touched);
@@ -68,13 +72,15 @@ void Heap::sync_index() {
 // Before blocks are cut, joined or looked at: join what was put off, so that no code relies on what lies where.
 [[gnu::noinline]] void Heap::coalesce_all() {
     for (const DeferredBlock& one : deferred_.blocks()) {
+        if (one.block == deferred_.out) continue;
+        if (!one.index) {
+            index_add(one.block);
+            continue;
+        }
         uint64_t address = nodes_[one.block].address;
         BlockId hole = nodes_[one.block].after;
-        if (one.block != deferred_.out) {
-            join_hole(one.block);
-            move_hole(hole, address, one.whole);
-        }
-        file(hole);
+        join_hole(one.block);
+        move_hole(hole, address, one.whole);
     }
     deferred_.count = 0;
     deferred_.out = 0;

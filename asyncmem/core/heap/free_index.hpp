@@ -164,11 +164,11 @@ public:
         return c.node == id && c.address == node.address && c.low == static_cast<uint32_t>(node.granules);
     }
 
-    // All blocks, the smaller classes first where there are many.
+    // All blocks, the smaller classes first where there are many; of those, at least what has so many granules.
     template <typename Look>
-    void each(Look&& look) const {
+    void each(Look&& look, uint64_t granules = 0) const {
         if (few_) return places_.each(look);
-        for (uint32_t cls = next(0); cls != none; cls = next(cls + 1))
+        for (uint32_t cls = next(class_of(granules)); cls != none; cls = next(cls + 1))
             for (const Candidate& c : at(cls)) look(c.node);
     }
 
@@ -234,26 +234,28 @@ private:
 
 // A freed block that is not joined yet with the hole behind it. Its bytes are the hole's, and only its node lies there
 // still: the next request that is for this hole moves the border between the two, which is all that joining them and
-// cutting the hole anew would come to.
+// cutting the hole anew would come to. Or a hole by itself that is in no index yet, and serves a request of its size.
 struct DeferredBlock {
     BlockId block = 0;
-    FreeIndex* index = nullptr;  // of the hole
+    FreeIndex* index = nullptr;  // of the hole; none for a block that is all of it
     uint64_t whole = 0;          // granules of both
     uint64_t rival = 0;          // of the next smaller hole, or another as large: what fits there is not for this one
 };
 
-// Those of one stream in one arena. They are valid for as long as nothing is cut or joined but one block at a time, which
+// Those of one stream in one arena, or a single one that is all of its hole. They are valid for as long as nothing is cut or joined but one block at a time, which
 // is given back before another is taken: then the holes, as they are while all are deferred, stay the same.
 class Deferred {
 public:
     static constexpr uint32_t most = 8, none = UINT32_MAX;
 
     std::span<DeferredBlock> blocks() { return {blocks_, count}; }
-    bool full() const { return count == most; }
+    bool full() const { return count == most || lone(); }
+    bool lone() const { return count && !blocks_[0].index; }
     void add(const DeferredBlock& one) { blocks_[count++] = one; }
 
     // The one whose hole is the smallest in which so much fits, or `none`.
     uint32_t block_for(uint64_t granules) const {
+        if (lone()) return granules == blocks_[0].whole ? 0 : none;
         uint32_t found = none;
         for (uint32_t at = 0; at < count; ++at)
             found = granules > blocks_[at].rival && granules < blocks_[at].whole ? at : found;

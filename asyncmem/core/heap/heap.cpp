@@ -62,8 +62,13 @@ HIT_PATH void Heap::strike(Cache& cache, Bin& bin, uint64_t granules) {
 }
 
 HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& outcome) {
-    auto& local = streams_[ask.stream]->cache;
     bool large = natural_arena(granules << shift_);
+    if (ask.arena >= 0 && static_cast<uint32_t>(ask.arena) != large) return 0;
+    auto& local = streams_[ask.stream]->cache;
+    if (granules >= paged_from_) {
+        if (!ask.again) local.pass();
+        return 0;
+    }
     Bin* bin = local.find(granules, large);
     BlockId block = bin ? bin->head : 0;
     if (block) {
@@ -81,10 +86,6 @@ HIT_PATH BlockId Heap::take_cached(uint64_t granules, const Ask& ask, Outcome& o
         strike(local, local.find_weakest(granules, large), granules);
     }
     return shared_.blocks() ? take_shared(granules, ask.stream, outcome) : 0;
-}
-
-HIT_PATH bool Heap::may_be_cached(const Ask& ask, uint64_t granules) const {
-    return granules < paged_from_ && (ask.arena < 0 || static_cast<uint32_t>(ask.arena) == natural_arena(granules << shift_));
 }
 
 BlockId Heap::take_shared(uint64_t granules, uint32_t stream, Outcome& outcome) {
@@ -162,7 +163,7 @@ HIT_PATH void Heap::grant(BlockId block, const Ask& ask, Outcome& outcome) {
 HIT_PATH BlockId Heap::find_block(const Ask& ask, Outcome& outcome) {
     uint64_t granules = rounded(ask.nbytes) >> shift_;
     outcome.touched = 0;
-    BlockId block = may_be_cached(ask, granules) ? take_cached(granules, ask, outcome) : 0;
+    BlockId block = take_cached(granules, ask, outcome);
     return block ? block : find_hole(ask, outcome);
 }
 
@@ -242,7 +243,7 @@ bool Heap::take_many(const Ask& ask, std::span<const uint64_t> sizes, std::span<
     for (size_t i = 0; i < count; ++i) {
         one.nbytes = sizes[i];
         uint64_t granules = rounded(sizes[i]) >> shift_;
-        BlockId block = may_be_cached(one, granules) ? take_cached(granules, one, outcome) : 0;
+        BlockId block = take_cached(granules, one, outcome);
         if (block) {
             put(i, block);
         } else {
@@ -340,7 +341,7 @@ bool Heap::keep_shared(BlockId block) {
 HIT_PATH bool Heap::defer_again(BlockId block) {
     Node& node = nodes_[block];
     if (block != deferred_.out || !deferred_.out_deferred || node.more || node.stream != deferred_.stream) return false;
-    if (arenas_[node.arena].space) [[unlikely]] note_free(node);
+    note_free(node);
     node.state = State::Pending;
     node.bare = 0;
     deferred_.out = 0;

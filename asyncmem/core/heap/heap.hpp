@@ -235,6 +235,7 @@ private:
     BlockId join(BlockId block);
     void merge_in(const Arena& arena);
     bool sinks(const Node& node) const;
+    bool stays_apart(const Node& node) const;
     void sink(BlockId block, uint64_t granules);
     void link(BlockId before, BlockId block);
     BlockId take_front(BlockId block, uint64_t granules);
@@ -248,12 +249,11 @@ private:
     static void add_index(std::vector<std::unique_ptr<FreeIndex>>& by_key, uint32_t key);
     void index_add(BlockId block);
     void index_remove(Node& node);
-    void index_resize(BlockId block, uint64_t address, uint64_t granules);
     void move_hole(BlockId block, uint64_t address, uint64_t granules);
     void join_hole(BlockId block);
 
     // coalescing that is put off (coalesce.cpp; defer_again() in heap.cpp)
-    bool defer(BlockId block);
+    bool defer(BlockId block, bool sinks);
     bool defer_again(BlockId block);
     BlockId take_deferred(uint64_t granules, const Ask& ask, Outcome& outcome);
     void sync_index();
@@ -290,7 +290,6 @@ private:
     void give_back(BlockId block, std::span<const Entry> extra);
     void owe(Node& node, std::span<const Entry> extra);
     void strike(Cache& cache, Bin& bin, uint64_t granules);
-    bool may_be_cached(const Ask& ask, uint64_t granules) const;
     void note_reserved() {
         total_.peak_reserved = std::max(total_.peak_reserved, reserved_);
         total_.peak_cached = std::max(total_.peak_cached, reserved_ - accounts_[0].live);
@@ -334,34 +333,24 @@ private:
     BlockId cut(BlockId block, uint64_t granules);
     void lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes);
     BlockId held_part(Space& space, uint64_t address, uint64_t nbytes, State state);
-    // Where a block lies, and what it waits for, if that is one stream or none.
-    RecentFree note_of(const Node& node) const {
-        uint64_t inside = segments_[node.segment].page - 1;
-        uint64_t from = node.address & ~inside, to = (node.address + bytes(node) + inside) & ~inside;
-        return {from, to - from, node.segment, {node.stream, node.epoch}};
-    }
     // Note what a freed block still waits for at each handle that it lay on, in a while, unless that is said already.
     void note_free(const Node& node) {
-        if (segments_[node.segment].space && (node.more || !notes_.is_newest(note_of(node)))) stamp(node);
+        if (!segments_[node.segment].space) return;
+        const RecentFree& newest = notes_.newest;
+        bool same = newest.address == node.address && newest.nbytes == bytes(node) && newest.epoch == node.epoch;
+        if (!same || newest.stream != node.stream || node.more) note_uses(node);
     }
-    void stamp(const Node& node);
-    void stamp_now(const RecentFree& note);
-    void stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all);
+    void note_uses(const Node& node);
+    static constexpr uint32_t few_handles = 8;
+    bool note_at_few(const RecentFree& note);
+    void note_at(HandleId id, const RecentFree& note, Handles::Touch& touch);
     void catch_up();
-    Space* space_of_hole(const Node& node) const;
-    void file(BlockId block) {
-        if (nodes_[block].granules >= paged_from_) [[unlikely]] file_hole(block);
-    }
-    void unfile(const Node& node) {
-        if (node.granules >= paged_from_) [[unlikely]] unfile_hole(node);
-    }
-    void file_hole(BlockId block);
-    void unfile_hole(const Node& node);
+    void find_holes() const;
+    BlockId idle(const Handle& handle) const;
     bool belong(const Node& a, const Node& b) const;
     BlockId reunite(BlockId block);
     std::string check_space(uint32_t segment) const;
     uint64_t check_handles(uint32_t segment) const;
-    BlockId idle(const Handle& handle) const;
     bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
     Entries uses(HandleId id) const { return undone(handles_.uses(id)); }  // what keeps it from being unmapped
 

@@ -6,6 +6,8 @@
 // What is to change is first lifted: out of the free index, so that no request takes it while the driver works without
 // the lock. Then each step that the driver has made is told here, and at last all of it is let go, free again with the
 // memory that it has by then. So whatever fails half way, the heap says what is so.
+#include <algorithm>
+
 #include "heap.hpp"
 
 namespace asyncmem {
@@ -60,71 +62,96 @@ Space& Heap::space_of(uint32_t segment) const {
     return *segments_[segment].space;
 }
 
-// Note what a freed block still waits for at each handle that it lay on: in a while, if one stream used it.
-void Heap::stamp(const Node& node) {
-    auto latest = [this](const Entry& use) {
+[[gnu::noinline]] void Heap::note_uses(const Node& node) {
+    auto note = [&](const Entry& use) {
         uint64_t& stamped = streams_[use.stream]->stamped;
         stamped = std::max(stamped, use.epoch);
+        RecentFree free{node.address, bytes(node), use.epoch, use.stream, node.segment};
+        if (!notes_.empty() || !note_at_few(free)) {
+            if (notes_.full()) catch_up();
+            notes_.add(free);
+        }
+        notes_.newest = free;
     };
-    entry_pool_.each(node, latest);
-    if (node.more) {
-        catch_up();
-        stamp_now(node.segment, node.address, bytes(node), entry_pool_[node.more]);
-        return;
+    if (node.more) [[unlikely]] {
+        std::ranges::for_each(entry_pool_[node.more], note);
+    } else {
+        note({node.stream, node.epoch});
     }
-    RecentFree note = note_of(node);
-    if (notes_.renew(note)) return;
-    if (notes_.full()) stamp_now(notes_.take_oldest());
-    notes_.add(note);
 }
 
-void Heap::stamp_now(const RecentFree& note) {
+// Note it at once, if it lay on no more than a few handles.
+bool Heap::note_at_few(const RecentFree& note) {
+    const Space& space = *segments_[note.segment].space;
+    HandleId found[few_handles];
+    uint32_t count = 0;
+    for (uint64_t at = note.address, end = at + note.nbytes; at < end; ++count) {
+        HandleId id = count < few_handles ? space.handle(at) : 0;
+        if (!id) return false;
+        found[count] = id;
+        at = handles_[id].address + handles_[id].nbytes;
+    }
     Handles::Touch touch(handles_);
-    segments_[note.segment].space->each(note.address, note.nbytes, handles_, [&](HandleId id) {
-        touch(id);
-        if (!note.use.epoch || handles_.use(id, note.use)) return;
-        handles_.set_uses(id, joined(uses(id), {note.use}));
-    });
+    for (uint32_t i = 0; i < count; ++i) note_at(found[i], note, touch);
+    return true;
 }
 
-void Heap::stamp_now(uint32_t segment, uint64_t address, uint64_t nbytes, const Entries& all) {
-    Handles::Touch touch(handles_);
-    segments_[segment].space->each(address, nbytes, handles_, [&](HandleId id) {
-        touch(id);
-        handles_.set_uses(id, joined(uses(id), all));
-    });
+inline void Heap::note_at(HandleId id, const RecentFree& note, Handles::Touch& touch) {
+    touch(id);
+    Entry use{note.stream, note.epoch};
+    if (note.epoch && !handles_.use(id, use)) handles_.set_uses(id, joined(uses(id), {use}));
 }
 
 // Note at the handles all that was freed on them so far.
 void Heap::catch_up() {
-    while (!notes_.empty()) stamp_now(notes_.take_oldest());
+    notes_.take(paged_from_ << shift_, [this](const RecentFree& note) {
+        Handles::Touch touch(handles_);
+        auto look = [&](HandleId id) { note_at(id, note, touch); };
+        segments_[note.segment].space->each(note.address, note.nbytes, handles_, look);
+    });
 }
 
-// The space in which a free block has a whole page, or none: there it is to be found by that.
-Space* Heap::space_of_hole(const Node& node) const {
-    Space* space = segments_[node.segment].space.get();
-    return space && space->has_hole(node.address, bytes(node)) ? space : nullptr;
+// Find the free blocks that may have a handle in them; they are known until others are cut or joined, but by lift().
+void Heap::find_holes() const {
+    for (uint32_t at : {0, 1}) {
+        if (!arenas_[at].space) continue;
+        uint32_t segment = arenas_[at].space - 1;
+        std::vector<BlockId>& holes = space_of(segment).holes;
+        holes.clear();
+        auto look = [&](BlockId block) {
+            if (nodes_[block].segment == segment) holes.push_back(block);
+        };
+        for (auto& index : arenas_[at].by_key)
+            if (index) index->each(look, paged_from_);
+        std::ranges::sort(holes, {}, [this](BlockId block) { return nodes_[block].address; });
+    }
 }
 
-void Heap::file_hole(BlockId block) {
-    Space* space = space_of_hole(nodes_[block]);
-    if (space) space->holes.add(space->hole(nodes_[block].address), block);
-}
-
-void Heap::unfile_hole(const Node& node) {
-    Space* space = space_of_hole(node);
-    if (space) space->holes.remove(space->hole(node.address));
+// The free block in which a handle lies as a whole, or 0, of those that find_holes() has found.
+BlockId Heap::idle(const Handle& handle) const {
+    const std::vector<BlockId>& holes = space_of(handle.segment).holes;
+    auto above = std::ranges::upper_bound(holes, handle.address, {}, [this](BlockId block) { return nodes_[block].address; });
+    if (above == holes.begin()) return 0;
+    const Node& node = nodes_[*--above];
+    return handle.address + handle.nbytes <= node.address + bytes(node) ? *above : 0;
 }
 
 // Take a part of a free block out of the index, as blocks that are held: one for each stretch with memory, or without.
 void Heap::lift(Space& space, BlockId block, uint64_t address, uint64_t nbytes) {
+    auto hole = std::ranges::find(space.holes, block);
     index_remove(nodes_[block]);
-    if (uint64_t front = address - nodes_[block].address) {
+    uint64_t front = address - nodes_[block].address;
+    if (front) {
         BlockId rest = cut(block, front >> shift_);
         index_add(block);
         block = rest;
     }
-    if (bytes(nodes_[block]) > nbytes) index_add(cut(block, nbytes >> shift_));
+    BlockId tail = bytes(nodes_[block]) > nbytes ? cut(block, nbytes >> shift_) : 0;
+    if (tail) index_add(tail);
+    if (hole != space.holes.end()) {  // what is left of it takes its place
+        if (!front) hole = space.holes.erase(hole);
+        if (tail) space.holes.insert(hole + (front != 0), tail);
+    }
     space.stretches(address, nbytes, [&](uint64_t at, uint64_t size, bool filled) {
         BlockId rest = at + size < address + nbytes ? cut(block, size >> shift_) : 0;
         Node& node = nodes_[block];
@@ -239,6 +266,7 @@ std::vector<Piece> Heap::handles() const {
 Piece Heap::idle_memory() const {
     Noted noted(*this);
     Piece all;
+    find_holes();
     for (HandleId id = 1; id < handles_.all().size(); ++id) {
         const Handle& handle = handles_[id];
         if (!handle.nbytes || !idle(handle)) continue;
@@ -279,8 +307,6 @@ std::string Heap::check_space(uint32_t id) const {
         if (bare != (empty ? bytes(node) : node.state == State::Free ? bare_bytes(node) : 0))
             return "a block's memory is not what it says";
         mapped += bytes(node) - bare;
-        bool hole = node.state == State::Free && space.has_hole(node.address, bytes(node));
-        if (hole && space.hole_at(space.up(node.address)) != block) return "a free block that is not found by its pages";
         if (node.state == State::Bare && (block != space.end || node.after)) return "unused addresses that are not the end";
         if (node.state != State::Lifted && node.state != State::Filling) continue;
         auto found = space.held.find(node.address);
@@ -295,6 +321,7 @@ std::string Heap::check_space(uint32_t id) const {
 // The bytes of a space's handles; 0 when one is neither in use nor in the queue of those that are not.
 uint64_t Heap::check_handles(uint32_t segment) const {
     uint64_t total = 0;
+    find_holes();
     for (const Handle& handle : handles_.all()) {
         if (handle.segment != segment) continue;
         if (handle.nbytes && !handle.queued && idle(handle)) return 0;

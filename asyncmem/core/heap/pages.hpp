@@ -116,140 +116,103 @@ private:
     EntryPool lists_;
 };
 
-// The free blocks of a space that have a whole page in them, found by any page of theirs.
-//
-// Each is filed under its first whole page. Bitmaps of two levels find the next one filed at or below a page.
-class BlocksByPage {
+// Where a block lay that was freed, and a stream that it waits for; epoch 0: none.
+struct RecentFree {
+    uint64_t address = 0, nbytes = 0;
+    uint64_t epoch = 0;
+    uint32_t stream = 0, segment = 0;
+};
+
+// Ranges that were added, apart from each other.
+class Cover {
 public:
-    void add(uint64_t page, BlockId block) {
-        if (page >= first_.size()) grow(page);
-        first_[page] = block;
-        filed_[page >> 6] |= bit(page);
-        some_[page >> 12] |= bit(page >> 6);
-    }
-
-    void remove(uint64_t page) {
-        if (!(filed_[page >> 6] &= ~bit(page))) some_[page >> 12] &= ~bit(page >> 6);
-    }
-
-    // The block filed at `page` or next below it, or 0.
-    BlockId below(uint64_t page) const {
-        if (page >= first_.size()) page = first_.size() - 1;
-        if (page == UINT64_MAX) return 0;
-        if (uint64_t found = upto(filed_[page >> 6], page)) return first_[(page & ~uint64_t{63}) + top(found)];
-        uint64_t word = page >> 6, row = word >> 6;
-        uint64_t found = some_[row] & (bit(word) - 1);
-        while (!found && row) found = some_[--row];
-        if (!found) return 0;
-        word = (row << 6) + top(found);
-        return first_[(word << 6) + top(filed_[word])];
+    // Add a range, and tell of each part that was not covered before: look(from, to), in the order of addresses.
+    template <class Look>
+    void add(uint64_t from, uint64_t to, Look look) {
+        auto covers = [&](const Part& part) { return part.from <= from && to <= part.to; };
+        if (last_ < parts_.size() && covers(parts_[last_])) return;
+        auto at = std::ranges::lower_bound(parts_, from, {}, &Part::to);
+        last_ = static_cast<size_t>(at - parts_.begin());
+        if (at != parts_.end() && covers(*at)) return;
+        Part whole{from, to};
+        auto first = at;
+        for (; at != parts_.end() && at->from <= to; ++at) {
+            if (from < at->from) look(from, at->from);
+            from = std::max(from, at->to);
+            whole = {std::min(whole.from, at->from), std::max(whole.to, at->to)};
+        }
+        if (from < to) look(from, to);
+        if (first == at) {
+            parts_.insert(at, whole);
+        } else {
+            *first = whole;
+            parts_.erase(first + 1, at);
+        }
     }
 
 private:
-    static uint64_t bit(uint64_t at) { return uint64_t{1} << (at & 63); }
-    static uint64_t upto(uint64_t word, uint64_t at) { return word & (bit(at) | (bit(at) - 1)); }
-    static uint64_t top(uint64_t word) { return 63 - static_cast<uint64_t>(std::countl_zero(word)); }
-
-    void grow(uint64_t page) {
-        first_.resize((page + 1) * 5 / 4);
-        filed_.resize((first_.size() >> 6) + 1);
-        some_.resize((filed_.size() >> 6) + 1);
-    }
-
-    std::vector<BlockId> first_;
-    std::vector<uint64_t> filed_, some_;
+    struct Part {
+        uint64_t from, to;
+    };
+    std::vector<Part> parts_;  // by address
+    size_t last_ = 0;          // the latest that was looked at, which often covers the next, too
 };
 
-// What was freed on pages lately, before it is noted at the handles there.
-// Pages that a block of one stream lay on when it was freed.
-struct RecentFree {
-    uint64_t address = 0, nbytes = 0;  // whole pages
-    uint32_t segment = 0;
-    Entry use{};  // epoch 0: none
-};
-
-// The latest frees, oldest first, each range of pages once: a program that frees the same again and again pays for one
-// look at the table instead of one at each handle. Noting them in this order comes to what noting each at once would.
+// What was freed on pages lately, before it is noted at the handles there. Most of it says nothing beside what was freed
+// there later, so a program that frees the same pages again and again pays for next to none of those notes.
 class RecentFrees {
 public:
-    bool empty() const { return count_ == 0; }
+    bool empty() const { return !count_; }
     bool full() const { return count_ == most; }
+    void add(const RecentFree& note) { notes_[count_++] = note; }
 
-    // Whether the latest note says all of it.
-    bool is_newest(const RecentFree& note) const {
-        const RecentFree& known = slots_[slots_[0].older].note;
-        return known.address == note.address && known.nbytes == note.nbytes && known.use == note.use;
-    }
+    RecentFree newest{};  // since somebody looked at the handles, whether it is here or noted there at once
 
-    // Whether a note about these pages could be renewed, and is the newest now.
-    bool renew(const RecentFree& note) {
-        for (uint8_t at = bucket(note); at; at = slots_[at].next) {
-            RecentFree& known = slots_[at].note;
-            if (known.address != note.address || known.nbytes != note.nbytes) continue;
-            if (known.use.epoch && note.use.epoch && known.use.stream != note.use.stream) return false;
-            if (note.use.epoch) known.use = {note.use.stream, std::max(known.use.epoch, note.use.epoch)};
-            if (at == slots_[0].older) return true;
-            unlink(at);
-            link(at);
-            return true;
+    // Take them all, oldest first: look(note), with what is left of the pages of each without what later ones say as well.
+    template <class Look>
+    void take(uint64_t page, Look look) {
+        newest = {};
+        left_.clear();
+        covers_.clear();
+        for (; count_; --count_) {
+            const RecentFree& note = notes_[count_ - 1];
+            size_t begin = left_.size();
+            auto leave = [&](uint64_t from, uint64_t to) {
+                left_.push_back(note);
+                left_.back().address = from;
+                left_.back().nbytes = to - from;
+            };
+            uint64_t from = note.address & ~(page - 1), to = (note.address + note.nbytes + page - 1) & ~(page - 1);
+            StreamCover& cover = cover_of(note.stream);
+            if (note.epoch && note.epoch <= cover.least) {
+                cover.ranges.add(from, to, leave);
+                cover.least = note.epoch;
+            } else {  // it may say more than what covers it
+                leave(from, to);
+            }
+            std::reverse(left_.begin() + static_cast<ptrdiff_t>(begin), left_.end());
         }
-        return false;
-    }
-
-    // Keep a note that could not be renewed; there must be room.
-    void add(const RecentFree& note) {
-        uint8_t at = unused_ ? unused_ : static_cast<uint8_t>(count_ + 1);
-        if (unused_) unused_ = slots_[at].next;
-        slots_[at].note = note;
-        slots_[at].next = bucket(note);
-        bucket(note) = at;
-        link(at);
-        ++count_;
-    }
-
-    RecentFree take_oldest() {
-        uint8_t at = slots_[0].newer;
-        RecentFree note = slots_[at].note;
-        uint8_t* place = &bucket(note);
-        while (*place != at) place = &slots_[*place].next;
-        *place = slots_[at].next;
-        unlink(at);
-        slots_[at].next = unused_;
-        unused_ = at;
-        --count_;
-        return note;
+        for (auto note = left_.rbegin(); note != left_.rend(); ++note) look(*note);
     }
 
 private:
-    static constexpr uint32_t most = 32;
-    struct Slot {
-        RecentFree note;
-        uint8_t next = 0;  // in its bucket, or of those that are unused
-        uint8_t older = 0, newer = 0;
+    struct StreamCover {
+        uint32_t stream;
+        uint64_t least = UINT64_MAX;  // the oldest use that covers any
+        Cover ranges;
     };
+    static constexpr uint32_t most = 256;
 
-    uint8_t& bucket(const RecentFree& note) {
-        uint64_t mixed = (note.address ^ note.nbytes << 20) * 0x9E3779B97F4A7C15u;
-        return buckets_[mixed >> 58];
+    StreamCover& cover_of(uint32_t stream) {
+        for (StreamCover& one : covers_)
+            if (one.stream == stream) return one;
+        return covers_.emplace_back(StreamCover{.stream = stream, .ranges = {}});
     }
 
-    void link(uint8_t at) {
-        uint8_t newest = slots_[0].older;
-        slots_[at].older = newest;
-        slots_[at].newer = 0;
-        slots_[newest].newer = at;
-        slots_[0].older = at;
-    }
-
-    void unlink(uint8_t at) {
-        slots_[slots_[at].older].newer = slots_[at].newer;
-        slots_[slots_[at].newer].older = slots_[at].older;
-    }
-
-    std::array<Slot, most + 1> slots_{};  // index 0 is both ends
-    std::array<uint8_t, 64> buckets_{};
+    std::array<RecentFree, most> notes_;
     uint32_t count_ = 0;
-    uint8_t unused_ = 0;
+    std::vector<StreamCover> covers_;
+    std::vector<RecentFree> left_;
 };
 
 // A range of addresses, the handles behind its pages, and its blocks that are out of the ordinary.
@@ -299,14 +262,9 @@ public:
         }
     }
 
-    // The page that a block is filed under in `holes`: its first whole one, if it has one.
-    uint64_t hole(uint64_t address) const { return (up(address) - address_) >> shift_; }
-    bool has_hole(uint64_t address, uint64_t nbytes) const { return up(address) + page() <= address + nbytes; }
-    BlockId hole_at(uint64_t address) const { return holes.below((address - address_) >> shift_); }
-
     BlockId end = 0;                   // the addresses that were never used; 0 when all were
     std::map<uint64_t, BlockId> held;  // blocks that are lifted or filling, by address
-    BlocksByPage holes;                       // blocks in the free index
+    std::vector<BlockId> holes;        // blocks of a page or more in the free index, by address, while they are looked for
 
 private:
     HandleId& at(uint64_t address) {

@@ -84,23 +84,14 @@ void Heap::index_add(BlockId block) {
     Node& node = nodes_[block];
     index_of(node).add(nodes_, node, block);
     node.state = State::Free;
-    file(block);
 }
 
 void Heap::index_remove(Node& node) {
-    unfile(node);
     arenas_[node.arena].by_key[key_of(node)]->remove(nodes_, node);
     node.state = State::Pending;
 }
 
 // Move where a block of the index begins.
-void Heap::index_resize(BlockId block, uint64_t address, uint64_t granules) {
-    unfile(nodes_[block]);
-    move_hole(block, address, granules);
-    file(block);
-}
-
-// The same for one that is not to be found by its pages.
 void Heap::move_hole(BlockId block, uint64_t address, uint64_t granules) {
     Node& node = nodes_[block];
     node.address = address;
@@ -247,7 +238,7 @@ inline BlockId Heap::place(const Ask& ask, Search& search) {
 [[gnu::flatten]] BlockId Heap::take_placed(uint64_t granules, const Ask& ask, Outcome& outcome) {
     Search search{granules, ask.stream, Bound::Done, narrow};
     if (deferred_.count) {
-        if (deferred_.out) coalesce();
+        if (deferred_.out || deferred_.lone()) coalesce();
         sync_index();
     }
     BlockId block = place(ask, search);
@@ -413,15 +404,22 @@ BlockId Heap::join(BlockId block) {
     Node& node = nodes_[block];
     Arena& arena = arenas_[node.arena];
     purge(node);
-    if (arena.space) note_free(node);
+    note_free(node);
     node.state = State::Pending;
     node.bare = 0;
-    if (!sinks(node)) {
+    bool sinking = sinks(node);
+    if (in_turn_ >= 2 && (sinking || stays_apart(node)) && defer(block, sinking)) return;
+    if (sinking) {
+        sink(block, node.granules + nodes_[node.after].granules);
+    } else {
         coalesce();
         index_add(join(block));
-    } else if (in_turn_ < 2 || !defer(block)) {
-        sink(block, node.granules + nodes_[node.after].granules);
     }
+}
+
+// Whether a freed block that waits for its home alone joins nothing.
+inline bool Heap::stays_apart(const Node& node) const {
+    return !node.more && nodes_[node.before].state != State::Free && nodes_[node.after].state != State::Free;
 }
 
 // Whether a freed block joins the hole behind it for sure, and nothing else.
@@ -438,7 +436,7 @@ void Heap::sink(BlockId block, uint64_t granules) {
     BlockId hole = nodes_[block].after;
     uint64_t address = nodes_[block].address;
     join_hole(block);
-    index_resize(hole, address, granules);
+    move_hole(hole, address, granules);
 }
 
 // Its node goes, and the hole takes its place among its neighbours.
@@ -471,7 +469,7 @@ inline BlockId Heap::take_front(BlockId block, uint64_t granules) {
     node.state = State::Pending;
     nodes_[block].before = front;
     link(node.before, front);
-    index_resize(block, hole.address + (granules << shift_), hole.granules - granules);
+    move_hole(block, hole.address + (granules << shift_), hole.granules - granules);
     ++total_.splits;
     return front;
 }

@@ -4,6 +4,7 @@
 // is placed where, and a program never needs more pages than if they all stayed.
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "heap.hpp"
 
@@ -28,7 +29,7 @@ public:
             const Handle& handle = heap_.handles_[id];
             next_ = handle.newer;
             if (kept(handle)) continue;
-            if (!heap_.idle(handle)) {
+            if (!idle(handle)) {
                 heap_.handles_.drop(id);
             } else if (heap_.uses(id).empty()) {
                 return id;
@@ -45,7 +46,7 @@ public:
         Entries all;
         auto enough = [&](HandleId id) {
             const Handle& handle = heap_.handles_[id];
-            if (kept(handle) || !heap_.idle(handle)) return false;
+            if (kept(handle) || !idle(handle)) return false;
             later.push_back({.nbytes = handle.nbytes, .uses = heap_.uses(id)});
             for (const Entry& entry : later.back().uses) include(all, entry);
             nbytes -= std::min(nbytes, handle.nbytes);
@@ -67,6 +68,10 @@ public:
     }
 
 private:
+    bool idle(const Handle& handle) {
+        if (!std::exchange(looked_, true)) heap_.find_holes();
+        return heap_.idle(handle);
+    }
     bool kept(const Handle& handle) const {
         return handle.segment == segment_ && handle.address < kept_.address + kept_.nbytes &&
                kept_.address < handle.address + handle.nbytes;
@@ -76,15 +81,9 @@ private:
     Range kept_;
     uint32_t segment_;
     HandleId next_;
+    bool looked_ = false;
     std::vector<HandleId> later_;
 };
-
-// The free block in which a handle lies as a whole, or 0.
-BlockId Heap::idle(const Handle& handle) const {
-    BlockId block = space_of(handle.segment).hole_at(handle.address);
-    const Node& node = nodes_[block];
-    return block && handle.address + handle.nbytes <= node.address + bytes(node) ? block : 0;
-}
 
 // The free block that placement would serve if memory were behind all of it.
 // Where nothing of other streams will do, that is what `take` finds: its own search, and none beyond.

@@ -49,7 +49,10 @@ public:
 
     Decision grow(const Request& request, double now, bool looked) override {
         bool may_move = policy_.take_back && heap_.reserved() - heap_.live() >= policy_.page;
-        if (!looked && !several_streams() && may_move) return look();
+        if (!looked && !several_streams() && may_move) {
+            if (is_behind()) return look();
+            Source::looked(now);
+        }
         Found found = plan_for(request, false, now);
         if (!found.change) {
             // There is a limit in the way, so that what is done counts.
@@ -175,6 +178,8 @@ private:
         });
     }
 
+    // Whether a look at fences may find anything done that is not known to be.
+    bool is_behind() const { return heap_.lags() || !heap_.unfenced().empty(); }
     Job look() const { return job_of({.kind = Effect::Kind::Look, .streams = heap_.unfenced()}); }
 
     // Moves save memory and cost time. A program that makes them go round and round is better off with more memory.
