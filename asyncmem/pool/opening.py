@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _QUICK: Final = {"host", "simulated"}
 """The kinds of devices that are made without a driver."""
 
-_APART: Final = 8
+_APART: Final = 32
 """Pages that streams may have free beside each other in the smallest pool, as a segment holds them."""
 
 

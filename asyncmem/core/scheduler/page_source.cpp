@@ -36,6 +36,11 @@ public:
     bool can_grow(const Request& request) const override {
         return available() + heap_.reserved() - heap_.live() >= request.total;
     }
+    // Until so much is there as a first segment has: with a few pages, each request would have to ask.
+    bool grows_apart(const Request& request) const override {
+        bool few = heap_.reserved() + coming_ < policy_.segment_size;
+        return few && request.terms.effort == Effort::All && keeps_apart(request);
+    }
     std::vector<uint32_t> unfenced() const override { return heap_.unfenced(); }
 
     Decision patience(const Request& request, double now, bool looked) override {

@@ -28,7 +28,7 @@ bool Scheduler::find(Request& request) {
         if (take_foreign(request, false)) return true;
         if (lacks_pages()) return false;
     }
-    if (several && must_look(1, request.ask.stream, {})) return false;
+    if (several && !source_->grows_apart(request) && must_look(1, request.ask.stream, {})) return false;
     // Memory of the other size class is for requests that cannot have a segment of their own.
     bool anywhere = request.share->arena == -1 && (request.pressed || !source_->can_grow(request));
     if (anywhere && find_block(request, true)) return true;

@@ -160,6 +160,8 @@ public:
     virtual bool can_grow(const Request& request) const = 0;
     // Whether to grow rather than make a stream wait for another: little is free.
     bool keeps_apart(const Request& request) const;
+    // Whether to grow even rather than ask what other streams are done with: next to nothing is reserved.
+    virtual bool grows_apart(const Request&) const { return false; }
 
     // -- what to do for a request --------------------------------------------------------------------------------------
     virtual Decision patience(const Request& request, double now, bool looked) = 0;  // before more is reserved than ever
