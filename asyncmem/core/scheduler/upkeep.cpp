@@ -102,7 +102,7 @@ void Scheduler::offer(double now) {
     uint64_t use = whole.grants() + whole.frees, peak = heap_.recent_peak();
     uint64_t needed = std::max(peak, std::exchange(recent_peak_, peak));
     bool rests = use == std::exchange(offered_use_, use), rested = std::exchange(rested_, rests);
-    if (closed_ || shrink_job_ || figures_.waiting || !growing_.empty()) return;
+    if (closed_ || shrink_job_ || root_->tally.waiting || !growing_.empty()) return;
     if (rests && !rested) {
         heap_.flush(-1);
         heap_.merge();
