@@ -9,12 +9,12 @@ import struct
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from asyncmem.devices.shared_host import Mapping, open_mapping
-from asyncmem.errors import InvalidRequest, StaleDescriptor
+from asyncmem.errors import DeviceError, InvalidRequest, StaleDescriptor
 from asyncmem.exchange import asarray
 from asyncmem.pool.latch import Latch
 from asyncmem.share.broker import Broker, Connection, connect
@@ -35,10 +35,14 @@ from asyncmem.share.messages import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from asyncmem.arrays import Array
     from asyncmem.devices import Device
+
+
+_CAPTURE: Final = 0.01
+"""Seconds after which a fence is tried again that cannot be had while a graph is captured."""
 
 
 class Loan:
@@ -64,12 +68,24 @@ class Loan:
         free = partial(self._source.send, FREE_MESSAGE.pack(FREE, self._number))
         if self._device is None:
             free()
-            return
-        fence = self._device.record_all()
-        if fence.over():
-            free()
         else:
-            fence.notify(free)
+            _behind_all(self._source.broker, self._device, free)
+
+
+def _behind_all(broker: Broker, device: Device, free: Callable[[], None]) -> None:
+    """Call once all work is done that the device's streams have now. From finalizers too."""
+    try:
+        fence = device.record_all()
+    except DeviceError as error:
+        if error.code == DeviceError.CAPTURE_UNSUPPORTED:  # its end is waited for
+            broker.post(partial(broker.later, _CAPTURE, partial(_behind_all, broker, device, free)))
+        else:  # a lost device does nothing any more
+            free()
+        return
+    if fence.over():
+        free()
+    else:
+        fence.notify(free)
 
 
 class SourceConnection(Connection):

@@ -15,7 +15,8 @@ import pytest
 
 import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest, share
-from asyncmem.errors import ReaderLost, StaleDescriptor
+from asyncmem.devices import Fence
+from asyncmem.errors import DeviceError, ReaderLost, StaleDescriptor
 from asyncmem.share.broker import name_of, new_socket
 from asyncmem.share.messages import DESCRIPTOR, FREE, FREE_MESSAGE, OPEN, OPEN_MESSAGE, OPENED
 
@@ -233,6 +234,27 @@ def test_memory_comes_back_behind_its_readers_work(pool: AsyncMemoryPool, peer: 
     assert pool.stats().pinned_bytes == SIZE
     peer.ask("set_off")
     exported.block(30)
+
+
+@pytest.mark.parametrize(("code", "tries"), [(DeviceError.CAPTURE_UNSUPPORTED, 3), (700, 1)])
+def test_memory_comes_back_where_no_fence_can_be_had(pool: AsyncMemoryPool, code: int, tries: int) -> None:
+    """After the end of a graph's capture, and at once from a device that is lost."""
+
+    class Refusing(asyncmem.Host):
+        asked = 0
+
+        def record_all(self) -> Fence:
+            self.asked += 1
+            if self.asked <= 2:
+                raise DeviceError("cuCtxRecordEvent", code=code, code_name="REFUSED")
+            return super().record_all()
+
+    device = Refusing()
+    exported = share.export(filled(pool, 5))
+    share.attach(exported.descriptor, stream=device.default_stream).free()
+    exported.block(30)
+    assert device.asked == tries
+    device.close()
 
 
 # -- the end of a process ----------------------------------------------------------------------------------------------
