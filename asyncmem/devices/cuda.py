@@ -109,3 +109,9 @@ class Cuda(Gpu):
     dlpack_type = 2  # kDLCUDA
     dlpack_pinned_type = 3  # kDLCUDAHost
     taken_at_once = 64 << 10
+
+    @property
+    def identity(self) -> str:
+        """Its UUID, because each process may number the GPUs in its own way."""
+        uuid = self.driver.call("cuDeviceGetUuid", self.context.device)
+        return f"{self.kind}-{bytes(uuid.bytes).hex()}"
