@@ -1,9 +1,11 @@
 """Build the compiled core. Everything else about the package is in pyproject.toml."""
 
+import gzip
 import os
 import platform
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +13,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -117,6 +120,29 @@ class BuildSideBySide(build_ext):
                 raise CompileError(NEEDED) from None
 
 
+class SameSdist(sdist):
+    """Make the same bytes of the same files: their order, owners and times are not those of whoever makes them."""
+
+    def make_archive(self, base_name: str, *_: object, base_dir: str, **_others: object) -> str:
+        """Write the archive; times are `SOURCE_DATE_EPOCH`, or 1980 where that is not set."""
+        moment = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))
+
+        def same(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = moment, 0, 0, "", ""
+            entry.mode = 0o755 if entry.mode & 0o100 else 0o644
+            return entry
+
+        made = Path(f"{base_name}.tar.gz")
+        made.parent.mkdir(exist_ok=True)
+        with (
+            made.open("wb") as file,
+            gzip.GzipFile("", "wb", fileobj=file, mtime=moment) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
+            archive.add(base_dir, filter=same)
+        return str(made)
+
+
 def use_what_is_made(module: Extension) -> None:
     """Take what Cython made of a module before, while no source of ours is newer.
 
@@ -131,4 +157,4 @@ def use_what_is_made(module: Extension) -> None:
 
 for module in modules:
     use_what_is_made(module)
-setup(ext_modules=modules, cmdclass={"build_ext": BuildSideBySide})
+setup(ext_modules=modules, cmdclass={"build_ext": BuildSideBySide, "sdist": SameSdist})

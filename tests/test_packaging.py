@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zlib
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -15,6 +16,7 @@ import pytest
 import asyncmem
 
 SOURCE = Path(__file__).parents[1]
+NOT_OURS = (".git", ".tox", ".venv", ".dev", ".*_cache", ".hypothesis", "_build", "build", "dist", "*.egg-info", "*.so")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,23 @@ def test_a_build_without_a_compiler_says_in_a_line_what_is_needed(tmp_path: Path
         "error: building asyncmem from source needs a C++20 compiler (g++ 10, clang 12 or later) and the headers of "
         "Python (on Debian: apt-get install g++ python3-dev)"
     )
+
+
+def test_a_source_distribution_is_the_same_each_time(tmp_path: Path) -> None:
+    """Whoever makes it, and when; it has what is needed to build, test and read the project."""
+    made = []
+    for name in ("here", "there"):
+        shutil.copytree(SOURCE, tmp_path / name, ignore=shutil.ignore_patterns(*NOT_OURS))
+        command = [sys.executable, "setup.py", "-q", "sdist"]
+        source_only = {**os.environ, "SOURCE_DATE_EPOCH": "1800000000", "PYTHONSAFEPATH": "1"}
+        subprocess.run(command, cwd=tmp_path / name, env=source_only, capture_output=True, check=True)
+        made += (tmp_path / name / "dist").glob("*.tar.gz")
+        (tmp_path / name / "README.md").touch()
+    assert made[0].read_bytes() == made[1].read_bytes()
+    with tarfile.open(made[0]) as archive:
+        names = {one.partition("/")[2] for one in archive.getnames()}
+    assert {"setup.py", "asyncmem/core/_core.pyx", "tests/conftest.py", "docs/index.md", "CHANGELOG.md"} <= names
+    assert not [one for one in names if one.endswith((".so", ".pyc", "_core.cpp"))]
 
 
 def test_a_release_needs_the_tag_of_its_version_and_a_section_of_the_changelog(tmp_path: Path) -> None:
