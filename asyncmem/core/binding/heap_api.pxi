@@ -171,6 +171,7 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         void set_limit(uint32_t account, uint64_t limit) except +
         Account account(uint32_t account) except +
         void set_gate(uint32_t account, bint closed) except +
+        void expect_news(int32_t change)
         void leave_ajar(uint64_t allowance, uint64_t wanted)
         uint64_t close_up()
         void set_marks(uint64_t live_low, uint64_t live_high)

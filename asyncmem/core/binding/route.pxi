@@ -156,17 +156,20 @@ cdef class Route:
         # Something was freed, or a mark was crossed.
         if self.core.born != _generation:
             return
-        if not owes:
-            if flags:
-                self.core.signal(flags)
-            return
+        if owes:
+            self.record_everywhere()
+            flags |= FLAG_WAITING
+        self.core.c.expect_news(-1)
+        if flags:
+            self.core.signal(flags)
+
+    cdef void record_everywhere(self) noexcept:
         try:
             self.core.retire.fence(self.core.retire.everywhere())
         except DeviceError:  # it is owed, and raised where a caller waits for it
             pass
         except BaseException as error:
             _report_or_raise_soon(error, self.core)
-        self.core.signal(flags | FLAG_WAITING)
 
 
 cdef void* _missed(CRoute* c, size_t nbytes, uint64_t stream) noexcept with gil:

@@ -91,6 +91,7 @@ public:
         }
         Route& route = *held.route;
         uint32_t flags = 0;
+        route.heap->expect_news(1);  // until it is said below whether there are
         try {
             // A fence that covers this epoch is recorded after now, and so behind all that was submitted before.
             Entry every{route.everywhere, held.everywhere ? route.heap->epochs(route.everywhere).open : 0};
@@ -103,6 +104,7 @@ public:
         --counts.blocks, ++counts.blocks_freed;
         route.owes |= held.everywhere;
         if (flags || held.everywhere || route.users == 1) tell(route, flags);
+        route.heap->expect_news(-1);
         route.users--;  // the last one is told of, so that it stays until then
     }
 
@@ -216,6 +218,7 @@ private:
         route.flags |= flags;
         if (route.told) return;
         route.told = true;
+        route.heap->expect_news(1);
         route.users++;
         told_.push_back(&route);
         wake_.notify_one();

@@ -6,6 +6,7 @@
 // Python, in tests/reference.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -101,6 +102,9 @@ public:
     // Accounts to which bytes came back, since this was asked last.
     std::vector<uint32_t> take_touched() { return lock_.with([&] { return accounts_.take_touched(); }); }
     uint64_t set_gate(uint32_t account, bool closed);  // how often blocks were given back until then
+    // Frees that the scheduler is still to be told of, because a fence behind them is to be recorded first.
+    void expect_news(int32_t change) { news_ += change; }
+    bool expects_news() const { return news_ > 0; }
     uint64_t returns() const { return lock_.with([&] { return accounts_.returns(); }); }
     void leave_ajar(uint64_t allowance, uint64_t wanted) {
         std::lock_guard lock(lock_);
@@ -372,6 +376,7 @@ private:
     std::string check_caches() const;
 
     mutable Lock lock_;
+    std::atomic<int32_t> news_{0};
     const uint32_t shift_;
     std::unique_ptr<Log> log_;  // mostly none: a branch on each hit
     std::unique_ptr<Journal> journal_;  // the same

@@ -217,10 +217,15 @@ void Scheduler::waited(JobId id, bool seen, double now) {
 void Scheduler::ended(JobId id, Ending ending, double now) {
     ASYNCMEM_ENTER(ended, id, ending, now);
     now_ = now;
-    Request* request = requests_.find(end_job(id).effect.request);
+    Job job = end_job(id);
+    Request* request = requests_.find(job.effect.request);
     if (ending == Ending::Retry) source_->forget_refusal();
     if (request && request->queued()) {
-        if (ending == Ending::Refused) fail(*request, Reason::NoMemory);
+        // Threads take and free past the scheduler: what is held by now can be waited for, and what is free be tried.
+        bool helps = job.effect.kind == Effect::Kind::LastResort && !request->terms.calls &&
+                     (!no_memory_will_come() || heap_.returns() != returns_);
+        if (helps) ++version_;
+        if (ending == Ending::Refused && !helps) fail(*request, Reason::NoMemory);
         if (ending == Ending::Served) grant(*request);
     }
     pump(now);

@@ -254,6 +254,7 @@ private:
     std::vector<Stuck> stuck_;
 
     bool squeezed_ = false;
+    uint64_t returns_ = 0;                 // how often blocks had been given back, as of what was tried last
     uint64_t beat_frees_ = 0, merged_frees_ = 0, settled_frees_ = 0;
     uint32_t quiet_beats_ = 0;
     bool beating_ = false, beat_gained_ = false;

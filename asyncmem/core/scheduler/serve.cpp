@@ -16,7 +16,7 @@ constexpr int most_tries = 8;  // requests tried in vain for memory in one go; b
 
 void Scheduler::pump(double now) {
     now_ = now;
-    uint64_t returns = heap_.returns();
+    uint64_t returns = returns_ = heap_.returns();
     root_->overtaken += heap_.close_up();
     for (int64_t account : heap_.take_touched()) {
         Share* share = share_of(static_cast<uint32_t>(account));
@@ -232,7 +232,7 @@ void Scheduler::spill_for_waiting() {
 // -- when nothing helps ------------------------------------------------------------------------------------------------
 
 bool Scheduler::no_memory_will_come() const {
-    return !heap_.live() && jobs_.empty() && !source_->leaving() && !source_->coming();
+    return !heap_.live() && !heap_.expects_news() && jobs_.empty() && !source_->leaving() && !source_->coming();
 }
 
 // Waiting helps as long as memory is held, or some is under way. Whether to serve again at once.
@@ -241,6 +241,12 @@ bool Scheduler::last_resort(Request& request) {
     if (policy_.fallback && !request.terms.captured) {
         start_plainly(Effect::Kind::ServeFromHost, request);
     } else if (!capturing_ && no_memory_will_come()) {
+        if (uint64_t returns = heap_.returns(); returns != returns_) {  // the last of it came back after the last try
+            returns_ = returns;
+            Shares::touch(*request.share);
+            ++version_;
+            return true;
+        }
         if (source_->refuses() && !request.asked_again) {
             request.asked_again = true;
             source_->forget_refusal();  // others may have given memory back since
