@@ -1,5 +1,6 @@
 """What the pages tell a reader to run on a GPU, runs there."""
 
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from .card import Card
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python gpu\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-LIBRARY = re.compile(r"^(?:import|from) (?P<name>torch|cupy|numba|cuda\.core|rmm)\b", re.MULTILINE)
+LIBRARY = re.compile(r"^(?:import|from) (?P<name>torch|cupy|numba|cuda\.core|rmm|jax)\b", re.MULTILINE)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
@@ -45,8 +46,9 @@ def test_a_program_on_a_page_runs_on_a_gpu(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs to read, not ours
             pytest.importorskip(library["name"], reason=f"{library['name']} is not installed")
-    if ".install(" in code:  # what it does to a library lasts until the process ends
-        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=200)
+    if ".install(" in code or "import jax" in code:  # what it does to a library lasts until the process ends
+        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=200, env=environment)
         return
     # Empty lines before it let a traceback name the page's own line.
     exec(compile("\n" * (line - 1) + code, page, "exec", dont_inherit=True), {"__name__": "__main__"})

@@ -47,7 +47,7 @@ def torch_step() -> Step:
             x = torch.full((nbytes,), value, dtype=torch.uint8, device="cuda")
             y = x + 1
             del x
-            wrong = int((y != (value + 1) % 256).sum())
+            wrong = int(torch.count_nonzero(y != (value + 1) % 256))
             del y
         return wrong
 
@@ -182,13 +182,13 @@ class Soak:
                 name = "graphs"
             kind = draw.randrange(3)
             if kind == 0 or name == "graphs":
-                with pool.lease(128 * MIB, tag=name, timeout=30) as lease:
+                with pool.lease(192 * MIB, tag=name, timeout=30) as lease:
                     self.step(name, lease, draw, 16 * MIB)
             elif kind == 1:
                 with pool.budget(f"thread {number}", limit=256 * MIB) as budget:
-                    self.step(name, budget, draw, 64 * MIB)
+                    self.step(name, budget, draw, 16 * MIB)
             else:
-                self.step(name, pool, draw, 64 * MIB)
+                self.step(name, pool, draw, 16 * MIB)
 
     def loop(self, number: int) -> None:
         """Do a loop's part."""
@@ -199,7 +199,7 @@ class Soak:
         names = sorted(set(self.makers) - {"graphs"})
 
         async def request() -> None:
-            nbytes, priority = draw.choice((64, 128, 256)) * MIB, draw.randrange(3)
+            nbytes, priority = draw.choice((192, 256, 320)) * MIB, draw.randrange(3)
             async with pool.lease(nbytes, tag="task", priority=priority) as lease:
                 await asyncio.sleep(draw.random() / 100)
                 self.step(draw.choice(names), lease, draw, 16 * MIB)
