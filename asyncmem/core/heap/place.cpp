@@ -402,7 +402,6 @@ BlockId Heap::join(BlockId block) {
     deferred_.out = 0;
     in_turn_ = block == newest_ ? in_turn_ + 1 : 0;
     Node& node = nodes_[block];
-    Arena& arena = arenas_[node.arena];
     purge(node);
     note_free(node);
     node.state = State::Pending;
