@@ -91,9 +91,9 @@ class PoolCollector(Collector):
     """Returns the figures of all pools of the process that have memory, and of their budgets.
 
     Register it once: ``prometheus_client.REGISTRY.register(PoolCollector())``. Nothing is counted meanwhile: it reads
-    `pool.stats()` when it is asked, from any thread. Pools of one name on one device are added up, so give them names
-    and budgets
-    if they are to be told apart. A counter begins anew with `reset_stats()` and with a pool of the same name.
+    `pool.stats()` when it is asked, from any thread. Pools of one name on one device are added up, so give pools and
+    budgets names if they are to be told apart. A counter begins anew with `reset_stats()` and with a pool of the same
+    name.
     """
 
     def collect(self) -> Iterator[Metric]:
