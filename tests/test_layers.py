@@ -64,6 +64,7 @@ ALLOWED = {
     "pool.loops": {"trio"},  # so is a pool's wait
     "runtime": {"uvloop"},  # `asyncmem.run` uses it where it is installed
     "devices.cuda": {"cuda"},
+    "devices.gpu.shared": {"cuda"},  # cuda.core's memory for other processes
     "devices.gpu.fence": {"trio"},  # as in `devices.awaiting`
     "devices.metal.driver": {"Metal", "objc"},
     **{f"devices.opencl.{part}": {"pyopencl"} for part in ("device", "driver")},

@@ -342,7 +342,7 @@ class Device(ABC):
             InvalidRequest: There is no such memory.
             BackendUnavailable: Something for it is missing on this machine.
         """
-        raise InvalidRequest("device", self, "a device whose memory other processes can open: the host")
+        raise InvalidRequest("device", self, "a device whose memory other processes can open: the host, or CUDA")
 
     def fence_error(self, call: str, code: int) -> DeviceError:
         """Make the error for a code that one of `fence_calls` answered."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from asyncmem.devices.gpu._calls import Context, Library
+    from asyncmem.devices.gpu.shared import SharedCuda
 
 OLDEST: Final = 12_040
 
@@ -113,5 +114,30 @@ class Cuda(Gpu):
     @property
     def identity(self) -> str:
         """Its UUID, because each process may number the GPUs in its own way."""
-        uuid = self.driver.call("cuDeviceGetUuid", self.context.device)
-        return f"{self.kind}-{bytes(uuid.bytes).hex()}"
+        return self._identity_of(self.index)
+
+    def shareable(self) -> SharedCuda:
+        """Return memory of this GPU that other processes can open, by cuda.core (blocks).
+
+        Raises:
+            BackendUnavailable: cuda.core is not there, or the driver has no such memory.
+        """
+        from asyncmem.devices.gpu.shared import SharedCuda
+
+        return SharedCuda(self)
+
+    @classmethod
+    def with_identity(cls, identity: str) -> int | None:
+        """Return the index of a GPU by its identity, None where this process does not see it.
+
+        Raises:
+            BackendUnavailable: CUDA cannot be used here.
+        """
+        cls.interface.start(cls.kind)
+        found = (index for index in range(cls.interface.count_devices()) if cls._identity_of(index) == identity)
+        return next(found, None)
+
+    @classmethod
+    def _identity_of(cls, index: int) -> str:
+        uuid = cls.interface(f"{cls.kind}:{index}").call("cuDeviceGetUuid", index)
+        return f"{cls.kind}-{bytes(uuid.bytes).hex()}"

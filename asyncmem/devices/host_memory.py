@@ -111,8 +111,8 @@ class _Range:
         self.__array_interface__ = {"data": (address, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
 
 
-class HostMemory(Device):
-    """What all kinds of it do alike. They say where their segments come from, and which peers they know.
+class Companion(Device):
+    """Other memory that goes with a device. A kind of it says where its segments come from, and which peers it knows.
 
     A pool may be opened over it. Streams and fences are the owner's, and so is all work; it lives as long as the owner.
 
@@ -120,14 +120,11 @@ class HostMemory(Device):
         owner: The other device.
     """
 
-    granularity = PAGE
-    host_readable = True
-
-    def __init__(self, owner: Device, index: int) -> None:
-        """Serve a device, which is the so many-th of its kind."""
+    def __init__(self, owner: Device, name: str, capacity: int) -> None:
+        """Serve a device."""
         self.owner = owner
-        self.name = f"{self.kind}:{index}"
-        self.capacity = total_memory()
+        self.name = name
+        self.capacity = capacity
         self.default_stream = owner.default_stream
 
     def __repr__(self) -> str:
@@ -137,10 +134,6 @@ class HostMemory(Device):
     def driver_calls(self) -> int:
         """How many calls of the driver the owner has made; they are counted together."""
         return self.owner.driver_calls
-
-    def memory(self) -> MemoryInfo:
-        """Ask the system how much host memory there is (blocks)."""
-        return host_memory()
 
     def create_stream(self, name: str | None = None) -> Stream:
         """Make a stream of the owner's."""
@@ -186,9 +179,24 @@ class HostMemory(Device):
         """Have the owner copy from its memory, or a peer's, to here."""
         self.owner.peer_copy(target, source, nbytes, source_device, stream)
 
+    def close(self) -> None:
+        """Do nothing: the owner closes."""
+
+
+class HostMemory(Companion):
+    """What all kinds of the host's memory do alike."""
+
+    granularity = PAGE
+    host_readable = True
+
+    def __init__(self, owner: Device, index: int) -> None:
+        """Serve a device, which is the so many-th of its kind."""
+        super().__init__(owner, f"{self.kind}:{index}", total_memory())
+
+    def memory(self) -> MemoryInfo:
+        """Ask the system how much host memory there is (blocks)."""
+        return host_memory()
+
     def pinned(self) -> Self:
         """Return this very device."""
         return self
-
-    def close(self) -> None:
-        """Do nothing: the owner closes."""

@@ -5,18 +5,17 @@ The file is sealed against shrinking, is in no directory, and ends with the last
 
 from __future__ import annotations
 
-import bisect
 import ctypes
 import fcntl
 import mmap
 import os
 import sys
-import threading
 import weakref
 from typing import Final
 
 from asyncmem.devices.host import Host
 from asyncmem.devices.host_memory import PAGE, Pages
+from asyncmem.devices.shared import Place, Ranges
 from asyncmem.errors import BackendUnavailable, InvalidRequest
 
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -42,6 +41,7 @@ class Mapping:
         fd: The file; -1 once it is closed.
         address: Where it begins.
         nbytes: Its length.
+        ranges: What of it this process uses as memory of its own.
     """
 
     def __init__(self, fd: int, nbytes: int, *, keep: bool = False) -> None:
@@ -59,9 +59,8 @@ class Mapping:
             raise _error()
         self._libc = libc
         self.address: int = address
-        self.taken: dict[int, int] = {}
-        """What this process uses as memory of its own, by address."""
-        weakref.finalize(self, _unmap, libc, os.getpid(), address, nbytes, self.taken).atexit = False
+        self.ranges = Ranges(address, nbytes)
+        weakref.finalize(self, _unmap, libc, os.getpid(), address, nbytes, self.ranges).atexit = False
         # A forked child could write into memory that is other processes' by then.
         self._advise(0, nbytes, mmap.MADV_DONTFORK)
         if keep:
@@ -86,9 +85,9 @@ class Mapping:
 _kept: weakref.WeakSet[Mapping] = weakref.WeakSet()
 
 
-def _unmap(libc: ctypes.CDLL, pid: int, address: int, nbytes: int, taken: dict[int, int]) -> None:
+def _unmap(libc: ctypes.CDLL, pid: int, address: int, nbytes: int, ranges: Ranges) -> None:
     # What is merely dropped while a part is in use stays mapped: a leak is better than a crash.
-    if pid == os.getpid() and not taken:
+    if pid == os.getpid() and not ranges.taken:
         libc.munmap(address, nbytes)
 
 
@@ -146,8 +145,7 @@ class SharedPages(Pages):
             os.close(fd)
             raise
         self.mapping = Mapping(fd, nbytes, keep=True)
-        self._free = [(self.mapping.address, nbytes)]  # by address; neighbours are joined
-        self._lock = threading.RLock()  # re-entrant: a finalizer may interrupt the holder on the same thread
+        self._ranges = self.mapping.ranges
 
     def take(self, nbytes: int) -> int:
         """Take zeroed pages, the first that are free, and return their address.
@@ -155,13 +153,10 @@ class SharedPages(Pages):
         Raises:
             OSError: There are no so many together.
         """
-        with self._lock:
-            for place, (address, free) in enumerate(self._free):
-                if free >= nbytes:
-                    self._free[place : place + 1] = [(address + nbytes, free - nbytes)] if free > nbytes else []
-                    self.mapping.taken[address] = nbytes
-                    return address
-        raise OSError(f"no {nbytes} bytes together are free")
+        address = self._ranges.take(nbytes)
+        if address is None:
+            raise OSError(f"no {nbytes} bytes together are free")
+        return address
 
     def give_back(self, address: int) -> None:
         """Give pages back.
@@ -169,18 +164,11 @@ class SharedPages(Pages):
         Raises:
             InvalidRequest: None were taken there.
         """
-        nbytes = self.mapping.taken.pop(address, None)
+        nbytes = self._ranges.taken.pop(address, None)
         if nbytes is None:
             raise InvalidRequest("segment", hex(address), "a segment that is not given back yet")
         self.mapping.empty(address, nbytes)
-        with self._lock:
-            bisect.insort(self._free, (address, nbytes))
-            joined: list[tuple[int, int]] = []
-            for start, size in self._free:
-                if joined and sum(joined[-1]) == start:
-                    start, size = joined[-1][0], joined.pop()[1] + size  # noqa: PLW2901  # the two are one
-                joined.append((start, size))
-            self._free = joined
+        self._ranges.give_back(address, nbytes)
 
 
 class SharedHost(Host):
@@ -205,6 +193,13 @@ class SharedHost(Host):
             raise BackendUnavailable("host", tried=(f"shared memory: {error}",), install="It needs Linux") from None
         self._pages = pages
         self.mapping = pages.mapping
+
+    def place(self, address: int) -> Place:
+        """Return where the memory at an address is in the file; 0 is the address of what is empty."""
+        one = self.mapping
+        return Place(
+            group=one, fd=one.fd, region=one, kept=None, offset=address - one.address if address else 0, facts={}
+        )
 
     def shareable(self) -> SharedHost:
         """Return this very device."""

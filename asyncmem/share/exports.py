@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from asyncmem.arrays import Array
 from asyncmem.core import Buffer
-from asyncmem.devices.shared_host import SharedHost
+from asyncmem.devices.shared import Shareable
 from asyncmem.errors import InvalidRequest, ReaderLost
 from asyncmem.pool.latch import Latch
 from asyncmem.share.broker import Broker, Connection, Process
 from asyncmem.share.messages import (
+    CLOSED,
     DESCRIPTOR,
     DROP,
     DROP_MESSAGE,
@@ -36,11 +37,15 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from asyncmem.devices.shared_host import Mapping
 
 _MOST: Final = 4096
 _numbers = itertools.count(1)
-_files: weakref.WeakKeyDictionary[Mapping, int] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+
+def _number(one: object) -> int:
+    """Return the number of a group or a region."""
+    return _known.setdefault(one, next(_numbers))
 
 
 class Export:
@@ -56,22 +61,22 @@ class Export:
 
     def __init__(self, broker: Broker, array: Array, readers: int | None, pid: int | None) -> None:
         """Take what it is about; see `export`."""
-        buffer, self._device = array.buffer, array.buffer.device
-        assert isinstance(self._device, SharedHost)
+        buffer = array.buffer
+        assert isinstance(buffer.device, Shareable)
         self._broker = broker
         self._process = os.getpid()
         self.nbytes = array.nbytes
         self._pin = buffer.pin()
-        mapping = self._device.mapping
+        self._device = buffer.device
+        self.place = self._device.place(array.address if array.nbytes else buffer.address)
         facts = {
-            "file": _files.setdefault(mapping, next(_numbers)), "device": "host",
-            "offset": array.address - mapping.address if array.nbytes else 0, "nbytes": array.nbytes,
+            **self.place.facts, "device": self._device.kind, "group": _number(self.place.group),
+            "region": _number(self.place.region), "offset": self.place.offset, "nbytes": array.nbytes,
             "dtype": array._element.name, "shape": array.shape,
         }  # fmt: skip
         self.reply = to_json(facts).encode()
         if len(self.reply) > _MOST:
             raise InvalidRequest("source", array, "an array of fewer dimensions")
-        self.mapping = mapping
         self._ready = buffer.stream.record()
         self._left = readers
         self.pid = pid
@@ -205,7 +210,7 @@ class ReaderConnection(Connection):
         """Take what was accepted."""
         super().__init__(broker, end)
         self._open: dict[int, Export] = {}
-        self._sent: set[int] = set()  # the files that it has
+        self._sent: dict[int, object] = {}  # groups and regions that it has, by number, and what is kept for it
 
     def receive(self, message: bytes, fds: list[int]) -> None:
         """Open memory, or see that it is let go of."""
@@ -218,13 +223,17 @@ class ReaderConnection(Connection):
             else:
                 export.when_ready(partial(self._answer, request, export))
         else:
-            _, number = FREE_MESSAGE.unpack(message)
-            self._open.pop(number).freed()
+            kind, number = FREE_MESSAGE.unpack(message)
+            if kind == CLOSED:
+                self._sent.pop(number)
+            else:
+                self._open.pop(number).freed()
 
     def lost(self) -> None:
         """Take back what it has open."""
         while self._open:
             self._open.popitem()[1].freed(lost=self.pid)
+        self._sent.clear()
 
     def _answer(self, request: int, export: Export) -> None:
         reason = "its reader has ended" if self.ended else export.refusal(self.pid)
@@ -234,18 +243,21 @@ class ReaderConnection(Connection):
         number = next(_numbers)
         self._open[number] = export
         export.opened()
-        file, fds = _files[export.mapping], []
-        if file not in self._sent:
-            self._sent.add(file)
-            fds = [export.mapping.fd]
-            weakref.finalize(export.mapping, self._drop, file).atexit = False
+        place, fds = export.place, []
+        group, region = _number(place.group), _number(place.region)
+        if group not in self._sent:
+            self._sent[group] = None
+            fds = [place.fd]
+        if region not in self._sent or (group == region and fds):
+            self._sent[region] = place.kept
+            weakref.finalize(place.region, self._drop, region).atexit = False
         self.send(OPENED_MESSAGE.pack(OPENED, request, number) + export.reply, fds)
 
     def _refuse(self, request: int, reason: str) -> None:
         self.send(REFUSED_MESSAGE.pack(REFUSED, request) + reason.encode())
 
-    def _drop(self, file: int) -> None:
-        self.send(DROP_MESSAGE.pack(DROP, file))
+    def _drop(self, region: int) -> None:
+        self.send(DROP_MESSAGE.pack(DROP, region))
 
 
 process: Final = Process(ReaderConnection)
@@ -274,7 +286,7 @@ def export(source: Buffer | Array, *, readers: int | None = 1, pid: int | None =
         BackendUnavailable: This system cannot share memory.
     """
     array: object = source.view() if isinstance(source, Buffer) else source
-    if not isinstance(array, Array) or not isinstance(array.buffer.device, SharedHost):
+    if not isinstance(array, Array) or not isinstance(array.buffer.device, Shareable):
         raise InvalidRequest("source", source, "a buffer of pool.shared, or an array over one")
     for name, number in (("readers", readers), ("pid", pid)):
         if number is not None and not (type(number) is int and number > 0):

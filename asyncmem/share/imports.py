@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from asyncmem.devices.shared_host import Mapping, open_mapping
-from asyncmem.errors import DeviceError, InvalidRequest, StaleDescriptor
+from asyncmem.devices.cuda import Cuda
+from asyncmem.devices.shared_host import open_mapping
+from asyncmem.errors import AsyncmemError, DeviceError, InvalidRequest, StaleDescriptor
 from asyncmem.exchange import asarray
 from asyncmem.pool.latch import Latch
 from asyncmem.share.broker import Broker, Connection, connect
 from asyncmem.share.exports import process
 from asyncmem.share.messages import (
+    CLOSED,
+    CLOSED_MESSAGE,
     DESCRIPTOR,
     DROP_MESSAGE,
     FREE,
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
     from asyncmem.arrays import Array
     from asyncmem.devices import Device
+    from asyncmem.devices.gpu.shared import PoolOfAnother
+    from asyncmem.devices.shared import Region
 
 
 _CAPTURE: Final = 0.01
@@ -48,19 +53,19 @@ _CAPTURE: Final = 0.01
 class Loan:
     """Memory of another process, which hears of it when this is dropped and the work on it is done."""
 
-    def __init__(self, source: SourceConnection, number: int, mapping: Mapping, facts: dict[str, Any]) -> None:
+    def __init__(self, source: SourceConnection, number: int, region: Region, facts: dict[str, Any]) -> None:
         """Take what was opened; its place has been checked."""
         self._source = source
         self._number = number
-        self._mapping = mapping  # unmapped after the last loan
+        self._region = region  # closed after the last loan
         self._facts = facts
         self._device: Device | None = None
-        data, shape = (mapping.address + facts["offset"], False), (facts["nbytes"],)
-        self.__array_interface__ = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
+        data, shape = (region.address + facts["offset"], False), (facts["nbytes"],)
+        self._interface = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
 
     def array(self, stream: object) -> Array:
         """Return it as an array, which keeps it."""
-        whole = asarray(np.asarray(self), stream=stream)
+        whole = asarray(_OnGpu(self) if self._facts["device"] == "cuda" else np.asarray(_OnHost(self)), stream=stream)
         self._device = whole.buffer.device
         return whole.buffer.view(self._facts["dtype"], self._facts["shape"])
 
@@ -88,6 +93,18 @@ def _behind_all(broker: Broker, device: Device, free: Callable[[], None]) -> Non
         fence.notify(free)
 
 
+class _OnHost:
+    def __init__(self, loan: Loan) -> None:
+        self._loan = loan
+        self.__array_interface__ = loan._interface
+
+
+class _OnGpu:
+    def __init__(self, loan: Loan) -> None:
+        self._loan = loan
+        self.__cuda_array_interface__ = loan._interface
+
+
 class SourceConnection(Connection):
     """The connection to a process whose memory is opened here."""
 
@@ -96,7 +113,8 @@ class SourceConnection(Connection):
         super().__init__(broker, end)
         self._requests = itertools.count()
         self._asked: dict[int, Attachment] = {}
-        self._mappings: dict[int, Mapping] = {}
+        self._groups: dict[int, PoolOfAnother] = {}
+        self._regions: dict[int, Region] = {}
 
     def ask(self, key: bytes, attachment: Attachment) -> None:
         """Ask for memory. From any thread."""
@@ -115,11 +133,12 @@ class SourceConnection(Connection):
             _, request = REFUSED_MESSAGE.unpack_from(message)
             self._asked.pop(request).arrive(message[REFUSED_MESSAGE.size :].decode())
         else:
-            self._mappings.pop(DROP_MESSAGE.unpack(message)[1], None)
+            self._regions.pop(DROP_MESSAGE.unpack(message)[1], None)
 
     def lost(self) -> None:
         """Fail who waits. What is open stays, and is unmapped once it is let go of."""
-        self._mappings.clear()
+        self._groups.clear()
+        self._regions.clear()
         with suppress(KeyError):  # another thread may see the end, too
             while True:
                 self._asked.popitem()[1].arrive("the process that shared it has ended")
@@ -128,14 +147,45 @@ class SourceConnection(Connection):
         """Return the memory, or why there is none."""
         try:
             facts = json.loads(answer)
-            if fds:
-                self._mappings[facts["file"]] = open_mapping(fds.pop())
-            return Loan(self, number, _holding(self._mappings[facts["file"]], facts), facts)
-        except (KeyError, OSError, TypeError, ValueError) as error:
+            region = self._regions.get(facts["region"])
+            if region is None:
+                region = self._regions[facts["region"]] = self._open_region(facts, fds)
+            return Loan(self, number, _holding(region, facts), facts)
+        except (AsyncmemError, KeyError, OSError, TypeError, ValueError) as error:
             self.send(FREE_MESSAGE.pack(FREE, number))
             return f"its process gave no memory: {error!r}"
 
+    def _open_region(self, facts: dict[str, Any], fds: list[int]) -> Region:
+        if facts["device"] != "cuda":
+            return open_mapping(fds.pop())
+        from asyncmem.devices.gpu.shared import OpenChunk, PoolOfAnother
 
+        group = self._groups.get(facts["group"])
+        if group is None:
+            group = self._groups[facts["group"]] = PoolOfAnother(_gpu(facts["gpu"]), fds[0])
+        closed = CLOSED_MESSAGE.pack(CLOSED, facts["region"])
+        return OpenChunk(group, facts, partial(self._close_region, closed))
+
+    def _close_region(self, closed: bytes, close: Callable[[], None]) -> None:
+        # The exporter may free it only then; the driver's calls are for the broker's thread.
+        def both() -> None:
+            close()
+            self.send(closed)
+
+        self.broker.post(both)
+
+
+def _gpu(identity: str) -> Cuda:
+    """Return a GPU; one object for each in this process."""
+    if identity not in _gpus:
+        index = Cuda.with_identity(identity)
+        if index is None:
+            raise ValueError(f"this process does not see GPU {identity}")
+        _gpus[identity] = Cuda(index)
+    return _gpus[identity]
+
+
+_gpus: dict[str, Cuda] = {}
 _sources: dict[bytes, SourceConnection] = {}
 """The connections to processes whose memory was opened here, by their tokens."""
 
@@ -144,11 +194,11 @@ if sys.platform == "linux":
     os.register_at_fork(after_in_child=_sources.clear)
 
 
-def _holding(mapping: Mapping, facts: dict[str, Any]) -> Mapping:
-    """Return the mapping, in which the memory must lie."""
-    if not 0 <= facts["offset"] <= facts["offset"] + facts["nbytes"] <= mapping.nbytes:
-        raise ValueError("it lies outside of the shared file")
-    return mapping
+def _holding(region: Region, facts: dict[str, Any]) -> Region:
+    """Return the region, in which the memory must lie."""
+    if not 0 <= facts["offset"] <= facts["offset"] + facts["nbytes"] <= region.nbytes:
+        raise ValueError("it lies outside of its region")
+    return region
 
 
 class Attachment:

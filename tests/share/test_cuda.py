@@ -1,9 +1,12 @@
-"""Sharing of GPUs, over a stand-in for the driver."""
+"""Memory of a GPU for other processes: what can be said without a driver that shares any; the rest is for a card."""
 
 import pytest
 
+from asyncmem import AsyncMemoryPool, BackendUnavailable
 from asyncmem.devices import Cuda
 from tests.cuda.fake import FakeDriver
+
+pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 
 pytestmark = [pytest.mark.fake_only, pytest.mark.may_block]
 
@@ -11,9 +14,20 @@ pytestmark = [pytest.mark.fake_only, pytest.mark.may_block]
 def test_a_gpu_has_one_identity_in_all_processes(fake: FakeDriver) -> None:
     """It is known by its UUID, because each process may number the GPUs in its own way."""
     fake.devices(2)
-    identities = []
-    for index in (0, 1, 0):
+    with_numbers = {}
+    for index in (0, 1):
         device = Cuda(index)
-        identities.append(device.identity)
+        with_numbers[device.identity] = index
         device.close()
-    assert identities[0] == identities[2] != identities[1]
+    assert {identity: Cuda.with_identity(identity) for identity in with_numbers} == with_numbers
+    assert len(with_numbers) == 2
+    assert Cuda.with_identity("cuda-00") is None
+
+
+def test_a_driver_that_shares_nothing_is_named(fake: FakeDriver) -> None:
+    """Where the driver has no such pools, the error says who refused what, and the pool goes on."""
+    assert fake is not None
+    with AsyncMemoryPool("cuda:0", limit="64 MiB") as pool:
+        with pytest.raises(BackendUnavailable, match="shared CUDA memory"):
+            _ = pool.shared
+        pool.allocate(1000).free()
