@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -85,6 +86,7 @@ class OpenPool(Opened):
             page = max(device.page, 1)
             self.executor.reserve(_SPREAD * max(device.capacity, page) // page * page)
         self._emptied_latch: Latch[None] | None = None
+        self._closers: deque[Latch[object]] = deque()  # who waits for the end
         self._releasing: set[int] = set()  # threads that give back what there is, and need not be asked to
         self.captures = Captures(self)
         self.spilling = Spilling(self)
@@ -374,11 +376,27 @@ class OpenPool(Opened):
     def end(self, error: Exception) -> Latch[object]:
         """Close, and have all go back; return what to wait for."""
         self.close(error)
-        if not self.released:
-            return self.run(self.release)
-        last = Latch[object]()
-        last()
-        return last
+        closer = Latch[object]()
+        if self.released:
+            closer()
+        else:
+            self.run_last(partial(self._release_for, closer))
+        return closer
+
+    def _release_for(self, closer: Latch[object]) -> None:
+        outcome = Latch(self.release)
+        try:
+            outcome()
+        finally:
+            closer.call = outcome.result
+            self._closers.append(closer)
+            # A thread may still get memory for a request that was served otherwise. `_emptied` comes after that.
+            if self.released or self.core.live() or not self.core.scheduler.gauges()["under_way"]:
+                self._open_closers()
+
+    def _open_closers(self) -> None:
+        while self._closers:
+            self._closers.popleft()()
 
     @contextmanager
     def _giving_back(self) -> Iterator[None]:
@@ -418,6 +436,8 @@ class OpenPool(Opened):
         except DeviceError as error:
             # The worker goes on: the caller of `close` may still wait for it, and is told by that.
             alarm(f"pool {quoted(self.name)} is closed, and its memory could not go back: {error}", RuntimeWarning)
+        finally:
+            self._open_closers()
 
     def break_down(self, error: BaseException) -> None:
         """Close loudly after the worker has died of an error."""

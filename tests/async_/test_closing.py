@@ -228,6 +228,29 @@ def test_closing_is_heard_of_when_all_has_gone_back_before(everywhere: Run, monk
     everywhere(main)
 
 
+@pytest.mark.may_block
+def test_closing_waits_for_what_a_thread_is_getting() -> None:
+    """It goes back before `close` returns, though nobody holds it."""
+    device = GatedDevice()
+    pool = AsyncMemoryPool(device, limit=MIB)
+
+    def ask() -> None:
+        with pytest.raises(PoolClosed):
+            pool.allocate(100)
+
+    threads = [threading.Thread(target=ask)]
+    threads[0].start()
+    assert device.entered.wait(30)
+    threads.append(threading.Thread(target=pool.close))
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive()
+    device.gate.set()
+    threads[1].join()
+    assert device.reserved == 0
+    threads[0].join()
+
+
 def test_leaving_the_block_closes_also_under_an_error(virtually: Run) -> None:
     """An error inside `async with pool` comes out as it is, and the pool is closed."""
 
