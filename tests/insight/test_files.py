@@ -136,7 +136,10 @@ def test_a_file_whose_end_is_missing_has_no_leaks_that_are_known(file: Path) -> 
     """What was freed in the missing part cannot be told from what was never freed."""
     busy(file)
     whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) * 2 // 3])
+    cut = len(whole) * 2 // 3
+    file.write_bytes(whole[:cut])
+    if read(file).end_known:  # by chance it ends with a block, as if no more had been written
+        file.write_bytes(whole[: cut + 1])
     records = read(file)
     assert not records.end_known
     assert "ends in the middle" in records.note
