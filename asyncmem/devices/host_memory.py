@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from asyncmem.devices.base import Device, MemoryInfo
+from asyncmem.devices.cgroup import Container
 from asyncmem.errors import InvalidRequest
 from asyncmem.lazy import np
 
@@ -89,21 +90,25 @@ def bytes_of(view: memoryview, *, writable: bool = False) -> Bytes:
     return np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
+_container = Container()
+
+
 def total_memory() -> int:
-    """Return how many bytes of memory the machine has."""
+    """Return how many bytes of memory the machine has, or its container may have."""
     if sys.platform == "win32":
         return 1 << 40  # mmap itself refuses there what cannot be committed
-    return os.sysconf("SC_PHYS_PAGES") * PAGE
+    return min(os.sysconf("SC_PHYS_PAGES") * PAGE, _container.limit)
 
 
 def host_memory() -> MemoryInfo:
     """Ask the system how many bytes could be used without swapping, and how many there are (reads files)."""
     total = total_memory()
+    free = min(total, _container.left())
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return MemoryInfo(free=min(total, int(line.split()[1]) * 1024), total=total)
-    return MemoryInfo(free=total, total=total)
+                free = min(free, int(line.split()[1]) * 1024)
+    return MemoryInfo(free=free, total=total)
 
 
 class _Range:
