@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from asyncmem.core import Core, Kind
 from asyncmem.devices import Stream
@@ -29,7 +29,7 @@ from asyncmem.pool.owners import named_owner
 from asyncmem.pool.ports import Opened
 from asyncmem.pool.share import Budget
 from asyncmem.pool.spilling import Spilling
-from asyncmem.pool.worker import TICK, Worker, idle_helpers, on_main_thread, ready_helper
+from asyncmem.pool.worker import TICK, Worker, idle_helpers, on_main_thread, ready_helper, weakly
 from asyncmem.readers import SHARED
 from asyncmem.stats import Pressure
 from asyncmem.text import printable, quoted
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from asyncmem.pool.pool import AsyncMemoryPool
     from asyncmem.pool.snapshot import PressureChanges
     from asyncmem.stats import PoolStats
-
-T = TypeVar("T")
 
 _SPREAD: Final = 4
 """A range's size by the device's, where memory comes by pages: addresses are spread more than memory."""
@@ -74,7 +72,7 @@ class OpenPool(Opened):
             self.journal.core = core
         self.retire = core.retire
         self._apply(options)
-        self.worker = factory(f"asyncmem {pool.name}", _weakly(self.look_after), _weakly(self.break_down))
+        self.worker = factory(f"asyncmem {pool.name}", weakly(self.look_after), weakly(self.break_down))
         self._factory = factory
         self._copier: Worker | None = None
         self.executor = Executor(self)
@@ -342,7 +340,7 @@ class OpenPool(Opened):
         with _starting:
             if self._copier is None or not self._copier.alive:
                 name = f"asyncmem {self.name} copies"
-                self._copier = self._factory(name, _weakly(self._still_copies), _weakly(self.break_down))
+                self._copier = self._factory(name, weakly(self._still_copies), weakly(self.break_down))
                 self._copier.start()
             return self._copier
 
@@ -384,15 +382,22 @@ class OpenPool(Opened):
         return closer
 
     def _release_for(self, closer: Latch[object]) -> None:
-        outcome = Latch(self.release)
+        # A thread may still get memory for a request that was served otherwise.
+        before, outcome = self._under_way(), Latch(self.release)
         try:
             outcome()
         finally:
-            closer.call = outcome.result
-            self._closers.append(closer)
-            # A thread may still get memory for a request that was served otherwise. `_emptied` comes after that.
-            if self.released or self.core.live() or not self.core.scheduler.gauges()["under_way"]:
-                self._open_closers()
+            closer.call, now = outcome.result, self._under_way()
+            if before and not now and not self.released:  # it came too late for that release, perhaps
+                self.run_last(partial(self._release_for, closer))
+            else:
+                self._closers.append(closer)
+                if self.released or self.core.live() or not now:  # else `_emptied` comes behind it
+                    self._open_closers()
+
+    def _under_way(self) -> int:
+        under_way: int = self.core.scheduler.gauges()["under_way"]
+        return under_way
 
     def _open_closers(self) -> None:
         while self._closers:
@@ -486,14 +491,3 @@ def _all_open() -> list[OpenPool]:
 _starting = threading.Lock()
 _opened: weakref.WeakValueDictionary[int, OpenPool] = weakref.WeakValueDictionary()
 os.register_at_fork(after_in_child=_forked)
-
-
-def _weakly(method: Callable[..., T]) -> Callable[..., T | None]:
-    """Return a call of a method that does nothing once its object is gone."""
-    known = weakref.WeakMethod(method)
-
-    def call(*arguments: object) -> T | None:
-        found = known()
-        return None if found is None else found(*arguments)
-
-    return call

@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeAlias, TypeVar, cast
@@ -161,3 +162,14 @@ def _help(calls: queue.SimpleQueue[Call]) -> None:
 
 
 os.register_at_fork(after_in_child=idle_helpers.clear)  # the child has none of the threads
+
+
+def weakly(method: Callable[..., T]) -> Callable[..., T | None]:
+    """Return a call of a method that does nothing once its object is gone."""
+    known = weakref.WeakMethod(method)
+
+    def call(*arguments: object) -> T | None:
+        found = known()
+        return None if found is None else found(*arguments)
+
+    return call

@@ -251,6 +251,31 @@ def test_closing_waits_for_what_a_thread_is_getting() -> None:
     threads[0].join()
 
 
+@pytest.mark.may_block
+def test_closing_waits_for_what_came_just_behind_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread's memory comes between the release and the look at what is under way: it has gone back, too."""
+    device, release = SlowToGo(), open_pool.OpenPool.release
+    pool = AsyncMemoryPool(device, limit=MIB)
+
+    def release_and_let_grow(opened: open_pool.OpenPool) -> None:
+        release(opened)
+        device.gate.set()
+        while opened.core.scheduler.gauges()["under_way"]:
+            time.sleep(0)
+
+    def ask() -> None:
+        with pytest.raises(PoolClosed):
+            pool.allocate(100)
+
+    monkeypatch.setattr(open_pool.OpenPool, "release", release_and_let_grow)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert device.entered.wait(30)
+    pool.close()
+    assert device.reserved == 0
+    thread.join()
+
+
 def test_leaving_the_block_closes_also_under_an_error(virtually: Run) -> None:
     """An error inside `async with pool` comes out as it is, and the pool is closed."""
 
