@@ -32,9 +32,10 @@ from asyncmem.pool.snapshot import largest_hole, segment_infos, waiter_infos
 from asyncmem.text import printable, quoted, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from asyncmem.core import Core, Request, Witness
+    from asyncmem.pool.latch import Latch
     from asyncmem.pool.ports import AnyShare, Opened
 
 TOP: Final = 5
@@ -334,8 +335,18 @@ def _held_by(core: Core, column: str, name: Callable[[Witness, int], str], most:
     return held.most_common(most)
 
 
-def warn_of_leaks(opened: Opened, *, ended: bool) -> None:
-    """Name the buffers still held as a pool is closed; freed ones that are still exported are not held."""
+def warn_of_leaks(ends: Iterable[tuple[Opened, Latch[object], bool]]) -> None:
+    """Name the buffers still held in pools that were closed just now; freed ones that are still exported are not held.
+
+    Args:
+        ends: Each pool, what opens at its end, and whether it was not closed before.
+    """
+    for opened, end, first in ends:
+        if first:
+            _warn_of_leaks(opened, ended=end.done)
+
+
+def _warn_of_leaks(opened: Opened, *, ended: bool) -> None:
     core = opened.core
     if not ended:
         text = "its worker is still in a call of the device; it ends after that"

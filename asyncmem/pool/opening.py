@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncmem.devices import Device, device, select_device_for
@@ -21,8 +23,9 @@ from asyncmem.pool.latch import Latch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncmem.core import HeapOptions
+    from asyncmem.core import Batch, HeapOptions, Ready, Request
     from asyncmem.options import PoolOptions
+    from asyncmem.pool.ports import Opened
 
 _QUICK: Final = {"host", "simulated"}
 """The kinds of devices that are made without a driver."""
@@ -104,6 +107,30 @@ def may_block(spec: Device | str, options: PoolOptions) -> bool:
     asked = spec if isinstance(spec, str) else spec.kind if options.peers else "host"
     named = (asked, *(peer for peer in options.peers if isinstance(peer, str)))
     return any(one.partition(":")[0] not in _QUICK for one in named)
+
+
+def prepare(opened: Opened, ready: Latch[object]) -> None:
+    """Get what the options ask for ahead: the worker's first job. The latch opens once it is there."""
+    import_module("numpy")  # here, so that no task waits for it: until now there is no buffer to be viewed
+    grown = Latch(opened.executor.grow_ahead)
+    warming: Ready[Batch] | Request[Batch] | None = None
+    try:
+        grown()
+        sizes = [size for size, count in opened.options.warmup for _ in range(count)]
+        if sizes and opened.closed is None:
+            warming = opened.pool.allocate_batch(sizes)
+    finally:
+        ready.call = partial(_end_preparing, grown, warming)
+        if warming is None:
+            ready()
+        else:  # not waited for: it is the worker itself that does the growing
+            warming.add_done_callback(lambda _: ready())
+
+
+def _end_preparing(grown: Latch[None], warming: Ready[Batch] | Request[Batch] | None) -> None:
+    if warming is not None:
+        warming.result().free()
+    grown.result()
 
 
 class Opening(Latch[PoolDevices]):

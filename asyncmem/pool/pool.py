@@ -9,7 +9,6 @@ import sys
 import threading
 import weakref
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Final, Generic, Self, cast, overload
 
 import anyio
@@ -17,25 +16,32 @@ import anyio
 from asyncmem import readers
 from asyncmem.devices.base import DeviceT_co
 from asyncmem.errors import LeakWarning, PoolClosed
-from asyncmem.figures import format_size
 from asyncmem.options import PoolOptions
 from asyncmem.pool.alarm import alarm
 from asyncmem.pool.graph import GraphMemory
 from asyncmem.pool.holders import warn_of_leaks
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.open_pool import OpenPool
-from asyncmem.pool.opening import Opening, PoolDevices, may_block
+from asyncmem.pool.opening import Opening, PoolDevices, may_block, prepare
 from asyncmem.pool.share import Share
-from asyncmem.pool.snapshot import PressureChanges, counters, html_summary, segment_infos, since, stats_of, summary
+from asyncmem.pool.snapshot import (
+    PressureChanges,
+    counters,
+    html_summary,
+    segment_infos,
+    since,
+    state_line,
+    stats_of,
+    summary,
+)
 from asyncmem.pool.worker import Worker, uninterrupted
-from asyncmem.text import printable, quoted
+from asyncmem.text import quoted
 from asyncmem.units import parse_block, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal, Unpack
 
-    from asyncmem.core import Batch, Ready, Request
     from asyncmem.devices import Cuda, Device, Host, Simulated
     from asyncmem.insight import Profile
     from asyncmem.options import OptionArguments
@@ -114,16 +120,9 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         self._making_host_pool = threading.Lock()
 
     def __repr__(self) -> str:
-        opened = self._state
-        if opened is None:
+        if self._state is None:
             return f"<asyncmem.AsyncMemoryPool {quoted(self.name)}: {'closed' if self._closed else 'not open'}>"
-        core = opened.core
-        state = "closed, " if self._closed else ""
-        return (
-            f"<asyncmem.AsyncMemoryPool {quoted(self.name)} on {printable(opened.device.name)}: {state}"
-            f"{format_size(core.live())} live, {format_size(core.reserved())} reserved, "
-            f"limit {format_size(opened.limit)}, {core.scheduler.gauges()['waiting']} waiting>"
-        )
+        return f"<asyncmem.AsyncMemoryPool {state_line(self._state, closed=self._closed)}>"
 
     def _repr_html_(self) -> str:
         if self._state is None:
@@ -178,24 +177,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
                 undo.pop_all()
                 self._attach(opened.core, 0, -1)
                 self._ready = Latch()
-                opened.worker.submit(partial(self._prepare, opened, self._ready))
-
-    def _prepare(self, opened: OpenPool, ready: Latch[object]) -> None:
-        # The worker's first job. It must not wait for the warm-up, because the worker itself does the growing.
-        import_module("numpy")  # here, so that no task waits for it: until now there is no buffer to be viewed
-        grown = Latch(opened.executor.grow_ahead)
-        warming: Ready[Batch] | Request[Batch] | None = None
-        try:
-            grown()
-            sizes = [size for size, count in self._options.warmup for _ in range(count)]
-            if sizes and opened.closed is None:
-                warming = self.allocate_batch(sizes)
-        finally:
-            ready.call = partial(_end_preparing, grown, warming)
-            if warming is None:
-                ready()
-            else:
-                warming.add_done_callback(lambda _: ready())
+                opened.worker.submit(partial(prepare, opened, self._ready))
 
     async def open(self, *, wait: bool = False) -> None:
         """Open the device and start the worker; do nothing if the pool is open.
@@ -265,7 +247,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
             async with contextlib.AsyncExitStack() as others:  # they are waited for whatever fails here
                 for _, end, _ in ends:
                     others.push_async_callback(end.wait, longest)
-        _warn_of_leaks(ends)
+        warn_of_leaks(ends)
 
     def close(self, timeout: float | str | None = 5.0) -> None:
         """Close the pool from synchronous code, as `aclose` does; blocks this thread for at most `timeout` seconds.
@@ -280,7 +262,7 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         with contextlib.ExitStack() as others:
             for _, end, _ in ends:
                 others.callback(end.block, longest)
-        _warn_of_leaks(ends)
+        warn_of_leaks(ends)
 
     def _finish(self, *, first: bool) -> list[tuple[OpenPool, Latch[object], bool]]:
         # Ends this and the host's pools; returns what to wait for, and whether that was not closed before.
@@ -515,15 +497,3 @@ def pool_of(share: Share) -> AsyncMemoryPool:
     *_, pool = share._lineage()
     assert isinstance(pool, AsyncMemoryPool)
     return pool
-
-
-def _end_preparing(grown: Latch[None], warming: Ready[Batch] | Request[Batch] | None) -> None:
-    if warming is not None:
-        warming.result().free()
-    grown.result()
-
-
-def _warn_of_leaks(ends: Iterable[tuple[OpenPool, Latch[object], bool]]) -> None:
-    for opened, end, first in ends:
-        if first:
-            warn_of_leaks(opened, ended=end.done)

@@ -10,7 +10,7 @@ from asyncmem.figures import format_count, format_duration, format_share, format
 from asyncmem.pool.latch import Latch
 from asyncmem.pool.owners import held_by, name_of
 from asyncmem.stats import PoolStats, Pressure, SegmentInfo, WaiterInfo
-from asyncmem.text import printable
+from asyncmem.text import printable, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -148,6 +148,16 @@ def waiter_infos(share: AnyShare) -> tuple[WaiterInfo, ...]:
 def summary(stats: PoolStats) -> str:
     """Lay the figures of a pool out on one screen."""
     return "\n".join(f"{name:<14} {text}" for name, text in _rows(stats))
+
+
+def state_line(opened: Opened, *, closed: bool) -> str:
+    """Return what a pool is and has, in a line."""
+    core = opened.core
+    return (
+        f"{quoted(opened.name)} on {printable(opened.device.name)}: {'closed, ' if closed else ''}"
+        f"{format_size(core.live())} live, {format_size(core.reserved())} reserved, "
+        f"limit {format_size(opened.limit)}, {core.scheduler.gauges()['waiting']} waiting"
+    )
 
 
 def html_summary(stats: PoolStats, budgets: Iterable[PoolStats]) -> str:
