@@ -182,9 +182,12 @@ class OpenPool(Opened):
     def _jobs_here(self) -> list[Effect] | None:
         """Return where a synchronous request's effects go that this thread is to carry out; None on the main thread.
 
-        Under a memory checker the main thread carries them out, too.
+        Under a memory checker the main thread carries them out, too. Where growth waits for other processes, no thread
+        does, for it has to end its request at the deadline.
         """
-        if not on_main_thread() or self.device.checker is not None:  # a checker asks for the caller's own context
+        if self.device.checker is not None:  # it asks for the caller's own context
+            return []
+        if self.quota is None and not on_main_thread():
             return []
         ready_helper()
         return None

@@ -6,6 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -138,6 +139,17 @@ async def test_tasks_wait_for_neighbours_as_for_each_other(member: AsyncMemoryPo
         task = asyncio.ensure_future(_allocate(member))
         held.free()
         (await asyncio.wait_for(task, 30)).free()
+
+
+def test_deadlines_hold_in_threads_too(member: AsyncMemoryPool, other: Peer) -> None:
+    """A thread that waits for a neighbour's memory gives up in time."""
+    other.ask("allocate", 60 * MIB)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(member.allocate, 32 * MIB, timeout=0.05)
+        with pytest.raises(asyncmem.PoolTimeout):
+            waiting.result(timeout=30)
+    other.ask("release")
+    member.allocate(60 * MIB, timeout=30).free()
 
 
 async def _allocate(pool: AsyncMemoryPool) -> asyncmem.Buffer:
