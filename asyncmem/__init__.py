@@ -19,6 +19,7 @@ The layers, lowest first; a file imports only from those before its own::
     replay/     recordings of allocations, and what a pool would reserve for them
     planning/   what a model needs, before it runs
     insight/    where memory goes: records, profiles, trackers
+    distributed/ pools on the workers of a Dask cluster
     cli/        the command
 
 `__all__` has what a program that allocates calls, annotates with or catches, and `profile_memory`. All else is in the

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("cli", "cuda", "insight", "prometheus")
+EXTRAS = ("cli", "cuda", "dask", "insight", "prometheus")
 
 
 def oldest() -> list[str]:

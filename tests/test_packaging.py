@@ -66,7 +66,7 @@ def test_the_metadata_says_what_users_need(installed: Distribution) -> None:
     assert [one.value for one in installed.entry_points if one.group == "pytest11"] == ["pytest_asyncmem"]
     needed = {re.split(r"[^\w-]", one)[0] for one in installed.requires or [] if "extra ==" not in one}
     assert needed == {"anyio", "numpy", "uvloop"}
-    extras = {"cli", "cuda", "insight", "metal", "opencl", "pocl", "prometheus", "rocm"}
+    extras = {"cli", "cuda", "dask", "insight", "metal", "opencl", "pocl", "prometheus", "rocm"}
     assert set(metadata.get_all("Provides-Extra") or []) == extras
 
 

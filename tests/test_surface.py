@@ -25,6 +25,7 @@ PACKAGES = (
     "asyncmem",
     "asyncmem.buckets",
     "asyncmem.devices",
+    "asyncmem.distributed",
     "asyncmem.insight",
     "asyncmem.insight.reports",
     "asyncmem.pipeline",

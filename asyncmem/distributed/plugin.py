@@ -1,0 +1,114 @@
+"""`PoolPlugin`: a pool on each worker of a Dask cluster; `worker_pool`, which returns it inside a task."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Final, Unpack, final
+
+from distributed import Worker, WorkerPlugin, get_worker
+
+from asyncmem.errors import InvalidRequest
+from asyncmem.options import OptionArguments, PoolOptions
+from asyncmem.pool import AsyncMemoryPool
+from asyncmem.text import printable
+
+if TYPE_CHECKING:
+    from asyncmem.devices import Device
+
+_HINT: Final = (
+    'client.register_plugin(asyncmem.distributed.PoolPlugin(limit="80%")), or start workers with '
+    "--preload asyncmem.distributed.preload"
+)
+
+_pools: weakref.WeakKeyDictionary[Worker, AsyncMemoryPool[Device] | Exception] = weakref.WeakKeyDictionary()
+"""The pools of this process's workers; of a worker whose pool could not be opened, why."""
+
+
+@final
+class PoolPlugin(WorkerPlugin):
+    """Opens a pool on each worker, on the worker's event loop, and closes it when the worker ends.
+
+    ``client.register_plugin(PoolPlugin(limit="80%"))`` does so on the workers there are and on those to come, also
+    after a restart. Tasks get the pool from `worker_pool()`. Registering another one closes the pools of the first:
+    requests that wait there raise `PoolClosed`.
+
+    Args:
+        device: Name of the device, as each worker sees it: "auto", "host", "cuda:0".
+        **options: The fields of `PoolOptions`, which beat the environment of the worker. Without `name` a pool is
+            named after its worker. On the host a limit that is a share is a share of the worker's memory limit.
+
+    Raises:
+        InvalidRequest: An option is unknown, or its value cannot be right. A device that a worker does not have
+            raises when the plugin is registered.
+    """
+
+    name = "asyncmem"
+    """What Dask knows it by: there is one on each worker."""
+
+    def __init__(self, device: str = "auto", **options: Unpack[OptionArguments]) -> None:
+        if not isinstance(device, str):
+            raise InvalidRequest("device", device, 'a name such as "cuda:0", for each worker opens its own')
+        PoolOptions(**options)  # raises here, and not on the workers
+        self._device = device
+        self._options = options
+
+    async def setup(self, worker: Worker) -> None:
+        """Open the pool of a worker."""
+        options: OptionArguments = {"name": f"worker {worker.name}", **self._options}
+        pool = AsyncMemoryPool(self._device, **options)
+        _pools[worker] = pool
+        try:
+            await pool.__aenter__()
+            _limit_to_worker(pool, worker)
+        except Exception as error:
+            _pools[worker] = error.with_traceback(None)
+            await pool.aclose()
+            raise
+
+    async def teardown(self, worker: Worker) -> None:
+        """Close the pool of a worker; requests that wait raise `PoolClosed`."""
+        pool = _pools.pop(worker, None)
+        if isinstance(pool, AsyncMemoryPool):
+            await pool.aclose()
+
+
+def worker_pool(dask_worker: Worker | None = None) -> AsyncMemoryPool[Device]:
+    """Return the pool of the worker that runs this task.
+
+    An async task awaits it on the worker's event loop. A task in a thread calls `pool.allocate`, which may block that
+    thread and no other.
+
+    Args:
+        dask_worker: The worker, where no task runs: Dask gives it to a function of that argument in `client.run`.
+
+    Raises:
+        InvalidRequest: No task runs here, or its worker has no pool; the text says what to do.
+    """
+    worker = _worker_here() if dask_worker is None else dask_worker
+    if worker is None:
+        hint = "call it in the task itself and hand the pool to threads; in client.run, worker_pool(dask_worker)"
+        raise InvalidRequest("dask_worker", None, "a call inside a Dask task", hint=hint)
+    if not isinstance(worker, Worker):
+        raise InvalidRequest("dask_worker", worker, "a worker of Dask's")
+    found = _pools.get(worker)
+    if found is None:
+        raise InvalidRequest("dask_worker", worker.address, "a worker with a PoolPlugin", hint=_HINT)
+    if isinstance(found, Exception):
+        wanted, hint = "a worker whose pool could be opened", printable(str(found))
+        raise InvalidRequest("dask_worker", worker.address, wanted, hint=hint) from found
+    return found
+
+
+def _worker_here() -> Worker | None:
+    try:
+        return get_worker()
+    except ValueError:  # whose context Dask cannot send, so nothing is to be raised in here
+        return None
+
+
+def _limit_to_worker(pool: AsyncMemoryPool[Device], worker: Worker) -> None:
+    """Take a share of the host's memory as one of what the worker may use, as others on the host have the rest."""
+    most = worker.memory_manager.memory_limit
+    share = pool.options.fraction if pool.options.limit is None else pool.options.limit
+    if pool.device.kind == "host" and most and isinstance(share, float):
+        pool.resize(limit=int(share * most))

@@ -1,0 +1,33 @@
+"""A pool on each worker from the command line: ``dask worker SCHEDULER --preload asyncmem.distributed.preload``.
+
+Behind it stand ``--asyncmem-limit 80%`` and ``--asyncmem-device cuda:0``; the other options are variables of the
+environment, `ASYNCMEM_TIMEOUT` and so on.
+"""
+
+import click
+from distributed import Worker
+
+from asyncmem.distributed.plugin import PoolPlugin
+from asyncmem.errors import InvalidRequest
+from asyncmem.options import PoolOptions
+
+__all__ = ["dask_setup"]
+
+
+def _checked(context: click.Context, parameter: click.Parameter, limit: str | None) -> str | None:
+    """Refuse a wrong limit when the command starts: what fails in `dask_setup` Dask only logs."""
+    try:
+        PoolOptions(limit=limit)
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    return limit
+
+
+@click.command()
+@click.option("--asyncmem-limit", "limit", metavar="SIZE", callback=_checked, help='"20 GiB", "80%" or "shared".')
+@click.option("--asyncmem-device", "device", metavar="NAME", default="auto", help="The device, as the worker sees it.")
+async def dask_setup(dask_server: object, limit: str | None, device: str) -> None:
+    """Open the pool of a worker; Dask calls this."""
+    if isinstance(dask_server, Worker):
+        plugin = PoolPlugin(device) if limit is None else PoolPlugin(device, limit=limit)
+        await dask_server.plugin_add(plugin, catch_errors=False)

@@ -1,0 +1,69 @@
+"""What the tests have workers do."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from distributed import Client, Worker, get_worker
+
+from asyncmem import AsyncMemoryPool
+from asyncmem.distributed import worker_pool
+
+MIB = 1 << 20
+
+
+class Told(NamedTuple):
+    """What a task says of its pool: names, the limit, and whether it ran on the thread of the worker's loop."""
+
+    pool: str
+    worker: str
+    limit: int
+    on_loop: bool
+
+
+def tell() -> Told:
+    """Allocate in a thread."""
+    pool = worker_pool()
+    with pool.allocate("1 MiB") as buffer:
+        memoryview(buffer)[:] = bytes(MIB)
+    return _told(pool)
+
+
+async def tell_async() -> Told:
+    """Allocate on the worker's event loop."""
+    pool = worker_pool()
+    async with pool.allocate_async("1 MiB") as buffer:
+        memoryview(buffer)[:] = bytes(MIB)
+    return _told(pool)
+
+
+def _told(pool: AsyncMemoryPool) -> Told:
+    worker = get_worker()
+    on_loop = threading.get_ident() == worker.loop.asyncio_loop._thread_id  # type: ignore[attr-defined]
+    return Told(pool.name, f"worker {worker.name}", pool.stats().limit, on_loop)
+
+
+def take(size: str, timeout: float = 60) -> str:
+    """Wait for memory in a thread, and free it."""
+    with worker_pool().allocate(size, timeout=timeout):
+        return get_worker().address
+
+
+async def take_async(size: str) -> str:
+    """Wait for memory on the loop, and free it."""
+    async with worker_pool().allocate_async(size):
+        return get_worker().address
+
+
+def workers(client: Client) -> list[Worker]:
+    """The workers of a cluster in this process."""
+    return list(client.cluster.workers.values())
+
+
+def until(true: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.01)
