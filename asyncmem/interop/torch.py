@@ -286,7 +286,8 @@ def _explain(*_: int) -> None:
     failure = route_failure()
     try:
         if isinstance(failure, Exception):
-            raise torch.OutOfMemoryError(str(failure)) from failure
+            text = f"CUDA out of memory: {failure}" if isinstance(failure, TimeoutError) else str(failure)
+            raise torch.OutOfMemoryError(text) from failure
         if failure is not None:  # an interrupt
             raise failure
     finally:

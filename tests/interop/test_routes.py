@@ -433,6 +433,18 @@ free(one, MIB, 0, None)
 """
         run_installed(fake, native, program)
 
+    def test_waiting_in_vain_reads_like_no_memory(self, fake: FakeDriver, native: Any) -> None:
+        """Programs look for these words, and the rest tells how long it has waited."""
+        program = """
+patient = Route(pool, 0, streams.__getitem__, timeout=0.01)
+patient.enter()
+with pool.allocate(48 * MIB):
+    assert take(32 * MIB) is None
+patient.leave()
+assert text.value.startswith(b"CUDA out of memory: pool 'pool-1' had no 32 MiB within 10 ms"), text.value
+"""
+        run_installed(fake, native, program)
+
     def test_memory_goes_back_behind_the_streams_that_were_named(self, fake: FakeDriver, native: Any) -> None:
         """Its own stream takes it again at once; another comes behind that one, and behind each that was named."""
         program = """

@@ -183,7 +183,8 @@ cdef void* _missed(CRoute* c, size_t nbytes, uint64_t stream) noexcept with gil:
         return found
     except BaseException as error:
         route.failure = error
-        (&asyncmem_failure())[0] = str(error).encode("utf-8", "replace")
+        text = f"CUDA out of memory: {error}" if isinstance(error, TimeoutError) else str(error)
+        (&asyncmem_failure())[0] = text.encode("utf-8", "replace")
         return NULL
 
 
