@@ -1,9 +1,10 @@
 """Libraries share one pool on a card: `python tests/soak/libraries.py --seconds 1800`.
 
 Four threads and two event loops, each with a pool that two of the threads use as well, allocate by torch, CuPy,
-cuda.core and Numba, as far as they are installed, in leases, in budgets and in the pool itself. Tasks are cancelled at
-random, a thread captures graphs meanwhile, and each value is read back. It ends with an error where a word is wrong,
-where nothing has moved for a minute, or where memory is left at the end.
+cuda.core, Numba and RMM, as far as they are installed, in leases, in budgets and in the pool itself. Tasks are
+cancelled at random, a thread captures graphs meanwhile, and each value is read back. It ends with an error where a word
+is wrong, where nothing has moved for a minute, or where memory is left at the end. Every half minute it says how far it
+is, and SIGTERM ends it early, as the time does: several runs, each with a seed of its own, count as one long one.
 Numba takes part with `NUMBA_CUDA_MEMORY_MANAGER=asyncmem.interop.numba`.
 """
 
@@ -15,6 +16,7 @@ import faulthandler
 import gc
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -33,6 +35,7 @@ MIB = 1 << 20
 LIMIT = 1024 * MIB
 THREADS, LOOPS, TASKS = 4, 2, 8
 STUCK = 60  # seconds without a step
+SAY = 30  # seconds until it says again how far it is
 
 Step = Callable[[Any, int, int], int]
 """Allocate so many bytes from a share, write a value, and return how many words were read back wrong."""
@@ -131,12 +134,30 @@ def numba_step() -> Step:
     return step
 
 
+def rmm_step() -> Step:
+    """Make RMM's."""
+    rmm, interop = import_module("rmm"), import_module("asyncmem.interop.rmm")
+    streams = import_module("rmm.pylibrmm.stream")
+
+    def step(share: Any, nbytes: int, value: int) -> int:
+        stream = streams.Stream()
+        buffer = rmm.DeviceBuffer(size=nbytes, stream=stream, mr=interop.memory_resource(share, timeout=wait_of(share)))
+        buffer.copy_from_host(bytes([value]) * nbytes, stream)
+        wrong = int((buffer.copy_to_host(stream=stream) != value).sum())
+        del buffer
+        stream.synchronize()
+        return wrong
+
+    return step
+
+
 MAKERS = {
     "torch": torch_step,
     "graphs": graph_step,
     "cupy": cupy_step,
     "cuda.core": cuda_core_step,
     "numba": numba_step,
+    "rmm": rmm_step,
 }
 
 
@@ -150,7 +171,8 @@ class Soak:
 
     def __init__(self, pools: list[AsyncMemoryPool], seconds: float, seed: int) -> None:
         self.pools, self.seed = pools, seed
-        self.end = time.monotonic() + seconds
+        self.began = time.monotonic()
+        self.end = self.began + seconds
         self.steps: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.makers: dict[str, Step] = {}
@@ -158,7 +180,7 @@ class Soak:
             try:
                 self.makers[name] = make()
             except ImportError as error:
-                print(f"{name} does not take part: {error}")  # noqa: T201 -- a command of the developer's
+                say(f"{name} does not take part: {error}")
 
     def goes_on(self) -> bool:
         """Return whether there is time left, and nothing was wrong."""
@@ -232,11 +254,25 @@ class Soak:
         threads = [threading.Thread(target=guarded, args=part) for part in parts]
         for one in threads:
             one.start()
+        told = self.began
         for one in threads:
-            one.join()
+            while one.is_alive():
+                one.join(1)
+                if time.monotonic() > told + SAY:
+                    told = time.monotonic()
+                    say(self.so_far())
         faulthandler.cancel_dump_traceback_later()
         if errors:
             raise errors[0]
+
+    def so_far(self) -> str:
+        """Return what has been done, and what was wrong."""
+        took = time.monotonic() - self.began
+        return f"seed {self.seed}, {took:.0f} s: {dict(sorted(self.steps.items()))}; wrong: {self.wrong or 'nothing'}"
+
+    def stop(self, *_: object) -> None:
+        """End early."""
+        self.end = 0
 
     def left(self) -> int:
         """Return the bytes that are live although all has ended, once what is told later has been told."""
@@ -250,6 +286,11 @@ class Soak:
         return left
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)  # noqa: T201 -- a command of the developer's
+
+
 def main() -> None:
     """Run it for so many seconds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -258,12 +299,13 @@ def main() -> None:
     options = parser.parse_args()
     pools = [AsyncMemoryPool("cuda:0", limit=LIMIT, name=f"loop {number}") for number in range(LOOPS)]
     soak = Soak(pools, options.seconds, options.seed)
+    signal.signal(signal.SIGTERM, soak.stop)
     soak.run()
     left = soak.left()
     for one in pools:
         one.check()
         one.close()
-    print(f"seed {options.seed}: {dict(soak.steps)}; {left} bytes left; wrong: {soak.wrong or 'nothing'}")  # noqa: T201
+    say(f"{soak.so_far()}; {left} bytes left")
     sys.exit(bool(left or soak.wrong))
 
 

@@ -1,4 +1,4 @@
-"""Run the test suites of other libraries twice, on their own memory and over a pool, and print what differs.
+"""Run the test suites of other libraries on their own memory and, beside that, over a pool; print what differs.
 
     python tests/suites/run.py --cupy ~/cupy --cuda-python ~/cuda-python --numba-cuda ~/numba-cuda --pytorch ~/pytorch
 
@@ -8,6 +8,7 @@ Each folder is a checkout of what is installed, at its version. `docs/how-to/run
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ HERE = Path(__file__).parent
 PYTEST = (sys.executable, "-m", "pytest", "-p", "over_a_pool", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-q",
           "--tb=short", "--no-header", "--timeout=100", "--timeout-method=thread", "-o", "addopts=")  # fmt: skip
 Results = dict[str, dict[str, str]]
+IN_ORDER = "load"
+"""Spreads tests so that two runs that are cut have run nearly the same."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,9 @@ def suites(folders: argparse.Namespace) -> Iterator[Suite]:
         paths = ("tests/cupy_tests/core_tests", *(f"tests/cupy_tests/cuda_tests/{name}" for name in memory))
         yield Suite("CuPy core and memory", "cupy", folders.cupy, paths, ("-m", "not multi_gpu"))
     if folders.pytorch:
-        files = ("test_cuda.py", "test_torch.py", "test_nn.py", "test_autograd.py")
-        yield Suite("PyTorch", "torch", folders.pytorch / "test", files, ("-k", "cuda"))
+        files = ("test_cuda.py", "test_torch.py", "test_autograd.py", "test_nn.py")
+        alone = ("test_cuda.py::TestMemPool",)  # torch ends the process in some of them
+        yield Suite("PyTorch", "torch", folders.pytorch / "test", files, ("-k", "cuda"), IN_ORDER, alone=alone)
 
 
 @dataclass(frozen=True)
@@ -103,18 +107,22 @@ class Runner:
 
             def call(*arguments: str, seconds: float = self.seconds) -> None:
                 command = [*suite.command, *arguments]
-                how = {"stdout": log, "stderr": log, "env": environ, "cwd": suite.root, "timeout": seconds}
-                try:
-                    subprocess.run(command, check=False, **how)
-                except subprocess.TimeoutExpired:
-                    say(f"out of time: {arguments[-1]}")
+                how = {"stdout": log, "stderr": log, "env": environ, "cwd": suite.root, "start_new_session": True}
+                with subprocess.Popen(command, **how) as process:
+                    try:
+                        process.wait(seconds)
+                    except subprocess.TimeoutExpired:
+                        say(f"out of time: {arguments[-1]}")
+                        os.killpg(process.pid, signal.SIGKILL)  # its workers, too
 
             tests = list(only) or [*suite.paths, *_tests(suite, environ)]
             alone = [test for test in tests if suite.alone and test.startswith(suite.alone)]
             together = [test for test in tests if test not in alone]
             if together:
                 without = [f"--deselect={one}" for one in suite.alone]
-                call("-p", "xdist.plugin", f"-n{workers or self.workers}", f"--dist={suite.dist}", *without, *together)
+                spread = ["-p", "xdist.plugin", f"-n{workers or self.workers}", f"--dist={suite.dist}"]
+                spread += ["--maxschedchunk=4"] * (suite.dist == IN_ORDER)
+                call(*spread, *without, *together)
             for test in alone:
                 threads.submit(call, test, seconds=100)
         found = _read(results)
@@ -146,16 +154,22 @@ def _read(results: Path) -> Results:
 
 def compare(runner: Runner, suite: Suite) -> Iterator[str]:
     """Run a suite both ways, and what ends otherwise once more, with less beside it; yield its rows of the table."""
-    plain = runner.run(suite, pooled=False)
-    pooled = runner.run(suite, pooled=True)
+    with ThreadPoolExecutor(2) as both_at_once:
+        plain, pooled = both_at_once.map(lambda pooled: runner.run(suite, pooled=pooled), (False, True))
+    if lost := plain.keys() ^ pooled.keys():
+        say(f"{suite.name}: {len(lost)} tests ran one way only, such as {min(lost)}; they do not count")
+    plain, pooled = ({test: found[test] for test in sorted(plain.keys() & pooled.keys())} for found in (plain, pooled))
     differ = sorted(_failed(plain) ^ _failed(pooled))
     if differ:
         plain |= runner.run(suite, pooled=False, only=differ, workers=4)
         pooled |= runner.run(suite, pooled=True, only=differ, workers=4)
+    with (runner.out / "failed.txt").open("a") as out:
+        for test in sorted(_failed(plain) | _failed(pooled)):
+            ways = [way for way, found in (("plain", plain), ("pool", pooled)) if test in _failed(found)]
+            said = [found[test]["said"][:300] for found in (plain, pooled)]
+            out.write(" | ".join([" ".join(ways), suite.name, test, *said]) + "\n")
     for test in sorted(_failed(pooled) - _failed(plain)):
         say(f"NEW {suite.name} | {test} | {pooled[test]['said'][:300]}")
-    if lost := plain.keys() ^ pooled.keys():
-        say(f"{suite.name}: {len(lost)} tests ran one way only, such as {min(lost)}")
     for part in suite.paths if suite.library == "torch" else ("",):
         both = [{test: row for test, row in found.items() if test.startswith(part)} for found in (plain, pooled)]
         new = _failed(both[1]) - _failed(both[0])
@@ -183,11 +197,11 @@ def main() -> None:
     for name in ("cupy", "cuda-python", "numba-cuda", "pytorch", "rmm"):
         parser.add_argument(f"--{name}", type=lambda folder: Path(folder).resolve(), metavar="FOLDER")
     parser.add_argument("--out", type=Path, default=Path("suites-out"))
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="for both ways together")
     parser.add_argument("--seconds", type=float, default=600, help="for one run of one suite")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(chosen.out.resolve(), chosen.workers, chosen.seconds)
+    runner = Runner(chosen.out.resolve(), max(1, chosen.workers // 2), chosen.seconds)
     rows = [row for suite in suites(chosen) for row in compare(runner, suite)]
     say("| tests | on their own memory: passed / failed / skipped | over a pool | new failures |\n|---|---|---|---|")
     say("\n".join(rows))
