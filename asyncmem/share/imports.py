@@ -70,11 +70,17 @@ class Loan:
         return whole.buffer.view(self._facts["dtype"], self._facts["shape"])
 
     def __del__(self) -> None:
-        free = partial(self._source.send, FREE_MESSAGE.pack(FREE, self._number))
+        # The region stays open until the work is done, also where the other process has ended and nobody else has it.
+        free = partial(_let_go, self._source, self._number, self._region)
         if self._device is None:
             free()
         else:
             _behind_all(self._source.broker, self._device, free)
+
+
+def _let_go(source: SourceConnection, number: int, region: Region) -> None:
+    del region
+    source.send(FREE_MESSAGE.pack(FREE, number))
 
 
 def _behind_all(broker: Broker, device: Device, free: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import asyncmem
 from asyncmem import AsyncMemoryPool, InvalidRequest, share
 from asyncmem.devices import Fence
 from asyncmem.errors import DeviceError, ReaderLost, StaleDescriptor
+from asyncmem.share import imports
 from asyncmem.share.broker import name_of, new_socket
 from asyncmem.share.messages import DESCRIPTOR, FREE, FREE_MESSAGE, OPEN, OPEN_MESSAGE, OPENED
 
@@ -340,6 +342,27 @@ def test_an_exporter_that_is_killed_fails_who_asks(peer: Peer, ready: bool) -> N
             task.block(SOON)
     with pytest.raises(StaleDescriptor, match="has ended"):
         share.attach(descriptor, timeout=SOON)
+
+
+def test_what_is_being_read_stays_open_after_its_owner_has_ended(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """Let go of while work on it waits, it is unmapped behind that, and not under it."""
+    descriptor, go = peer.ask("export", SIZE, 7, True, {}), threading.Event()
+    array = share.attach(descriptor)
+    with pool.allocate(SIZE) as target:
+        array.buffer.stream.run(go.wait)
+        copy = target.copy_from(array, stream=array.buffer.stream)
+        gc.collect()  # what other tests have left
+        before = mapped()
+        peer.kill()
+        wait_until(lambda: imports._sources[descriptor[4:20]].ended)
+        array.free()
+        del array
+        gc.collect()
+        assert mapped() == before
+        go.set()
+        copy.block(30)
+        assert set(target.view().numpy().tolist()) == {7}
+        wait_until(lambda: mapped() < before)
 
 
 def test_no_kill_at_any_moment_loses_memory(pool: AsyncMemoryPool, peers: Peers) -> None:
