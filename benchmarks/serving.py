@@ -31,7 +31,7 @@ _ROOT: Final = Path(__file__).parents[1]
 _KINDS: Final = {"pool": "leases", "semaphore": "semaphore", "none": "none"}
 _DEADLINE: Final = 1.0  # seconds
 _SHORT, _LONG = 200, 900  # bytes of a text
-_BATCHES: Final = 50  # in which h2load's clients begin, in the first second
+_BATCHES: Final = 50  # in which h2load's clients begin, in the first second: at most so many
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def serve(kind: str, port: int) -> None:
     class NoAdmission(Server):
         """Runs forty at a time, as there are threads, in all the memory that there is."""
 
-        async def measure(self) -> None:
-            await super().measure()
+        async def measure(self, limit: int) -> None:
+            await super().measure(limit)
             self.pool.resize(limit="90%")
 
         async def answer(self, tenant: Tenant, text: bytes, deadline: float) -> list[float]:  # noqa: ARG002
-            return await anyio.to_thread.run_sync(self.work, text)
+            return await anyio.to_thread.run_sync(self.compute, text)
 
-        def work(self, text: bytes) -> list[float]:
+        def compute(self, text: bytes) -> list[float]:
             length = next(length for length in LENGTHS if len(text) <= length)
             with self.pool.lease(self.need[length]) as lease:
                 return self.model.embed(text.ljust(length), lease)
@@ -86,9 +86,9 @@ def serve(kind: str, port: int) -> None:
     class Semaphore(NoAdmission):
         """Runs as many at a time as there is memory for if all texts are long."""
 
-        async def measure(self) -> None:
-            await super().measure()
-            self.semaphore = asyncio.Semaphore(self.limit // self.need[LENGTHS[-1]])
+        async def measure(self, limit: int) -> None:
+            await super().measure(limit)
+            self.semaphore = asyncio.Semaphore(limit // self.need[LENGTHS[-1]])
 
         async def answer(self, tenant: Tenant, text: bytes, deadline: float) -> list[float]:
             async with self.semaphore:
@@ -107,7 +107,8 @@ def running(kind: str) -> Iterator[tuple[int, str]]:
     command = [sys.executable, "-m", "benchmarks.serving", "--serve", kind, "--port", str(port)]
     paths = os.pathsep.join(path for path in [*sys.path, str(_ROOT)] if path)
     environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONPATH": paths}
-    with subprocess.Popen(command, env=environment) as process:  # noqa: S603  # our own
+    # In a session of its own, as Linux gives sessions equal shares of the processor by default, like containers.
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:  # noqa: S603  # our own
         try:
             url = f"http://127.0.0.1:{port}"
             if wait_for(url, 60) >= 60:
@@ -176,9 +177,10 @@ def _offer_by_h2load(url: str, streams: Sequence[Stream], capacity: float, secon
                 text.write_bytes(b" " * stream.length)
                 pace, rate = ["-c8", f"-n{10**9}"], stream.share * capacity
                 if rate:  # clients that begin one batch after the other, and send about a request a second each
-                    batch = max(round(rate / _BATCHES), 1)
-                    clients, each = batch * _BATCHES, rate / (batch * _BATCHES)
-                    pace = [f"-c{clients}", f"-r{batch}", f"--rate-period={1000 // _BATCHES}ms"]
+                    batches = min(max(round(rate), 1), _BATCHES)
+                    batch = max(round(rate / batches), 1)
+                    clients, each = batch * batches, rate / (batch * batches)
+                    pace = [f"-c{clients}", f"-r{batch}", f"--rate-period={1000 // batches}ms"]
                     pace += [f"--rps={each}", f"-n{clients * max(round(seconds * each), 1)}"]
                 headers = [f"-H{name}: {value}" for name, value in _headers(stream).items()]
                 command = ["h2load", "--h1", *pace, *headers, f"-d{text}", f"--log-file={log}", f"{url}/embed"]

@@ -11,10 +11,11 @@ priorities decide whose, and a request that would not be answered by its deadlin
 import asyncio
 import math
 import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from model import LENGTHS, make_model
@@ -32,7 +33,6 @@ DEVICE = os.environ.get("DEVICE", "host")  # "cuda:0" for torch on a GPU
 LIMIT = os.environ.get("LIMIT", "128 MiB")  # what requests may use together
 WORKERS = int(os.environ.get("WORKERS", os.cpu_count() or 1))  # threads for the model; a GPU needs two or three
 DEFAULT_TIMEOUT, LONGEST_TIMEOUT = 1.0, 30.0  # seconds
-MARGIN = 2  # a request gets so many times the seconds that it is expected to take, or is refused
 
 
 @dataclass(eq=False)
@@ -42,16 +42,23 @@ class Tenant:
     name: str
     share: float  # of the limit
     priority: int  # among the tenants
-    limit: int = 0  # in bytes
+    margin: float  # a request is refused unless so many times the seconds are left that it should take
+    waiting: float = 0  # seconds of work that wait for memory
     budget: asyncmem.Budget = field(init=False)
 
 
 class TooBusy(Exception):
-    """The request would not be answered in time; `wait` is how long there is no memory for it, in seconds."""
+    """The request would not be answered in time; `wait` is how long the work before it takes, in seconds."""
 
     def __init__(self, wait: float) -> None:
         super().__init__(wait)
         self.wait = wait
+
+
+def yield_to_loop() -> None:
+    """Have the event loop go before this thread of the model, so that requests are refused soon on a busy machine."""
+    if sys.platform == "linux":  # elsewhere this is the priority of the process
+        os.setpriority(os.PRIO_PROCESS, 0, 10)
 
 
 class Server:
@@ -59,15 +66,20 @@ class Server:
 
     def __init__(self) -> None:
         # By API key. Together they may have more than the limit: what one leaves, others use; then the priority counts.
-        self.tenants = {"gold": Tenant("gold", share=0.75, priority=1), "free": Tenant("free", share=0.5, priority=0)}
+        # The margins leave "gold" time when "free" has all that it is admitted for.
+        self.tenants = {
+            "gold": Tenant("gold", share=0.75, priority=1, margin=1.5),
+            "free": Tenant("free", share=0.5, priority=0, margin=3),
+        }
         self.model = make_model(DEVICE)
-        self.threads = ThreadPoolExecutor(WORKERS)
+        self.threads = ThreadPoolExecutor(WORKERS, initializer=yield_to_loop)
         self.pool = asyncmem.AsyncMemoryPool(DEVICE, limit=LIMIT, name="server")
         self.ready = False
         self.need: dict[int, int] = {}  # bytes for a text of each length
-        self.best: dict[int, float] = {}  # and seconds, when nothing else runs
-        self.seconds: dict[int, float] = {}  # and on average
-        self.held_for = 0.0  # seconds that memory is held for, on average
+        self.alone: dict[int, float] = {}  # seconds that it takes when nothing else runs
+        self.work: dict[int, float] = {}  # and by which one more delays those behind it
+        self.running = 0.0  # seconds of work that have their memory
+        self.slowness = 1.0  # nine in ten requests take at most so many times what these figures say
         self.metrics = CollectorRegistry()
         self.metrics.register(PoolCollector())
         self.latency = Histogram(
@@ -87,11 +99,11 @@ class Server:
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Open the pool, learn what texts need, and serve. At the end uvicorn has let all requests finish."""
         async with self.pool:
-            self.limit = self.pool.stats().limit or 0
-            await self.measure()
+            sys.setswitchinterval(0.0005)  # seconds that the event loop waits at most for a thread in Python
+            limit = self.pool.stats().limit or 0
+            await self.measure(limit)
             for tenant in self.tenants.values():
-                tenant.limit = int(self.limit * tenant.share)
-                tenant.budget = self.pool.budget(tenant.name, limit=tenant.limit)
+                tenant.budget = self.pool.budget(tenant.name, limit=int(limit * tenant.share))
             watching = asyncio.create_task(self.watch_pressure())
             with self.threads, serve_live():  # for `asyncmem top`
                 yield
@@ -99,17 +111,24 @@ class Server:
             await self.pool.aclose()
             await watching
 
-    async def measure(self) -> None:
+    async def measure(self, limit: int) -> None:
         """Run each length alone, and then as many at a time as there is memory for."""
         for length in LENGTHS:
             text = b" " * length
-            async with self.pool.lease(self.limit) as lease:
+            async with self.pool.lease(limit) as lease:
                 await self.in_thread(text, lease)  # the first time takes longer
                 began = time.monotonic()
                 await self.in_thread(text, lease)
-                self.best[length] = self.seconds[length] = time.monotonic() - began
+                self.alone[length] = time.monotonic() - began
                 self.need[length] = lease.stats().peak_allocated
-            await asyncio.gather(*(self.run(text, self.pool) for _ in range(self.limit // self.need[length])))
+            began, number = time.monotonic(), limit // self.need[length]
+            await asyncio.gather(*(self.run_in_pool(text) for _ in range(number)))
+            self.work[length] = (time.monotonic() - began) / number
+
+    async def run_in_pool(self, text: bytes) -> None:
+        """Run the model in a lease that is nobody's."""
+        async with self.pool.lease(self.need[len(text)]) as lease:
+            await self.in_thread(text, lease)
 
     async def watch_pressure(self) -> None:
         """Be not ready from 80 % of the memory on, until less than 60 % is in use."""
@@ -120,45 +139,43 @@ class Server:
     async def answer(self, tenant: Tenant, text: bytes, deadline: float) -> list[float]:
         """Return the vector of a text, or raise `TooBusy`."""
         length = next(length for length in LENGTHS if len(text) <= length)
-        left, wait = deadline - time.monotonic(), self.expected_wait(tenant, self.need[length])
-        # Where there is memory the average does not count: it would never change if it had all requests refused.
-        if left < (MARGIN * (wait + self.seconds[length]) if wait else self.best[length]):
-            raise TooBusy(wait)
+        began, ahead = time.monotonic(), self.work_ahead(tenant)
+        usual, left = ahead + self.alone[length], deadline - began
+        # Where nothing runs, slowness does not count: it would never change if it had all requests refused.
+        if left < (tenant.margin * self.slowness * usual if ahead else usual):
+            raise TooBusy(ahead * self.slowness)
         try:
-            patience = max(left - self.seconds[length], 0)
-            return await self.run(text.ljust(length), tenant.budget, tenant.priority, patience)
+            vector = await self.run(tenant, text.ljust(length), max(left - self.slowness * self.alone[length], 0))
         except asyncmem.PoolTimeout:  # others went first
-            raise TooBusy(wait) from None
-
-    async def run(
-        self, text: bytes, share: asyncmem.MemoryShare, priority: int = 0, timeout: float | None = None
-    ) -> list[float]:
-        """Run the model in a lease, and learn how long that takes."""
-        nbytes = self.need[len(text)]
-        async with share.lease(nbytes, priority=priority, timeout=timeout) as lease:
-            began = time.monotonic()
-            vector = await self.in_thread(text, lease)
-            seconds = time.monotonic() - began
-        self.seconds[len(text)] += 0.1 * (seconds - self.seconds[len(text)])
-        self.held_for += nbytes / self.limit * (seconds - self.held_for)
+            raise TooBusy(ahead * self.slowness) from None
+        slowness = (time.monotonic() - began) / usual
+        self.slowness = min(1.2 * self.slowness, slowness) if slowness > self.slowness else max(0.98 * self.slowness, 1)
         return vector
+
+    def work_ahead(self, tenant: Tenant) -> float:
+        """Return the seconds of work that come before a tenant's next request, to the microsecond."""
+        ahead = (other for other in self.tenants.values() if other is tenant or other.priority >= tenant.priority)
+        return round(self.running + sum(other.waiting for other in ahead), 6)
+
+    async def run(self, tenant: Tenant, text: bytes, patience: float) -> list[float]:
+        """Run the model in a lease of a tenant's budget."""
+        lease = tenant.budget.lease(self.need[len(text)], priority=tenant.priority, timeout=patience)
+        async with AsyncExitStack() as stack:
+            tenant.waiting += self.work[len(text)]
+            try:
+                await stack.enter_async_context(lease)
+            finally:
+                tenant.waiting -= self.work[len(text)]
+            return await self.in_thread(text, lease)
 
     async def in_thread(self, text: bytes, lease: asyncmem.Lease) -> list[float]:
         """Run the model, which blocks, in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, self.model.embed, text, lease)
-
-    def expected_wait(self, tenant: Tenant, nbytes: int) -> float:
-        """Return the seconds until a tenant gets so much memory: what must be freed before, at the usual pace."""
-        mine = tenant.budget.stats()
-        ahead, live = mine.waiting_bytes + mine.allocated_bytes + nbytes, 0
-        in_budget = ahead / tenant.limit
-        for other in self.tenants.values():
-            if other is not tenant:
-                stats = other.budget.stats()
-                live += stats.allocated_bytes
-                if other.priority >= tenant.priority:  # what its budget has no room for is in nobody's way
-                    ahead += min(stats.waiting_bytes, other.limit - stats.allocated_bytes)
-        return max(in_budget - 1, (ahead + live) / self.limit - 1, 0) * self.held_for
+        work = self.work.get(len(text), 0)
+        self.running += work
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, self.model.embed, text, lease)
+        finally:
+            self.running -= work
 
     async def embed(self, request: Request) -> Response:
         """Answer `POST /embed`."""

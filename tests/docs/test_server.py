@@ -5,13 +5,20 @@ import json
 import os
 import re
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+import asyncmem
 from benchmarks.serving import STREAMS, measure, running
+
+sys.path.append(str(Path(__file__).parents[2] / "examples" / "server"))
 
 GOLD = {"X-Api-Key": "gold", "X-Request-Timeout": "30"}
 LIMIT, LONG = 128 << 20, b"a" * 1000
@@ -129,6 +136,52 @@ def test_under_ten_times_its_load_it_answers_what_it_admits(server: Server) -> N
     assert any(status == 200 for status, _ in found.answers[STREAMS[0]])
     assert found.most - found.before < LIMIT
     assert found.recovered < 10
+
+
+class SerialModel:
+    """A model on a device that does one thing after the other, as a GPU does."""
+
+    def __init__(self) -> None:
+        self.device, self.slower = threading.Lock(), 1
+
+    def embed(self, text: bytes, lease: asyncmem.Lease) -> list[float]:
+        with lease.allocate(len(text) << 15), self.device:
+            time.sleep(self.slower * len(text) / 25600)  # at first 10 ms for a short text
+        return []
+
+
+@pytest.mark.may_block  # as it starts
+def test_a_device_that_gets_slower_makes_little_late() -> None:
+    """Before a serial device that became three times slower, gold is served in time, and more is refused."""
+    from app import Server, Tenant, TooBusy
+
+    server, ends = Server(), {"gold": [0, 0, 0], "free": [0, 0, 0]}  # answered, late, refused
+    server.model, server.threads = SerialModel(), ThreadPoolExecutor(4)
+
+    async def post(tenant: Tenant) -> None:
+        deadline = time.monotonic() + 1
+        try:
+            await server.answer(tenant, b"a", deadline)
+        except TooBusy:
+            ends[tenant.name][2] += 1
+        else:
+            ends[tenant.name][time.monotonic() > deadline] += 1
+
+    async def main() -> None:
+        async with server.lifespan(server.app), asyncio.TaskGroup() as tasks:
+            server.model.slower = 3  # than it was when the server measured it
+            for round_ in range(40):  # in each, 40 ms, the device serves one or two
+                for _ in range(36):
+                    tasks.create_task(post(server.tenants["free"]))
+                if round_ % 2:
+                    tasks.create_task(post(server.tenants["gold"]))
+                await asyncio.sleep(0.04)
+
+    asyncio.run(main())
+    assert ends["gold"][0] >= 15, ends
+    assert ends["gold"][1] <= 1, ends
+    assert 20 <= ends["free"][0] > 2 * ends["free"][1], ends
+    assert server.slowness > 2
 
 
 def test_it_answers_what_it_admitted_before_it_ends() -> None:
