@@ -19,6 +19,7 @@ The layers, lowest first; a file imports only from those before its own::
     replay/     recordings of allocations, and what a pool would reserve for them
     planning/   what a model needs, before it runs
     insight/    where memory goes: records, profiles, trackers
+    ranks/      models trained in stages over several processes
     distributed/ pools on the workers of a Dask cluster
     cli/        the command
 

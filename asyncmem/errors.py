@@ -301,6 +301,17 @@ class ReaderLost(AsyncmemError):
         super().__init__(f"process {pid or 'unknown'} ended before it let go of {format_size(nbytes)} of shared memory")
 
 
+class RankLost(AsyncmemError):
+    """Another process of a group has failed, ended or left while all did something together."""
+
+    def __init__(self, rank: int, reason: str, details: object = None) -> None:
+        """Take its number in the group, what became of it, and what it said of that itself."""
+        self.rank = rank
+        self.reason = reason
+        self.details = details
+        super().__init__(f"rank {rank} {printable(reason)}")
+
+
 class AsyncmemWarning(RuntimeWarning):
     """Base of asyncmem's warnings: what went wrong where no error could be raised, as in a destructor."""
 

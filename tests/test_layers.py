@@ -46,6 +46,7 @@ LAYERS = {
     "planning": 5,
     "replay": 5,
     "share": 5,
+    "ranks": 6,
     "distributed": 6,
     "cli": 7,
     "__main__": 7,

@@ -32,6 +32,7 @@ PACKAGES = (
     "asyncmem.pipeline.parallel",
     "asyncmem.planning",
     "asyncmem.pool",
+    "asyncmem.ranks",
     "asyncmem.replay",
     "asyncmem.share",
     "asyncmem.testing",

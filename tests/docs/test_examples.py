@@ -24,6 +24,7 @@ def test_the_examples_are_there() -> None:
         "gpu_pipeline",
         "kv_cache_serving",
         "multi_tensor",
+        "parallel_processes",
         "pipeline_parallel",
         "see_memory",
         "share_arrays",

@@ -9,7 +9,6 @@ import threading
 import time
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Self
 
 
@@ -49,10 +48,10 @@ class Peer:
 class Peers:
     """Makes peers, and ends them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = __file__) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-W", "ignore::DeprecationWarning", str(Path(__file__)), str(theirs.fileno())]
+            command = [sys.executable, "-W", "ignore::DeprecationWarning", program, str(theirs.fileno())]
             self._program = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._socket = ours
         self._made: list[Peer] = []
@@ -214,9 +213,9 @@ class Actions:
             descriptors.send_bytes(b"done")
 
 
-def serve(end: socket.socket) -> None:
+def serve(end: socket.socket, actions: Actions) -> None:
     """Be a peer."""
-    connection, actions = Connection(end.detach()), Actions()
+    connection = Connection(end.detach())
     while True:
         try:
             action, *details = connection.recv()
@@ -231,7 +230,7 @@ def serve(end: socket.socket) -> None:
         connection.send(outcome)
 
 
-def main() -> None:
+def main(kind: type[Actions]) -> None:
     """Fork a peer for each socket that comes."""
     import asyncmem.share  # noqa: F401  # once for all
 
@@ -244,11 +243,11 @@ def main() -> None:
             child = os.fork()
             if not child:
                 orders.close()
-                serve(socket.socket(fileno=fds[0]))
+                serve(socket.socket(fileno=fds[0]), kind())
                 os._exit(0)
             os.close(fds[0])
             orders.send(str(child).encode())
 
 
 if __name__ == "__main__":
-    main()
+    main(Actions)

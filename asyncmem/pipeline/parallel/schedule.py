@@ -7,14 +7,14 @@ is what a run came to.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.report import ParallelReport, ParallelStageReport
 
 if TYPE_CHECKING:
-    from asyncmem.pipeline.parallel.run import QueuedStep, StageRun
+    from asyncmem.pipeline.parallel.stage_run import StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,67 +131,77 @@ def _order(micro_batches: int, live: int) -> Iterator[Step]:
 
 
 @dataclass(slots=True)
-class _Tally:
-    """When a stage began and ended, and what its steps add up to, in seconds; those forward are under True."""
+class StageTally:
+    """What a stage's steps came to. Seconds; times are of a clock that all processes of a host have in common."""
 
+    name: str
+    device: str
+    peak: int
+    bound: int
     first: float
     end: float
-    steps: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+    forward: float = 0.0
+    backward: float = 0.0
     copying: float = 0.0
     exposed: float = 0.0
 
     @property
     def busy(self) -> float:
         """What all steps took."""
-        return sum(self.steps.values())
+        return self.forward + self.backward
 
 
-def measure(schedule: Schedule, stage_runs: "Sequence[StageRun]") -> ParallelReport:
+def measure(schedule: Schedule, tallies: Sequence[StageTally]) -> ParallelReport:
     """Return the figures of a run that came to its end."""
-    tallies = [_tally(stage_run.queued) for stage_run in stage_runs]
     seconds = max(one.end for one in tallies) - min(one.first for one in tallies)
     whole = max(seconds, 1e-12)
     count = schedule.micro_batches
-    forward, backward = ([one.steps[way] / count for one in tallies] for way in (True, False))
+    forward, backward = [one.forward / count for one in tallies], [one.backward / count for one in tallies]
     copying = sum(one.copying for one in tallies)
     return ParallelReport(
         schedule=schedule.name,
         micro_batches=count,
         stages=tuple(
             ParallelStageReport(
-                name=stage_run.name,
-                device=stage_run.device.name,
+                name=one.name,
+                device=one.device,
                 forward_s=forward[at],
                 backward_s=backward[at],
-                busy=min(tallies[at].busy / whole, 1.0),
+                busy=min(one.busy / whole, 1.0),
                 live=schedule.live(at),
-                peak_bytes=stage_run.peak(),
-                bound_bytes=stage_run.needs.total,
+                peak_bytes=one.peak,
+                bound_bytes=one.bound,
             )
-            for at, stage_run in enumerate(stage_runs)
+            for at, one in enumerate(tallies)
         ),
         seconds=seconds,
-        bubble=max(1 - sum(one.busy for one in tallies) / (whole * len(stage_runs)), 0.0),
+        bubble=max(1 - sum(one.busy for one in tallies) / (whole * len(tallies)), 0.0),
         least_bubble=schedule.bubble(forward, backward),
         transfer_s=copying,
         overlap=max(1 - sum(one.exposed for one in tallies) / copying, 0.0) if copying else 1.0,
     )
 
 
-def _tally(steps: "Sequence[QueuedStep]") -> _Tally:
+def tally(stage_run: "StageRun") -> StageTally:
     """Go through a stage's steps: each begins once the one before it is over and what it takes has come."""
+    steps = stage_run.queued
     end = copied = steps[0].called
-    tally = _Tally(first=end, end=end)
+    found = StageTally(
+        stage_run.name, stage_run.device.name, stage_run.peak(), stage_run.needs.total, first=end, end=end
+    )
     for step in steps:
         begin = max(end, step.called)
         if step.taken is not None:
             begin = max(begin, step.taken.arrived.at)
-            tally.exposed += max(0.0, step.taken.arrived.at - max(end, step.taken.source.at))
+            found.exposed += max(0.0, step.taken.arrived.at - max(end, step.taken.source.at))
         if step is steps[0]:
-            tally.first = begin
-        end = tally.end = max(begin, step.ended.at)
-        tally.steps[step.step.forward] += end - begin
+            found.first = begin
+        end = found.end = max(begin, step.ended.at)
+        if step.step.forward:
+            found.forward += end - begin
+        else:
+            found.backward += end - begin
         if step.sent is not None:
-            tally.copying += max(step.sent.arrived.at - max(copied, end), 0.0)
+            found.copying += max(step.sent.arrived.at - max(copied, end), 0.0)
             copied = step.sent.arrived.at
-    return tally
+    return found

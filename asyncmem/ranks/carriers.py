@@ -1,0 +1,228 @@
+"""How the memory of an item goes to a neighbour: by memory that both have open, or by NCCL."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from anyio.to_thread import run_sync
+
+from asyncmem import share
+from asyncmem.devices import Cuda
+from asyncmem.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncmem.arrays import Array
+    from asyncmem.devices import Device, Stream
+    from asyncmem.pipeline.parallel.link import Sending
+    from asyncmem.pool import AsyncMemoryPool
+    from asyncmem.ranks.items import Json, Packed
+    from asyncmem.ranks.peers import Group
+
+
+class Carrier(ABC):
+    """Brings the memory of items to one neighbour, and from it, in one run."""
+
+    @abstractmethod
+    async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
+        """Queue the way of an item, and have the neighbour told what `fetch` needs of it."""
+
+    @abstractmethod
+    async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:
+        """Queue on a stream that memory comes, to arrays that have their places among the bytes of all."""
+
+    def drop(self) -> None:  # noqa: B027  # one of them has nothing
+        """Let go of what has been sent and has not been taken."""
+
+
+class ByShare(Carrier):
+    """By memory of `pool.shared`: the sender's stream copies to it, and the receiver's from it."""
+
+    def __init__(self, pid: int) -> None:
+        """Send to a process; 0 where its number is not known."""
+        self._pid = pid or None
+        self._exports: list[share.Export] = []
+
+    async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
+        """Wait for memory to share, copy the item to it, and export that."""
+        memory = await sending.pool.shared.allocate_async(packed.nbytes, stream=sending.out)
+        try:
+            for array, offset in zip(packed.arrays, packed.offsets, strict=True):
+                array.copy_to(memory.view(array._element.name, array.shape, offset), stream=sending.out)
+            exported = share.export(memory, pid=self._pid)
+        finally:
+            memory.free()
+        self._exports.append(exported)
+        say(exported.descriptor.hex())
+
+    async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:  # noqa: ARG002  # as its base
+        """Open it, which waits until it is there, and copy it."""
+        async with share.attach_async(bytes.fromhex(told), stream=stream) as shared:
+            for target, offset in targets:
+                source = shared.buffer.view(target._element.name, target.shape, offset)
+                target.copy_from(source, stream=stream)
+
+    def drop(self) -> None:
+        """Close the exports."""
+        while self._exports:
+            self._exports.pop().close()
+
+
+class ByNccl(Carrier):
+    """By a communicator of NCCL's for each direction, so that neither waits for the other."""
+
+    def __init__(self, device: Cuda, communicators: dict[bool, Any], other: int) -> None:
+        """Use these, by whether they go forward; `other` is the neighbour's number in them."""
+        self._device = device
+        self._communicators = communicators
+        self._other = other
+
+    async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
+        """Send it from where it is. The neighbour hears of it once it is ready, so that its GPU does not stand by."""
+        send = self._communicators[sending.step.forward].send
+        with self._device.context.entered():
+            for array in packed.arrays:
+                if array.nbytes:
+                    array.buffer.use_on(sending.out)
+                    send(_Bytes(array), self._other, stream=sending.out.handle)
+        sending.ended.notify(partial(say, None))
+
+    async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:  # noqa: ARG002  # as its base
+        """Receive it."""
+        receive = self._communicators[forward].recv
+        with self._device.context.entered():
+            for target, _ in targets:
+                if target.nbytes:
+                    receive(_Bytes(target), self._other, stream=stream.handle)
+
+
+class _Bytes:
+    """Memory without an order: the stream that it is given to has that. DLPack would have it wait for all streams."""
+
+    def __init__(self, array: Array) -> None:
+        data, shape = (array.address, False), (array.nbytes,)
+        self.__cuda_array_interface__ = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
+
+
+class Nccl:
+    """The communicators of a process, by NCCL's own bindings."""
+
+    def __init__(self, wanted: bool | None) -> None:
+        """Use it where it is `wanted`; None for where it is installed.
+
+        Raises:
+            BackendUnavailable: It is wanted, and not installed.
+        """
+        self._wanted = wanted
+        self._pairs: dict[int, dict[bool, Any]] = {}
+        self._all: Any = None
+        if wanted:
+            _core()
+
+    def identity(self, device: Device) -> str | None:
+        """Return what names a GPU that NCCL can use; None where it cannot, or is not to."""
+        if not isinstance(device, Cuda) or self._wanted is False:
+            return None
+        try:
+            _core()
+        except BackendUnavailable:
+            return None
+        return device.identity
+
+    async def carrier(self, group: Group, other: int, pool: AsyncMemoryPool, facing: Sequence[str | None]) -> Carrier:
+        """Return how memory goes to a neighbour and from it: by NCCL where both have a GPU of their own.
+
+        Raises:
+            BackendUnavailable: NCCL is wanted, and one of them has none.
+        """
+        if not self._has_own(*facing):
+            return ByShare(group.pid(other))
+        device, me = pool.device, int(group.rank > other)
+        assert isinstance(device, Cuda)
+        if other not in self._pairs:
+            ids = [_new_id(), _new_id()]
+            if me == 0:
+                group.say(other, "nccl", ids)
+            else:
+                ids = await group.hear(other, "nccl")
+            async with pool.allocate_async(1) as scratch:
+                call = partial(_connect_both, device, ids, me, scratch.view())
+                self._pairs[other] = await run_sync(call, abandon_on_cancel=True)
+        return ByNccl(device, self._pairs[other], 1 - me)
+
+    async def add(
+        self, group: Group, device: Device, arrays: Sequence[Array], identities: Sequence[str | None]
+    ) -> None:
+        """Queue sums on the arrays' home streams.
+
+        Raises:
+            BackendUnavailable: NCCL cannot be used.
+        """
+        if not self._has_own(*identities) or not isinstance(device, Cuda):
+            raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
+        if self._all is None:
+            unique_id = _new_id()
+            if group.rank == 0:
+                group.say(None, "nccl", unique_id)
+            else:
+                unique_id = await group.hear(0, "nccl")
+            call = partial(_connect, device, unique_id, group.rank, group.size)
+            self._all = await run_sync(call, abandon_on_cancel=True)
+        await run_sync(self._add, device, arrays)  # the first sum connects, which blocks
+
+    def _add(self, device: Cuda, arrays: Sequence[Array]) -> None:
+        with device.context.entered():
+            for array in arrays:
+                self._all.allreduce(array, array, _core().SUM, stream=array.buffer.stream.handle)
+
+    def _has_own(self, *identities: str | None) -> bool:
+        own = None not in identities and len(set(identities)) == len(identities)
+        if self._wanted and not own:
+            raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
+        return own
+
+    def abort(self) -> None:
+        """End all communicators, and what is queued by them; they are made anew at the next need."""
+        ended = [one for pair in self._pairs.values() for one in pair.values()]
+        ended += [] if self._all is None else [self._all]
+        self._pairs, self._all = {}, None
+        for one in ended:  # not by the event loop's thread, as it blocks
+            threading.Thread(target=one.abort, name="asyncmem ends NCCL").start()
+
+
+_INSTALL: Final = "pip install 'nccl4py[cu13]'"
+_TRIED: Final = ("each process needs nccl4py and a GPU of its own",)
+
+
+def _core() -> Any:  # noqa: ANN401  # it has no types here
+    try:
+        import nccl.core
+    except ImportError as error:
+        raise BackendUnavailable("NCCL", tried=(f"nccl4py: {error}",), install=_INSTALL) from None
+    return nccl.core
+
+
+def _new_id() -> str:
+    return bytes(_core().get_unique_id()).hex()
+
+
+def _connect(device: Cuda, unique_id: str, rank: int, size: int) -> Any:  # noqa: ANN401  # as `_core`
+    core = _core()
+    with device.context.entered():
+        return core.Communicator.init(size, rank, core.UniqueId.from_bytes(bytes.fromhex(unique_id)))
+
+
+def _connect_both(device: Cuda, ids: Sequence[str], me: int, scratch: Array) -> dict[bool, Any]:
+    """Make the communicators of two neighbours, and send something by each (blocks): NCCL connects only then."""
+    made = {}
+    for forward, unique_id in zip((True, False), ids, strict=True):
+        made[forward] = communicator = _connect(device, unique_id, me, 2)
+        with device.context.entered():
+            pass_on = communicator.send if forward == (me == 0) else communicator.recv
+            pass_on(_Bytes(scratch), 1 - me, stream=scratch.buffer.stream.handle)
+        scratch.buffer.stream.synchronize_blocking()
+    return made
