@@ -200,6 +200,15 @@ class StageError(AsyncmemError):
         super().__init__(f"stage {quoted(stage)} failed at item {item}: {printable(reason)}")
 
 
+class StageLost(StageError):
+    """No worker of a cluster could run a stage of a pipeline any more. The memory of all items under way is free."""
+
+    def __init__(self, stage: str, item: int, reason: str) -> None:
+        """Take the stage's name, the number of the first item that is not done, and what became of the workers."""
+        super().__init__(stage, item, reason)
+        self.args = (f"stage {quoted(stage)} was lost at item {item}: {printable(reason)}",)
+
+
 class StepError(AsyncmemError):
     """A step of pipeline parallelism failed. The other stages were cancelled, and the memory of all of them is free.
 

@@ -25,6 +25,7 @@ from asyncmem.errors import (
     ReaderLost,
     RequestCancelled,
     StageError,
+    StageLost,
     StaleDescriptor,
     StallWarning,
     StepError,
@@ -78,6 +79,7 @@ ALL = [
     UnknownOption("options", "limits", "the name of an option", hint="did you mean 'limit'?"),
     StaleDescriptor("its process has ended"),
     ReaderLost(4711, 64 * MIB),
+    StageLost("decode", 17, "there is no worker"),
 ]
 
 
@@ -92,6 +94,7 @@ ALL = [
         (OutOfMemoryError, RuntimeError),
         (PoolTimeout, TimeoutError),
         (NoDeviceHasRoom, MemoryError),
+        (StageLost, StageError),
         (LeakWarning, AsyncmemWarning),
         (StallWarning, AsyncmemWarning),
         (AsyncmemWarning, RuntimeWarning),
@@ -188,6 +191,7 @@ def test_deadlock_shows_the_table_of_owners() -> None:
         ),
         (ALL[15], "the descriptor opens no memory: its process has ended"),
         (ALL[16], "process 4711 ended before it let go of 64 MiB of shared memory"),
+        (ALL[17], "stage 'decode' was lost at item 17: there is no worker"),
         (ALL[12], "stage 'block 2' failed in the backward of micro-batch 5: ValueError: no"),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, AsyncmemError) else "text",

@@ -78,6 +78,7 @@ CONVENIENT = {
     "pool.open_pool": "share.limits",
     "pool.share": "interop",
     "__init__": "insight",
+    "pipeline.pipeline": "distributed",
     "insight.records": "insight.pictures",
 }
 

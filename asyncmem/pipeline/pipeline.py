@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,7 +24,10 @@ from asyncmem.pool.share import Share, fail_first, reserve_ranges
 from asyncmem.runtime import device
 from asyncmem.stats import WaiterInfo
 from asyncmem.text import printable, quoted
-from asyncmem.units import parse_count
+from asyncmem.units import Size, parse_count
+
+if TYPE_CHECKING:
+    from asyncmem.distributed.placed import PlacedPipeline
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -48,7 +51,8 @@ class Pipeline(Generic[A, B]):
 
     Args:
         *stages: Async functions ``async def forward(item, pool)``, or stages made of them by `@stage`, in order.
-        pool: The pool or budget that they share. Other owners of its memory make them wait.
+        pool: The pool or budget that they share. Other owners of its memory make them wait. With `place` it is the
+            client's, for items that come and go, and may be None.
         name: The name in messages and statistics.
 
     Raises:
@@ -56,23 +60,33 @@ class Pipeline(Generic[A, B]):
     """
 
     @overload
-    def __init__(self, a: Link[A, B], /, *, pool: Share, name: str | None = None) -> None: ...
-    @overload
-    def __init__(self, a: Link[A, C], b: Link[C, B], /, *, pool: Share, name: str | None = None) -> None: ...
+    def __init__(self, a: Link[A, B], /, *, pool: Share | None = None, name: str | None = None) -> None: ...
     @overload
     def __init__(
-        self, a: Link[A, C], b: Link[C, D], c: Link[D, B], /, *, pool: Share, name: str | None = None
+        self, a: Link[A, C], b: Link[C, B], /, *, pool: Share | None = None, name: str | None = None
     ) -> None: ...
     @overload
     def __init__(
-        self, a: Link[A, C], b: Link[C, D], c: Link[D, E], d: Link[E, B], /, *, pool: Share, name: str | None = None
+        self, a: Link[A, C], b: Link[C, D], c: Link[D, B], /, *, pool: Share | None = None, name: str | None = None
     ) -> None: ...
     @overload
-    def __init__(self, *stages: Link[Any, Any], pool: Share, name: str | None = None) -> None: ...
-    def __init__(self, *stages: Link[Any, Any], pool: Share, name: str | None = None) -> None:
+    def __init__(
+        self,
+        a: Link[A, C],
+        b: Link[C, D],
+        c: Link[D, E],
+        d: Link[E, B],
+        /,
+        *,
+        pool: Share | None = None,
+        name: str | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(self, *stages: Link[Any, Any], pool: Share | None = None, name: str | None = None) -> None: ...
+    def __init__(self, *stages: Link[Any, Any], pool: Share | None = None, name: str | None = None) -> None:
         if not stages:
             raise InvalidRequest("stages", stages, "at least one")
-        if not isinstance(pool, Share):
+        if pool is not None and not isinstance(pool, Share):
             raise InvalidRequest("pool", pool, "a pool or a budget")
         self.name = name or f"pipeline-{next(_numbers)}"
         self._stages: list[AnyStage] = [one if isinstance(one, Stage) else stage(one) for one in stages]
@@ -99,6 +113,8 @@ class Pipeline(Generic[A, B]):
         """
         if self._tasks is not None or self._last is not None:
             raise InvalidRequest("pipeline", self, "one that was not entered before; make another")
+        if self._pool is None:
+            raise InvalidRequest("pool", None, "a pool or a budget", hint="on a cluster, enter pipeline.place(cluster)")
         with ExitStack() as resources:
             self._active, self._budgets = await _activate(self.name, self._stages, self._pool, resources)
             self._tasks = await anyio.create_task_group().__aenter__()
@@ -120,6 +136,43 @@ class Pipeline(Generic[A, B]):
             self._last = self.report()
             self._tasks = None
             self._resources.close()
+
+    def place(
+        self,
+        cluster: object,
+        *,
+        window: Size | None = None,
+        limit: Size | None = None,
+        timeout: float | str = 30.0,
+        types: Sequence[type] = (),
+        share: bool = True,
+    ) -> "PlacedPipeline[A, B]":
+        """Run the stages on the workers of a Dask cluster: ``async with pipeline.place(cluster) as pipe``.
+
+        Needs the extra `dask`. The client's loop is asyncio's or uvloop's.
+
+        Args:
+            cluster: A cluster or client of Dask's, or a scheduler's address.
+            window: Bytes to keep for items on their way from one process to another, for each pair of them; None for
+                what there is room for, up to 64 MiB.
+            limit: The most that the stages may have on each worker; None for 60 % of its memory limit, or of what is
+                free of a GPU.
+            timeout: Seconds without a sign of life after which a worker is lost, and for which a stage that has no
+                worker waits for another.
+            types: The dataclasses and named tuples that items have, besides arrays, plain values, and tuples, lists and
+                dicts of them.
+            share: Whether processes of one host share memory; else bytes go over TCP between them, too.
+
+        Raises:
+            InvalidRequest: An argument cannot be right.
+            ModuleNotFoundError: Dask is missing; the text says what to install.
+        """
+        from asyncmem.distributed.placed import PlacedPipeline
+
+        return PlacedPipeline(
+            self._stages, cluster, name=self.name, pool=self._pool, window=window, limit=limit, timeout=timeout,
+            types=types, share=share,
+        )  # fmt: skip
 
     def map(
         self,

@@ -24,6 +24,15 @@ from asyncmem.pool.loops import need_running_loop
 B = TypeVar("B")
 
 
+class RemoteError(Exception):
+    """What a stage has failed with that runs elsewhere: the error to raise for it, but for the item's number."""
+
+    def __init__(self, kind: type[StageError], stage: str, reason: str, cause: BaseException | None) -> None:
+        """Take the kind of error, the stage's name, what went wrong, and what the stage raised where that is known."""
+        super().__init__(reason)
+        self.kind, self.stage, self.reason, self.cause = kind, stage, reason, cause
+
+
 @dataclass(slots=True, eq=False)
 class ActiveStage:
     """A stage of an open pipeline: what its workers have in common.
@@ -354,8 +363,12 @@ class Run:
 
     def _fail(self, stage: str, item: int, error: BaseException) -> None:
         if self._error is None:
-            self._error = StageError(stage, item, describe_error(error))
-            self._error.__cause__ = error
+            if isinstance(error, RemoteError):
+                self._error = error.kind(error.stage, item, error.reason)
+                self._error.__cause__ = error.cause
+            else:
+                self._error = StageError(stage, item, describe_error(error))
+                self._error.__cause__ = error
             self.stop()
 
     def _ending(self) -> Exception:

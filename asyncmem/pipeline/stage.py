@@ -96,6 +96,8 @@ class Stage(Generic[A, B]):
     """Where the stage's work is queued: a stream of the device, or a name to make one by; None leaves it open."""
     timeout: float | None = None
     """The most seconds that one item may take."""
+    pool: int | None = None
+    """Bytes that it may hold on each worker of a cluster; None for a part of what the worker has."""
 
     def __repr__(self) -> str:
         return f"<asyncmem.pipeline.Stage {quoted(self.name)}: {format_count(self.workers, 'worker')}>"
@@ -118,6 +120,7 @@ def stage(
     device: str | None = None,
     stream: object = None,
     timeout: float | str | None = None,
+    pool: Size | None = None,
 ) -> Callable[[Function[A, B]], Stage[A, B]]: ...
 def stage(
     function: Function[A, B] | None = None,
@@ -128,6 +131,7 @@ def stage(
     device: str | None = None,
     stream: object = None,
     timeout: float | str | None = None,
+    pool: Size | None = None,
 ) -> Stage[A, B] | Callable[[Function[A, B]], Stage[A, B]]:
     """Make an async function a stage: ``@stage``, or ``@stage(workers=4, credit="8 MiB")``.
 
@@ -143,6 +147,8 @@ def stage(
         stream: Where it queues its work: a stream of the device, or a name for one that the pipeline makes. Items are
             in order there when they come, and it is the home of what is allocated. None leaves streams to the stage.
         timeout: Seconds after which an item fails the pipeline; the function is cancelled then.
+        pool: The most that it may hold on each worker of a cluster, for `Pipeline.place`; in one process, stages share
+            the pipeline's pool.
 
     Raises:
         InvalidRequest: It is no async function, or an argument cannot be right.
@@ -157,6 +163,7 @@ def stage(
             device=device,
             stream=stream,
             timeout=None if timeout is None else _limit(timeout),
+            pool=None if pool is None else parse_size(pool, what="pool"),
         )
 
     return make if function is None else make(function)

@@ -1,0 +1,313 @@
+"""The two ends of an edge: how items are sent by its kind of link, and what becomes of their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from asyncmem import share
+from asyncmem.arrays import Array
+from asyncmem.core import Buffer
+from asyncmem.devices.shared import Shareable
+from asyncmem.distributed.credit import Credit, Inbox, ProtocolError, Window, cost
+from asyncmem.distributed.frames import CREDIT, ITEM, Leaf, decode, encode, flatten, leaf_of, pack, unflatten
+from asyncmem.errors import AsyncmemError, Described, InvalidRequest, ReaderLost
+from asyncmem.figures import format_size
+from asyncmem.lazy import np
+from asyncmem.pipeline.trees import buffers_in
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from asyncmem.distributed.link import Link
+    from asyncmem.distributed.plan import Edge
+    from asyncmem.pool.share import Share
+
+_INLINE: Final = 4096
+"""Bytes up to which arrays of numpy go beside a descriptor's link, and not by one."""
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """An item on its way.
+
+    Attributes:
+        number: Its place in the order of all items.
+        name: Its id, the same if it is sent once more.
+        value: The item.
+        done: What tells the sender that the item is no longer needed as it came.
+    """
+
+    number: int
+    name: int
+    value: object
+    done: Callable[[], None]
+
+
+def nothing() -> None:
+    """Tell nobody."""
+
+
+class Mailbox:
+    """The items of a part, in their order: an `Inbox` that can be waited for."""
+
+    def __init__(self, at: int, parts: int, edges: int) -> None:
+        self._inbox = Inbox[Parcel](at, parts, edges)
+        self._arrived = asyncio.Event()
+
+    def put(self, edge: int, parcel: Parcel) -> None:
+        """Take an item in.
+
+        Raises:
+            ProtocolError: It is not the next.
+        """
+        self._inbox.put(edge, parcel.number, parcel)
+        self._arrived.set()
+
+    async def __aiter__(self) -> AsyncIterator[Parcel]:
+        """Wait for one item after the other."""
+        while True:
+            parcel = self._inbox.get()
+            if parcel is None:
+                self._arrived.clear()
+                await self._arrived.wait()
+            else:
+                yield parcel
+                del parcel
+
+
+class Outgoing:
+    """The sender's end of an edge.
+
+    Args:
+        edge: The edge.
+        types: The records that items may have.
+        deliver: Hands an item to the other end in the same process; None for one that is elsewhere.
+        keep: The pool of memory to share with the receiver, for what is not in such memory; None for others.
+        pid: The receiver's process.
+    """
+
+    def __init__(
+        self, edge: Edge, types: Sequence[type], *, deliver: Callable[[Parcel], None] | None = None,
+        keep: Share | None = None, pid: int = 0,
+    ) -> None:  # fmt: skip
+        self.edge = edge
+        self._types = types
+        self._deliver = deliver
+        self._keep = keep
+        self._pid = pid
+        self._credit = Credit(edge.window)
+        self._returned = asyncio.Event()
+        self._link: Link | None = None
+        self._kept: set[asyncio.Task[None]] = set()
+
+    async def run(self, link: Link) -> None:
+        """Serve the edge over a link, until that ends.
+
+        Raises:
+            LinkLost: It has ended.
+            ProtocolError: The other side sent what it may not.
+        """
+        self._link = link
+        self._returned.set()
+        while True:
+            frame, _ = await link.read_frame()
+            if frame.kind != CREDIT:
+                raise ProtocolError(f"a frame of kind {frame.kind} comes to a sender")
+            self._credit.give_back(frame.number)
+            self._returned.set()
+
+    async def send(self, parcel: Parcel) -> None:
+        """Send an item, once there is credit for it.
+
+        Raises:
+            InvalidRequest: It cannot go over this edge: it has what would need pickle, or is larger than the window.
+            LinkLost: The link has ended.
+        """
+        if self._deliver is not None:
+            self._deliver(parcel)
+            return
+        tree, values = flatten(parcel.value, self._types)
+        for buffer in buffers_in(parcel.value):
+            await buffer.stream.synchronize()
+        leaves = [cast("Leaf", leaf_of(value)) for value in values]
+        if self._keep is not None:
+            leaves = [await self._share(value, leaf) for value, leaf in zip(values, leaves, strict=True)]
+        inline = [(value, leaf.nbytes) for value, leaf in zip(values, leaves, strict=True) if leaf.descriptor is None]
+        meta = encode(tree, leaves)
+        await self._need(cost([len(meta), *(nbytes for _, nbytes in inline)]))
+        assert self._link is not None
+        header = pack(ITEM, len(meta), parcel.number, parcel.name)
+        await self._link.write(header + meta, *(_bytes_of(value) for value, nbytes in inline if nbytes))
+
+    def _fit(self, nbytes: int) -> None:
+        if nbytes > self.edge.window:
+            most = f"at most {format_size(self.edge.window)}, the window of its edge"
+            hint = f"place(cluster, window={format_size(nbytes)!r})"
+            raise InvalidRequest("item", Described(format_size(nbytes)), most, hint=hint)
+
+    async def _need(self, nbytes: int) -> None:
+        self._fit(nbytes)
+        while self._link is None or not self._credit.take(nbytes):
+            self._returned.clear()
+            await self._returned.wait()
+
+    async def _share(self, value: object, leaf: Leaf) -> Leaf:
+        """Export a part of an item, from where it is or from a copy; small parts go as they are."""
+        if leaf.kind in {"bytes", "bytearray", "scalar"} or (leaf.kind == "numpy" and leaf.nbytes <= _INLINE):
+            return leaf
+        assert self._keep is not None
+        source = value
+        if isinstance(source, np.ndarray) or not _is_shareable(source):
+            self._fit(leaf.nbytes)
+            copy = await self._keep.allocate_async(leaf.nbytes)
+            if leaf.nbytes:
+                await copy.copy_from(
+                    np.ascontiguousarray(source).view(np.uint8).reshape(-1) if leaf.kind == "numpy" else source
+                )
+            source = copy
+        exported = share.export(cast("Buffer | Array", source), pid=self._pid)
+        task = asyncio.get_running_loop().create_task(_keep(exported, source))
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return Leaf(leaf.kind, leaf.dtype, leaf.shape, leaf.nbytes, exported.descriptor)
+
+    async def close(self) -> None:
+        """Let go of what was exported: the receiver has it, or is gone."""
+        for task in tuple(self._kept):
+            task.cancel()
+        await asyncio.gather(*self._kept, return_exceptions=True)
+
+
+async def _keep(exported: share.Export, source: object) -> None:
+    """Keep memory until its reader has let go of it."""
+    try:
+        with suppress(ReaderLost):
+            await exported.wait()
+    finally:
+        exported.close()
+        del source
+
+
+def _is_shareable(value: object) -> bool:
+    buffer = value.buffer if isinstance(value, Array) else value
+    return isinstance(buffer, Buffer) and isinstance(buffer.device, Shareable)
+
+
+def _bytes_of(value: object) -> memoryview:
+    if isinstance(value, bytes | bytearray):
+        return memoryview(value)
+    if isinstance(value, Array):
+        return value._bytes()
+    if isinstance(value, Buffer):
+        return memoryview(value)
+    return np.ascontiguousarray(cast("Any", value)).reshape(-1).view(np.uint8).data
+
+
+class Incoming:
+    """The receiver's end of an edge.
+
+    Args:
+        edge: The edge.
+        types: The records that items may have.
+        deliver: Takes each item.
+        window: The pool that is kept for the edge where bytes come; None where descriptors do.
+    """
+
+    def __init__(
+        self, edge: Edge, types: Sequence[type], deliver: Callable[[Parcel], None], window: Share | None = None
+    ) -> None:
+        self.edge = edge
+        self._types = types
+        self._deliver = deliver
+        self._pool = window
+        self._window = Window(edge.window)
+
+    async def run(self, link: Link) -> None:
+        """Take items in, until the link ends.
+
+        Raises:
+            LinkLost: It has ended.
+            ProtocolError: The other side sent what it may not.
+        """
+        while True:
+            frame, meta = await link.read_frame()
+            if frame.kind != ITEM:
+                raise ProtocolError(f"a frame of kind {frame.kind} comes to a receiver")
+            tree, leaves = decode(meta, self._window.free)
+            nbytes = cost([len(meta), *(leaf.nbytes for leaf in leaves if leaf.descriptor is None)])
+            self._window.arrive(nbytes)
+            held = _Held(self, link, nbytes)
+            values = [await self._take(leaf, link, held) for leaf in leaves]
+            value = unflatten(tree, values, self._types)
+            values.clear()
+            self._deliver(Parcel(frame.number, frame.name, value, held.let_go))
+            del value, held
+
+    async def _take(self, leaf: Leaf, link: Link, held: _Held) -> object:
+        if leaf.descriptor is not None:
+            try:
+                shared = await share.attach_async(leaf.descriptor)
+            except AsyncmemError as error:
+                raise ProtocolError(f"memory that cannot be opened: {error}") from error
+            if shared.nbytes != leaf.nbytes:
+                raise ProtocolError(f"{shared.nbytes} bytes of shared memory, and not {leaf.nbytes}")
+            return _made(leaf, shared.buffer)
+        if self._pool is None or leaf.kind in {"bytes", "bytearray", "scalar"}:
+            return _plain(leaf, await link.read(leaf.nbytes))
+        buffer = await self._pool.allocate_async(leaf.nbytes)
+        if leaf.nbytes:
+            await link.read_into(memoryview(buffer))
+        held.hold(buffer)
+        return _made(leaf, buffer)
+
+    def free(self, link: Link, nbytes: int) -> None:
+        """Return credit."""
+        self._window.give_back(nbytes)
+        link.send(CREDIT, number=nbytes)
+
+
+class _Held:
+    """What an item takes of a window: it is free once the item is done with, and all of its buffers are gone."""
+
+    def __init__(self, edge: Incoming, link: Link, nbytes: int) -> None:
+        self._edge, self._link, self._nbytes = edge, link, nbytes
+        self._loop = asyncio.get_running_loop()
+        self._left = 1
+
+    def hold(self, buffer: Buffer) -> None:
+        """Wait for a buffer, too. What views it, as arrays of numpy's do, keeps it."""
+        self._left += 1
+        weakref.finalize(buffer, self.let_go).atexit = False
+
+    def let_go(self) -> None:
+        """See that one of them is done with. From any thread, and from finalizers."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._count)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._edge.free(self._link, self._nbytes)
+
+
+def _made(leaf: Leaf, buffer: Buffer) -> object:
+    if leaf.kind == "buffer":
+        return buffer
+    if leaf.kind == "array":
+        return buffer.view(leaf.dtype, leaf.shape)
+    return np.frombuffer(memoryview(buffer), leaf.dtype).reshape(leaf.shape)
+
+
+def _plain(leaf: Leaf, data: bytearray) -> object:
+    if leaf.kind == "bytearray":
+        return data
+    if leaf.kind == "bytes":
+        return bytes(data)
+    if leaf.kind not in {"numpy", "scalar"}:
+        raise ProtocolError(f"a part of kind {leaf.kind!r} comes without memory")
+    array = np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
+    return array[()] if leaf.kind == "scalar" else array

@@ -1,0 +1,138 @@
+"""Workers, clients and schedulers that end, stand still or begin anew while a pipeline runs."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from asyncmem.distributed.placed import PlacedPipeline
+from asyncmem.errors import StageLost
+
+from .machines import Machines, wait_for_end
+from .stages import expected, three
+from .test_placed import runners
+
+ITEMS = 40
+
+
+async def run(
+    pipe: PlacedPipeline[int, tuple[int, float]],
+    victim: int,
+    step: int,
+    number: signal.Signals,
+    then: Callable[[], object] | None = None,
+) -> None:
+    """Run a pipeline over items, and send a signal to a process once so many results are there; then soon call that."""
+    got = []
+    if step == 0:
+        os.kill(victim, number)
+    async for y in pipe.map(range(ITEMS)):
+        got.append(y)
+        if len(got) == step:
+            os.kill(victim, number)
+            if then is not None:
+                asyncio.get_running_loop().call_later(0.3, then)
+    assert got == expected(ITEMS)
+
+
+@pytest.mark.parametrize(
+    ("share", "steps"), [(True, (0, 1, ITEMS // 2, ITEMS - 1)), (False, (1, ITEMS // 2))], ids=["share", "tcp"]
+)
+def test_any_worker_may_be_killed_at_any_step(machines: Machines, share: bool, steps: tuple[int, ...]) -> None:
+    """Each item's result comes exactly once and in order, and the others keep nothing."""
+
+    async def main() -> None:
+        scheduler = machines.scheduler()
+        for _ in range(3):
+            machines.worker(scheduler)
+        for step in steps:
+            for at in range(3):
+                async with three().place(scheduler.address, share=share, window="512 KiB", timeout=10) as pipe:
+                    used = sorted({part.node for part in pipe.plan().parts if part.workers})
+                    await run(pipe, pipe.plan().nodes[used[at]].pid, step, signal.SIGKILL)
+                machines.worker(scheduler)
+        assert await runners(scheduler.address) == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_stands_still_is_lost(machines: Machines) -> None:
+    """After so many seconds of silence, its stages go elsewhere."""
+    scheduler = machines.scheduler()
+    for _ in range(4):
+        machines.worker(scheduler)
+    async with three().place(scheduler.address, timeout=1.0) as pipe:
+        victim = pipe.plan().nodes[next(part.node for part in pipe.plan().parts if part.workers)]
+        await run(pipe, victim.pid, 10, signal.SIGSTOP)
+        assert victim.name not in [pipe.plan().nodes[part.node].name for part in pipe.plan().parts if part.workers]
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_stands_still_for_a_moment_is_waited_for(machines: Machines) -> None:
+    """Nothing is placed anew."""
+    scheduler = machines.scheduler()
+    worker = machines.worker(scheduler)
+    async with three().place(scheduler.address, timeout=20.0) as pipe:
+        plan = pipe.plan()
+        await run(pipe, worker.pid, 10, signal.SIGSTOP, partial(worker.signal, signal.SIGCONT))
+        assert pipe.plan() is plan
+
+
+@pytest.mark.asyncio
+async def test_a_stage_without_a_worker_is_lost_and_named(machines: Machines) -> None:
+    """When none comes in time."""
+    scheduler = machines.scheduler()
+    worker = machines.worker(scheduler)
+    async with three().place(scheduler.address, timeout=0.5) as pipe:
+        with pytest.raises(StageLost, match=r"stage 'decode' was lost at item .*: there is no worker"):
+            await run(pipe, worker.pid, 5, signal.SIGKILL)
+        with pytest.raises(StageLost):
+            [y async for y in pipe.map([1])]
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_begins_anew_takes_the_stages_again(machines: Machines) -> None:
+    """The only one ends, another comes, and the pipeline goes on."""
+    scheduler = machines.scheduler()
+    worker = machines.worker(scheduler)
+    async with three().place(scheduler.address, timeout=20.0) as pipe:
+        await run(pipe, worker.pid, 10, signal.SIGKILL, partial(machines.worker, scheduler))
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_is_killed_leaves_nothing(machines: Machines) -> None:
+    """The workers give back all they had for it, within a second or so."""
+    scheduler = machines.scheduler()
+    for _ in range(3):
+        machines.worker(scheduler)
+    client = machines.client(scheduler, 10_000)
+    assert await runners(scheduler.address) == 3
+    client.signal(signal.SIGKILL)
+    started = time.monotonic()
+    while await runners(scheduler.address):
+        assert time.monotonic() - started < 20
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.asyncio
+async def test_a_scheduler_may_begin_anew(machines: Machines) -> None:
+    """Items go on without it; its workers end with it, and those of the next one take the stages."""
+    scheduler = machines.scheduler()
+    workers = [machines.worker(scheduler) for _ in range(2)]
+    got = []
+    async with three().place(scheduler.address, timeout=30.0) as pipe:
+        async for y in pipe.map(range(ITEMS)):
+            got.append(y)
+            if len(got) == 10:
+                scheduler.signal(signal.SIGKILL)
+                for worker in workers:
+                    worker.signal(signal.SIGKILL)
+                await asyncio.to_thread(wait_for_end, scheduler)
+                again = machines.scheduler(port=int(scheduler.address.rpartition(":")[2]))
+                machines.worker(again)
+    assert got == expected(ITEMS)

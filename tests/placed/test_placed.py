@@ -1,0 +1,228 @@
+"""Pipelines over workers: the same results, order and failures as in one process, by every kind of link."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import asyncmem
+from asyncmem import InvalidRequest
+from asyncmem.distributed import runner
+from asyncmem.distributed.frames import HELLO, HELLO_META, pack
+from asyncmem.distributed.link import connect, need_tls
+from asyncmem.errors import StageError
+from asyncmem.pipeline import Pipeline, stage
+
+from .machines import Machine
+from .stages import SIZE, Sample, expected, three
+
+MIB = 1 << 20
+links = pytest.mark.parametrize("share", [True, False], ids=["share", "tcp"])
+
+
+async def runners(address: str) -> int:
+    """How many pipelines the workers have."""
+
+    def count(dask_worker: Any) -> int:
+        service = runner._services.get(dask_worker.address)
+        return 0 if service is None else len(service.runners)
+
+    options = {"asynchronous": True, "set_as_default": False}
+    async with Client(address, **options) as client:  # type: ignore[no-untyped-call]  # of Dask
+        return sum((await client.run(count)).values())
+
+
+@pytest.mark.asyncio
+@links
+async def test_results_come_as_in_one_process(scheduler: Machine, share: bool) -> None:
+    """All of them, in order, and again in a second run; then no worker has anything of it."""
+    async with three().place(scheduler.address, share=share, window="256 KiB") as pipe:
+        kinds = {edge.kind for edge in pipe.plan().edges}
+        assert kinds == {"share" if share else "tcp"}
+        assert "decode" in str(pipe.plan())
+        assert [y async for y in pipe.map(range(60))] == expected(60)
+        assert [value for _, value in [y async for y in pipe.map(range(30))]] == [2.0 * n for n in range(30)]
+        assert sorted([y[1] async for y in pipe.map(range(20), ordered=False)]) == [2.0 * n for n in range(20)]
+    report = pipe.report()
+    assert [(one.name, one.items, one.workers) for one in report.stages] == [
+        ("decode", 110, 1), ("double", 110, 2), ("total", 110, 1)
+    ]  # fmt: skip
+    assert 0 < report.stages[0].peak_bytes <= report.limit_bytes
+    assert await runners(scheduler.address) == 0
+
+
+@stage(credit="1 MiB")
+async def passes_on(item: Any, pool: Any) -> Any:
+    """Return what came, and a buffer."""
+    buffer = await pool.allocate_async(1000)
+    memoryview(buffer)[:] = bytes(range(250)) * 4
+    return item, buffer
+
+
+@stage(credit="1 MiB")
+async def looks(pair: Any, pool: Any) -> Any:
+    """Return all of it, the buffer as an array."""
+    del pool
+    item, buffer = pair
+    assert isinstance(buffer, asyncmem.Buffer)
+    return item, buffer.view("uint16", (500,)), np.float32(0.5), b"x" * 5000
+
+
+@pytest.mark.asyncio
+@links
+async def test_items_may_be_anything_that_needs_no_pickle(scheduler: Machine, share: bool) -> None:
+    """Arrays of numpy, large and small, bytes, records, and what contains them, through two other processes."""
+    large, small = np.arange(100_000, dtype="i4").reshape(100, 1000), np.arange(3, dtype=">f8")
+    item = {"a": [large, None, -1, 1.5], 7: (small, b"abc", bytearray(b"d"), "text", True), "r": Sample(3, large[::2])}
+    async with Pipeline(passes_on, looks).place(scheduler.address, share=share, types=[Sample]) as pipe:
+        ((same, pixels, half, data),) = [y async for y in pipe.map([item])]
+    assert same[7][1:] == item[7][1:]  # type: ignore[index]  # a tuple
+    assert type(same[7][2]) is bytearray
+    np.testing.assert_array_equal(same["a"][0], large)
+    np.testing.assert_array_equal(same["r"].pixels, large[::2])
+    assert same[7][0].dtype == small.dtype
+    assert (same["a"][1:], same["r"].number, half, data) == ([None, -1, 1.5], 3, np.float32(0.5), b"x" * 5000)
+    assert pixels.numpy().tobytes() == bytes(range(250)) * 4
+
+
+@stage(credit=SIZE)
+async def fails_at_seven(item: int, pool: Any) -> int:
+    """Fail."""
+    del pool
+    if item == 7:
+        raise KeyError("seven")
+    return item
+
+
+@pytest.mark.asyncio
+async def test_a_stage_that_fails_ends_the_run_as_in_one_process(scheduler: Machine) -> None:
+    """The error names stage and item, and has the stage's own as its cause; the next run begins anew."""
+    async with Pipeline(fails_at_seven).place(scheduler.address) as pipe:
+        for first in (0, 5):
+            got = []
+            with pytest.raises(StageError, match="'fails_at_seven' failed at item") as caught:  # noqa: PT012  # as it is used
+                async for y in pipe.map(range(first, 20)):
+                    got.append(y)  # noqa: PERF401  # what came before counts
+            assert isinstance(caught.value.__cause__, KeyError)
+            assert caught.value.item == 7 - first
+            assert got == list(range(first, first + len(got)))
+        assert [y async for y in pipe.map(range(8, 20))] == list(range(8, 20))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("item", "reason"), [(object(), "item: expected arrays"), (np.zeros(MIB, "u1"), r"place\(cluster, window=")]
+)
+async def test_an_item_that_cannot_go_fails_its_run(scheduler: Machine, item: object, reason: str) -> None:
+    """What needs pickle, and what is larger than the window; with what to do."""
+    async with Pipeline(fails_at_seven).place(scheduler.address, window=SIZE) as pipe:
+        with pytest.raises(StageError, match=reason):
+            [y async for y in pipe.map([item])]  # type: ignore[list-item]  # on purpose
+        assert [y async for y in pipe.map([1])] == [1]
+
+
+@pytest.mark.asyncio
+async def test_a_loop_may_be_left(scheduler: Machine) -> None:
+    """What is under way is dropped, and the next run is not disturbed."""
+    async with three().place(scheduler.address) as pipe:
+        async with pipe.map(range(1000)) as results:
+            async for _ in results:
+                break
+        assert [value for _, value in [y async for y in pipe.map(range(5))]] == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_the_block_is_raised_as_it_is(scheduler: Machine) -> None:
+    """And the workers have nothing left."""
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012  # the block is what it is about
+        async with three().place(scheduler.address) as pipe:
+            async for _ in pipe.map(range(1000)):
+                raise ZeroDivisionError
+    assert await runners(scheduler.address) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_slow_consumer_holds_all_stages_back(scheduler: Machine) -> None:
+    """No stage makes more than there is room for behind it."""
+    async with three().place(scheduler.address, share=False, window="256 KiB") as pipe:
+        taken = 0
+
+        def source() -> Any:
+            nonlocal taken
+            while True:
+                taken += 1
+                yield taken
+
+        async with pipe.map(source(), in_flight=100) as results:
+            async for _ in results:
+                await asyncio.sleep(0.3)
+                break
+            assert taken <= 17 + 100
+
+
+@pytest.mark.asyncio
+async def test_what_comes_from_strangers_ends_their_connection_alone(scheduler: Machine) -> None:
+    """A worker's links take no bytes without a token, and the pipeline goes on."""
+    async with three().place(scheduler.address) as pipe:
+        address = pipe.plan().nodes[1].address
+        hello = pack(HELLO, HELLO_META.size) + HELLO_META.pack(bytes(16), 0)
+        for junk in (b"GET / HTTP/1.1\r\n\r\n" * 10, hello, pack(HELLO, 3) + b"abc", bytes(100_000)):
+            link = await connect(address, None, silence=5.0)
+            await link.write(junk[: 1 << 16])
+            await link.ended.wait()
+        assert [y async for y in pipe.map(range(20))] == expected(20)
+
+
+def test_workers_of_one_process_will_do(tmp_path: Path) -> None:
+    """As in programs that try things out; in a process of their own, for Dask leaves sockets open."""
+    code = (
+        "import asyncio, sys\n"
+        "from distributed import LocalCluster\n"
+        f"sys.path.append({str(Path(__file__).parents[1])!r})\n"
+        "from placed.stages import expected, three\n"
+        "options = dict(processes=False, asynchronous=True, dashboard_address=None, memory_limit='256 MiB')\n"
+        "async def main():\n"
+        "    async with LocalCluster(n_workers=2, **options) as cluster, three().place(cluster) as pipe:\n"
+        "        assert [y async for y in pipe.map(range(20))] == expected(20)\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+@pytest.mark.asyncio
+async def test_a_plan_that_does_not_fit_is_refused(scheduler: Machine) -> None:
+    """Before anything runs, with the sums."""
+    with pytest.raises(InvalidRequest, match=r"limit of host on tcp://.*: expected at least .* stage decode"):
+        async with three().place(scheduler.address, limit="1 MiB", window="1 MiB"):
+            pass
+    with pytest.raises(InvalidRequest, match="a Dask cluster or client"):
+        three().place(object())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "example.org", "::"])  # noqa: S104  # they are refused
+def test_others_reach_no_link_without_tls(host: str) -> None:
+    """Loopback needs none."""
+    with pytest.raises(InvalidRequest, match=r"distributed\.Security"):
+        need_tls(host, None)
+    for own in ("127.0.0.1", "::1", "localhost"):
+        need_tls(own, None)
+
+
+def test_without_a_place_dask_is_not_imported(tmp_path: Path) -> None:
+    """A pipeline in one process needs none of it."""
+    code = (
+        "import asyncio, sys, asyncmem\n"
+        "from asyncmem.pipeline import Pipeline\n"
+        "async def work(item, pool): return item\n"
+        "async def main():\n"
+        "    async with Pipeline(work, pool=asyncmem.AsyncMemoryPool('host', limit='1 MiB')) as pipe:\n"
+        "        print([y async for y in pipe.map([1])], {'dask', 'distributed'} & set(sys.modules))\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[1] set()\n"

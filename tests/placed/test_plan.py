@@ -1,0 +1,81 @@
+"""The plan: where stages go, by which links, with how much memory, and what is refused."""
+
+import pytest
+
+from asyncmem import InvalidRequest
+from asyncmem.distributed.plan import Node, make_plan
+from asyncmem.errors import StageLost
+from asyncmem.pipeline import Stage, stage
+
+from .network import MIB, work
+
+CLIENT = Node(name="client", place="here", limits={"host": 256 * MIB})
+
+
+def worker(name: str, place: str = "here", host: int = 256 * MIB, **others: int) -> Node:
+    return Node(
+        name=name, place=place, limits={"host": host, **{f"{kind}:3": nbytes for kind, nbytes in others.items()}}
+    )
+
+
+def test_stages_go_round_the_workers_and_links_are_the_nearest() -> None:
+    """Same process, same host, elsewhere."""
+    stages = [Stage(work, "decode", 1, MIB), Stage(work, "forward", 1, MIB), Stage(work, "head", 1, MIB)]
+    plan = make_plan(stages, [CLIENT, worker("w0"), worker("w1", "there")])
+    assert [(part.stage, part.node) for part in plan.parts[1:-1]] == [("decode", 1), ("forward", 2), ("head", 1)]
+    assert [edge.kind for edge in plan.edges] == ["share", "tcp", "tcp", "share"]
+    assert make_plan(stages, [CLIENT, worker("w0")]).edges[1].kind == "process"
+
+
+def test_the_workers_of_a_stage_are_spread() -> None:
+    """Five of them over three processes, each with edges of its own."""
+    plan = make_plan([Stage(work, "decode", 5, MIB)], [CLIENT, *(worker(f"w{number}") for number in range(3))])
+    assert [part.workers for part in plan.parts[1:-1]] == [2, 2, 1]
+    assert len(plan.edges) == 6
+
+
+def test_a_device_is_found_by_its_kind_or_name() -> None:
+    """And a stage whose device nobody has is lost."""
+    nodes = [CLIENT, worker("w0"), worker("w1", cuda=64 * MIB)]
+    for name in ("cuda", "cuda:3"):
+        part = make_plan([Stage(work, "forward", 2, MIB, name)], nodes).parts[1]
+        assert (part.node, part.device, part.workers) == (2, "cuda:3", 2)
+    with pytest.raises(StageLost, match="'forward' was lost at item 0: no worker has its device 'cuda:0'"):
+        make_plan([Stage(work, "forward", 1, MIB, "cuda:0")], nodes)
+    with pytest.raises(StageLost, match="there is no worker"):
+        make_plan([Stage(work, "forward")], [CLIENT])
+
+
+def test_memory_is_divided_within_the_limits() -> None:
+    """Stated sizes are kept to the byte, and the rest is divided."""
+    stages = [stage(credit="1 MiB", pool="16 MiB")(work), stage(credit="1 MiB")(work)]
+    plan = make_plan(stages, [CLIENT, worker("w0", "", host=64 * MIB)], window=8 * MIB)
+    assert [part.nbytes for part in plan.parts] == [0, 16 * MIB, 40 * MIB, 0]
+    assert [edge.window for edge in plan.edges] == [8 * MIB, 0, 8 * MIB]
+    assert plan.edges[2].keeper == 0
+
+
+def test_a_plan_beyond_a_limit_is_refused_with_the_sums() -> None:
+    """It says what is needed, by whom, and where."""
+    stages = [stage(credit="8 MiB", pool="48 MiB")(work)]
+    sums = "limit of host on w0: expected at least 72 MiB: stage work 48 MiB \\+ edge source -> work 24 MiB, got 64 MiB"
+    with pytest.raises(InvalidRequest, match=sums):
+        make_plan(stages, [CLIENT, worker("w0", "", host=64 * MIB)], window=24 * MIB)
+
+
+def test_a_window_must_hold_an_item_and_a_pool_what_is_worked_on() -> None:
+    """Or nothing would ever go on."""
+    with pytest.raises(InvalidRequest, match="window: expected at least 8 MiB, an item of edge work -> results"):
+        make_plan([stage(credit="8 MiB")(work)], [CLIENT, worker("w0", "")], window=4 * MIB)
+    with pytest.raises(InvalidRequest, match="pool of work: expected at least 24 MiB: 3 x 8 MiB"):
+        make_plan([stage(credit="8 MiB", pool="16 MiB")(work)], [CLIENT, worker("w0", "")])
+
+
+def test_a_plan_is_printed_as_a_table() -> None:
+    """Stage, worker, device, memory, and by which link from where with how much credit."""
+    plan = make_plan([stage(credit="1 MiB", pool="8 MiB")(work)], [CLIENT, worker("tcp://a:1", "")], window=4 * MIB)
+    assert [line.split() for line in str(plan).splitlines()] == [
+        ["stage", "worker", "device", "at", "once", "memory", "from", "link", "window"],
+        ["work", "tcp://a:1", "host", "1", "8", "MiB", "source,", "client", "tcp", "4", "MiB"],
+        ["results", "client", "host", "work,", "tcp://a:1", "tcp", "4", "MiB"],
+    ]
