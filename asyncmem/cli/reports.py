@@ -1,6 +1,6 @@
 """The commands that print what a recording comes to: each prints the function of its name in `insight.reports`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from inspect import signature
 from typing import Any, Final
@@ -15,8 +15,10 @@ from asyncmem.cli.tables import Cell, output, show, show_table, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight import reports
 from asyncmem.insight.groups import COLUMNS
-from asyncmem.insight.reports import Leaks, Moment, Node, Segment, Segments, Stats, Table, Timeline, Tree, Waits
+from asyncmem.insight.reports import Leaks, Node, Segments, Stats, Table, Timeline, Tree, Waits
+from asyncmem.insight.reports.segments import map_of
 from asyncmem.insight.reports.summary import summarize
+from asyncmem.insight.reports.timeline import MARGIN, drawn
 
 Option = Callable[[Callable[..., object]], Callable[..., object]]
 
@@ -217,11 +219,8 @@ def _grow(branch: Branch, calls: Sequence[Node], whole: int, least: float) -> No
 
 # -- timeline ----------------------------------------------------------------------------------------------------------
 
-_MARGIN: Final = 12
-_HEIGHT: Final = 12
 _MOMENTS: Final = 100
 """Into how many parts the time is divided without a terminal."""
-_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 
 moments_option = click.option(
     "--moments", type=click.IntRange(1, 100_000), help="Into how many parts the time is divided."
@@ -230,7 +229,7 @@ moments_option = click.option(
 
 def _as_wide_as_the_screen() -> int:
     console = output()
-    return max(console.width - _MARGIN, 10) if console.is_terminal else _MOMENTS
+    return max(console.width - MARGIN, 10) if console.is_terminal else _MOMENTS
 
 
 @_report(lambda records, moments: reports.timeline(records, moments or _as_wide_as_the_screen()), moments_option)
@@ -240,33 +239,11 @@ def timeline(found: Timeline, console: Console) -> None:
     Blocks are what was live, the line above them is what was reserved. Marks below: `w` where requests had waited, `!`
     where some were refused.
     """
-    for line in _drawn(found):
+    for line in drawn(found):
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
-def _drawn(found: Timeline) -> Iterator[str]:
-    top = max(1, *(max(one.live, one.reserved) for one in found.moments))
-    for row in reversed(range(_HEIGHT)):
-        label = format_size(round(top * (row + 1) / _HEIGHT)) if row % 3 == 2 else ""
-        yield f"{label:>{_MARGIN - 2}} ┤{''.join(_cell(one, row, top) for one in found.moments)}".rstrip()
-    yield f"{'':>{_MARGIN - 2}} └{'─' * len(found.moments)}"
-    marks = "".join("!" if one.out_of_memory else "w" if one.waits else " " for one in found.moments)
-    if marks.strip():
-        yield " " * _MARGIN + marks.rstrip()
-    end = format_duration(found.seconds)
-    yield " " * _MARGIN + "0 s" + end.rjust(len(found.moments) - 3)
-
-
-def _cell(moment: Moment, row: int, top: int) -> str:
-    filled = min(max(-(-moment.live * _HEIGHT * 8 // top) - row * 8, 0), 8)
-    if filled == 0 and moment.reserved and (moment.reserved * _HEIGHT - 1) // top == row:
-        return "─"
-    return _EIGHTHS[filled]
-
-
 # -- segments ----------------------------------------------------------------------------------------------------------
-
-_CELLS: Final = 48
 
 
 @_report(lambda records, time: reports.segments(records, within(records, time, "--at")), at_option)
@@ -282,17 +259,8 @@ def segments(found: Segments, console: Console) -> None:
     rows = [
         (
             one.pool, f"{one.address:#x}", format_size(one.nbytes), format_duration(one.since),
-            format_share(one.live / one.nbytes), format_size(one.largest_hole), _map(one),
+            format_share(one.live / one.nbytes), format_size(one.largest_hole), map_of(one),
         )
         for one in found.segments
     ]  # fmt: skip
     show_table(table_of(headings, rows, left=["pool"], whole=["map"]), console)
-
-
-def _map(segment: Segment) -> str:
-    held = [0.0] * _CELLS
-    for piece in segment.pieces:
-        first, last = (at * _CELLS / segment.nbytes for at in (piece.offset, piece.offset + piece.nbytes))
-        for cell in range(int(first), min(int(last) + 1, _CELLS)):
-            held[cell] += max(min(last, cell + 1) - max(first, cell), 0.0)
-    return "".join("█" if share > 0.99 else "░" if share else "·" for share in held)

@@ -9,6 +9,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import asyncmem
+from asyncmem.insight import reports
+
 pytestmark = pytest.mark.may_block  # the client waits for the kernel
 
 CELLS = [
@@ -31,6 +34,10 @@ with asyncmem.profile_memory(pool) as profile:
     pool.allocate('512 KiB', tag='profiled').free()
 profile""",
     "pool",
+    """from asyncmem.insight import reports
+for report in (reports.summary, reports.stats, reports.table, reports.waits, reports.leaks, reports.tree,
+               reports.timeline, reports.segments):
+    display(report(profile.records()))""",
 ]
 
 
@@ -79,3 +86,28 @@ def test_pools_and_profiles_are_shown(outputs: list[list[Any]]) -> None:
     assert "cells" in outputs[0][-1]["data"]["text/html"]
     assert [band["name"] for band in drawn(outputs[4][-1])["timeline"]["bands"]] == ["profiled"]
     assert "64 MiB" in outputs[5][-1]["data"]["text/html"]
+
+
+def test_reports_are_shown_as_pictures(outputs: list[list[Any]]) -> None:
+    """Each report has bars for its lines, or a drawing made of text; its line of text is there without them."""
+    shown = [output["data"] for output in outputs[6]]
+    assert all(data["text/plain"] for data in shown)
+    summary, stats, table, waits, leaks, tree, timeline, segments = (data["text/html"] for data in shown)
+    for picture in (summary, stats, table, tree):
+        assert "width: 100.0%" in picture
+        assert "512 KiB" in picture
+    assert "0 waits" in waits
+    assert "0 B in 0 buffers never freed" in leaks
+    assert "\u2581" in timeline  # an eighth of a line: little of the limit
+    assert re.search(r" in 1 segment after .*\n\u2588*\u2591?\u00b7+  \d+ MiB of cells", segments)
+
+
+def test_a_report_shows_names_and_not_markup() -> None:
+    """What a name has of HTML or of control characters is shown as such."""
+    with asyncmem.AsyncMemoryPool("host", limit="64 MiB") as pool, asyncmem.profile_memory(pool) as profile:
+        for number in range(40):
+            pool.allocate(4096, tag=f"<b>{number}\x1b[31m").free()
+    found = reports.table(profile.records(), by="tag")._repr_html_()
+    assert "&lt;b&gt;" in found
+    assert not re.search(r"<b>|\x1b", found)
+    assert "and 10 more" in found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, final
 
@@ -10,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.core import Kind
+from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.insight.groups import Grouped, classes, group_by
 from asyncmem.insight.names import Site
 from asyncmem.insight.records import Records
+from asyncmem.insight.reports.display import Bar, bars
 from asyncmem.insight.rows import find, identity_of, priority_of
 
 _NO_SITE: Final = Site("", 0, "")
@@ -55,6 +58,20 @@ class Table:
 
     by: str
     rows: tuple[Row, ...]
+
+    def _repr_html_(self) -> str:
+        sized = self.by == "nbytes"
+        return bars(
+            f"at the peak, by {self.by}",
+            [
+                Bar(
+                    format_size(int(row.name)) if sized else row.name, row.at_peak,
+                    f"{format_size(row.at_peak)}; {format_size(row.at_end)} at the end;"
+                    f" {format_count(row.allocations, 'allocation')}; waited {format_duration(row.waited)}",
+                )
+                for row in self.rows
+            ],
+        )  # fmt: skip
 
 
 class Leak(NamedTuple):
@@ -101,6 +118,18 @@ class Leaks:
     buffers: int
     outlived: int
     lines: tuple[Leak, ...]
+
+    def _repr_html_(self) -> str:
+        known = f"{format_size(self.nbytes)} in {format_count(self.buffers, 'buffer')} never freed"
+        rows = [
+            Bar(
+                f"{one.file}:{one.line} ({one.function})" if one.file else "?",
+                one.nbytes,
+                f"{format_size(one.nbytes)} in {format_count(one.buffers, 'buffer')}, {format_duration(one.age)} old",
+            )
+            for one in self.lines
+        ]
+        return bars(known if self.known else "not known: the end of the records is missing", rows)
 
 
 class WaitingLine(NamedTuple):
@@ -154,6 +183,17 @@ class Waits:
     priorities: tuple[WaitingLine, ...]
     classes: tuple[WaitClass, ...]
 
+    def _repr_html_(self) -> str:
+        rows = [
+            Bar(
+                one.name, one.seconds,
+                f"{format_duration(one.seconds)} in {format_count(one.waits, 'wait')},"
+                f" the longest {format_duration(one.longest)}",
+            )
+            for one in self.lines
+        ]  # fmt: skip
+        return bars(f"{format_duration(self.seconds)} in {format_count(self.waits, 'wait')}", rows)
+
 
 @final
 @dataclass(kw_only=True)
@@ -189,6 +229,15 @@ class Tree:
     nbytes: int
     buffers: int
     calls: tuple[Node, ...]
+
+    def _repr_html_(self) -> str:
+        def rows(calls: Sequence[Node], depth: int) -> Iterator[Bar]:
+            for one in calls:
+                text = f"{format_size(one.nbytes)} in {format_count(one.buffers, 'buffer')}"
+                yield Bar(one.name, one.nbytes, text, depth)
+                yield from rows(one.calls, depth + 1)
+
+        return bars(f"{format_size(self.nbytes)} live after {format_duration(self.time)}", list(rows(self.calls, 0)))
 
 
 def table(records: Records, by: str = "site") -> Table:

@@ -10,14 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asyncmem.core import Kind
+from asyncmem.figures import format_count, format_duration, format_size
 from asyncmem.insight.groups import parts
 from asyncmem.insight.records import Records
+from asyncmem.insight.reports.display import drawing
 
 MOST_ROWS: Final = 40
 """So many segments are shown: the largest."""
 
 CELLS: Final = 1000
 """So many parts of the longest row are told apart, about as many as a screen has columns for it."""
+
+
+_CELLS: Final = 48  # of a segment drawn in text
 
 
 class Piece(NamedTuple):
@@ -68,6 +73,12 @@ class Segments:
 
     time: float
     segments: tuple[Segment, ...]
+
+    def _repr_html_(self) -> str:
+        lines = (f"{map_of(one)}  {format_size(one.nbytes)} of {one.pool}" for one in self.segments[:MOST_ROWS])
+        nbytes = format_size(sum(one.nbytes for one in self.segments))
+        count = format_count(len(self.segments), "segment")
+        return drawing([f"{nbytes} in {count} after {format_duration(self.time)}", *lines])
 
 
 class Block(NamedTuple):
@@ -202,3 +213,13 @@ def _of_most(
     sums, cells, tags = np.add.reduceat(sizes[order], pairs), cells[pairs], tags[pairs]
     last = np.flatnonzero(np.diff(cells, append=-1))
     return tags[np.lexsort((sums, cells))][last], np.diff(last, prepend=-1)
+
+
+def map_of(segment: Segment) -> str:
+    """Draw what lay in a segment: in use, in use in part, or a hole."""
+    held = [0.0] * _CELLS
+    for piece in segment.pieces:
+        first, last = (at * _CELLS / segment.nbytes for at in (piece.offset, piece.offset + piece.nbytes))
+        for cell in range(int(first), min(int(last) + 1, _CELLS)):
+            held[cell] += max(min(last, cell + 1) - max(first, cell), 0.0)
+    return "".join("█" if share > 0.99 else "░" if share else "·" for share in held)

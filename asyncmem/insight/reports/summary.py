@@ -13,6 +13,7 @@ from asyncmem.insight.groups import Group, Grouped, classes
 from asyncmem.insight.names import PoolName
 from asyncmem.insight.recording import Source, records_of
 from asyncmem.insight.records import Records
+from asyncmem.insight.reports.display import Bar, bars
 from asyncmem.text import printable
 from asyncmem.units import parse_size
 
@@ -86,6 +87,11 @@ class Summary:
     out_of_memory: int
     tags: tuple[Group, ...]
     lines: tuple[Group, ...]
+
+    def _repr_html_(self) -> str:
+        waited = f"{format_count(self.waits, 'wait')} of {format_duration(self.waited)}"
+        title = f"{format_size(self.peak)} live at the peak, {format_size(self.most_reserved)} reserved, {waited}"
+        return bars(title, _bars(self.lines))
 
 
 def summary(records: Records) -> Summary:
@@ -282,6 +288,21 @@ class Stats:
     served: dict[str, int]
     lines: tuple[Group, ...]
     patterns: AllocationPatterns
+
+    def _repr_html_(self) -> str:
+        sizes = [
+            Bar(f"below {format_size(one.below)}", one.allocations, format_count(one.allocations, "allocation"))
+            for one in self.sizes
+        ]
+        title = f"{format_size(self.allocated)} in {format_count(self.allocations, 'allocation')}"
+        return bars(title, sizes) + bars("by line", _bars(self.lines))
+
+
+def _bars(groups: tuple[Group, ...]) -> list[Bar]:
+    return [
+        Bar(one.name, one.nbytes, f"{format_size(one.nbytes)} in {format_count(one.allocations, 'allocation')}")
+        for one in groups
+    ]
 
 
 def stats(records: Records) -> Stats:

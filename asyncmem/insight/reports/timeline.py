@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from asyncmem.core import Kind
 from asyncmem.errors import InvalidRequest
+from asyncmem.figures import format_duration, format_size
 from asyncmem.insight.groups import Grouped
 from asyncmem.insight.records import Records
+from asyncmem.insight.reports.display import drawing
 from asyncmem.insight.rows import change_of
 
 MOST_MOMENTS: Final = 100_000
@@ -29,6 +31,11 @@ MOST_TAGS: Final = 8
 
 NO_TAG: Final = "no tag"
 OTHERS: Final = "all others"
+
+MARGIN: Final = 12
+"""Columns left of what is drawn."""
+_HEIGHT: Final = 12
+_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 
 
 class Moment(NamedTuple):
@@ -65,6 +72,9 @@ class Timeline:
     peak: int
     limit: int
     moments: tuple[Moment, ...]
+
+    def _repr_html_(self) -> str:
+        return drawing(drawn(self))
 
 
 class Band(NamedTuple):
@@ -154,6 +164,27 @@ def timeline(records: Records, moments: int = 100) -> Timeline:
         limit=records.limit,
         moments=tuple(map(Moment, (edges[:-1] / 1e9).tolist(), *columns, *counts)),
     )
+
+
+def drawn(found: Timeline) -> Iterator[str]:
+    """Draw what was live over time in lines of text, with what was reserved above it."""
+    top = max(1, *(max(one.live, one.reserved) for one in found.moments))
+    for row in reversed(range(_HEIGHT)):
+        label = format_size(round(top * (row + 1) / _HEIGHT)) if row % 3 == 2 else ""
+        yield f"{label:>{MARGIN - 2}} ┤{''.join(_cell(one, row, top) for one in found.moments)}".rstrip()
+    yield f"{'':>{MARGIN - 2}} └{'─' * len(found.moments)}"
+    marks = "".join("!" if one.out_of_memory else "w" if one.waits else " " for one in found.moments)
+    if marks.strip():
+        yield " " * MARGIN + marks.rstrip()
+    end = format_duration(found.seconds)
+    yield " " * MARGIN + "0 s" + end.rjust(len(found.moments) - 3)
+
+
+def _cell(moment: Moment, row: int, top: int) -> str:
+    filled = min(max(-(-moment.live * _HEIGHT * 8 // top) - row * 8, 0), 8)
+    if filled == 0 and moment.reserved and (moment.reserved * _HEIGHT - 1) // top == row:
+        return "─"
+    return _EIGHTHS[filled]
 
 
 def _most(times: NDArray[np.int64], values: NDArray[np.int64], edges: NDArray[np.int64]) -> list[int]:
