@@ -11,6 +11,7 @@ torch's own caching allocator goes on inside, over segments from the pool, so it
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -169,6 +170,7 @@ class _Passage:
     """One use of a share where torch asks us for each tensor."""
 
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
+        _captures.watch(device, share)
         self._route = _route(share, device, tag, timeout, told_streams=bool(_installed))
         self._backwards_elsewhere = True
 
@@ -221,6 +223,61 @@ class _Block(_Passage):
         self._torch.give_back()
 
 
+class _Captures:
+    """Captures of graphs by torch, on any thread: a fence behind all streams would end them, so none is recorded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._contexts: dict[int, Any] = {}  # of devices that a pool serves
+        self._count = 0
+        self._told = False
+
+    def watch(self, device: int, share: Share) -> None:
+        """Count captures for the device of a share, from now on."""
+        with self._lock:
+            if not self._told:
+                self._told = True
+                self._be_told()
+            if device not in self._contexts:
+                opened: Any = share._opened.device
+                self._contexts[device] = opened.context
+                for _ in range(self._count):
+                    self._contexts[device].begin_captures()
+
+    def _be_told(self) -> None:
+        begin, end = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end
+        ends = weakref.WeakKeyDictionary[Any, Any]()
+
+        def capture_begin(graph: Any, *how: Any, **named: Any) -> None:  # noqa: ANN401  # torch's
+            self._begin()
+            ends[graph] = weakref.finalize(graph, self._end)
+            try:
+                begin(graph, *how, **named)
+            except BaseException:
+                ends.pop(graph)()
+                raise
+
+        def capture_end(graph: Any) -> None:  # noqa: ANN401  # torch's
+            try:
+                end(graph)
+            finally:
+                ends.pop(graph, int)()
+
+        torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end = capture_begin, capture_end
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._count += 1
+            for context in self._contexts.values():
+                context.begin_captures()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            for context in self._contexts.values():
+                context.end_captures()
+
+
 class _Torch:
     """What is made ready in torch, once in a process."""
 
@@ -251,6 +308,7 @@ class _Torch:
                     _C._cuda_releasePool(*guard)
 
 
+_captures = _Captures()
 _making = threading.Lock()
 _made: list[_Torch] = []
 _installed: dict[int, _Figures] = {}  # of whole devices

@@ -1,13 +1,15 @@
 """Captures of other libraries' streams: the pool names them, works beside them, and ends none."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, InvalidRequest
+from asyncmem import AsyncMemoryPool, DeviceError, InvalidRequest
 from asyncmem.devices import Cuda
 
 from .fake import FakeDriver
@@ -111,6 +113,31 @@ def test_two_captures_of_one_handle_are_two_streams(pool: AsyncMemoryPool, strea
             buffer.free()
         memory.release()
     assert len(seen) == 2
+
+
+def test_a_fence_behind_all_streams_that_is_being_recorded_ends_no_capture(cuda: Cuda, stream: int) -> None:
+    """It is done before `begin_captures` returns, and refused after that, however threads meet."""
+    over, recorded = threading.Event(), [0, 0]
+
+    def record(thread: int) -> None:
+        while not over.is_set():
+            with suppress(DeviceError):
+                cuda.record_all()
+                recorded[thread] += 1
+
+    with ThreadPoolExecutor(2) as threads:
+        recorders = [threads.submit(record, number) for number in range(2)]
+        try:
+            for _ in range(1000):
+                cuda.begin_captures()
+                with capturing(stream):
+                    pass
+                cuda.end_captures()
+            while not all(recorded):
+                pass
+        finally:
+            over.set()
+    assert all(one.exception() is None for one in recorders)
 
 
 @pytest.mark.parametrize("when", ["in it", "before"])

@@ -287,6 +287,35 @@ class TestThreads:
             assert sum(threads.map(work, range(4))) == 0
         interop.give_back()
 
+    def test_graphs_are_captured_beside_blocks(self, torch: Any, interop: Any, pool: AsyncMemoryPool) -> None:
+        """Blocks of another thread that end meanwhile end no capture, on streams that no pool has seen."""
+        over, steps = threading.Event(), [0]
+
+        def work() -> None:
+            while not over.is_set():
+                with pool.lease(LEASE, timeout=60) as lease, interop.use(lease):
+                    filled(torch, 1)
+                steps[0] += 1
+
+        x = torch.zeros(1024, device="cuda")
+        _ = (x + 1).sum()
+        with ThreadPoolExecutor(1) as threads:
+            worker = threads.submit(work)
+            try:
+                for value in range(100):
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+                        y = (x + 1).sum()
+                    x.fill_(float(value))
+                    graph.replay()
+                    assert float(y) == 1024 * (value + 1)
+                    del y, graph
+            finally:
+                over.set()
+            worker.result()
+        assert steps[0] > 0
+        settle(lambda: pool.stats().allocated_bytes == 0)
+
     def test_no_deadlock_of_locks(self, torch: Any, interop: Any, pool: AsyncMemoryPool) -> None:
         """Threads that grow, wait, free and ask torch for figures with the interpreter's lock held get on."""
         end = time.monotonic() + 15

@@ -68,6 +68,21 @@ class TestServing:
             assert lease.stats().allocated_bytes == 0
         settle(lambda: not route.core.routes)
 
+    def test_memory_that_is_freed_during_a_capture_is_got_after_it(self, pool: AsyncMemoryPool, cuda: Cuda) -> None:
+        """No fence behind all streams may be recorded before; nobody has to tell the pool when it may."""
+        side = cuda.create_stream()
+        with routed(pool):
+            block = allocate(64 * MIB, 0, None)
+        cuda.begin_captures()
+        release(block, 64 * MIB, 0, None)
+        with ThreadPoolExecutor() as threads:
+            waits = threads.submit(pool.allocate, 64 * MIB, stream=side, timeout=30)
+            settle(lambda: pool.stats().waiting == 1)
+            time.sleep(0.02)
+            assert not waits.done()
+            cuda.end_captures()
+            waits.result(5).free()
+
     def test_thread_without_a_route_gets_nothing(self, pool: AsyncMemoryPool) -> None:
         """A route is its thread's; other threads, other devices and the time after it get nothing."""
         with pool.lease(MIB) as lease, routed(lease), ThreadPoolExecutor() as threads:

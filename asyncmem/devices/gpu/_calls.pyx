@@ -321,7 +321,8 @@ cdef class Context:
 
     def begin_captures(self):
         """From here on any stream may be captured: `record_all` refuses. Ended by `end_captures`, each time once."""
-        self.context.begin_captures()
+        with nogil:
+            self.context.begin_captures()
 
     def end_captures(self):
         """End what `begin_captures` began."""

@@ -119,7 +119,12 @@ class Context final : public Primary {
             return code;
         if (driver.cuCtxRecordEvent != nullptr) {
             Entered entered(*this);
-            code = entered.code() == success ? driver.cuCtxRecordEvent(handle_, made->event) : entered.code();
+            recording_.fetch_add(1);
+            // Asked once more, because one may have begun since; from here on `begin_captures` waits.
+            code = captures_.load() > 0          ? capture_unsupported
+                   : entered.code() == success ? driver.cuCtxRecordEvent(handle_, made->event)
+                                                 : entered.code();
+            recording_.fetch_sub(1);
             return issue(made, code, fence);
         }
         issue(made, success, fence);

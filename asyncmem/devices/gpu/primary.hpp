@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "fence_calls.h"
@@ -106,8 +107,13 @@ class Primary {
             streams_.erase(found);
     }
 
-    // From the one to the other any stream may be captured, also one that is not known here.
-    void begin_captures() { captures_.fetch_add(1); }
+    // From the one to the other any stream may be captured, also one that is not known here. Waits for fences behind all
+    // streams that are being recorded, for some microseconds.
+    void begin_captures() {
+        captures_.fetch_add(1);
+        while (recording_.load() > 0)
+            std::this_thread::yield();
+    }
     void end_captures() { captures_.fetch_sub(1); }
 
     bool may_capture() {
@@ -205,6 +211,7 @@ class Primary {
     int retained_ = 1;
     std::atomic<bool> alive_{false};
     std::atomic<int> captures_{0};
+    std::atomic<int> recording_{0}; // calls that would end a capture
 
   private:
     void close() {
