@@ -98,22 +98,28 @@ def put_cuda_core() -> Callable[[], AbstractContextManager[object]]:
 
 
 def put_rmm() -> Callable[[], AbstractContextManager[object]]:
-    """Have each test begin with the pool as the current resource, and build its own resources on the pool."""
+    """Have each test, fixtures included, begin with the pool as the current resource, and build its own on the pool."""
     import rmm.mr
 
     from asyncmem.interop.rmm import memory_resource
 
     rmm.mr.CudaMemoryResource = lambda: memory_resource(pool())
 
-    def put() -> AbstractContextManager[object]:
-        rmm.mr.set_current_device_resource(memory_resource(pool()))
-        return nullcontext()
-
-    return put
+    before.append(lambda: rmm.mr.set_current_device_resource(memory_resource(pool())))
+    return nullcontext
 
 
+before: list[Callable[[], object]] = []
+"""What each test, and its fixtures, begin with."""
 PUT = {"torch": put_torch, "cupy": put_cupy, "numba": put_numba, "cuda.core": put_cuda_core, "rmm": put_rmm}
 inside: Callable[[], AbstractContextManager[object]] = PUT[LIBRARY]() if LIBRARY else nullcontext
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Begin a test."""
+    for one in before:
+        one()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -74,12 +74,13 @@ def suites(folders: argparse.Namespace) -> Iterator[Suite]:
         yield Suite("RMM", "rmm", folders.rmm / "python/rmm", ("rmm/tests",))
     if folders.cupy:
         memory = ("test_memory.py", "test_memory_hook.py", "memory_hooks_tests", "test_pinned_memory.py")
-        paths = ("tests/cupy_tests/core_tests", *(f"tests/cupy_tests/cuda_tests/{name}" for name in memory))
-        yield Suite("CuPy core and memory", "cupy", folders.cupy, paths, ("-m", "not multi_gpu"))
+        paths = (*(f"tests/cupy_tests/cuda_tests/{name}" for name in memory), "tests/cupy_tests/core_tests")
+        yield Suite("CuPy core and memory", "cupy", folders.cupy, paths, ("-m", "not multi_gpu"), IN_ORDER)
     if folders.pytorch:
         files = ("test_cuda.py", "test_torch.py", "test_autograd.py", "test_nn.py")
         alone = ("test_cuda.py::TestMemPool",)  # torch ends the process in some of them
-        yield Suite("PyTorch", "torch", folders.pytorch / "test", files, ("-k", "cuda"), IN_ORDER, alone=alone)
+        options = ("-k", f"cuda and ({folders.torch_tests})")
+        yield Suite("PyTorch", "torch", folders.pytorch / "test", files, options, alone=alone)
 
 
 @dataclass(frozen=True)
@@ -160,20 +161,30 @@ def compare(runner: Runner, suite: Suite) -> Iterator[str]:
         say(f"{suite.name}: {len(lost)} tests ran one way only, such as {min(lost)}; they do not count")
     plain, pooled = ({test: found[test] for test in sorted(plain.keys() & pooled.keys())} for found in (plain, pooled))
     differ = sorted(_failed(plain) ^ _failed(pooled))
+    _write_down(runner.out / "failed-at-first.txt", suite, plain, pooled)
     if differ:
         plain |= runner.run(suite, pooled=False, only=differ, workers=4)
         pooled |= runner.run(suite, pooled=True, only=differ, workers=4)
-    with (runner.out / "failed.txt").open("a") as out:
-        for test in sorted(_failed(plain) | _failed(pooled)):
-            ways = [way for way, found in (("plain", plain), ("pool", pooled)) if test in _failed(found)]
-            said = [found[test]["said"][:300] for found in (plain, pooled)]
-            out.write(" | ".join([" ".join(ways), suite.name, test, *said]) + "\n")
+    _write_down(runner.out / "failed.txt", suite, plain, pooled)
     for test in sorted(_failed(pooled) - _failed(plain)):
         say(f"NEW {suite.name} | {test} | {pooled[test]['said'][:300]}")
     for part in suite.paths if suite.library == "torch" else ("",):
         both = [{test: row for test, row in found.items() if test.startswith(part)} for found in (plain, pooled)]
         new = _failed(both[1]) - _failed(both[0])
         yield f"| {suite.name} {part} | {_counts(both[0])} | {_counts(both[1])} | {len(new)} |"
+
+
+def _write_down(file: Path, suite: Suite, plain: Results, pooled: Results) -> None:
+    """Write a line for each test that failed in one way or both, and how often each error was raised."""
+    failed = {"plain": _failed(plain), "pool": _failed(pooled)}
+    with file.open("a") as out:
+        for way, found in (("plain", plain), ("pool", pooled)):
+            for error, count in Counter(found[test]["said"][:200] for test in failed[way]).most_common(12):
+                out.write(f"# {way} {count} x {error}\n")
+        for test in sorted(failed["plain"] | failed["pool"]):
+            ways = " ".join(way for way in failed if test in failed[way])
+            said = [found[test]["said"][:300] for found in (plain, pooled)]
+            out.write(" | ".join([ways, suite.name, test, *said]) + "\n")
 
 
 def say(line: str) -> None:
@@ -196,6 +207,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("cupy", "cuda-python", "numba-cuda", "pytorch", "rmm"):
         parser.add_argument(f"--{name}", type=lambda folder: Path(folder).resolve(), metavar="FOLDER")
+    parser.add_argument(
+        "--torch-tests", default="cuda", metavar="EXPRESSION", help="fewer of PyTorch's, as pytest's -k"
+    )
     parser.add_argument("--out", type=Path, default=Path("suites-out"))
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="for both ways together")
     parser.add_argument("--seconds", type=float, default=600, help="for one run of one suite")
