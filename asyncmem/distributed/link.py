@@ -50,7 +50,8 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no class of asyncio's
-        self._transport.set_write_buffer_limits(0)
+        # Wait for the last byte. What TLS has is never a single one, and with 0 asyncio would wait for less than none.
+        self._transport.set_write_buffer_limits(0 if transport.get_extra_info("sslcontext") is None else 1)
         self._writable.set()
         if self._accepted is not None:
             self._accepted(self)

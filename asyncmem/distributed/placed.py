@@ -33,6 +33,7 @@ from asyncmem.pipeline.run import RemoteError, Results
 from asyncmem.pipeline.stage import IN_FLIGHT, AnyStage, stage
 from asyncmem.pipeline.tasks import describe_error
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool.pool import pool_of
 from asyncmem.pool.share import Share
 from asyncmem.runtime import device
 from asyncmem.text import quoted
@@ -60,7 +61,8 @@ class PlacedPipeline(Generic[A, B]):
         self.name = name
         self._stages = stages
         self._address, self._security = _scheduler_of(cluster)
-        self._pool = device("host").pool if pool is None else pool
+        readable = pool is not None and pool_of(pool).device.host_readable
+        self._pool = pool if pool is not None and readable else device("host").pool
         self._window = None if window is None else parse_size(window, what="window")
         self._limit = None if limit is None else parse_size(limit, what="limit")
         self._silence = parse_duration(timeout)
@@ -121,7 +123,7 @@ class PlacedPipeline(Generic[A, B]):
         in_flight: int | Literal["auto"] = "auto",
         progress: bool = False,
     ) -> Results[B]:
-        """Run the pipeline over a source, as `Pipeline.map` does."""
+        """Run the pipeline over a source, as `Pipeline.map` does; at most four items for each worker are under way."""
         if self._pipe is None:
             raise InvalidRequest("pipeline", self, 'one that is open: "async with pipeline.place(...) as pipe"')
         most = self._most
@@ -218,6 +220,9 @@ class PlacedPipeline(Generic[A, B]):
                 if self._limit is not None:
                     facts["limits"] = {name: min(most, self._limit) for name, most in facts["limits"].items()}
                 nodes.append(Node(**facts))
+        errors = [error for error in found if isinstance(error, StageLost)]
+        if errors and not nodes[1:]:
+            raise errors[0]
         return nodes if self._share else [replace(node, place="") for node in nodes]
 
     async def _on(self, worker: str, call: Any, *arguments: object, **more: object) -> Any:  # noqa: ANN401  # of any call
@@ -226,12 +231,16 @@ class PlacedPipeline(Generic[A, B]):
         Raises:
             OSError: The worker is gone.
             TimeoutError: It does not answer.
+            StageLost: It cannot make the call, as where a module is missing.
         """
-        async with asyncio.timeout(min(self._silence, 10.0)):
-            answers = await self._client.run(call, *arguments, workers=[worker], **more)
-        if worker not in answers:
-            raise ConnectionError(f"{worker} is gone")
-        return answers[worker]
+        try:
+            async with asyncio.timeout(min(self._silence, 10.0)):
+                answers = await self._client.run(call, *arguments, workers=[worker], **more)
+            return answers[worker]
+        except (OSError, TimeoutError):
+            raise
+        except Exception as error:
+            raise StageLost(self._stages[0].name, 0, f"{worker}: {describe_error(error)}") from error
 
     async def _keep_going(self) -> None:
         """Run one plan after the other; end when no other can be made."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from distributed import Worker
+from distributed import Worker, WorkerPlugin
 
 from asyncmem.devices.discovery import devices
 from asyncmem.distributed.credit import ProtocolError, route
@@ -97,8 +97,10 @@ class Assignment:
 # -- a worker --------------------------------------------------------------------------------------------------------
 
 
-class Service:
-    """Where the links of a worker come in."""
+class Service(WorkerPlugin):
+    """Where the links of a worker come in; Dask closes it with the worker."""
+
+    name = "asyncmem links"
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -107,6 +109,24 @@ class Service:
         self._server: asyncio.Server | None = None
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def of(cls, worker: Worker) -> Service:
+        """Return the one of a worker, made where it has none."""
+        if cls.name not in worker.plugins:
+            await worker.plugin_add(cls(worker), catch_errors=False)
+        found = worker.plugins[cls.name]
+        assert isinstance(found, cls)
+        return found
+
+    async def teardown(self, worker: Worker) -> None:
+        """End it."""
+        del worker
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def context(self, side: str) -> ssl.SSLContext | None:
         """Return the TLS of Dask's `Security` for one side of a link."""
@@ -141,9 +161,6 @@ class Service:
         link.close()
 
 
-_services: dict[str, Service] = {}
-
-
 def host_identity() -> str:
     """Return what processes have in common that can share memory: the host, the user, and all they see of others."""
     try:
@@ -156,9 +173,7 @@ def host_identity() -> str:
 
 async def describe(dask_worker: Worker, *, accelerators: bool) -> dict[str, Any]:
     """Return what a worker has, and listen there. Dask calls it on the worker."""
-    service = _services.get(dask_worker.address)
-    if service is None or service.worker is not dask_worker:
-        service = _services[dask_worker.address] = Service(dask_worker)
+    service = await Service.of(dask_worker)
     try:
         await service.open()
     except InvalidRequest as error:
@@ -180,7 +195,7 @@ async def describe(dask_worker: Worker, *, accelerators: bool) -> dict[str, Any]
 
 async def prepare(assignment: Assignment, dask_worker: Worker) -> str:
     """Take a worker's parts of a pipeline, and return why it cannot, or "". Dask calls it on the worker."""
-    service = _services[dask_worker.address]
+    service = await Service.of(dask_worker)
     runner = service.runners[assignment.token] = Runner(service, assignment)
     try:
         await runner.start()
@@ -191,9 +206,7 @@ async def prepare(assignment: Assignment, dask_worker: Worker) -> str:
 
 async def take_error(token: bytes, dask_worker: Worker) -> bytes:
     """Return what a stage has raised, pickled. Dask calls it on the worker."""
-    await asyncio.sleep(0)
-    runner = _services[dask_worker.address].runners[token]
-    return pickle.dumps(runner.cause)
+    return pickle.dumps((await Service.of(dask_worker)).runners[token].cause)
 
 
 # -- the parts of a pipeline -----------------------------------------------------------------------------------------

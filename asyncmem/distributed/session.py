@@ -79,6 +79,7 @@ class Session:
         self._links: list[Link] = []
         self._out: list[Outgoing] = []
         self._serving: list[Callable[[], Any]] = []
+        self._listening: dict[int, asyncio.Task[None]] = {}
         self._resources = AsyncExitStack()
 
     def nodes(self) -> list[int]:
@@ -104,6 +105,7 @@ class Session:
             for node in self.nodes():
                 self._control[node] = await self._connect(node, CONTROL)
                 self._heard[node] = time.monotonic()
+                self._listening[node] = asyncio.create_task(self._listen(node, self._control[node]))
             for number in self.plan.out_of(0):
                 edge = self.plan.edges[number]
                 receiver = self.plan.nodes[self.plan.parts[edge.receiver].node]
@@ -148,8 +150,6 @@ class Session:
     async def run(self) -> None:
         """Send items and take results, until a worker is lost, a stage has failed, or `end`."""
         async with anyio.create_task_group() as tasks:
-            for node, link in self._control.items():
-                tasks.start_soon(self._listen, node, link)
             for serve in self._serving:
                 tasks.start_soon(serve)
             tasks.start_soon(self._send)
@@ -162,13 +162,12 @@ class Session:
         with anyio.CancelScope(shield=True):
             for link in self._control.values():
                 link.send(STOP)
-            with anyio.move_on_after(min(self._silence, 5.0)):
-                async with anyio.create_task_group() as tasks:
-                    for node, link in self._control.items():
-                        if self.lost is None or node != self.lost[0]:
-                            tasks.start_soon(self._listen, node, link)
+            ending = [task for node, task in self._listening.items() if self.lost is None or node != self.lost[0]]
+            if ending:
+                await asyncio.wait(ending, timeout=min(self._silence, 5.0))
             for link in self._links:
                 link.close()
+            await asyncio.gather(*self._listening.values())
             for edge in self._out:
                 await edge.close()
             await self._resources.aclose()

@@ -6,17 +6,42 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
+from distributed import Client
 
+from asyncmem.distributed import runner
 from asyncmem.distributed.placed import PlacedPipeline
 from asyncmem.errors import StageLost
+from asyncmem.pipeline import Pipeline, stage
 
 from .machines import Machines, wait_for_end
 from .stages import expected, three
 from .test_placed import runners
 
 ITEMS = 40
+
+
+@stage(credit=0)
+async def ends_its_process(item: int, pool: Any) -> int:
+    """End like a process whose memory is out."""
+    del pool
+    os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+async def break_link(dask_worker: Any, *, number: int) -> None:
+    """Close a link of a pipeline."""
+    (active,) = (await runner.Service.of(dask_worker)).runners.values()
+    active._links[number].result().close()
+
+
+async def on_worker(address: str, worker: str, call: Callable[..., object]) -> None:
+    """Call a function on a worker."""
+    options = {"asynchronous": True, "set_as_default": False}
+    async with Client(address, **options) as client:  # type: ignore[no-untyped-call]  # of Dask
+        await client.run(call, workers=[worker])
 
 
 async def run(
@@ -40,7 +65,7 @@ async def run(
 
 
 @pytest.mark.parametrize(
-    ("share", "steps"), [(True, (0, 1, ITEMS // 2, ITEMS - 1)), (False, (1, ITEMS // 2))], ids=["share", "tcp"]
+    ("share", "steps"), [(True, (0, 1, ITEMS // 2, ITEMS - 1)), (False, (ITEMS // 2,))], ids=["share", "tcp"]
 )
 def test_any_worker_may_be_killed_at_any_step(machines: Machines, share: bool, steps: tuple[int, ...]) -> None:
     """Each item's result comes exactly once and in order, and the others keep nothing."""
@@ -102,6 +127,37 @@ async def test_a_worker_that_begins_anew_takes_the_stages_again(machines: Machin
     worker = machines.worker(scheduler)
     async with three().place(scheduler.address, timeout=20.0) as pipe:
         await run(pipe, worker.pid, 10, signal.SIGKILL, partial(machines.worker, scheduler))
+
+
+@pytest.mark.asyncio
+async def test_an_item_that_ends_its_workers_is_not_tried_for_ever(machines: Machines) -> None:
+    """After three of them the stage is lost, and it is named."""
+    scheduler = machines.scheduler()
+    for _ in range(4):
+        machines.worker(scheduler)
+    async with Pipeline(ends_its_process).place(scheduler.address, timeout=10.0) as pipe:
+        with pytest.raises(StageLost, match="'ends_its_process' was lost at item 0: 3 workers one after the other"):
+            [y async for y in pipe.map([1])]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("share", [True, False], ids=["share", "tcp"])
+async def test_a_link_that_breaks_alone_is_made_anew(machines: Machines, share: bool) -> None:
+    """Both processes live, and items without a result are sent once more."""
+    scheduler = machines.scheduler()
+    for _ in range(3):
+        machines.worker(scheduler)
+    got = []
+    async with three().place(scheduler.address, share=share, timeout=20.0) as pipe:
+        plan = pipe.plan()
+        number = next(n for n, edge in enumerate(plan.edges) if plan.parts[edge.sender].node and edge.kind != "process")
+        worker = plan.nodes[plan.parts[plan.edges[number].sender].node].name
+        async for y in pipe.map(range(ITEMS)):
+            got.append(y)
+            if len(got) == 10:
+                await on_worker(scheduler.address, worker, partial(break_link, number=number))
+        assert pipe.plan() is not plan
+    assert got == expected(ITEMS)
 
 
 @pytest.mark.asyncio

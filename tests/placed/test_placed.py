@@ -28,9 +28,8 @@ links = pytest.mark.parametrize("share", [True, False], ids=["share", "tcp"])
 async def runners(address: str) -> int:
     """How many pipelines the workers have."""
 
-    def count(dask_worker: Any) -> int:
-        service = runner._services.get(dask_worker.address)
-        return 0 if service is None else len(service.runners)
+    async def count(dask_worker: Any) -> int:
+        return len((await runner.Service.of(dask_worker)).runners)
 
     options = {"asynchronous": True, "set_as_default": False}
     async with Client(address, **options) as client:  # type: ignore[no-untyped-call]  # of Dask
@@ -178,20 +177,35 @@ async def test_what_comes_from_strangers_ends_their_connection_alone(scheduler: 
         assert [y async for y in pipe.map(range(20))] == expected(20)
 
 
-def test_workers_of_one_process_will_do(tmp_path: Path) -> None:
-    """As in programs that try things out; in a process of their own, for Dask leaves sockets open."""
-    code = (
-        "import asyncio, sys\n"
-        "from distributed import LocalCluster\n"
-        f"sys.path.append({str(Path(__file__).parents[1])!r})\n"
-        "from placed.stages import expected, three\n"
-        "options = dict(processes=False, asynchronous=True, dashboard_address=None, memory_limit='256 MiB')\n"
-        "async def main():\n"
-        "    async with LocalCluster(n_workers=2, **options) as cluster, three().place(cluster) as pipe:\n"
-        "        assert [y async for y in pipe.map(range(20))] == expected(20)\n"
-        "asyncio.run(main())\n"
+PROGRAM = f"""
+import asyncio, sys
+from distributed import LocalCluster
+from distributed.security import Security
+from asyncmem.distributed.link import connect
+sys.path.append({str(Path(__file__).parents[1])!r})
+from placed.stages import expected, three
+
+async def main(security, **options):
+    cluster = LocalCluster(
+        n_workers=2, processes=False, asynchronous=True, dashboard_address=None, memory_limit="256 MiB",
+        security=security, **options,
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    async with cluster, three().place(cluster, share=False) as pipe:
+        assert [y async for y in pipe.map(range(20))] == expected(20)
+        link = await connect(pipe.plan().nodes[1].address, None, silence=5.0)
+        if security:  # what has no certificate gets no answer
+            await link.write(bytes(1000))
+            await link.ended.wait()
+        link.close()
+
+asyncio.run(main(Security.temporary(), protocol="tls://") if "tls" in sys.argv else main(None))
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["tls"]], ids=["plain", "tls"])
+def test_workers_of_one_process_will_do(tmp_path: Path, words: list[str]) -> None:
+    """As in programs that try things out, also with TLS; in a process of their own, for Dask leaves sockets open."""
+    subprocess.run([sys.executable, "-c", PROGRAM, *words], cwd=tmp_path, check=True)
 
 
 @pytest.mark.asyncio
