@@ -16,21 +16,7 @@ from asyncmem.devices.shared import Shareable
 from asyncmem.errors import InvalidRequest, ReaderLost
 from asyncmem.pool.latch import Latch
 from asyncmem.share.broker import Broker, Connection, Process
-from asyncmem.share.messages import (
-    CLOSED,
-    DESCRIPTOR,
-    DROP,
-    DROP_MESSAGE,
-    FREE_MESSAGE,
-    KEY,
-    OPEN,
-    OPEN_MESSAGE,
-    OPENED,
-    OPENED_MESSAGE,
-    REFUSED,
-    REFUSED_MESSAGE,
-    VERSION,
-)
+from asyncmem.share.messages import DESCRIPTOR, KEY, VERSION, Kind, pack, unpack
 from asyncmem.text import to_json
 
 if TYPE_CHECKING:
@@ -209,25 +195,25 @@ class ReaderConnection(Connection):
     def __init__(self, broker: Broker, end: socket.socket) -> None:
         """Take what was accepted."""
         super().__init__(broker, end)
-        self._open: dict[int, Export] = {}
+        self._open: dict[int, Export] = {}  # by the number of the request
         self._sent: dict[int, object] = {}  # groups and regions that it has, by number, and what is kept for it
 
     def receive(self, message: bytes, fds: list[int]) -> None:
         """Open memory, or see that it is let go of."""
         del fds
-        if message[0] == OPEN:
-            _, request, key = OPEN_MESSAGE.unpack(message)
+        kind, number, key = unpack(message)
+        if kind == Kind.OPEN:
             export = _exports.get(key)
             if export is None:
-                self._refuse(request, "it has been closed, was opened as often as it may be, or never was")
+                self._refuse(number, "it has been closed, was opened as often as it may be, or never was")
             else:
-                export.when_ready(partial(self._answer, request, export))
+                export.when_ready(partial(self._answer, number, export))
+        elif kind == Kind.CLOSED:
+            self._sent.pop(number)
+        elif kind == Kind.FREE:
+            self._open.pop(number).freed()
         else:
-            kind, number = FREE_MESSAGE.unpack(message)
-            if kind == CLOSED:
-                self._sent.pop(number)
-            else:
-                self._open.pop(number).freed()
+            raise ValueError("no message of a reader's")
 
     def lost(self) -> None:
         """Take back what it has open."""
@@ -237,11 +223,10 @@ class ReaderConnection(Connection):
 
     def _answer(self, request: int, export: Export) -> None:
         reason = "its reader has ended" if self.ended else export.refusal(self.pid)
-        if reason:
-            self._refuse(request, reason)
+        if reason or request in self._open:
+            self._refuse(request, reason or "it has another memory of that number open")
             return
-        number = next(_numbers)
-        self._open[number] = export
+        self._open[request] = export
         export.opened()
         place, fds = export.place, []
         group, region = _number(place.group), _number(place.region)
@@ -251,13 +236,13 @@ class ReaderConnection(Connection):
         if region not in self._sent or (group == region and fds):
             self._sent[region] = place.kept
             weakref.finalize(place.region, self._drop, region).atexit = False
-        self.send(OPENED_MESSAGE.pack(OPENED, request, number) + export.reply, fds)
+        self.send(pack(Kind.OPENED, request, export.reply), fds)
 
     def _refuse(self, request: int, reason: str) -> None:
-        self.send(REFUSED_MESSAGE.pack(REFUSED, request) + reason.encode())
+        self.send(pack(Kind.REFUSED, request, reason.encode()))
 
     def _drop(self, region: int) -> None:
-        self.send(DROP_MESSAGE.pack(DROP, region))
+        self.send(pack(Kind.DROP, region))
 
 
 process: Final = Process(ReaderConnection)

@@ -20,21 +20,7 @@ from asyncmem.exchange import asarray
 from asyncmem.pool.latch import Latch
 from asyncmem.share.broker import Broker, Connection, connect
 from asyncmem.share.exports import process
-from asyncmem.share.messages import (
-    CLOSED,
-    CLOSED_MESSAGE,
-    DESCRIPTOR,
-    DROP_MESSAGE,
-    FREE,
-    FREE_MESSAGE,
-    OPEN,
-    OPEN_MESSAGE,
-    OPENED,
-    OPENED_MESSAGE,
-    REFUSED,
-    REFUSED_MESSAGE,
-    VERSION,
-)
+from asyncmem.share.messages import DESCRIPTOR, VERSION, Kind, pack, unpack
 
 if TYPE_CHECKING:
     import socket
@@ -80,7 +66,7 @@ class Loan:
 
 def _let_go(source: SourceConnection, number: int, region: Region) -> None:
     del region
-    source.send(FREE_MESSAGE.pack(FREE, number))
+    source.send(pack(Kind.FREE, number))
 
 
 def _behind_all(broker: Broker, device: Device, free: Callable[[], None]) -> None:
@@ -124,22 +110,23 @@ class SourceConnection(Connection):
 
     def ask(self, key: bytes, attachment: Attachment) -> None:
         """Ask for memory. From any thread."""
-        number = next(self._requests) & 0xFFFFFFFF
+        number = next(self._requests)
         self._asked[number] = attachment
-        self.send(OPEN_MESSAGE.pack(OPEN, number, key))
+        self.send(pack(Kind.OPEN, number, key))
         if self.ended:
             self.lost()
 
     def receive(self, message: bytes, fds: list[int]) -> None:
         """Take the answer to a request, or forget a file."""
-        if message[0] == OPENED:
-            _, request, number = OPENED_MESSAGE.unpack_from(message)
-            self._asked.pop(request).arrive(self._loan(number, message[OPENED_MESSAGE.size :], fds))
-        elif message[0] == REFUSED:
-            _, request = REFUSED_MESSAGE.unpack_from(message)
-            self._asked.pop(request).arrive(message[REFUSED_MESSAGE.size :].decode())
+        kind, number, rest = unpack(message)
+        if kind == Kind.OPENED:
+            self._asked.pop(number).arrive(self._loan(number, rest, fds))
+        elif kind == Kind.REFUSED:
+            self._asked.pop(number).arrive(rest.decode())
+        elif kind == Kind.DROP:
+            self._regions.pop(number, None)
         else:
-            self._regions.pop(DROP_MESSAGE.unpack(message)[1], None)
+            raise ValueError("no message of an owner's")
 
     def lost(self) -> None:
         """Fail who waits. What is open stays, and is unmapped once it is let go of."""
@@ -158,7 +145,7 @@ class SourceConnection(Connection):
                 region = self._regions[facts["region"]] = self._open_region(facts, fds)
             return Loan(self, number, _holding(region, facts), facts)
         except (AsyncmemError, KeyError, OSError, TypeError, ValueError) as error:
-            self.send(FREE_MESSAGE.pack(FREE, number))
+            self.send(pack(Kind.FREE, number))
             return f"its process gave no memory: {error!r}"
 
     def _open_region(self, facts: dict[str, Any], fds: list[int]) -> Region:
@@ -169,7 +156,7 @@ class SourceConnection(Connection):
         group = self._groups.get(facts["group"])
         if group is None:
             group = self._groups[facts["group"]] = PoolOfAnother(_gpu(facts["gpu"]), fds[0])
-        closed = CLOSED_MESSAGE.pack(CLOSED, facts["region"])
+        closed = pack(Kind.CLOSED, facts["region"])
         return OpenChunk(group, facts, partial(self._close_region, closed))
 
     def _close_region(self, closed: bytes, close: Callable[[], None]) -> None:

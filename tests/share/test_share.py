@@ -20,7 +20,7 @@ from asyncmem.devices import Fence
 from asyncmem.errors import DeviceError, ReaderLost, StaleDescriptor
 from asyncmem.share import imports
 from asyncmem.share.broker import name_of, new_socket
-from asyncmem.share.messages import DESCRIPTOR, FREE, FREE_MESSAGE, OPEN, OPEN_MESSAGE, OPENED
+from asyncmem.share.messages import DESCRIPTOR, Kind, pack
 
 from .peer import Peer, Peers
 
@@ -452,13 +452,13 @@ def test_other_users_get_nothing(pool: AsyncMemoryPool, peers: Peers) -> None:
     """The kernel says whose process it is: another user's has no answer, and would take none from this one."""
     exported = share.export(filled(pool, 5))
     _, token, key = DESCRIPTOR.unpack(exported.descriptor)
-    message = OPEN_MESSAGE.pack(OPEN, 1, key)
+    message = pack(Kind.OPEN, 1, key)
     friend, stranger = peers.new(), peers.new()
     stranger.ask("become", 65534)
     assert stranger.ask("knock", name_of(token), message) == b""
     with pytest.raises(StaleDescriptor, match="belongs to user 0"):
         stranger.ask("attach", exported.descriptor)
-    assert friend.ask("knock", name_of(token), message)[0] == OPENED
+    assert friend.ask("knock", name_of(token), message)[0] == Kind.OPENED
     friend.kill()
     with pytest.raises(ReaderLost):
         exported.block(30)
@@ -471,7 +471,7 @@ def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
     with new_socket() as end, Path(os.devnull).open() as file:
         end.connect(name_of(DESCRIPTOR.unpack(exported.descriptor)[1]))
         for number in range(20):
-            socket.send_fds(end, [OPEN_MESSAGE.pack(OPEN, number, bytes(16))], [file.fileno()])
+            socket.send_fds(end, [pack(Kind.OPEN, number, bytes(16))], [file.fileno()])
     wait_until(lambda: open_files() <= before)
     exported.close()
     exported.block(30)
@@ -484,7 +484,7 @@ def test_no_message_harms_anybody(pool: AsyncMemoryPool, peer: Peer, seed: int) 
     _, token, key = DESCRIPTOR.unpack(exported.descriptor)
     chance = random.Random(seed)
     for _ in range(50):
-        message = bytearray(chance.choice((OPEN_MESSAGE.pack(OPEN, 1, key), FREE_MESSAGE.pack(FREE, 1), b"A" * 13)))
+        message = bytearray(chance.choice((pack(Kind.OPEN, 1, key), pack(Kind.FREE, 1), b"A" * 13)))
         for _ in range(chance.randrange(4)):
             message[chance.randrange(len(message))] = chance.randrange(256)
         peer.ask("knock", name_of(token), bytes(message[: chance.randint(1, len(message))]))

@@ -32,7 +32,7 @@ _PAYLOAD: Final = 64
 def _core() -> Any:  # noqa: ANN401  # it has no types
     try:
         import cuda.core
-        from cuda.core._memory._ipc import IPCBufferDescriptor  # noqa: F401  # the only way to have one without pickle
+        from cuda.core._memory._ipc import IPCBufferDescriptor  # noqa: F401  # see `OpenChunk`
     except ImportError as error:
         tried = (f"cuda.core: {error}",)
         raise BackendUnavailable("shared CUDA memory", tried=tried, install="pip install 'cuda-core>=1.2,<2'") from None
@@ -207,6 +207,7 @@ class OpenChunk:
             raise ValueError("the driver knows no such memory")
         try:
             with group.owner.context.entered():
+                # Private: the public way (of cuda.core 1.2) is to unpickle, which nothing from another process is.
                 descriptor = IPCBufferDescriptor._init(payload, self.nbytes)
                 memory = _core().Buffer.from_ipc_descriptor(group.resource, descriptor, stream=group.order)
         except Exception as error:  # of cuda.core's own types
