@@ -117,6 +117,19 @@ class Actions:
         array.free()
         return exported.descriptor
 
+    def total(self) -> int:
+        """Return the sum of what was opened last, by blocks, without a copy."""
+        return int(self.arrays[-1].numpy().sum(dtype="int64"))
+
+    def produce(self, descriptors: Connection, count: int, nbytes: int) -> None:
+        """Give away so many items, as fast as there is memory for them."""
+        from asyncmem import share
+
+        for number in range(count):
+            with self.pool.shared.allocate(nbytes, timeout=30) as buffer:
+                buffer.view().numpy()[:] = number
+                descriptors.send_bytes(share.export(buffer).descriptor)
+
     def set_off(self) -> None:
         """Let the work of streams go on."""
         self.go.set()
@@ -128,6 +141,12 @@ class Actions:
         array = share.attach(descriptor, timeout=30)
         self.arrays.append(array)
         return str(array.dtype), array.shape, array.numpy().tobytes()[:64]
+
+    def open(self, descriptor: bytes) -> None:
+        """Open memory, and do not look at it."""
+        from asyncmem import share
+
+        self.arrays.append(share.attach(descriptor, timeout=30))
 
     def write(self, value: int) -> None:
         """Write to what was opened last."""
@@ -221,8 +240,9 @@ def serve(end: socket.socket, actions: Actions) -> None:
             action, *details = connection.recv()
         except EOFError:
             return
-        if action == "keep_passing_on":
-            actions.keep_passing_on(connection)
+        if action in ("keep_passing_on", "produce"):
+            getattr(actions, action)(connection, *details)
+            continue
         try:
             outcome = getattr(actions, action)(*details)
         except Exception as error:  # noqa: BLE001  # the test's

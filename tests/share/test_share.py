@@ -75,6 +75,43 @@ def test_both_have_the_same_memory(pool: AsyncMemoryPool, peer: Peer) -> None:
     array.free()
 
 
+def test_a_reader_has_no_copy(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """Seen from outside: what it has read is memory of both, and it has no more of its own."""
+    nbytes = 32 * SIZE
+    first, array = filled(pool, 1), filled(pool, 3, nbytes)
+    peer.ask("open", share.export(first).descriptor)  # the first needs more than the others
+    before = resident(peer.pid, "Anon")
+    assert resident(peer.pid, "Shmem") < nbytes
+    peer.ask("open", share.export(array).descriptor)
+    assert peer.ask("total") == 3 * nbytes
+    assert resident(peer.pid, "Shmem") >= nbytes
+    assert resident(peer.pid, "Anon") < before + 4 * SIZE
+    array.free()
+    first.free()
+
+
+def test_a_fast_producer_is_held_to_its_limit(peer: Peer) -> None:
+    """Seen from outside: of 40 items of 8 MiB for a slow reader, the producer never has more than 64 MiB."""
+    peer.tell("produce", 40, 8 * SIZE)
+    shared, own = [], []
+    for number in range(40):
+        array = share.attach(peer.connection.recv_bytes(), timeout=30)
+        assert array.numpy()[-1] == number
+        time.sleep(0.002)  # the reader is slow
+        shared.append(resident(peer.pid, "Shmem"))
+        own.append(resident(peer.pid, "Anon"))
+        array.free()
+        del array
+    assert max(shared) <= 65 * SIZE
+    assert max(own) - min(own) < 8 * SIZE
+
+
+def resident(pid: int, kind: str) -> int:
+    """The bytes of a process that are in memory: "Anon", its own, or "Shmem", which others may have, too."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"Rss{kind}:"))
+
+
 def test_other_libraries_use_what_was_opened(pool: AsyncMemoryPool) -> None:
     """By DLPack, without a copy; the memory is held for as long as they have it."""
     exported = share.export(filled(pool, 5))
@@ -475,6 +512,20 @@ def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
     wait_until(lambda: open_files() <= before)
     exported.close()
     exported.block(30)
+
+
+def test_two_requests_of_one_number_open_one(pool: AsyncMemoryPool) -> None:
+    """What a reader has open is known by that number, and comes back with its connection."""
+    exported = share.export(filled(pool, 5), readers=None)
+    _, token, key = DESCRIPTOR.unpack(exported.descriptor)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
+        end.connect(name_of(token))
+        for _ in range(2):
+            end.send(pack(Kind.OPEN, 1, key))
+        assert [end.recv(4096)[0] for _ in range(2)] == [Kind.OPENED, Kind.REFUSED]
+        end.send(pack(Kind.FREE, 1))
+        exported.close()
+        exported.block(30)
 
 
 @pytest.mark.parametrize("seed", range(4))
