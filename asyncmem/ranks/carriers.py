@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import anyio
 from anyio.to_thread import run_sync
 
 from asyncmem import share
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asyncmem.arrays import Array
+    from asyncmem.arrays._dlpack import CapsuleType
     from asyncmem.devices import Device, Stream
+    from asyncmem.errors import RankLost
     from asyncmem.pipeline.parallel.link import Sending
     from asyncmem.pool import AsyncMemoryPool
     from asyncmem.ranks.items import Json, Packed
     from asyncmem.ranks.peers import Group
+
+T = TypeVar("T")
 
 
 class Carrier(ABC):
@@ -42,9 +47,10 @@ class Carrier(ABC):
 class ByShare(Carrier):
     """By memory of `pool.shared`: the sender's stream copies to it, and the receiver's from it."""
 
-    def __init__(self, pid: int) -> None:
-        """Send to a process; 0 where its number is not known."""
+    def __init__(self, pid: int, *, same_device: bool) -> None:
+        """Send to a process, 0 where its number is not known, and take memory of its device or of the same."""
         self._pid = pid or None
+        self._same_device = same_device
         self._exports: list[share.Export] = []
 
     async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
@@ -61,7 +67,8 @@ class ByShare(Carrier):
 
     async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:  # noqa: ARG002  # as its base
         """Open it, which waits until it is there, and copy it."""
-        async with share.attach_async(bytes.fromhex(told), stream=stream) as shared:
+        home = stream if self._same_device else None
+        async with share.attach_async(bytes.fromhex(told), stream=home) as shared:
             for target, offset in targets:
                 source = shared.buffer.view(target._element.name, target.shape, offset)
                 target.copy_from(source, stream=stream)
@@ -87,8 +94,7 @@ class ByNccl(Carrier):
         with self._device.context.entered():
             for array in packed.arrays:
                 if array.nbytes:
-                    array.buffer.use_on(sending.out)
-                    send(_Bytes(array), self._other, stream=sending.out.handle)
+                    send(_Bytes(array, sending.out), self._other, stream=sending.out.handle)
         sending.ended.notify(partial(say, None))
 
     async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:  # noqa: ARG002  # as its base
@@ -97,15 +103,24 @@ class ByNccl(Carrier):
         with self._device.context.entered():
             for target, _ in targets:
                 if target.nbytes:
-                    receive(_Bytes(target), self._other, stream=stream.handle)
+                    receive(_Bytes(target, stream), self._other, stream=stream.handle)
 
 
 class _Bytes:
-    """Memory without an order: the stream that it is given to has that. DLPack would have it wait for all streams."""
+    """Memory as NCCL's bindings take it, by DLPack: bytes, in the order of the stream that works on them.
 
-    def __init__(self, array: Array) -> None:
-        data, shape = (array.address, False), (array.nbytes,)
-        self.__cuda_array_interface__ = {"data": data, "shape": shape, "typestr": "|u1", "version": 3}
+    They ask for no order, and would have the memory wait for all streams of the device before it is used again.
+    """
+
+    def __init__(self, array: Array, stream: Stream) -> None:
+        self._bytes = array.buffer.view("uint8", (array.nbytes,), array.offset)
+        self._stream = stream
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._bytes.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **details: Any) -> CapsuleType:  # noqa: ANN401  # it has another; the protocol's
+        return self._bytes.__dlpack__(stream=self._stream.handle or 1, **details)
 
 
 class Nccl:
@@ -123,24 +138,26 @@ class Nccl:
         if wanted:
             _core()
 
-    def identity(self, device: Device) -> str | None:
-        """Return what names a GPU that NCCL can use; None where it cannot, or is not to."""
-        if not isinstance(device, Cuda) or self._wanted is False:
-            return None
-        try:
-            _core()
-        except BackendUnavailable:
-            return None
-        return device.identity
+    def end(self, device: Device) -> list[Json]:
+        """Return what the other end of a link must know: what names a GPU, and whether NCCL can use it."""
+        if not isinstance(device, Cuda):
+            return [None, False]
+        usable = self._wanted is not False
+        if usable:
+            try:
+                _core()
+            except BackendUnavailable:
+                usable = False
+        return [device.identity, usable]
 
-    async def carrier(self, group: Group, other: int, pool: AsyncMemoryPool, facing: Sequence[str | None]) -> Carrier:
+    async def carrier(self, group: Group, other: int, pool: AsyncMemoryPool, ends: Sequence[list[Json]]) -> Carrier:
         """Return how memory goes to a neighbour and from it: by NCCL where both have a GPU of their own.
 
         Raises:
             BackendUnavailable: NCCL is wanted, and one of them has none.
         """
-        if not self._has_own(*facing):
-            return ByShare(group.pid(other))
+        if not self._has_own(ends):
+            return ByShare(group.pid(other), same_device=ends[0][0] == ends[1][0])
         device, me = pool.device, int(group.rank > other)
         assert isinstance(device, Cuda)
         if other not in self._pairs:
@@ -151,18 +168,16 @@ class Nccl:
                 ids = await group.hear(other, "nccl")
             async with pool.allocate_async(1) as scratch:
                 call = partial(_connect_both, device, ids, me, scratch.view())
-                self._pairs[other] = await run_sync(call, abandon_on_cancel=True)
+                self._pairs[other] = await _unless_one_fails(group, call)
         return ByNccl(device, self._pairs[other], 1 - me)
 
-    async def add(
-        self, group: Group, device: Device, arrays: Sequence[Array], identities: Sequence[str | None]
-    ) -> None:
+    async def add(self, group: Group, device: Device, arrays: Sequence[Array], ends: Sequence[list[Json]]) -> None:
         """Queue sums on the arrays' home streams.
 
         Raises:
             BackendUnavailable: NCCL cannot be used.
         """
-        if not self._has_own(*identities) or not isinstance(device, Cuda):
+        if not self._has_own(ends) or not isinstance(device, Cuda):
             raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
         if self._all is None:
             unique_id = _new_id()
@@ -171,16 +186,16 @@ class Nccl:
             else:
                 unique_id = await group.hear(0, "nccl")
             call = partial(_connect, device, unique_id, group.rank, group.size)
-            self._all = await run_sync(call, abandon_on_cancel=True)
-        await run_sync(self._add, device, arrays)  # the first sum connects, which blocks
+            self._all = await _unless_one_fails(group, call)
+        await _unless_one_fails(group, partial(self._add, device, arrays))  # the first sum connects, which blocks
 
     def _add(self, device: Cuda, arrays: Sequence[Array]) -> None:
         with device.context.entered():
             for array in arrays:
                 self._all.allreduce(array, array, _core().SUM, stream=array.buffer.stream.handle)
 
-    def _has_own(self, *identities: str | None) -> bool:
-        own = None not in identities and len(set(identities)) == len(identities)
+    def _has_own(self, ends: Sequence[list[Json]]) -> bool:
+        own = all(usable for _, usable in ends) and len({identity for identity, _ in ends}) == len(ends)
         if self._wanted and not own:
             raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
         return own
@@ -210,6 +225,28 @@ def _new_id() -> str:
     return bytes(_core().get_unique_id()).hex()
 
 
+async def _unless_one_fails(group: Group, call: Callable[[], T]) -> T:
+    """Make a call on a thread that waits there for the others; where one of them fails, leave that thread to itself.
+
+    Raises:
+        RankLost: One of them has failed or ended.
+    """
+    made: list[T] = []
+    lost: list[RankLost] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch() -> None:
+            lost.append(await group.failure())
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(watch)
+        made.append(await run_sync(call, abandon_on_cancel=True))
+        tasks.cancel_scope.cancel()
+    if not made:
+        raise lost[0]
+    return made[0]
+
+
 def _connect(device: Cuda, unique_id: str, rank: int, size: int) -> Any:  # noqa: ANN401  # as `_core`
     core = _core()
     with device.context.entered():
@@ -218,11 +255,11 @@ def _connect(device: Cuda, unique_id: str, rank: int, size: int) -> Any:  # noqa
 
 def _connect_both(device: Cuda, ids: Sequence[str], me: int, scratch: Array) -> dict[bool, Any]:
     """Make the communicators of two neighbours, and send something by each (blocks): NCCL connects only then."""
-    made = {}
+    made, stream = {}, scratch.buffer.stream
     for forward, unique_id in zip((True, False), ids, strict=True):
         made[forward] = communicator = _connect(device, unique_id, me, 2)
         with device.context.entered():
             pass_on = communicator.send if forward == (me == 0) else communicator.recv
-            pass_on(_Bytes(scratch), 1 - me, stream=scratch.buffer.stream.handle)
-        scratch.buffer.stream.synchronize_blocking()
+            pass_on(_Bytes(scratch, stream), 1 - me, stream=stream.handle)
+        stream.synchronize_blocking()
     return made

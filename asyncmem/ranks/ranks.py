@@ -119,7 +119,7 @@ class Ranks(Link):
         async with AsyncExitStack() as until:
             done = False
             try:
-                facts = [packed.form, self._nccl.identity(pool.device)]
+                facts = [packed.form, self._nccl.end(pool.device)]
                 group.say(None, "arrays", facts)
                 told = await group.hear_all("arrays")
                 told[group.rank] = facts
@@ -128,7 +128,7 @@ class Ranks(Link):
                 if pool.device.host_readable:
                     await self._add(pool, packed, until)
                 else:
-                    await self._nccl.add(group, pool.device, arrays, [identity for _, identity in told])
+                    await self._nccl.add(group, pool.device, arrays, [end for _, end in told])
                 done = True
             finally:
                 if not done:

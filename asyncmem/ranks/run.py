@@ -47,8 +47,8 @@ class RankRun(LinkRun):
         group, plan = self._group, self._plan
         same = [plan.schedule, plan.micro_batches, list(plan.stages)]
         ends = plan.pools[0], plan.pools[-1]
-        gpus = [self._nccl.identity(pool.device) for pool in ends]
-        facts = [plan.own.start, plan.own.stop, *gpus]
+        devices = [self._nccl.end(pool.device) for pool in ends]
+        facts = [plan.own.start, plan.own.stop, *devices]
         try:
             group.say(None, "plan", [same, facts])
             told = await group.hear_all("plan")
@@ -57,7 +57,7 @@ class RankRun(LinkRun):
             for other in (group.rank - 1, group.rank + 1):
                 if 0 <= other < group.size:
                     before = other < group.rank
-                    facing = [told[other][1][3 if before else 2], gpus[0 if before else 1]]
+                    facing = [told[other][1][3 if before else 2], devices[0 if before else 1]]
                     self._carriers[other] = await self._nccl.carrier(group, other, ends[0 if before else 1], facing)
         except RankLost as lost:
             raise self._step_error(lost) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -234,6 +235,16 @@ class PoolOfAnother:
                 self.order = core.Stream.from_handle(self.stream.handle)
         except Exception as error:  # of cuda.core's own types
             raise OSError(str(error)) from error
+        self._open_to_peers()
+
+    def _open_to_peers(self) -> None:
+        """Let the other GPUs of this process use it: here it is its own GPU's alone, whatever its owner has granted."""
+        driver, own = self.owner.driver, self.owner.context.device
+        others = [one for one in range(int(driver.call("cuDeviceGetCount"))) if one != self.owner.index]
+        peers = [one for one in others if driver.call("cuDeviceCanAccessPeer", driver.call("cuDeviceGet", one), own)]
+        if peers:
+            with self.owner.context.entered(), suppress(Exception):  # without it copies go by the host
+                self.resource.peer_accessible_by = peers
 
     def close(self, memory: Any) -> None:  # noqa: ANN401  # it has no types
         """Close a chunk (blocks), which nothing uses any more."""
