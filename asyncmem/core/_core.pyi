@@ -62,6 +62,7 @@ class Heap:
         foreign: bool = True,
         late: bool = True,
         parts: int = 16,
+        spare: int = 0,
     ) -> Plan | tuple[tuple[int, int], ...]: ...
     def has_addresses(
         self, nbytes: int, stream: int, arena: int = -1, foreign: bool = True, late: bool = True
@@ -281,8 +282,6 @@ class Effect:
     def into(self) -> tuple[tuple[int, int], ...]: ...
     @property
     def moved(self) -> int: ...
-    @property
-    def ahead(self) -> int: ...
 
 class Scheduler:
     def __init__(self, heap: Heap, now: float = 0.0, **policy: object) -> None: ...

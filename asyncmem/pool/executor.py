@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter, deque
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -322,25 +321,20 @@ class Executor:
     def _remap_within(self, effect: Effect, room: ExitStack) -> None:
         started = self.clock()
         done, out_of_memory = Remapped(0, 0, 0), True
-        wanted = len(effect.into) - effect.ahead
         try:
             self._finish_rest()
-            into = effect.into
-            if effect.nbytes:
-                spare = room.enter_context(self._spare(effect))
-                if spare < effect.nbytes:
-                    into = into[:wanted]
-                if spare < effect.need:
-                    return
-            done = self._device.remap(effect.out, into[:wanted])
-            out_of_memory = isinstance(done.error, OutOfMemoryError)
-            if done.error is None and into[wanted:]:  # no request fails for what none waits for
-                done = replace(done, mapped=done.mapped + self._device.remap([], into[wanted:]).mapped)
+            if effect.nbytes and room.enter_context(self._spare(effect)) < effect.nbytes:
+                return
+            done = self._device.remap(effect.out, effect.into)
+            # No request fails for what is ahead of need: it is tried again without.
+            more = done.error is not None and effect.need < effect.nbytes
+            out_of_memory = more or isinstance(done.error, OutOfMemoryError)
         finally:
             self._finish(partial(self._remapped, effect, done, out_of_memory, self.clock() - started))
         # What was only not given back is the device's to try again.
         try:
-            if isinstance(done.error, DeviceError) and (done.mapped < wanted or done.unmapped < len(effect.out)):
+            less = done.mapped < len(effect.into) or done.unmapped < len(effect.out)
+            if isinstance(done.error, DeviceError) and less and not out_of_memory:
                 raise done.error
         finally:
             del done  # whose error would keep the frame that keeps it

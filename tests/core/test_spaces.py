@@ -220,6 +220,44 @@ def test_a_plan_may_be_told_how_large_handles_are(heap: Heap) -> None:
         heap.plan(PAGE, 0, parts=0)
 
 
+def spare(heap: Heap, nbytes: int, room: int) -> tuple[tuple[int, int], ...]:
+    plan = heap.plan(nbytes, 0, room=LOTS, parts=1, spare=room)
+    assert isinstance(plan, Plan)
+    carry_out(heap, plan)
+    assert heap.take(nbytes, 0)
+    heap.check()
+    return plan.fresh
+
+
+def test_new_memory_may_go_on_behind_the_request(heap: Heap) -> None:
+    """In the same handle, until so much is free; what is free anyway counts, but for what serves the request."""
+    assert spare(heap, PAGE, 4 * PAGE) == ((BASE, 5 * PAGE),)
+    assert heap.take(PAGE, 0)
+    assert spare(heap, 7 * PAGE, 3 * PAGE) == ((BASE + 5 * PAGE, 7 * PAGE),)
+    assert heap.plan(PAGES * PAGE, 0, room=LOTS, spare=PAGE) == ()
+    assert spare(heap, (PAGES - 13) * PAGE, 64 * PAGE) == ((BASE + 12 * PAGE, (PAGES - 12) * PAGE),)
+
+
+def test_memory_behind_a_request_ends_where_there_is_some(heap: Heap) -> None:
+    """It fills the hole that the request lies in, and no more; what moves brings nothing with it."""
+    first, _last = grown(heap, 4 * PAGE), grown(heap, PAGE)
+    heap.free(first)
+    finish(heap, 0)
+    idle = heap.reclaim(LOTS)
+    assert idle is not None
+    carry_out(heap, idle)
+    assert spare(heap, PAGE, 32 * PAGE) == ((BASE, 4 * PAGE),)
+    assert heap.reserved() == 5 * PAGE
+
+
+def test_small_blocks_begin_with_little_memory_ahead() -> None:
+    """Two pages, or half of what they have."""
+    heap = Heap()
+    heap.add_space(BASE, PAGES * PAGE, 0, PAGE)
+    assert spare(heap, 1000, 32 * PAGE) == ((BASE, 2 * PAGE),)
+    assert spare(heap, PAGE // 3, 0) == ()
+
+
 def test_room_is_for_all_gaps_together(heap: Heap) -> None:
     """What one gap takes of the room is not there for the next."""
     low, middle, high = (grown(heap, PAGE) for _ in range(3))

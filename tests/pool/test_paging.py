@@ -1,6 +1,7 @@
 """Pools whose memory comes by pages: what they reserve, what they wait for, and that nothing is lost on the way."""
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import AsyncIterator, Callable
@@ -52,6 +53,29 @@ class TestLittleReserved:
                 assert {one.kind for one in pool.segments()} == {"paged"}
                 pool.check()
             assert device.reserved == 0
+
+        run(main)
+
+    def test_growth_asks_for_more_at_once_where_the_devices_calls_are_dear(self) -> None:
+        """A pool that does nothing but grow soon gets memory for several requests by one call; a twentieth too much."""
+
+        async def grown(seconds: float) -> tuple[int, float]:
+            device = paged_device(1024 * MIB)
+            async with opened(device, limit=1024 * MIB) as pool:
+                pool._opened.executor.clock = partial(next, itertools.count(0.0, seconds))
+                kept = []
+                for _ in range(400):
+                    device.advance(1e-4)
+                    kept.append(await pool.allocate_async(MIB))
+                stats = pool.stats()
+                kept.clear()
+                return stats.grows, stats.peak_reserved / (400 * MIB)
+
+        async def main() -> None:
+            cheap, little = await grown(0)
+            dear, more = await grown(1e-3)
+            assert dear < 0.4 * cheap
+            assert little <= more <= 1.05
 
         run(main)
 

@@ -153,13 +153,10 @@ class Executor:
         def end() -> None:
             into = list(effect.into)
             spare = self.spare()
-            if effect.nbytes:
-                if spare < effect.nbytes:
-                    into = into[: len(into) - effect.ahead]
-                if spare < effect.need:
-                    self.refused = True
-                    self.scheduler.remapped(effect.job, 0, 0, self.now, out_of_memory=True)
-                    return
+            if effect.nbytes and spare < effect.nbytes:
+                self.refused = True
+                self.scheduler.remapped(effect.job, 0, 0, self.now, out_of_memory=True)
+                return
             unmapped, mapped = len(effect.out), len(into)
             fails = self.fails()
             if fails and self.draw.random() < 0.5 and unmapped:

@@ -158,7 +158,7 @@ cdef class Heap:
         """Take a space out that has no memory mapped."""
         self.c.remove_space(_index(segment, "segment"))
 
-    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True, parts=16):
+    def plan(self, nbytes, stream, arena=-1, room=0, most=NO_LIMIT, foreign=True, late=True, parts=16, spare=0):
         """Return a Plan for a request that missed, or the entries that make it possible once they are done.
 
         New memory is taken for up to `room` bytes, beyond that what has been idle the longest is moved, and where that
@@ -166,7 +166,7 @@ cdef class Heap:
         tuple of entries: those uses of idle memory that end first and are enough. It is empty where none are.
 
         Handles are pages or, in a large request, at most a `parts`-th of it; 1 makes one for each gap. Few are quicker
-        mapped, many fit more places.
+        mapped, many fit more places. New memory goes on behind the request until `spare` bytes are free.
 
         The addresses may be such as other streams have used, where `foreign`; behind fences not recorded yet, where `late`.
 
@@ -175,7 +175,7 @@ cdef class Heap:
         """
         cdef CPlan plan = self.c.plan(
             self._ask(_size(nbytes), stream, 0, arena, False), _whole(room, "room"), _whole(most, "most"),
-            _bound(foreign, late), _whole(parts, "parts"))
+            _bound(foreign, late), _whole(parts, "parts"), _whole(spare, "spare"))
         return _plan_out(plan) if plan.found else _entries_out(plan.waits)
 
     def has_addresses(self, nbytes, stream, arena=-1, foreign=True, late=True):

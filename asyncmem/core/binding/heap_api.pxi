@@ -142,7 +142,7 @@ cdef extern from "heap/heap.hpp" namespace "asyncmem" nogil:
         void set_bare(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         void let_go(uint32_t segment, uint64_t address, uint64_t nbytes) except +
         vector[CPiece] handles() except +
-        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts) except +
+        CPlan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare) except +
         bint has_addresses(const Ask& ask, Bound bound) except +
         CPlan reclaim(uint64_t nbytes) except +
         CPiece idle_memory() except +

@@ -19,7 +19,7 @@ cdef class Effect:
         job: Names it to the event that ends it, 0 where none does.
         by_caller: Whether the thread that made the request carries it out.
         nbytes: Of growth: what to ask for. Of remapping and spilling: the bytes it takes.
-        need: Of growth: the least that is of use. Of remapping: what the device must have to spare.
+        need: Of growth and of remapping: the least that is of use.
         arena, stream, account: The heap's numbers.
         seconds: How long to wait at most, or when.
         level: Of pressure: its level. Of the last resort: how often it has been tried.
@@ -28,7 +28,6 @@ cdef class Effect:
         uses: (stream, epoch) of what to wait for.
         out, into: (address, bytes) of what is unmapped and mapped.
         moved: How many of the first of `into` get what was unmapped.
-        ahead: How many of the last of `into` no request waits for.
     """
 
     cdef readonly str kind
@@ -38,12 +37,12 @@ cdef class Effect:
     cdef readonly bint by_caller
     cdef readonly double seconds
     cdef readonly tuple streams, returns, uses, out, into
-    cdef readonly size_t moved, ahead
+    cdef readonly size_t moved
 
     def __repr__(self):
         fields = []
         for name in ("request", "job", "nbytes", "need", "arena", "stream", "account", "level", "streams", "returns", "uses",
-                     "out", "into", "ahead"):
+                     "out", "into"):
             value = getattr(self, name)
             if value:
                 fields.append(f"{name}={value}")
@@ -55,8 +54,7 @@ cdef Effect _effect_out(const CEffect& effect):
     made.kind = _KINDS[<int>effect.kind]
     made.request, made.job, made.nbytes, made.need = effect.request, effect.job, effect.nbytes, effect.need
     made.arena, made.stream, made.account = effect.arena, effect.stream, effect.account
-    made.level, made.by_caller, made.seconds, made.ahead = effect.level, effect.by_caller, effect.seconds, effect.ahead
-    made.moved = effect.moved
+    made.level, made.by_caller, made.seconds, made.moved = effect.level, effect.by_caller, effect.seconds, effect.moved
     made.streams = tuple([effect.streams[i] for i in range(effect.streams.size())])
     made.returns = tuple([(effect.returns[i].address, effect.returns[i].nbytes, _entries_out(effect.returns[i].uses))
                           for i in range(effect.returns.size())])

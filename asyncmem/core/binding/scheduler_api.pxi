@@ -60,7 +60,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
         vector[CPiece] returns
         vector[Entry] uses
         vector[Span] out, into
-        size_t moved, ahead
+        size_t moved
 
     cdef struct CTally "asyncmem::scheduler::Tally":
         int64_t waiting, waiting_bytes, growing, growing_bytes

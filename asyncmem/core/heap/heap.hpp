@@ -54,8 +54,9 @@ public:
     std::vector<Piece> handles() const;
     // What to do for a request that missed, with at most `room` bytes of new memory before any is taken back, and at most
     // `most` more where too little can be, in handles of at most a `parts`-th of it (1: one for each gap); and
-    // which idle memory to give back, the oldest first.
-    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound = Bound::Any, uint64_t parts = usual_parts);
+    // which idle memory to give back, the oldest first. New memory goes on behind the request until `spare` bytes are free.
+    Plan plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound = Bound::Any, uint64_t parts = usual_parts,
+              uint64_t spare = 0);
     // Whether a plan would find addresses among those that were used before.
     bool has_addresses(const Ask& ask, Bound bound = Bound::Any);
     Plan reclaim(uint64_t nbytes);
@@ -359,6 +360,7 @@ private:
     Entries uses(HandleId id) const { return undone(handles_.uses(id)); }  // what keeps it from being unmapped
 
     // planning (plan.cpp)
+    uint64_t bare_behind(const Space& space, BlockId block, uint64_t from, uint64_t most) const;
     class Picking;
     BlockId find_addresses(const Ask& ask, uint32_t arena, uint64_t granules, Bound bound);
     BlockId extend(Space& space, const Ask& ask, BlockId last, uint64_t more, Bound bound);

@@ -139,7 +139,14 @@ bool Heap::has_addresses(const Ask& ask, Bound bound) {
     return find_addresses(ask, arena, granules, bound);
 }
 
-Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts) {
+// Bytes of a free block from an address on that have no memory, up to the first that have and at most so many.
+uint64_t Heap::bare_behind(const Space& space, BlockId block, uint64_t from, uint64_t most) const {
+    uint64_t end = std::min(nodes_[block].address + bytes(nodes_[block]), from + most), at = from;
+    while (at < end && !space.handle(at)) at += space.page();
+    return at - from;
+}
+
+Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint64_t parts, uint64_t spare) {
     Noted noted(*this);
     Plan plan;
     need_stream(ask.stream);
@@ -171,6 +178,13 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
     plan.nbytes = granules << shift_;
     if (!space.handle(plan.address + plan.nbytes - 1)) plan.nbytes = space.up(plan.address + plan.nbytes) - plan.address;
 
+    // What is to be free behind it. Small blocks begin with little, as they do in segments.
+    uint64_t rest = reserved_ - accounts_[0].live - lifted_ - (block ? mapped(nodes_[block]) : 0);
+    uint64_t ahead = space.up(spare - std::min(spare, rest));
+    if (!arena) ahead = std::min(ahead, space.up(std::max(2 * tuning_.small_limit, segments_[plan.segment].mapped / 2)));
+    ahead = anew ? std::min(ahead, bytes(nodes_[space.end]) - more)
+                 : bare_behind(space, block, plan.address + plan.nbytes, ahead);
+
     // New memory as long as there is room, else what has been idle the longest, else new memory all the same. An idle
     // handle that is too large for its gap is released, which makes room.
     uint64_t beyond = 0;
@@ -196,6 +210,11 @@ Plan Heap::plan(const Ask& ask, uint64_t room, uint64_t most, Bound bound, uint6
         }
         beyond += gap.nbytes - std::min(room, gap.nbytes);
         room -= std::min(room, gap.nbytes);
+        if (gap.nbytes && gap.address + gap.nbytes == plan.address + plan.nbytes) {
+            gap.nbytes += ahead;
+            plan.nbytes += plan.ahead = ahead;
+            more += anew ? ahead : 0;
+        }
         while (gap.nbytes) {
             uint64_t nbytes = std::min(largest, parts == 1 ? gap.nbytes : std::bit_floor(gap.nbytes));
             plan.fresh.push_back({gap.address, nbytes});

@@ -128,6 +128,7 @@ struct Plan {
     uint64_t address = 0, nbytes = 0;
     std::vector<Move> moves;
     std::vector<Range> fresh;  // what nothing is moved to
+    uint64_t ahead = 0;        // bytes of that behind the request
     Entries waits;             // nothing found, and done once these are: enough to find something
     std::vector<Piece> later;  // the same in its parts, in the order in which they were freed
 };

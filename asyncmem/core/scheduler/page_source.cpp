@@ -15,8 +15,9 @@ constexpr double grace = 0.02;               // seconds that moves may take befo
 constexpr uint64_t coarse_parts = 12;        // a handle is at most this part of a request; handles cost by number
 constexpr double affordable = 0.3;           // the part of `dear` that all calls may take before handles become larger
 constexpr uint64_t limit_parts = 512;        // below a limit of the user's it is at most this part of the limit, too
-constexpr uint64_t stock = 256;              // one part in so many is mapped ahead of need, where all the rest is live
-constexpr uint64_t stock_parts = 4;
+constexpr double stock = 256;                // one part in so many is mapped ahead of need, where all the rest is live
+constexpr double most_stock = 32;            // and up to that, where calls are dear: so many times more than they may be
+constexpr double hasty = 4, first = 0.002;   // without the first seconds of them
 constexpr uint64_t far_off = 8;              // as long as one part in so many may still be added
 constexpr double rest = 0.25;                // seconds without a try after memory could not go back
 
@@ -58,14 +59,13 @@ public:
             if (is_behind()) return look();
             Source::looked(now);
         }
-        Found found = plan_for(request, false, now);
+        Found found = plan_for(request, false, now, stock_for(request, now));
         if (!found.change) {
             // There is a limit in the way, so that what is done counts.
             if (!looked) return look();
             return {};
         }
         if (found.change->plans.empty()) return {};
-        if (found.change->fresh()) add_stock(*found.change, request);
         return carried_out(std::move(*found.change));
     }
 
@@ -188,30 +188,32 @@ private:
     Job look() const { return job_of({.kind = Effect::Kind::Look, .streams = heap_.unfenced()}); }
 
     // Moves save memory and cost time. A program that makes them go round and round is better off with more memory.
-    Found plan_for(const Request& request, bool modest, double now) {
+    Found plan_for(const Request& request, bool modest, double now, uint64_t spare = 0) {
         uint64_t left = available(), reserved = heap_.reserved() + coming_;
         uint64_t room = std::min(left, peak_ - std::min(peak_, reserved));
         if (!lifetime_.may_move(now, policy_.dear, grace) || !policy_.take_back) room = left;
         uint64_t most = modest ? 0 : left - room;
         bool foreign = may_be_foreign(request);
         std::vector<uint64_t> sizes(request.sizes().begin(), request.sizes().end());
-        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most, now);
+        Found found = plan_pieces(sizes, request.ask.stream, foreign, room, most, now, spare);
         if (foreign && found.change && found.change->plans.empty())
             // All that is lacking is a way to the memory: it is another stream's, and cannot be waited for.
-            found = plan_pieces(sizes, request.ask.stream, false, room, most, now);
+            found = plan_pieces(sizes, request.ask.stream, false, room, most, now, spare);
         return found;
     }
 
     // Addresses do not depend on where memory is, so pieces are taken one after the other as they will be taken in the
     // end, and planned for where memory is lacking. What was taken goes back as it was.
-    Found plan_pieces(std::vector<uint64_t> sizes, uint32_t stream, bool foreign, uint64_t room, uint64_t most, double now) {
+    Found plan_pieces(std::vector<uint64_t> sizes, uint32_t stream, bool foreign, uint64_t room, uint64_t most, double now,
+                      uint64_t spare = 0) {
         std::sort(sizes.begin(), sizes.end(), std::greater<>());
         std::vector<std::pair<BlockId, Entries>> taken;
         Found found;
         found.change.emplace();
-        for (uint64_t nbytes : sizes) {
+        for (uint64_t& nbytes : sizes) {
             if (sizes.size() > 1 && take(nbytes, stream, foreign, taken)) continue;
-            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now));
+            uint64_t behind = &nbytes == &sizes.back() ? spare : 0;
+            Plan plan = heap_.plan(ask_for(nbytes, stream), room, most, reach(foreign), parts_of(nbytes, now), behind);
             if (!plan.found) {
                 let_go(*found.change);
                 found.change.reset();
@@ -252,24 +254,24 @@ private:
     // there may fail a request.
     uint64_t parts_of(uint64_t nbytes, double now) const {
         if (policy_.limited) return std::max(usual_parts, nbytes / (policy_.limit / limit_parts + 1));
-        double allowed = affordable * policy_.dear * (now - lifetime_.began);
-        if (allowed >= called_) return coarse_parts;
-        return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(coarse_parts) * allowed / called_));
+        return std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(coarse_parts) / haste(called_, now)));
     }
 
-    // Where next to all is live, new memory is asked for again soon. Where some is free, it is what serves then.
-    void add_stock(Change& change, const Request& request) {
-        uint64_t page = policy_.page, fresh = change.fresh();
-        uint64_t reserved = heap_.reserved() + coming_ + fresh, used = heap_.live() + request.total;
-        uint64_t wanted = std::min(reserved / stock, policy_.segment_size) / page * page + used;
-        if (wanted <= reserved) return;
-        uint64_t left = available();
-        if (left - std::min(left, fresh) < reserved / far_off) return;
-        uint64_t nbytes = (wanted - reserved + page - 1) / page * page;
-        Plan plan = heap_.plan(ask_for(nbytes, request.ask.stream, 1), nbytes, 0, Bound::Done, stock_parts);
-        if (!plan.found) return;
-        change.plans.push_back(std::move(plan));
-        change.stocks = true;
+    // How many times more these seconds are of the pool's life than calls may take, at least 1.
+    double haste(double seconds, double now) const {
+        double allowed = affordable * policy_.dear * (now - lifetime_.began);
+        return seconds <= allowed ? 1 : seconds / allowed;
+    }
+
+    // Where next to all is live, new memory is asked for again soon; the dearer that is, the more comes at once. Where some
+    // is free, it is what serves then.
+    uint64_t stock_for(const Request& request, double now) const {
+        uint64_t reserved = heap_.reserved() + coming_ + request.total, left = available();
+        left -= std::min(left, request.total);
+        if (refuses() || left < reserved / far_off) return 0;
+        double part = std::clamp(haste(called_ - first, now) / hasty / stock, 1 / stock, 1 / most_stock);
+        double most = std::min(part * static_cast<double>(reserved), static_cast<double>(policy_.segment_size));
+        return std::min(static_cast<uint64_t>(most), left) / policy_.page * policy_.page;
     }
 
     Job carried_out(Change change) {
@@ -280,7 +282,6 @@ private:
         effect.into = comes(change);
         for (const Plan& plan : change.plans)
             for (const Move& move : plan.moves) effect.moved += move.to != 0;
-        effect.ahead = change.stocks ? change.plans.back().fresh.size() : 0;
         effect.nbytes = change.more();
         effect.need = effect.nbytes - std::min(effect.nbytes, change.ahead());
         job.change = std::move(change);
@@ -296,7 +297,7 @@ private:
         return out;
     }
 
-    // What is mapped: first where memory only moves to, so that it gets what was unmapped; last what is ahead of need.
+    // What is mapped: first where memory only moves to, so that it gets what was unmapped.
     static std::vector<Effect::Span> comes(const Change& change) {
         std::vector<Effect::Span> into;
         for (const Plan& plan : change.plans)

@@ -226,14 +226,13 @@ struct Effect {
     RequestId request = 0;
     JobId job = 0;           // names it to the event that ends it
     uint64_t nbytes = 0;     // of growth: what to ask for
-    uint64_t need = 0;       // of growth: the least that is of use; of remapping: bytes that the device must have to spare
+    uint64_t need = 0;       // of growth and of remapping: the least that is of use
     double seconds = 0;
     std::vector<uint32_t> streams{};
     std::vector<Piece> returns{};   // segments that have left the heap, and go back once their last uses are done
     Entries uses{};
     std::vector<Span> out{}, into{};
     size_t moved = 0;        // of `into`: so many of the first get what was unmapped
-    size_t ahead = 0;        // so many of the last are ahead of need, and may fail
 };
 
 // An owner that waits for memory without a queued request: for another task that brings spilled memory back.
@@ -276,7 +275,7 @@ inline void put(std::string& text, const Effect& effect) {
     fields.known("stream", effect.stream).known("account", effect.account).known("level", effect.level);
     fields.known("seconds", effect.seconds).known("streams", effect.streams).known("returns", effect.returns);
     fields.known("uses", effect.uses).known("out", effect.out).known("into", effect.into);
-    fields.known("moved", effect.moved).known("ahead", effect.ahead);
+    fields.known("moved", effect.moved);
 }
 
 }  // namespace asyncmem::scheduler

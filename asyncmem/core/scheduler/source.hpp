@@ -83,7 +83,6 @@ private:
 // What is to become of pages: plans of the heap.
 struct Change {
     std::vector<Plan> plans;
-    bool stocks = false;  // the last is ahead of need
 
     static uint64_t fresh(const Plan& plan) {
         uint64_t sum = 0;
@@ -104,7 +103,11 @@ struct Change {
         return fresh() - std::min(fresh(), back);
     }
     // and that no request waits for.
-    uint64_t ahead() const { return stocks ? fresh(plans.back()) : 0; }
+    uint64_t ahead() const {
+        uint64_t sum = 0;
+        for (const Plan& plan : plans) sum += plan.ahead;
+        return sum;
+    }
 };
 
 // An effect under way, or one to begin.
