@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from asyncmem import share
@@ -18,6 +18,7 @@ from asyncmem.errors import AsyncmemError, Described, InvalidRequest, ReaderLost
 from asyncmem.figures import format_size
 from asyncmem.lazy import np
 from asyncmem.pipeline.trees import buffers_in
+from asyncmem.pool.pool import pool_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -87,17 +88,19 @@ class Outgoing:
         types: The records that items may have.
         deliver: Hands an item to the other end in the same process; None for one that is elsewhere.
         keep: The pool of memory to share with the receiver, for what is not in such memory; None for others.
+        staging: The pool of the host's memory by which arrays of a GPU go over TCP.
         pid: The receiver's process.
     """
 
     def __init__(
         self, edge: Edge, types: Sequence[type], *, deliver: Callable[[Parcel], None] | None = None,
-        keep: Share | None = None, pid: int = 0,
+        keep: Share | None = None, staging: Share | None = None, pid: int = 0,
     ) -> None:  # fmt: skip
         self.edge = edge
         self._types = types
         self._deliver = deliver
         self._keep = keep
+        self._staging = staging
         self._pid = pid
         self._credit = Credit(edge.window)
         self._returned = asyncio.Event()
@@ -136,12 +139,22 @@ class Outgoing:
         leaves = [cast("Leaf", leaf_of(value)) for value in values]
         if self._keep is not None:
             leaves = [await self._share(value, leaf) for value, leaf in zip(values, leaves, strict=True)]
-        inline = [(value, leaf.nbytes) for value, leaf in zip(values, leaves, strict=True) if leaf.descriptor is None]
+        inline = [(value, leaf) for value, leaf in zip(values, leaves, strict=True) if leaf.descriptor is None]
         meta = encode(tree, leaves)
-        await self._need(cost([len(meta), *(nbytes for _, nbytes in inline)]))
+        await self._need(cost([len(meta), *(leaf.nbytes for _, leaf in inline)]))
         assert self._link is not None
+        parts = [await self._readable(value, leaf) for value, leaf in inline if leaf.nbytes]
         header = pack(ITEM, len(meta), parcel.number, parcel.name)
-        await self._link.write(header + meta, *(_bytes_of(value) for value, nbytes in inline if nbytes))
+        await self._link.write(header + meta, *map(_bytes_of, parts))
+
+    async def _readable(self, value: object, leaf: Leaf) -> object:
+        """Return a part of an item where the host can read it."""
+        if not leaf.device:
+            return value
+        assert self._staging is not None
+        copy = await self._staging.allocate_async(leaf.nbytes)
+        await cast("Buffer | Array", value).copy_to(copy)
+        return copy
 
     def _fit(self, nbytes: int) -> None:
         if nbytes > self.edge.window:
@@ -173,7 +186,7 @@ class Outgoing:
         task = asyncio.get_running_loop().create_task(_keep(exported, source))
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
-        return Leaf(leaf.kind, leaf.dtype, leaf.shape, leaf.nbytes, exported.descriptor)
+        return replace(leaf, descriptor=exported.descriptor)
 
     async def close(self) -> None:
         """Let go of what was exported: the receiver has it, or is gone."""
@@ -215,15 +228,18 @@ class Incoming:
         types: The records that items may have.
         deliver: Takes each item.
         window: The pool that is kept for the edge where bytes come; None where descriptors do.
+        onto: The same of the receiver's device, for arrays that come from such a device; None for the host.
     """
 
     def __init__(
-        self, edge: Edge, types: Sequence[type], deliver: Callable[[Parcel], None], window: Share | None = None
-    ) -> None:
+        self, edge: Edge, types: Sequence[type], deliver: Callable[[Parcel], None],
+        window: Share | None = None, onto: Share | None = None,
+    ) -> None:  # fmt: skip
         self.edge = edge
         self._types = types
         self._deliver = deliver
         self._pool = window
+        self._onto = onto
         self._window = Window(edge.window)
 
     async def run(self, link: Link) -> None:
@@ -261,6 +277,11 @@ class Incoming:
         buffer = await self._pool.allocate_async(leaf.nbytes)
         if leaf.nbytes:
             await link.read_into(memoryview(buffer))
+        if self._onto is not None and leaf.device == pool_of(self._onto).device.kind:
+            arrived, buffer = buffer, await self._onto.allocate_async(leaf.nbytes)
+            if leaf.nbytes:
+                await buffer.copy_from(arrived)
+            arrived.free()
         held.hold(buffer)
         return _made(leaf, buffer)
 

@@ -73,6 +73,7 @@ class Leaf:
         dtype: Its elements.
         shape: The lengths of its dimensions.
         nbytes: Its bytes.
+        device: The kind of device that it is on; "" for what the host can read.
         descriptor: By which shared memory is opened; None where the bytes follow.
     """
 
@@ -80,6 +81,7 @@ class Leaf:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    device: str = ""
     descriptor: bytes | None = None
 
 
@@ -90,9 +92,9 @@ def leaf_of(value: object) -> Leaf | None:
         InvalidRequest: An array of numpy's has elements that cannot go.
     """
     if isinstance(value, Array):
-        return Leaf("array", value._element.name, value.shape, value.nbytes)
+        return Leaf("array", value._element.name, value.shape, value.nbytes, _device_of(value.buffer))
     if isinstance(value, Buffer):
-        return Leaf("buffer", "uint8", (value.nbytes,), value.nbytes)
+        return Leaf("buffer", "uint8", (value.nbytes,), value.nbytes, _device_of(value))
     if isinstance(value, bytes | bytearray):
         return Leaf(type(value).__name__, "uint8", (len(value),), len(value))
     if isinstance(value, np.ndarray | np.generic):
@@ -101,6 +103,10 @@ def leaf_of(value: object) -> Leaf | None:
         kind = "numpy" if isinstance(value, np.ndarray) else "scalar"
         return Leaf(kind, value.dtype.str, value.shape, value.nbytes)
     return None
+
+
+def _device_of(buffer: Buffer) -> str:
+    return "" if buffer.device.host_readable else buffer.device.kind
 
 
 def flatten(item: object, types: Sequence[type]) -> tuple[Any, list[object]]:
@@ -170,7 +176,8 @@ def encode(tree: Any, leaves: Sequence[Leaf]) -> bytes:  # noqa: ANN401  # JSON
         InvalidRequest: It is too much.
     """
     table = [
-        [one.kind, one.dtype, one.shape, one.nbytes, one.descriptor.hex() if one.descriptor else None] for one in leaves
+        [one.kind, one.dtype, one.shape, one.nbytes, one.device, one.descriptor.hex() if one.descriptor else None]
+        for one in leaves
     ]
     # Text arrives as it was: the reader is this file, and takes what others would not.
     meta = json.dumps([tree, table], separators=(",", ":")).encode()
@@ -200,8 +207,8 @@ def decode(meta: bytes | bytearray, room: int) -> tuple[Any, list[Leaf]]:
     return tree, leaves
 
 
-def _leaf(kind: str, dtype: str, shape: list[int], nbytes: int, descriptor: str | None) -> Leaf:
-    if kind not in _KINDS or type(dtype) is not str or len(shape) > 64:
+def _leaf(kind: str, dtype: str, shape: list[int], nbytes: int, device: str, descriptor: str | None) -> Leaf:
+    if kind not in _KINDS or type(dtype) is not str or type(device) is not str or len(shape) > 64:
         raise ProtocolError(f"a part of kind {kind!r}")
     if any(type(one) is not int or one < 0 for one in [nbytes, *shape]):
         raise ProtocolError("a part of no size")
@@ -217,4 +224,4 @@ def _leaf(kind: str, dtype: str, shape: list[int], nbytes: int, descriptor: str 
         itemsize = element_type(dtype).itemsize
     if math.prod(shape) * itemsize != nbytes:
         raise ProtocolError(f"{nbytes} bytes of shape {shape}")
-    return Leaf(kind, dtype, tuple(shape), nbytes, found)
+    return Leaf(kind, dtype, tuple(shape), nbytes, device, found)

@@ -75,6 +75,7 @@ class PlacedPipeline(Generic[A, B]):
         self._session: Session | None = None
         self._plan: Plan | None = None
         self._broken: Exception | None = None
+        self._avoided = ""  # the worker that was lost last, while others will do
         self._reports: list[tuple[Plan, dict[int, StageReport]]] = []
         self._most = IN_FLIGHT * sum(one.workers for one in stages)
         self._pipe: Pipeline[Any, Any] | None = None
@@ -173,6 +174,7 @@ class PlacedPipeline(Generic[A, B]):
                     if isinstance(error, StageLost):
                         raise
                     raise StageLost(self._stages[0].name, 0, describe_error(error)) from error
+            self._avoided = ""
             await asyncio.sleep(_PAUSE)
 
     async def _try_to_begin(self) -> Session:
@@ -209,11 +211,12 @@ class PlacedPipeline(Generic[A, B]):
         """
         known = await asyncio.wait_for(self._client.scheduler.identity(n_workers=-1), self._silence)
         accelerators = any(one.device not in {None, "host"} for one in self._stages)
-        asked = [self._on(worker, describe, accelerators=accelerators) for worker in known["workers"]]
+        workers = [worker for worker in known["workers"] if worker != self._avoided]
+        asked = [self._on(worker, describe, accelerators=accelerators) for worker in workers]
         found = await asyncio.gather(*asked, return_exceptions=True)
         place = await asyncio.to_thread(host_identity)  # it reads files
         nodes = [Node(name="client", pid=os.getpid(), place=place, limits={"host": self._pool.capacity()})]
-        for worker, facts in zip(known["workers"], found, strict=True):
+        for worker, facts in zip(workers, found, strict=True):
             if isinstance(facts, dict):
                 if "refused" in facts:
                     raise InvalidRequest("cluster", worker, "workers that listen on loopback, or with TLS")
@@ -255,6 +258,8 @@ class PlacedPipeline(Generic[A, B]):
                     self._session = None
                     await session.close()
                 fruitless = fruitless + 1 if session.lost and self._results == before else 0
+                if session.lost:  # it may stand still, and those who ask it with it
+                    self._avoided = session.plan.nodes[session.lost[0]].name
                 if fruitless == _TRIES:
                     raise _gone(session)
                 self._session = await self._begin()

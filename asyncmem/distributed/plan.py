@@ -1,7 +1,7 @@
 """The plan of a pipeline over workers: which stage runs where, and how items go from one to the next. Without I/O.
 
 Every edge from one process to another has a window, which is kept for it: of the receiver's memory where bytes go by
-TCP or UCX, of the sender's where memory is shared. Every stage has memory of its own. All of it is within the limits of
+TCP, of the sender's where memory is shared. Every stage has memory of its own. All of it is within the limits of
 the workers, or there is no plan.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from asyncmem.pipeline.stage import AnyStage
 
-Kind = Literal["process", "share", "tcp", "ucx"]
+Kind = Literal["process", "share", "tcp"]
 """How items go over an edge: as they are, as descriptors of shared memory, or as bytes."""
 
 SOURCE: Final = "source"
@@ -46,8 +46,6 @@ class Node:
     """Where its links listen, as "127.0.0.1:4711"."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """The most bytes that a pipeline may have there, by device."""
-    ucx: str = ""
-    """Where its links listen by UCX; "" for nowhere."""
 
     def device(self, wanted: str | None) -> str | None:
         """Return the name of a device that a stage asks for, by its name or its kind; None where there is none."""
@@ -80,9 +78,7 @@ class Edge:
     receiver: int
     kind: Kind
     window: int
-    """Bytes that are kept for items on it."""
-    keeper: int
-    """The node that keeps them."""
+    """Bytes that are kept for items on it, in each of its homes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +174,10 @@ def _place(stage: AnyStage, index: int, nodes: Sequence[Node], load: list[int]) 
 def _join(sender: int, receiver: int, parts: Sequence[Part], nodes: Sequence[Node]) -> Edge:
     one, other = parts[sender].node, parts[receiver].node
     if one == other:
-        return Edge(sender, receiver, "process", 0, one)
+        return Edge(sender, receiver, "process", 0)
     if nodes[one].place and nodes[one].place == nodes[other].place:
-        return Edge(sender, receiver, "share", 0, one)
-    return Edge(sender, receiver, "ucx" if nodes[one].ucx and nodes[other].ucx else "tcp", 0, other)
+        return Edge(sender, receiver, "share", 0)
+    return Edge(sender, receiver, "tcp", 0)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -207,13 +203,15 @@ def _divide(stages: Sequence[AnyStage], plan: Plan, window: int | None) -> Plan:
     """Give each part and each edge its bytes: what it needs first, and of the rest an equal part."""
     claims = defaultdict[tuple[int, str], list[_Claim]](list)
     of_parts = [_claim_of_part(stages, part) for part in plan.parts]
-    of_edges = [_claim_of_edge(stages, plan, edge, window) for edge in plan.edges]
+    of_edges = [
+        {home: _claim_of_edge(stages, plan, edge, window) for home in _homes_of(plan, edge)} for edge in plan.edges
+    ]
     for part, claim in zip(plan.parts, of_parts, strict=True):
         if claim.least:
             claims[part.node, part.device].append(claim)
-    for edge, claim in zip(plan.edges, of_edges, strict=True):
-        if claim.least:
-            claims[edge.keeper, _memory_of(plan, edge)].append(claim)
+    for homes in of_edges:
+        for home, claim in homes.items():
+            claims[home].append(claim)
     for (node, device), some in claims.items():
         _share_out(plan.nodes[node], device, some)
     return Plan(
@@ -223,14 +221,21 @@ def _divide(stages: Sequence[AnyStage], plan: Plan, window: int | None) -> Plan:
             for part, claim in zip(plan.parts, of_parts, strict=True)
         ),
         tuple(
-            Edge(edge.sender, edge.receiver, edge.kind, claim.given, edge.keeper)
-            for edge, claim in zip(plan.edges, of_edges, strict=True)
+            Edge(edge.sender, edge.receiver, edge.kind, min((one.given for one in homes.values()), default=0))
+            for edge, homes in zip(plan.edges, of_edges, strict=True)
         ),
     )
 
 
-def _memory_of(plan: Plan, edge: Edge) -> str:
-    return plan.parts[edge.sender].device if edge.kind == "share" else "host"
+def _homes_of(plan: Plan, edge: Edge) -> set[tuple[int, str]]:
+    """Return whose memory an edge needs, and on which devices: arrays of a GPU go over TCP by the host's memory."""
+    sender, receiver = plan.parts[edge.sender], plan.parts[edge.receiver]
+    if edge.kind == "process":
+        return set()
+    if edge.kind == "share":
+        return {(sender.node, sender.device)}
+    homes = {(receiver.node, "host"), (receiver.node, receiver.device)}
+    return homes if sender.device == "host" else homes | {(sender.node, "host")}
 
 
 def _claim_of_part(stages: Sequence[AnyStage], part: Part) -> _Claim:
@@ -249,8 +254,6 @@ def _claim_of_part(stages: Sequence[AnyStage], part: Part) -> _Claim:
 def _claim_of_edge(stages: Sequence[AnyStage], plan: Plan, edge: Edge, window: int | None) -> _Claim:
     sender, receiver = plan.parts[edge.sender], plan.parts[edge.receiver]
     what = f"edge {sender.stage} -> {receiver.stage}"
-    if edge.kind == "process":
-        return _Claim(what, 0, 0)
     item = granules(next((one for i in range(sender.index, -1, -1) if (one := stages[i].credit) != 0), None) or GRANULE)
     if window is None:
         return _Claim(what, item + _HEAD, max(item + _HEAD, MOST_WINDOW))

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import anyio
 from distributed import Worker, WorkerPlugin
@@ -305,7 +305,7 @@ class Runner:
             part = plan.parts[number]
             edges = plan.out_of(number)
             shares = any(plan.edges[edge].kind == "share" for edge in edges)
-            memory = await memory_for(resources, part.device, part.nbytes, shared=shares)
+            memory = await memory_for(resources, part.device, part.nbytes, "shared" if shares else "own")
             out = []
             for edge in edges:
                 out.append(await self._outgoing(edge, mailboxes, resources))
@@ -327,15 +327,22 @@ class Runner:
         if edge.kind == "process":
             place = plan.into(edge.receiver).index(number)
             return Outgoing(edge, types, deliver=partial(mailboxes[edge.receiver].put, place))
-        keep = None
+        device = plan.parts[edge.sender].device
         if edge.kind == "share":
-            keep = await memory_for(resources, plan.parts[edge.sender].device, edge.window, shared=True)
-        return Outgoing(edge, types, keep=keep, pid=plan.nodes[receiver.node].pid)
+            keep = await memory_for(resources, device, edge.window, "shared")
+            return Outgoing(edge, types, keep=keep, pid=plan.nodes[receiver.node].pid)
+        staging = None if device == "host" else await memory_for(resources, device, edge.window, "pinned")
+        return Outgoing(edge, types, staging=staging)
 
     async def _incoming(self, number: int, place: int, mailbox: Mailbox, resources: AsyncExitStack) -> Any:  # noqa: ANN401  # a coroutine function
         edge = self._it.plan.edges[number]
-        window = None if edge.kind == "share" else await memory_for(resources, "host", edge.window, shared=False)
-        return partial(self._serve_in, number, Incoming(edge, self._it.types, partial(mailbox.put, place), window))
+        device = self._it.plan.parts[edge.receiver].device
+        window = onto = None
+        if edge.kind == "tcp":
+            window = await memory_for(resources, device, edge.window, "pinned")
+            onto = None if device == "host" else await memory_for(resources, device, edge.window)
+        incoming = Incoming(edge, self._it.types, partial(mailbox.put, place), window, onto)
+        return partial(self._serve_in, number, incoming)
 
     # -- edges --------------------------------------------------------------------------------------------------------
 
@@ -367,15 +374,18 @@ class Runner:
             self._control.send(LOST, to_json([number, str(error)]).encode())
 
 
-async def memory_for(resources: AsyncExitStack, device: str, nbytes: int, *, shared: bool) -> Share:
-    """Open a pool of so many bytes, which is closed with the resources."""
+async def memory_for(
+    resources: AsyncExitStack, device: str, nbytes: int, kind: Literal["own", "shared", "pinned"] = "own"
+) -> Share:
+    """Open a pool of so many bytes of a device, or of memory that it shares or copies fast; closed with those."""
     pool = AsyncMemoryPool(device, limit=nbytes, share_limit=nbytes, min_free=0)
     await resources.enter_async_context(pool)
-    if not shared:
+    if kind == "own" or (kind == "pinned" and device == "host"):
         return pool
-    other = await asyncio.to_thread(lambda: pool.shared)
+    other = await asyncio.to_thread(getattr, pool, kind)
     await other.open()
-    return other
+    other.resize(limit=nbytes)
+    return cast("Share", other)
 
 
 class ActivePart:

@@ -111,7 +111,7 @@ class Session:
                 receiver = self.plan.nodes[self.plan.parts[edge.receiver].node]
                 keep = None
                 if edge.kind == "share":
-                    keep = await memory_for(self._resources, "host", edge.window, shared=True)
+                    keep = await memory_for(self._resources, "host", edge.window, "shared")
                 self._out.append(Outgoing(edge, self._types, keep=keep, pid=receiver.pid))
                 await self._serve(number, self._out[-1].run, edge.receiver)
             for number in self.plan.into(len(self.plan.parts) - 1):

@@ -91,7 +91,7 @@ async def test_a_worker_that_stands_still_is_lost(machines: Machines) -> None:
     scheduler = machines.scheduler()
     for _ in range(4):
         machines.worker(scheduler)
-    async with three().place(scheduler.address, timeout=1.0) as pipe:
+    async with three().place(scheduler.address, timeout=3.0) as pipe:
         victim = pipe.plan().nodes[next(part.node for part in pipe.plan().parts if part.workers)]
         await run(pipe, victim.pid, 10, signal.SIGSTOP)
         assert victim.name not in [pipe.plan().nodes[part.node].name for part in pipe.plan().parts if part.workers]

@@ -100,6 +100,7 @@ rows = some.tuples(
     some.sampled_from(["float32", "uint8", "<f4", "O", "V8", "S0", "i4,i4", "M8[as]", "", "bfloat16"]),
     some.lists(some.integers(-1, 1 << 70), max_size=4),
     some.integers(-1, 1 << 70),
+    some.sampled_from(["", "cuda", 3]),
     some.none() | some.just("00" * 36) | some.text(max_size=4),
 )
 

@@ -52,7 +52,20 @@ def test_memory_is_divided_within_the_limits() -> None:
     plan = make_plan(stages, [CLIENT, worker("w0", "", host=64 * MIB)], window=8 * MIB)
     assert [part.nbytes for part in plan.parts] == [0, 16 * MIB, 40 * MIB, 0]
     assert [edge.window for edge in plan.edges] == [8 * MIB, 0, 8 * MIB]
-    assert plan.edges[2].keeper == 0
+
+
+def test_arrays_of_gpus_need_room_on_both_hosts_and_on_the_device() -> None:
+    """Over TCP they go by the host's memory, and come to the receiver's device."""
+    nodes = [CLIENT, worker("w0", "a", cuda=64 * MIB), worker("w1", "b", cuda=64 * MIB)]
+    stages = [stage(credit="1 MiB", device="cuda", pool="8 MiB")(work) for _ in range(2)]
+    plan = make_plan(stages, nodes, window=8 * MIB)
+    assert [edge.kind for edge in plan.edges] == ["tcp"] * 3
+    nodes[1] = worker("w0", "a", host=12 * MIB, cuda=64 * MIB)
+    with pytest.raises(InvalidRequest, match=r"limit of host on w0: .*work 8 MiB \+ edge work -> work 8"):
+        make_plan(stages, nodes, window=8 * MIB)
+    nodes[1:] = [worker("w0", "a", cuda=64 * MIB), worker("w1", "b", cuda=12 * MIB)]
+    with pytest.raises(InvalidRequest, match="limit of cuda:3 on w1"):
+        make_plan(stages, nodes, window=8 * MIB)
 
 
 def test_a_plan_beyond_a_limit_is_refused_with_the_sums() -> None:
