@@ -39,6 +39,7 @@ REASON_MEMORY: Final = 1
 REASON_PAGES: Final = 4
 ROUTE_CALLS: Final[tuple[int, int]]
 PROCESS_CALLS: Final[tuple[int, int, int]]
+NAMED_CALLS: Final[tuple[int, int]]
 
 class Heap:
     def __init__(self, *, granule: int = 512, journal: bool = False, **options: Unpack[HeapOptions]) -> None: ...
@@ -670,7 +671,8 @@ class Route:
         stream_of: Returns what means a stream to the pool's device, of its handle.
         tag: A name under which statistics and errors count what is live by this route.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
-        told_streams: The library frees each block on the stream that it asked for, and names others that use it.
+        told_streams: The library frees each block on the stream that it asked for, and names others that use it, if
+            any: memory goes back behind these.
 
     Attributes:
         failure: Why the latest allocation failed, None where it did not.
@@ -692,7 +694,17 @@ class Route:
     def leave(self) -> None:
         """End that. On the same thread, and the innermost first."""
 
+    def begin(self) -> int:
+        """Let memory be had by it, until as many `end` follow."""
+
+    def end(self) -> int:
+        """End what `begin` began."""
+
     failure: BaseException | None
+    @property
+    def address(self) -> int:
+        """What `NAMED_CALLS` take for it, between `begin` and `end`."""
+
     @property
     def core(self) -> Core: ...
     @property
@@ -713,6 +725,9 @@ class Route:
 
     def reset_peaks(self) -> None:
         """Begin anew with peaks."""
+
+def name_streams_by(capsule: object) -> None:
+    """Take the function of a library, in C, that returns the handle of this thread's current stream."""
 
 def route_failure() -> BaseException | None:
     """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""

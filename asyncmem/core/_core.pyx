@@ -12,9 +12,10 @@ from cpython.buffer cimport (
 from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_SetObject, PyErr_WriteUnraisable
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetName, PyCapsule_GetPointer
 from cpython.unicode cimport PyUnicode_FromObject
 from cpython.weakref cimport PyWeakref_NewRef
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, intptr_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
 from cython.operator cimport dereference as deref
 from libcpp.string cimport string

@@ -11,15 +11,21 @@ it was made. So CuPy's own rule holds: let that stream wait for others that use 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import Any
 
-from asyncmem.interop.routing import allocate, device_of, need_no_blocking, needs, until_suspended
+from asyncmem.core import NAMED_CALLS, Route, name_streams_by
+from asyncmem.interop.routing import device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
 
 with needs("cupy-cuda13x>=14"):
     import cupy
 
 __all__ = ["use"]
+
+_cuda: Any = cupy.cuda
+_backend: Any = import_module("cupy_backends.cuda.stream")
+name_streams_by(_backend.__pyx_capi__["get_current_stream_ptr"])
 
 
 def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> AbstractContextManager[None]:
@@ -29,16 +35,28 @@ def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> Abs
     """
     device = device_of(share)
     need_no_blocking(share)
-    cuda: Any = cupy.cuda
-    elsewhere = cuda.get_allocator()
+    elsewhere = _cuda.get_allocator()
+    route = Route(share, device, _stream_of, tag=tag, timeout=timeout, told_streams=True)
+    serve = here = _cuda.CFunctionAllocator(route.address, *NAMED_CALLS, route).malloc
+    if _cuda.runtime.getDeviceCount() > 1:
 
-    def serve(nbytes: int) -> object:
-        if cuda.runtime.getDevice() != device:
-            return elsewhere(nbytes)
-        stream = cuda.get_current_stream()
-        keeps = isinstance(stream, cuda.Stream)  # the handle, for as long as the pool keeps the object
-        buffer = allocate(share, nbytes, stream if keeps else stream.ptr, tag, timeout)
-        return cuda.MemoryPointer(cuda.UnownedMemory(buffer.address, nbytes, buffer, device), 0)
+        def serve(nbytes: int) -> object:
+            return (here if _cuda.runtime.getDevice() == device else elsewhere)(nbytes)
 
-    inside = cuda.using_allocator(serve)
-    return until_suspended(share, inside.__enter__, lambda: inside.__exit__(None, None, None))
+    inside = _cuda.using_allocator(serve)
+
+    def enter() -> None:
+        route.begin()
+        inside.__enter__()
+
+    def leave() -> None:
+        inside.__exit__(None, None, None)
+        route.end()
+
+    return until_suspended(share, enter, leave)
+
+
+def _stream_of(handle: int) -> object:
+    """Return what tells a pool the stream of this thread: CuPy's object, where it keeps the stream."""
+    stream = _cuda.get_current_stream()
+    return stream if isinstance(stream, _cuda.Stream) else handle

@@ -4,6 +4,7 @@ Without a GPU CuPy makes no array, so here is only how it asks for memory; its a
 """
 
 import asyncio
+import ctypes
 import gc
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from asyncmem import AsyncMemoryPool, InvalidRequest, OutOfMemoryError
+from asyncmem import AsyncMemoryPool, BufferReleased, InvalidRequest, OutOfMemoryError
 from asyncmem.devices import Cuda
 from tests.cuda.fake import FakeDriver
 
@@ -56,21 +57,53 @@ class MemoryPointer:
         self.mem, self.ptr = mem, mem.ptr + offset
 
 
+class CFunctionMemory(UnownedMemory):
+    """`cupy.cuda.memory.CFunctionAllocatorMemory`: calls with the interpreter's lock held, and raises what is set."""
+
+    def __init__(self, allocator: "CFunctionAllocator", size: int, device_id: int) -> None:
+        super().__init__(0, size, None, device_id)
+        self._allocator = allocator
+        if size:
+            self.ptr = allocator.calls[0](allocator.param, size, device_id)
+
+    def __del__(self) -> None:
+        if self.ptr:
+            self._allocator.calls[1](self._allocator.param, self.ptr, self.device_id)
+
+
+class CFunctionAllocator:
+    """`cupy.cuda.CFunctionAllocator`."""
+
+    def __init__(self, param: int, malloc: int, free: int, owner: object) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self.param, self._owner = param, owner
+        self.calls = (
+            ctypes.PYFUNCTYPE(pointer, pointer, size, number)(malloc),
+            ctypes.PYFUNCTYPE(None, pointer, pointer, number)(free),
+        )
+
+    def malloc(self, size: int) -> MemoryPointer:
+        return MemoryPointer(CFunctionMemory(self, size, sys.modules["cupy"].device), 0)
+
+
 class Cupy(ModuleType):
     """`cupy`, as far as `asyncmem.interop.cupy` uses it: `cupy.cuda`, with the allocator of each thread."""
 
     Stream, ExternalStream = Stream, ExternalStream
-    UnownedMemory, MemoryPointer = UnownedMemory, MemoryPointer
+    UnownedMemory, MemoryPointer, CFunctionAllocator = UnownedMemory, MemoryPointer, CFunctionAllocator
 
     def __init__(self) -> None:
         super().__init__("cupy")
         self.cuda = self.runtime = self
-        self.device = 0
+        self.device, self.devices = 0, 2
         self.stream: Any = ExternalStream(0)
         self._thread = threading.local()
 
     def getDevice(self) -> int:  # noqa: N802 -- CuPy's name
         return self.device
+
+    def getDeviceCount(self) -> int:  # noqa: N802 -- CuPy's name
+        return self.devices
 
     def get_current_stream(self) -> Any:
         return self.stream
@@ -94,12 +127,23 @@ def elsewhere(size: int) -> MemoryPointer:
     return MemoryPointer(UnownedMemory(64, size, None, 0), 0)
 
 
+_kept: list[object] = []
+
+
 @pytest.fixture
 def cupy() -> Iterator[Cupy]:
     """CuPy's stand-in, for the module under test too."""
     made = Cupy()
+    backend = ModuleType("cupy_backends.cuda.stream")
+    current = ctypes.CFUNCTYPE(ctypes.c_ssize_t)(lambda: made.stream.ptr)
+    _kept.append(current)  # the module under test keeps its address
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = new(ctypes.cast(current, ctypes.c_void_p), b"intptr_t (void)", None)
+    backend.__pyx_capi__ = {"get_current_stream_ptr": capsule}  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", made)
+        patch.setitem(sys.modules, "cupy_backends.cuda.stream", backend)
         patch.delitem(sys.modules, "asyncmem.interop.cupy", raising=False)
         yield made
         patch.delitem(sys.modules, "asyncmem.interop.cupy", raising=False)
@@ -160,6 +204,45 @@ def test_memory_belongs_to_the_stream_that_is_current(
         driver.launch(other.handle, writes=[(again.address, 60 * MIB)])
         driver.release()
     assert driver.violations() == []
+
+
+def test_one_card_needs_no_look_at_the_device(cupy: Cupy, interop: Any, pool: AsyncMemoryPool) -> None:
+    """Then CuPy calls the compiled code itself; its errors are ours, and a lease that has ended serves no more."""
+    cupy.devices = 1
+    with pool.lease(4 * MIB) as lease, interop.use(lease):
+        assert cupy.get_allocator().__func__ is CFunctionAllocator.malloc  # type: ignore[attr-defined]
+        for _ in range(3):
+            assert cupy.alloc(4 * MIB).ptr == lease.address
+        with pytest.raises(OutOfMemoryError, match="from a lease of 4 MiB"):
+            cupy.alloc(8 * MIB)
+        allocator = cupy.get_allocator()
+    with pytest.raises(BufferReleased, match="allocating from a lease"):
+        allocator(MIB)
+
+
+@pytest.mark.fake_only
+def test_graph_keeps_what_it_was_given(cupy: Cupy, interop: Any, pool: AsyncMemoryPool, cuda: Cuda) -> None:
+    """Memory that is allocated during a capture stays the graph's, also when its array is gone."""
+    from cuda.bindings import driver as calls
+
+    cupy.devices = 1
+    stream = cuda.create_stream("captured")
+    cupy.stream = Stream(stream)
+    with pool.graph() as memory, interop.use(pool):
+        assert calls.cuStreamBeginCapture(stream.handle, calls.CUstreamCaptureMode(1))[0] == 0
+        x = cupy.alloc(40 * MIB)
+        address = x.ptr
+        del x
+        gc.collect()
+        code, graph = calls.cuStreamEndCapture(stream.handle)
+        assert code == 0
+    with pytest.raises(OutOfMemoryError):
+        pool.allocate(40 * MIB)
+    calls.cuGraphDestroy(graph)
+    cupy.stream = ExternalStream(0)
+    memory.release()
+    with pool.allocate(40 * MIB) as again:
+        assert again.address == address
 
 
 def test_pool_waits_on_this_thread(cupy: Cupy, interop: Any, pool: AsyncMemoryPool) -> None:

@@ -21,6 +21,8 @@ cdef extern from "binding/routes.hpp" namespace "asyncmem" nogil:
         void add(CRoute& route, void* address, uint32_t block, size_t nbytes, bint everywhere) except +
         void use(CRoute& route)
         bint drop(CRoute& route)
+        void* take(CRoute& route, size_t nbytes, uint64_t stream)
+        bint release(void* address)
         void install(CRoute& route)
         RouteCounts counts(const CRoute& route)
         void reset_peaks(CRoute& route)
@@ -48,7 +50,8 @@ cdef class Route:
         stream_of: Returns what means a stream to the pool's device, of its handle.
         tag: A name under which statistics and errors count what is live by this route.
         timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
-        told_streams: The library frees each block on the stream that it asked for, and names others that use it.
+        told_streams: The library frees each block on the stream that it asked for, and names others that use it, if
+            any: memory goes back behind these.
 
     Attributes:
         failure: Why the latest allocation failed, None where it did not.
@@ -80,6 +83,11 @@ cdef class Route:
     def __dealloc__(self):
         del self.c
 
+    @property
+    def address(self):
+        """What `NAMED_CALLS` take for it, between `begin` and `end`."""
+        return <size_t>self.c
+
     def enter(self):
         """Have this thread's allocations come from here, until `leave`."""
         self.begin()
@@ -91,7 +99,8 @@ cdef class Route:
         self.begin()
         asyncmem_routes().install(self.c[0])
 
-    cdef int begin(self) except -1:
+    cpdef int begin(self) except -1:
+        """Let memory be had by it, until as many `end` follow."""
         asyncmem_routes().use(self.c[0])
         if self not in self.core.routes:
             self.core.routes[self] = None
@@ -104,6 +113,10 @@ cdef class Route:
         if asyncmem_here() != self.c:
             raise RuntimeError("a route is left on the thread that entered it, after all that were entered later")
         (&asyncmem_here())[0] = self.c.outer
+        self.end()
+
+    cpdef int end(self) except -1:
+        """End what `begin` began."""
         self.inside = False
         self.set_open()
         self.drop()
@@ -229,3 +242,46 @@ ROUTE_CALLS = (<size_t>&route_allocate, <size_t>&route_release)
 PROCESS_CALLS = (<size_t>&route_allocate_or_throw, <size_t>&route_release, <size_t>&route_name_stream)
 """The same for a library that looks at no result, so the first throws a `std::runtime_error`; and
 `void name_stream(void* address, void* stream)`, for each other stream that uses a block."""
+
+
+cdef intptr_t (*_stream_here)() noexcept  # of the library that names its routes
+cdef dict _kept = {}  # buffers of graphs, by address: what becomes of them when they are freed, their pools know
+
+
+def name_streams_by(capsule):
+    """Take the function of a library, in C, that returns the handle of this thread's current stream."""
+    global _stream_here
+    _stream_here = <intptr_t (*)() noexcept>PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))
+
+
+cdef void* _allocate_from(void* named, size_t nbytes, int device) except? NULL:
+    cdef CRoute* c = <CRoute*>named
+    cdef uint64_t stream = <uint64_t>_stream_here()
+    cdef void* found = asyncmem_routes().take(c[0], nbytes, stream)
+    cdef Route route
+    cdef Buffer buffer
+    if found != NULL:
+        return found
+    route = <Route>c.object
+    if stream and route.core.can_capture:
+        meant = route.stream_of(stream)
+        if route.core.may_be_captured(route.core.stream_number(meant)):
+            buffer = route.share.allocate(nbytes, stream=meant, tag=route.tag)  # as a graph's, or not at all
+            _kept[buffer._address] = buffer
+            return <void*><size_t>buffer._address
+    return route.serve(nbytes, stream)
+
+
+cdef void _release_to(void* named, void* address, int device) noexcept:
+    if not asyncmem_routes().release(address):
+        buffer = _kept.pop(<size_t>address, None)
+        if buffer is not None:
+            (<Buffer>buffer).free()
+
+
+NAMED_CALLS = (<size_t>&_allocate_from, <size_t>&_release_to)
+"""The addresses of `void* allocate(void* route, size_t, int device)` and `void release(void* route, void*, int device)`.
+
+For a library that calls with the interpreter's lock held, and raises what the first has set. Memory is ready on the
+stream that is current here, and goes back behind that.
+"""

@@ -79,13 +79,36 @@ public:
         return found ? found : missed(route, nbytes, stream);
     }
 
-    void release(void* address) noexcept {
-        if (!address || forked_) return;
+    // What is free, without waiting; none else.
+    void* take(Route& route, size_t nbytes, uint64_t stream) noexcept {
+        Outcome outcome;
+        BlockId block = 0;
+        try {
+            std::lock_guard guard(route.lock);
+            Ask ask{.nbytes = nbytes, .account = route.account, .arena = route.arena, .fast = true};
+            if (!route.open || forked_ || nbytes > max_size || !number_of(route, stream, ask.stream)) return nullptr;
+            if (stream && route.calls && route.calls->capturing(route.calls->context, stream)) return nullptr;
+            block = route.heap->take(ask, outcome);
+            if (!block) return nullptr;
+            add(route, reinterpret_cast<void*>(outcome.address), block, nbytes, !route.told_streams);
+        } catch (...) {
+            if (block) route.heap->free(block);
+            return nullptr;
+        }
+        if (outcome.flags) {
+            std::lock_guard guard(lock_);
+            tell(route, outcome.flags);
+        }
+        return reinterpret_cast<void*>(outcome.address);
+    }
+
+    bool release(void* address) noexcept {  // whether it was a route's
+        if (!address || forked_) return true;
         Held held;
         {
             std::lock_guard guard(lock_);
             auto found = held_.find(address);
-            if (found == held_.end()) return;
+            if (found == held_.end()) return false;
             held = found->second;
             held_.erase(found);
         }
@@ -106,6 +129,7 @@ public:
         if (flags || held.everywhere || route.users == 1) tell(route, flags);
         route.heap->expect_news(-1);
         route.users--;  // the last one is told of, so that it stays until then
+        return true;
     }
 
     // `everywhere`: it is not known which streams will use it.
@@ -182,28 +206,6 @@ private:
     };
 
     Route* installed(int device) const { return device >= 0 && device < most_devices ? installed_[device].load() : nullptr; }
-
-    void* take(Route& route, size_t nbytes, uint64_t stream) noexcept {
-        Outcome outcome;
-        BlockId block = 0;
-        try {
-            std::lock_guard guard(route.lock);
-            Ask ask{.nbytes = nbytes, .account = route.account, .arena = route.arena, .fast = true};
-            if (!route.open || nbytes > max_size || !number_of(route, stream, ask.stream)) return nullptr;
-            if (stream && route.calls && route.calls->capturing(route.calls->context, stream)) return nullptr;
-            block = route.heap->take(ask, outcome);
-            if (!block) return nullptr;
-            add(route, reinterpret_cast<void*>(outcome.address), block, nbytes, !route.told_streams);
-        } catch (...) {
-            if (block) route.heap->free(block);
-            return nullptr;
-        }
-        if (outcome.flags) {
-            std::lock_guard guard(lock_);
-            tell(route, outcome.flags);
-        }
-        return reinterpret_cast<void*>(outcome.address);
-    }
 
     static bool number_of(const Route& route, uint64_t stream, uint32_t& number) {
         for (auto& [handle, known] : route.streams)
