@@ -4,12 +4,14 @@ A request is a few sound clips. CuPy turns them into features and a transformer 
 into vectors, in one of a few threads. Ten times more clients than there is memory for wait in the pool's queue: none
 fails for memory, one that has waited too long is answered 503, and one that finds the queue full 429.
 
-`python examples/torch_server.py --table` compares that with semaphores of every size, on torch's and CuPy's own memory
-of the same size. Without a GPU a small model runs on the host, where a lease only counts what torch allocates itself.
+`python examples/torch_server.py --table` compares that, in turns, with semaphores of every size, on torch's and CuPy's
+own memory of the same size. Without a GPU a small model runs on the host, where a lease only counts what torch
+allocates itself.
 """
 
 import asyncio
 import importlib
+import itertools
 import math
 import random
 import sys
@@ -28,7 +30,8 @@ import asyncmem
 FRAMES, SAMPLES, BANDS = 256, 400, 80  # a clip has so many frames of so many samples; a feature for each band
 PATIENCE, QUEUE = 1.0, 40  # seconds that a request waits for memory at most; and how many may wait
 PAUSE = 0.2  # seconds until a client that was turned away comes again
-THREADS = 3  # that run the model: enough to keep the GPU busy
+THREADS = 4  # that run the model: enough to keep the GPU busy
+TURNS = 3  # of each way in the table
 SHARES = (0.5, 0.3, 0.2)  # of requests of each size, from small to large
 ROOM = 2.5  # requests of the largest size that there is memory for
 
@@ -93,6 +96,8 @@ class Server:
     clips: dict[int, Clips]
     answers: list[tuple[int, int, float]] = field(default_factory=list)
     """Of each request: how many clips it had, its status, and the seconds until it was answered."""
+    seconds: float = 0.0
+    """That it has served."""
 
     async def answer(self, size: int) -> int:
         """Return the status of a request, as a web server would."""
@@ -160,17 +165,21 @@ async def measure(model: Model, clips: dict[int, Clips]) -> dict[int, int]:
     return needs
 
 
-async def serve(server: Server, clients: int, seconds: float) -> list[str]:
-    """Serve many clients for some seconds, and return what the table says of that."""
+async def serve(server: Server, clients: int, seconds: float) -> None:
+    """Serve many clients for some seconds."""
     await asyncio.gather(*(server.answer(min(server.clips)) for _ in range(QUEUE)))  # each thread's first takes longer
     began = time.monotonic()
     await asyncio.gather(*(server.be_client(number, began + seconds) for number in range(clients)))
-    took = time.monotonic() - began
+    server.seconds += time.monotonic() - began
+
+
+def row(server: Server) -> list[str]:
+    """Return what the table says of a server."""
     waits = sorted(seconds for _, status, seconds in server.answers if status == 200) or [math.nan]
     clips = sum(size for size, status, _ in server.answers if status == 200)
     count = [sum(status == code for _, status, _ in server.answers) for code in (200, 500, 503, 429)]
     late = [f"{waits[int(len(waits) * part)]:.2f} s" for part in (0.5, 0.99)]
-    return [f"{count[0] / took:.1f}", f"{clips / took:.0f}", *late, *map(str, count[1:])]
+    return [f"{count[0] / server.seconds:.1f}", f"{clips / server.seconds:.0f}", *late, *map(str, count[1:])]
 
 
 async def main() -> None:
@@ -179,7 +188,7 @@ async def main() -> None:
     model = Model()
     numbers = np.random.default_rng(0)
     clips = {size: numbers.integers(-9999, 9999, (size, FRAMES, SAMPLES), np.int16) for size in model.sizes}
-    seconds = 4.0 if table else 1.0
+    seconds, turns = (2.0, TURNS) if table else (1.0, 1)
     threads = {"leases": THREADS, "1 permit": 1}
     if table:
         threads |= {f"{count} permits": count for count in (2, 3, 4, 8, 16)} | {"none": 64}
@@ -189,26 +198,28 @@ async def main() -> None:
     print(f"requests need {[f'{need >> 20} MiB' for need in needs.values()]}; {fit} fit into {limit >> 20} MiB")
     print("| admission | requests/s | clips/s | 50 % in | 99 % in | failed | 503 | 429 |")
     print("|---|---|---|---|---|---|---|---|")
-    failed = []
     async with asyncmem.AsyncMemoryPool(model.device, limit=limit, max_waiting=QUEUE) as pool:
-        for name, count in threads.items():
-            if model.on_gpu and name == "1 permit":
-                give_torch_as_much(model.torch.cuda, limit)
+        servers: dict[str, Server] = {}
+        as_much = fraction(model.torch.cuda, limit) if model.on_gpu else 1.0
+        for _, (name, count) in itertools.product(range(turns), threads.items()):
+            if model.on_gpu:
+                model.torch.cuda.set_per_process_memory_fraction(1.0 if name == "leases" else as_much)
             admit = leases(pool, needs) if name == "leases" else permits(count if name != "none" else 1 << 30)
             with ThreadPoolExecutor(count) as workers:
-                server = Server(model, admit, workers, clips)
-                row = await serve(server, 10 * fit, seconds)
-            print(f"| {' | '.join([name, *row])} |", flush=True)
-            if name == "leases":
-                failed = [status for _, status, _ in server.answers if status == 500]
-        assert not failed
+                server = servers.setdefault(name, Server(model, admit, workers, clips))
+                server.threads = workers
+                await serve(server, 10 * fit, seconds)
+        for name, server in servers.items():
+            print(f"| {' | '.join([name, *row(server)])} |", flush=True)
+        assert all(status != 500 for _, status, _ in servers["leases"].answers)
         assert pool.stats().waits > 0
 
 
-def give_torch_as_much(cuda: ModuleType, limit: int) -> None:
-    """Let torch's own allocator have what it has now and the limit. What CuPy takes does not count there."""
+def fraction(cuda: ModuleType, limit: int) -> float:
+    """Return the part of the GPU that torch's own allocator has now, and the limit. CuPy's memory does not count."""
     cuda.empty_cache()
-    cuda.set_per_process_memory_fraction((cuda.memory_reserved() + limit) / cuda.get_device_properties(0).total_memory)
+    part: float = (cuda.memory_reserved() + limit) / cuda.get_device_properties(0).total_memory
+    return part
 
 
 if __name__ == "__main__":
