@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
@@ -13,13 +14,14 @@ from anyio.to_thread import run_sync
 from asyncmem import share
 from asyncmem.devices import Cuda
 from asyncmem.errors import BackendUnavailable
+from asyncmem.share.exports import export_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from asyncmem.arrays import Array
     from asyncmem.arrays._dlpack import CapsuleType
-    from asyncmem.devices import Device, Stream
+    from asyncmem.devices import Device, Fence, Stream
     from asyncmem.errors import RankLost
     from asyncmem.pipeline.parallel.link import Sending
     from asyncmem.pool import AsyncMemoryPool
@@ -27,18 +29,24 @@ if TYPE_CHECKING:
     from asyncmem.ranks.peers import Group
 
 T = TypeVar("T")
+Take: TypeAlias = "Callable[[Array, int], None]"
+"""Queues that an array comes which has that place among the bytes of all."""
 
 
 class Carrier(ABC):
-    """Brings the memory of items to one neighbour, and from it, in one run."""
+    """Brings the memory of items to one neighbour, and from it, in one run.
+
+    All is made ready while the item is still being made: the less is left to do once it is there.
+    """
 
     @abstractmethod
-    async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
-        """Queue the way of an item, and have the neighbour told what `fetch` needs of it."""
+    async def send(self, packed: Packed, sending: Sending) -> tuple[Json, Fence]:
+        """Queue the way of an item; return what `fetch` needs of it, and when that may go on."""
 
+    @asynccontextmanager
     @abstractmethod
-    async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:
-        """Queue on a stream that memory comes, to arrays that have their places among the bytes of all."""
+    def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:
+        """Get ready for an item; the block has what queues on a stream that a part of its memory comes."""
 
     def drop(self) -> None:  # noqa: B027  # one of them has nothing
         """Let go of what has been sent and has not been taken."""
@@ -53,25 +61,29 @@ class ByShare(Carrier):
         self._same_device = same_device
         self._exports: list[share.Export] = []
 
-    async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
+    async def send(self, packed: Packed, sending: Sending) -> tuple[Json, Fence]:
         """Wait for memory to share, copy the item to it, and export that."""
         memory = await sending.pool.shared.allocate_async(packed.nbytes, stream=sending.out)
         try:
             for array, offset in zip(packed.arrays, packed.offsets, strict=True):
                 array.copy_to(memory.view(array._element.name, array.shape, offset), stream=sending.out)
-            exported = share.export(memory, pid=self._pid)
+            exported = export_ahead(memory, self._pid)
         finally:
             memory.free()
         self._exports.append(exported)
-        say(exported.descriptor.hex())
+        return exported.descriptor.hex(), sending.out.record()
 
-    async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:  # noqa: ARG002  # as its base
-        """Open it, which waits until it is there, and copy it."""
+    @asynccontextmanager
+    async def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
+        """Open it."""
         home = stream if self._same_device else None
         async with share.attach_async(bytes.fromhex(told), stream=home) as shared:
-            for target, offset in targets:
+
+            def take(target: Array, offset: int) -> None:
                 source = shared.buffer.view(target._element.name, target.shape, offset)
                 target.copy_from(source, stream=stream)
+
+            yield take
 
     def drop(self) -> None:
         """Close the exports."""
@@ -88,22 +100,26 @@ class ByNccl(Carrier):
         self._communicators = communicators
         self._other = other
 
-    async def send(self, packed: Packed, sending: Sending, say: Callable[[Json], None]) -> None:
-        """Send it from where it is. The neighbour hears of it once it is ready, so that its GPU does not stand by."""
+    async def send(self, packed: Packed, sending: Sending) -> tuple[Json, Fence]:
+        """Send it from where it is. The neighbour begins once it is there, so that its GPU does not stand by."""
         send = self._communicators[sending.step.forward].send
         with self._device.context.entered():
             for array in packed.arrays:
                 if array.nbytes:
                     send(_Bytes(array, sending.out), self._other, stream=sending.out.handle)
-        sending.ended.notify(partial(say, None))
+        return None, sending.ended
 
-    async def fetch(self, told: Json, targets: Sequence[tuple[Array, int]], stream: Stream, *, forward: bool) -> None:  # noqa: ARG002  # as its base
+    @asynccontextmanager
+    async def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
         """Receive it."""
         receive = self._communicators[forward].recv
-        with self._device.context.entered():
-            for target, _ in targets:
-                if target.nbytes:
+
+        def take(target: Array, offset: int) -> None:  # noqa: ARG001  # parts come one after the other
+            if target.nbytes:
+                with self._device.context.entered():
                     receive(_Bytes(target, stream), self._other, stream=stream.handle)
+
+        yield take
 
 
 class _Bytes:

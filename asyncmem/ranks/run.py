@@ -77,29 +77,32 @@ class RankRun(LinkRun):
         packed = pack(sending.item)
         if len(str(packed.form)) > _MOST_FORM:
             raise InvalidRequest("output", f"{len(str(packed.form))} bytes besides its memory", f"at most {_MOST_FORM}")
-        to = self._group.rank + (1 if sending.step.forward else -1)
-        say = partial(self._say, to, _topic(sending.step), packed.form)
-        if packed.nbytes:
-            await self._carriers[to].send(packed, sending, say)
-        else:
-            say(None)
+        to, topic = self._group.rank + (1 if sending.step.forward else -1), _topic(sending.step)
+        told, ready = (await self._carriers[to].send(packed, sending)) if packed.nbytes else (None, sending.ended)
+        self._say(to, topic, [packed.form, told])
+        ready.notify(partial(self._say, to, f"{topic} is there", None))
 
-    def _say(self, to: int, topic: str, form: Json, told: Json) -> None:
+    def _say(self, to: int, topic: str, what: Json) -> None:
         if not self._ended:
-            self._group.say(to, topic, [form, told])
+            self._group.say(to, topic, what)
 
     async def receive(self, step: Step, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:
         """Wait for an item, and have its memory come."""
-        other = self._group.rank + (-1 if step.forward else 1)
+        other, topic = self._group.rank + (-1 if step.forward else 1), _topic(step)
         buffers: list[Buffer] = []
         try:
-            form, told = await self._group.hear(other, _topic(step))
+            form, told = await self._group.hear(other, topic)
             leaves = leaves_of(form)
             buffers.extend([await allocate(leaf.nbytes) for leaf in leaves])
             arrays = [one.view(leaf.dtype, leaf.shape) for one, leaf in zip(buffers, leaves, strict=True)]
+            there = partial(self._group.hear, other, f"{topic} is there")
             if any(leaf.nbytes for leaf in leaves):
-                targets = [(array, leaf.offset) for array, leaf in zip(arrays, leaves, strict=True)]
-                await self._carriers[other].fetch(told, targets, stream, forward=step.forward)
+                async with self._carriers[other].fetch(told, stream, forward=step.forward) as take:
+                    await there()
+                    for array, leaf in zip(arrays, leaves, strict=True):
+                        take(array, leaf.offset)
+            else:
+                await there()
         except BaseException as error:
             free_buffers(buffers)
             if isinstance(error, RankLost):

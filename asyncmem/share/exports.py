@@ -45,8 +45,10 @@ class Export:
         nbytes: The bytes of the memory.
     """
 
-    def __init__(self, broker: Broker, array: Array, readers: int | None, pid: int | None) -> None:
-        """Take what it is about; see `export`."""
+    def __init__(
+        self, broker: Broker, array: Array, readers: int | None, pid: int | None, *, ordered: bool = True
+    ) -> None:
+        """Take what it is about; see `export`. Readers wait for the work that is under way if it is `ordered`."""
         buffer = array.buffer
         assert isinstance(buffer.device, Shareable)
         self._broker = broker
@@ -63,7 +65,7 @@ class Export:
         self.reply = to_json(facts).encode()
         if len(self.reply) > _MOST:
             raise InvalidRequest("source", array, "an array of fewer dimensions")
-        self._ready = buffer.stream.record()
+        self._ready = buffer.stream.record() if ordered else None
         self._left = readers
         self.pid = pid
         self._open = 0
@@ -145,7 +147,7 @@ class Export:
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call once the work that its home stream had when it was exported is done."""
-        if self._ready.over():
+        if self._ready is None or self._ready.over():
             call()
         else:
             self._ready.notify(partial(self._broker.post, call))
@@ -276,8 +278,16 @@ def export(source: Buffer | Array, *, readers: int | None = 1, pid: int | None =
     for name, number in (("readers", readers), ("pid", pid)):
         if number is not None and not (type(number) is int and number > 0):
             raise InvalidRequest(name, number, "None, or a number from 1")
-    made = Export(process.broker, array, readers, pid)
+    return _offer(Export(process.broker, array, readers, pid))
+
+
+def export_ahead(source: Buffer, pid: int | None) -> Export:
+    """Let another process open a buffer of `pool.shared` before what it is for is there; the two say when it is."""
+    return _offer(Export(process.broker, source.view(), 1, pid, ordered=False))
+
+
+def _offer(made: Export) -> Export:
     _exports[made.key] = made
-    if pid is not None:
+    if made.pid is not None:
         process.broker.post(made.begin)
     return made
