@@ -259,7 +259,7 @@ async def _unless_one_fails(group: Group, call: Callable[[], T]) -> T:
         made.append(await run_sync(call, abandon_on_cancel=True))
         tasks.cancel_scope.cancel()
     if not made:
-        raise lost[0]
+        raise lost.pop()
     return made[0]
 
 

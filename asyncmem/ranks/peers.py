@@ -208,8 +208,7 @@ class Group:
         def look() -> tuple[Json] | None:
             if said:
                 return (said.popleft(),)
-            if failure := self._look_for_failure():
-                raise failure
+            self._need_no_failure()
             return None
 
         return (await self.until(look))[0]
@@ -220,18 +219,19 @@ class Group:
 
     async def failure(self) -> RankLost:
         """Wait until one of the others has failed, ended, or left before it was done."""
-        found = await self.until(self._look_for_failure)
-        assert isinstance(found, RankLost)
-        return found
+        try:
+            await self.until(self._need_no_failure)
+        except RankLost as lost:
+            return lost
+        raise AssertionError("it waits for nothing else")
 
-    def _look_for_failure(self) -> RankLost | None:
+    def _need_no_failure(self) -> None:
         for (number, rank), how in list(self._ended.items()):
             if number == self.number and how is not None:
-                return RankLost(rank, "has failed", how)
+                raise RankLost(rank, "has failed", how)
         for rank, reason in list(self._lost.items()):
             if (self.number, rank) not in self._ended:
-                return RankLost(rank, reason)
-        return None
+                raise RankLost(rank, reason)
 
     def pid(self, rank: int) -> int:
         """Return the number of a rank's process, 0 where it is not visible from here."""
