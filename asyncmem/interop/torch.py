@@ -170,7 +170,7 @@ class _Passage:
     """One use of a share where torch asks us for each tensor."""
 
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
-        _captures.watch(device, share)
+        _captures.watch(share)
         self._route = _route(share, device, tag, timeout, told_streams=bool(_installed))
         self._backwards_elsewhere = True
 
@@ -228,23 +228,9 @@ class _Captures:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._contexts: dict[int, Any] = {}  # of devices that a pool serves
+        self._devices = weakref.WeakSet[Any]()  # that a pool serves torch from
+        self._told: list[Any] = []  # devices, for as long as there are captures
         self._count = 0
-        self._told = False
-
-    def watch(self, device: int, share: Share) -> None:
-        """Count captures for the device of a share, from now on."""
-        with self._lock:
-            if not self._told:
-                self._told = True
-                self._be_told()
-            if device not in self._contexts:
-                opened: Any = share._opened.device
-                self._contexts[device] = opened.context
-                for _ in range(self._count):
-                    self._contexts[device].begin_captures()
-
-    def _be_told(self) -> None:
         begin, end = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end
         ends = weakref.WeakKeyDictionary[Any, Any]()
 
@@ -265,17 +251,31 @@ class _Captures:
 
         torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.capture_end = capture_begin, capture_end
 
+    def watch(self, share: Share) -> None:
+        """Count captures for the device of a share, from now on."""
+        device = share._opened.device
+        with self._lock:
+            if device not in self._devices:
+                self._devices.add(device)
+                if self._count:
+                    self._tell(device)
+
+    def _tell(self, device: Any) -> None:  # noqa: ANN401  # of CUDA's
+        self._told.append(device)
+        device.begin_captures()
+
     def _begin(self) -> None:
         with self._lock:
             self._count += 1
-            for context in self._contexts.values():
-                context.begin_captures()
+            if self._count == 1:
+                for device in list(self._devices):
+                    self._tell(device)
 
     def _end(self) -> None:
         with self._lock:
             self._count -= 1
-            for context in self._contexts.values():
-                context.end_captures()
+            while self._told and not self._count:
+                self._told.pop().end_captures()
 
 
 class _Torch:
