@@ -9,13 +9,13 @@ RMM calls Python for each allocation and free, a few microseconds. It frees from
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from asyncmem.devices import Cuda
 from asyncmem.devices.gpu.segments import Source
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
-from asyncmem.interop.routing import AddressedBuffers, needs
+from asyncmem.interop.routing import AddressedBuffers, Streamed, needs
 
 with needs("rmm-cu13>=26.6"):
     from rmm.mr import CallbackMemoryResource, DeviceMemoryResource
@@ -46,8 +46,27 @@ def memory_resource(share: Share, *, tag: str = "rmm", timeout: float | None = N
     Raises:
         InvalidRequest: It is no memory of a CUDA device.
     """
-    buffers = AddressedBuffers(share, tag, timeout)
-    return CallbackMemoryResource(buffers.allocate, buffers.free)
+    return CallbackMemoryResource(*_Calls(share, tag, timeout).calls)
+
+
+class _Calls(AddressedBuffers):
+    """What RMM calls. It keeps only pointers, which its resources in C++ use when its own object in Python is gone."""
+
+    _used: ClassVar[dict[int, _Calls]] = {}  # by the addresses of what is live
+
+    def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
+        super().__init__(share, tag, timeout)
+        self.calls = (self.allocate, self.free)
+
+    def allocate(self, nbytes: int, stream: Streamed) -> int:
+        address = super().allocate(nbytes, stream)
+        if nbytes:
+            self._used[address] = self
+        return address
+
+    def free(self, address: int, nbytes: int, stream: Streamed) -> None:
+        self._used.pop(address, None)
+        super().free(address, nbytes, stream)
 
 
 class ResourceDevice(Cuda):

@@ -1,5 +1,6 @@
 """RMM allocates from pools, budgets and leases; and a pool lies on top of a resource of RMM's."""
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -29,6 +30,20 @@ class TestResource:
             threads.submit(resource.deallocate, address, MIB, stream).result()
         assert pool.stats().allocated_bytes == 0
         resource.deallocate(resource.allocate(0, stream), 0, stream)
+
+    def test_pool_of_rmms_may_outlive_its_python(self, pool: AsyncMemoryPool) -> None:
+        """Its C++ gives its memory back by our calls, which are there although nobody in Python has them any more."""
+
+        def make() -> None:
+            above = [rmm.mr.PoolMemoryResource(interop.memory_resource(pool), MIB)]
+            above[0].deallocate(above[0].allocate(1000), 1000)
+            above.append(above)  # so that the collector clears them, in an order of its own
+
+        for _ in range(20):
+            make()
+            assert pool.stats().allocated_bytes == MIB
+            gc.collect()
+            assert pool.stats().allocated_bytes == 0
 
     def test_full_share_raises_with_all_facts(self, pool: AsyncMemoryPool) -> None:
         """By RMM's own kind of error, in our words, also through another resource that lies above."""
