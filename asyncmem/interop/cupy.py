@@ -37,11 +37,20 @@ def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> Abs
     need_no_blocking(share)
     elsewhere = _cuda.get_allocator()
     route = Route(share, device, _stream_of, tag=tag, timeout=timeout, told_streams=True)
-    serve = here = _cuda.CFunctionAllocator(route.address, *NAMED_CALLS, route).malloc
-    if _cuda.runtime.getDeviceCount() > 1:
+    here = _cuda.CFunctionAllocator(route.address, *NAMED_CALLS, route).malloc
+    alone = _cuda.runtime.getDeviceCount() == 1
 
-        def serve(nbytes: int) -> object:
-            return (here if _cuda.runtime.getDevice() == device else elsewhere)(nbytes)
+    def serve(nbytes: int) -> object:
+        if not alone and _cuda.runtime.getDevice() != device:
+            return elsewhere(nbytes)
+        pointer = here(nbytes)
+        if not pointer.ptr and nbytes:
+            failure, route.failure = route.failure, None
+            try:
+                raise failure or MemoryError
+            finally:
+                del failure  # which keeps this frame by its traceback
+        return pointer
 
     inside = _cuda.using_allocator(serve)
 

@@ -254,15 +254,20 @@ def name_streams_by(capsule):
     _stream_here = <intptr_t (*)() noexcept>PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))
 
 
-cdef void* _allocate_from(void* named, size_t nbytes, int device) except? NULL:
+cdef void* _allocate_from(void* named, size_t nbytes, int device) noexcept:
     cdef CRoute* c = <CRoute*>named
     cdef uint64_t stream = <uint64_t>_stream_here()
     cdef void* found = asyncmem_routes().take(c[0], nbytes, stream)
-    cdef Route route
+    if found == NULL:
+        try:
+            return _serve_or_keep(<Route>c.object, nbytes, stream)
+        except BaseException as error:
+            (<Route>c.object).failure = error
+    return found
+
+
+cdef void* _serve_or_keep(Route route, size_t nbytes, uint64_t stream) except NULL:
     cdef Buffer buffer
-    if found != NULL:
-        return found
-    route = <Route>c.object
     if stream and route.core.can_capture:
         meant = route.stream_of(stream)
         if route.core.may_be_captured(route.core.stream_number(meant)):
@@ -282,6 +287,6 @@ cdef void _release_to(void* named, void* address, int device) noexcept:
 NAMED_CALLS = (<size_t>&_allocate_from, <size_t>&_release_to)
 """The addresses of `void* allocate(void* route, size_t, int device)` and `void release(void* route, void*, int device)`.
 
-For a library that calls with the interpreter's lock held, and raises what the first has set. Memory is ready on the
-stream that is current here, and goes back behind that.
+For a library that calls with the interpreter's lock held. Memory is ready on the stream that is current here, and goes
+back behind that. `route.failure` tells why there was none.
 """
