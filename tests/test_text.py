@@ -46,7 +46,7 @@ from asyncmem.insight import (
     write_plan,
 )
 from asyncmem.insight.exports import FORMATS
-from asyncmem.insight.live.server import _said, look
+from asyncmem.insight.live.server import look, said
 from asyncmem.insight.prometheus import PoolCollector
 from asyncmem.insight.reports.summary import summarize
 from asyncmem.insight.trackers import Watch
@@ -164,7 +164,7 @@ def world(text: str, folder: Path) -> World:
                     await call(lambda: part.allocate_async("1 MiB", tag=text, timeout=0.01))
             figures = generate_latest(metrics()).decode().splitlines()
             figures = [line for line in figures if MARK in line]  # other tests' pools have some, too
-            found.said += [repr(pool), pool.summary(), pool._repr_html_(), "\n".join(figures), _said()]
+            found.said += [repr(pool), pool.summary(), pool._repr_html_(), "\n".join(figures), said()]
             found.said.append(top_of(look()))
 
     keep: list[Any] = []

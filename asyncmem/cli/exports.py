@@ -1,5 +1,6 @@
 """The commands that make a file of a recording: a page for a browser, what other programs read, and a pool's plan."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -8,7 +9,7 @@ import click
 from asyncmem.cli.parameters import (
     STANDARD_OUTPUT,
     TIME,
-    file_argument,
+    files_argument,
     force_option,
     json_option,
     load,
@@ -36,24 +37,27 @@ _MANY: Final = 20_000
 
 
 @click.command()
-@file_argument
+@files_argument
 @click.option(
-    "-o", "--output", metavar="OUT.html", help='The page; "-" is standard output. Without it FILE\'s name with .html.'
+    "-o",
+    "--output",
+    metavar="OUT.html",
+    help='The page; "-" is standard output. Without it the first FILE\'s name with .html.',
 )
 @force_option
 @json_option
-def report(file: str, output: str | None, *, force: bool, as_json: bool) -> None:
+def report(files: Sequence[str], output: str | None, *, force: bool, as_json: bool) -> None:
     """Draw a recording in one page, which a browser shows without a network.
 
     What was live over time by tag, with what was reserved, the limit, growth, waits and refusals; the segments with
     their holes, at the peak and at the end; and as icicles by the lines of the program: what was live at the peak,
     what was never freed, and what waited for how long. --json prints the figures of it.
     """
-    path = output or str(Path(file).with_suffix(".html"))
-    need_free(path, force=force, source=file, as_json=as_json)
-    records = load(file)
-    with progress(f"drawing {file}"):
-        drawn = page(records, Path(file).name).encode("utf-8", "xmlcharrefreplace")
+    path = output or str(Path(files[0]).with_suffix(".html"))
+    need_free(path, force=force, sources=files, as_json=as_json)
+    records = load(*files)
+    with progress(f"drawing {files[0]}"):
+        drawn = page(records, Path(files[0]).name).encode("utf-8", "xmlcharrefreplace")
         figures = {one.__name__: one(records) for one in _FIGURES} if as_json else {}
     with written(path, force=force) as out:
         out.write(drawn)
@@ -64,16 +68,16 @@ def report(file: str, output: str | None, *, force: bool, as_json: bool) -> None
 
 
 @click.command()
-@file_argument
+@files_argument
 @click.option("--to", "to", type=click.Choice(tuple(FORMATS)), required=True, help="The format.")
 @click.option(
     "-o",
     "--output",
     metavar="OUT",
-    help='The file; "-" is standard output. Without it FILE\'s name with the ending of the format.',
+    help='The file; "-" is standard output. Without it the first FILE\'s name with the ending of the format.',
 )
 @force_option
-def export(file: str, to: str, output: str | None, *, force: bool) -> None:
+def export(files: Sequence[str], to: str, output: str | None, *, force: bool) -> None:
     """Write a recording in a format that other programs read.
 
     \b
@@ -84,16 +88,16 @@ def export(file: str, to: str, output: str | None, *, force: bool) -> None:
       json       the same as objects, with all lines of each call
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
     ending, write = FORMATS[to]
-    path = output or str(Path(file).with_suffix(ending))
-    need_free(path, force=force, source=file)
-    records = load(file)
+    path = output or str(Path(files[0]).with_suffix(ending))
+    need_free(path, force=force, sources=files)
+    records = load(*files)
     with progress(f"writing {path}"), written(path, force=force) as out:
         write(records, out)
     click.echo(f"{len(records):,} records written to {printable(path)}", err=True)
 
 
 @click.command()
-@file_argument
+@files_argument
 @pool_option
 @click.option("--since", metavar="TIME", type=TIME, help="Place only what was allocated from here on,")
 @click.option("--until", metavar="TIME", type=TIME, help="and before this: one step of a program, say.")
@@ -101,7 +105,7 @@ def export(file: str, to: str, output: str | None, *, force: bool) -> None:
 @force_option
 @json_option
 def plan(
-    file: str,
+    files: Sequence[str],
     name: str | None,
     since: float | None,
     until: float | None,
@@ -118,8 +122,8 @@ def plan(
     seconds.
     """
     if output is not None:
-        need_free(output, force=force, source=file, as_json=as_json)
-    records = load(file)
+        need_free(output, force=force, sources=files, as_json=as_json)
+    records = load(*files)
     start, end = within(records, since, "--since"), within(records, until, "--until")
     if start is not None and end is not None and end <= start:
         raise click.BadParameter("expected a time after --since", param_hint="--until")

@@ -1,7 +1,7 @@
 """What several commands share: kinds of values, options, output files, and recordings with their figures."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from rich.console import Console
 from asyncmem.cli.tables import output, progress
 from asyncmem.errors import InvalidRequest
 from asyncmem.figures import format_count, format_duration
-from asyncmem.insight import Records, read
+from asyncmem.insight import Records, merge, read
 from asyncmem.insight.names import PoolName
 from asyncmem.text import printable, to_json
 from asyncmem.units import parse_duration, parse_size
@@ -60,7 +60,9 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 SIZE: Final = Quantity("size", parse_size, ("MiB", "B"))
 TIME: Final = Quantity("time", parse_duration, ("ms", "s"))
 
-file_argument = click.argument("file", metavar="FILE.amem", type=click.Path(exists=True, dir_okay=False))
+files_argument = click.argument(
+    "files", metavar="FILE.amem...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)
+)
 at_option = click.option(
     "--at", "time", metavar="TIME", type=TIME, help="A time since the recording began, as in 20ms; without it the peak."
 )
@@ -78,13 +80,15 @@ def refuse(reason: str, **given: object) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
-def need_free(path: str, *, force: bool, source: str | None = None, as_json: bool = False, option: str = "-o") -> None:
+def need_free(
+    path: str, *, force: bool, sources: Sequence[str] = (), as_json: bool = False, option: str = "-o"
+) -> None:
     """Check that an output file may be written, before the work begins.
 
     Args:
         path: Its name, or "-" for standard output.
         force: Whether a file that exists may be overwritten.
-        source: The file that is read, which is never overwritten.
+        sources: The files that are read, which are never overwritten.
         as_json: Whether figures go to standard output.
         option: What named the file.
 
@@ -97,7 +101,7 @@ def need_free(path: str, *, force: bool, source: str | None = None, as_json: boo
         raise click.UsageError(f'--json and "{option} -" both write to standard output')
     if path == STANDARD_OUTPUT or not found.is_file():
         return
-    if source is not None and found.samefile(source):
+    if any(found.samefile(source) for source in sources):
         raise click.BadParameter(f"{printable(path)} is what is read: choose another name", param_hint="-o")
     if not force:
         raise _taken(path)
@@ -142,8 +146,12 @@ def _taken(path: str) -> click.BadParameter:
 _LOST: Final = "buffers that were freed in them look as if they were live."
 
 
-def load(file: str) -> Records:
-    """Read a recording, and say on standard error what is missing in it."""
+def load(*files: str) -> Records:
+    """Read recordings, of several processes as one, and say on standard error what is missing in each."""
+    return merge(*map(_load, files))
+
+
+def _load(file: str) -> Records:
     try:
         with progress(f"reading {file}"):
             records = read(file)
@@ -188,11 +196,15 @@ def pool_of(records: Records, name: str | None) -> PoolName:
 
 
 def print_figures(
-    file: str, compute: Callable[[Records], Figures], show: Callable[[Figures, Console], None], *, as_json: bool
+    files: Sequence[str],
+    compute: Callable[[Records], Figures],
+    show: Callable[[Figures, Console], None],
+    *,
+    as_json: bool,
 ) -> Figures:
-    """Compute a recording's figures and print them: as JSON with what is missing in the records, or by `show`."""
-    records = load(file)
-    with progress(f"adding up {file}"):
+    """Compute the figures of recordings and print them: as JSON with what is missing in the records, or by `show`."""
+    records = load(*files)
+    with progress(f"adding up {files[0]}"):
         figures = compute(records)
     if as_json:
         print_json(records, figures)

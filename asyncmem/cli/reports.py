@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree as Branch
 
-from asyncmem.cli.parameters import at_option, file_argument, json_option, print_figures, within
+from asyncmem.cli.parameters import at_option, files_argument, json_option, print_figures, within
 from asyncmem.cli.tables import Cell, output, show, show_table, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
 from asyncmem.insight import reports
@@ -36,14 +36,14 @@ def _report(compute: Callable[..., object], *options: Option) -> Callable[[Calla
 
     def command_of(show_figures: Callable[..., None]) -> click.Command:
         @wraps(show_figures)
-        def command(file: str, *, as_json: bool, **given: Any) -> None:  # noqa: ANN401 -- click's, passed on
+        def command(files: Sequence[str], *, as_json: bool, **given: Any) -> None:  # noqa: ANN401 -- click's, passed on
             asked = {name: given.pop(name) for name in list(given) if name in signature(compute).parameters}
-            print_figures(file, partial(compute, **asked), partial(show_figures, **given), as_json=as_json)
+            print_figures(files, partial(compute, **asked), partial(show_figures, **given), as_json=as_json)
 
         made: Callable[..., object] = json_option(command)
         for option in reversed(options):
             made = option(made)
-        return click.command()(file_argument(made))
+        return click.command()(files_argument(made))
 
     return command_of
 
@@ -58,16 +58,16 @@ def _show_first(
 
 
 @click.command()
-@file_argument
+@files_argument
 @json_option
-def summary(file: str, *, as_json: bool) -> None:
+def summary(files: Sequence[str], *, as_json: bool) -> None:
     """Print a recording's summary, on one screen.
 
     The most that was live and what held it, what served the allocations, what waited, what was never freed: the same
     as `memory_summary()` of a block.
     """
     compute: Callable[..., object] = reports.summary if as_json else summarize
-    print_figures(file, compute, lambda text, console: console.print(str(text), soft_wrap=True), as_json=as_json)
+    print_figures(files, compute, lambda text, console: console.print(str(text), soft_wrap=True), as_json=as_json)
 
 
 # -- stats -------------------------------------------------------------------------------------------------------------
@@ -153,16 +153,16 @@ def waits(found: Waits, console: Console, top: int) -> None:
 
 
 @click.command()
-@file_argument
+@files_argument
 @click.option("--fail", is_flag=True, help="Exit with 1 if there is one.")
 @top_option
 @json_option
-def leaks(file: str, top: int, *, fail: bool, as_json: bool) -> None:
+def leaks(files: Sequence[str], top: int, *, fail: bool, as_json: bool) -> None:
     """Print what was allocated and never freed: file, line, how much, and how old it is.
 
     Buffers that a program keeps in its globals until it ends are among it. JSON has all lines.
     """
-    found = print_figures(file, reports.leaks, partial(_show_leaks, top=top), as_json=as_json)
+    found = print_figures(files, reports.leaks, partial(_show_leaks, top=top), as_json=as_json)
     if fail and found.buffers:
         raise click.exceptions.Exit(1)
 

@@ -76,7 +76,7 @@ def run(
         raise click.BadParameter("expected a file: standard output is the program's", param_hint="-o")
     try:
         found = Program(program, is_module=is_module)
-        need_free(path, force=force, source=found.file)
+        need_free(path, force=force, sources=[found.file])
         recording = Recording(file=path, frames=frames, force=force, keep=_KEEP)
         recording.__enter__()
         if live:

@@ -1,4 +1,4 @@
-"""`asyncmem top`: the pools of a running process, as they are now."""
+"""`asyncmem top`: the pools of a running process, or of a cluster's workers, as they are now."""
 
 import os
 import select
@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -18,7 +18,7 @@ from rich.text import Text
 from asyncmem.cli.parameters import TIME
 from asyncmem.cli.tables import COLOURS, UNLIMITED, Cell, output, show, table_of
 from asyncmem.figures import format_count, format_duration, format_share, format_size
-from asyncmem.insight.live.client import NotServing, PoolLook, ProcessLook, ask, serving
+from asyncmem.insight.live.client import ClusterLook, Look, NotServing, PoolLook, ProcessLook, ask, serving
 from asyncmem.text import printable, to_json
 
 _HOW: Final = (
@@ -27,20 +27,35 @@ _HOW: Final = (
 )
 _HINT: Final = "q leaves"
 
+AnyLook: TypeAlias = ProcessLook | ClusterLook
+
+
+class _Source(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+    """The number of a process, or the address of a scheduler."""
+
+    name = "source"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> object:  # noqa: ANN401
+        """Read text; an address has "://" in it."""
+        return value if "://" in str(value) else click.IntRange(min=1).convert(value, param, ctx)
+
 
 @click.command()
-@click.argument("process", metavar="[PID]", type=click.IntRange(min=1), required=False)
+@click.argument("source", metavar="[PID|ADDRESS]", type=_Source(), required=False)
 @click.option("--interval", type=TIME, default="1 s", show_default=True, help="Time between two looks.")
 @click.option("--once", is_flag=True, help="Show them once, and end; so it does without a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON on standard output, once.")
-def top(process: int | None, interval: float, *, once: bool, as_json: bool) -> None:
+def top(source: int | str | None, interval: float, *, once: bool, as_json: bool) -> None:
     """Show the pools of a running process: what is live, reserved and waited for, and what holds it.
 
     PID is the process; without it the only one that shows its pools. A process does after `asyncmem run --live PROGRAM`
     or a call of asyncmem.insight.serve_live(), to programs of the same user alone. Holders are known while they are
     recorded, as `run` does. Press q to leave.
+
+    ADDRESS is that of a Dask scheduler, as in tcp://127.0.0.1:8786: all workers with a PoolPlugin are shown. For tls://
+    certificates are found as Dask finds them, in its configuration.
     """
-    first = _find(process)
+    first = _cluster(source) if isinstance(source, str) else _process(source)
     console = output()
     if as_json:
         click.echo(to_json(first, indent=2))
@@ -50,7 +65,7 @@ def top(process: int | None, interval: float, *, once: bool, as_json: bool) -> N
         _watch(first, interval, console)
 
 
-def _find(process: int | None) -> ProcessLook:
+def _process(process: int | None) -> ProcessLook:
     """Return what the process of that number shows, or the only one that shows its pools."""
     if process is None:
         found = serving()
@@ -69,7 +84,28 @@ def _find(process: int | None) -> ProcessLook:
         raise click.ClickException(f"process {process} does not answer: {error}") from error
 
 
-def _watch(now: ProcessLook, interval: float, console: Console) -> None:
+def _cluster(scheduler: str) -> ClusterLook:
+    """Return what the workers of a cluster show."""
+    try:
+        from asyncmem.distributed.looks import ask_cluster
+    except ModuleNotFoundError as error:
+        raise click.ClickException(str(error)) from error
+    try:
+        return ask_cluster(scheduler)
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _again(before: AnyLook) -> AnyLook:
+    """Look once more at the same."""
+    if "process" in before:
+        return ask(before["process"], timeout=2)
+    from asyncmem.distributed.looks import ask_cluster
+
+    return ask_cluster(before["scheduler"], timeout=2)
+
+
+def _watch(now: AnyLook, interval: float, console: Console) -> None:
     before, hint = None, _HINT
     with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
@@ -77,14 +113,14 @@ def _watch(now: ProcessLook, interval: float, console: Console) -> None:
             if "q" in key(max(interval, 0.05)).lower():
                 return
             try:
-                before, now, hint = now, ask(now["process"], timeout=2), _HINT
+                before, now, hint = now, _again(now), _HINT
             except TimeoutError:
                 hint = f"{_HINT}, no answer now"  # it is busy, or stopped
             except OSError:
                 break
     show(picture(now, width=console.width), console)
     ended = f"has ended, or shows its pools no more ({format_count(len(now['pools']), 'pool')})"
-    click.echo(f"process {now['process']} {ended}", err=True)
+    click.echo(f"{_title(now)} {ended}", err=True)
 
 
 @contextmanager
@@ -126,8 +162,8 @@ _SPARE: Final = ("of the limit", "device", "per second", "hits", "limit")
 """Columns that a narrow screen does without, the one that is missed least first."""
 
 
-def picture(now: ProcessLook, before: ProcessLook | None = None, *, width: int = UNLIMITED, hint: str = "") -> Group:
-    """Lay out what a process shows: a line for each pool, the waiting requests, the holders.
+def picture(now: AnyLook, before: AnyLook | None = None, *, width: int = UNLIMITED, hint: str = "") -> Group:
+    """Lay out what a process or a cluster shows: a line for each pool, the waiting requests, the holders.
 
     Args:
         now: What it shows now.
@@ -138,9 +174,18 @@ def picture(now: ProcessLook, before: ProcessLook | None = None, *, width: int =
     return Group(*_parts(now, before, width, hint))
 
 
-def _parts(now: ProcessLook, before: ProcessLook | None, width: int, hint: str) -> Iterator[RenderableType]:
+def _title(look: AnyLook) -> str:
+    return f"process {look['process']}" if "process" in look else printable(look["scheduler"])
+
+
+def _parts(now: AnyLook, before: AnyLook | None, width: int, hint: str) -> Iterator[RenderableType]:
     moment = time.strftime("%H:%M:%S", time.localtime(now["time"]))
-    head = (moment, f"process {now['process']}", hint, printable(" ".join(now["program"])))
+    if "process" in now:
+        rest = printable(" ".join(now["program"]))
+    else:
+        rest = format_count(len(now["workers"]), "worker")
+        rest += f", {len(now['silent']):,} without a PoolPlugin" if now["silent"] else ""
+    head = (moment, _title(now), hint, rest)
     yield Text("  ".join(filter(None, head)), style="bold", no_wrap=True, overflow="ellipsis")
     yield Text()
     if not now["pools"]:
@@ -173,11 +218,10 @@ def _parts(now: ProcessLook, before: ProcessLook | None, width: int, hint: str) 
             yield table_of(("bytes", title), held, left=(title,))
 
 
-def _pools(now: ProcessLook, before: ProcessLook | None, width: int) -> Table:
+def _pools(now: Look, before: Look | None, width: int) -> Table:
     """Return the table of pools, with as many of its columns as the screen has room for."""
     earlier = dict(_shares(before)) if before else {}
-    seconds = now["time"] - before["time"] if before else 0
-    rows = [_cells(name, stats, earlier.get(name), seconds) for name, stats in _shares(now)]
+    rows = [_cells(name, stats, earlier.get(name)) for name, stats in _shares(now)]
     headings, spare = list(rows[0]), list(_SPARE)
     while True:
         table = table_of(headings, [[row[heading] for heading in headings] for row in rows], left=_WORDS)
@@ -186,16 +230,17 @@ def _pools(now: ProcessLook, before: ProcessLook | None, width: int) -> Table:
         headings.remove(spare.pop(0))
 
 
-def _shares(look: ProcessLook) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shares(look: Look) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return the names and figures of pools, each followed by those of its budgets."""
     for pool in look["pools"]:
         name = _name(pool)
-        yield name, {**pool["stats"], "closed": pool["closed"]}
+        at = pool.get("time", look["time"])
+        yield name, {**pool["stats"], "closed": pool["closed"], "time": at}
         for stats in pool["budgets"]:
-            yield f"{name}/{printable(str(stats['name']))}", {**stats, "reserved_bytes": 0}
+            yield f"{name}/{printable(str(stats['name']))}", {**stats, "reserved_bytes": 0, "time": at}
 
 
-def _cells(name: str, stats: dict[str, Any], earlier: dict[str, Any] | None, seconds: float) -> dict[str, Cell]:
+def _cells(name: str, stats: dict[str, Any], earlier: dict[str, Any] | None) -> dict[str, Cell]:
     return {
         "pool": name + (" (closed)" if stats.get("closed") else ""),
         "device": str(stats["device"]),
@@ -205,7 +250,7 @@ def _cells(name: str, stats: dict[str, Any], earlier: dict[str, Any] | None, sec
         "of the limit": _bar(stats),
         "waiting": _waiting(stats),
         "hits": format_share(stats["cache_hit_rate"]),
-        "per second": _pace(stats, earlier, seconds),
+        "per second": _pace(stats, earlier),
     }
 
 
@@ -225,7 +270,8 @@ def _waiting(stats: dict[str, Any]) -> str:
     return ", ".join(found) or "-"
 
 
-def _pace(stats: dict[str, Any], earlier: dict[str, Any] | None, seconds: float) -> str:
+def _pace(stats: dict[str, Any], earlier: dict[str, Any] | None) -> str:
+    seconds = stats["time"] - earlier["time"] if earlier else 0
     if earlier is None or seconds <= 0 or stats["num_allocations"] < earlier["num_allocations"]:
         return "-"
     return f"{(stats['num_allocations'] - earlier['num_allocations']) / seconds:,.0f}"

@@ -1,8 +1,9 @@
 """Pools and pipelines on the workers of a Dask cluster. Needs the extra `dask`.
 
-`plugin` opens a pool on each worker and returns it inside tasks, `preload` does so from the command line. `placed` runs
-a pipeline's stages on the workers, as `plan` and `credit` decide: `runner` is a worker's side, `session` the client's,
-and `edges`, `frames` and `link` are what lies between.
+`plugin` opens a pool on each worker and returns it inside tasks, `preload` does so from the command line; `observing`
+shows their figures, and `looks` reads them for `asyncmem top`. `placed` runs a pipeline's stages on the workers, as
+`plan` and `credit` decide: `runner` is a worker's side, `session` the client's, and `edges`, `frames` and `link` are
+what lies between.
 """
 
 try:
@@ -14,7 +15,7 @@ except ModuleNotFoundError as missing:
 
 from asyncmem.distributed.placed import PlacedPipeline
 from asyncmem.distributed.plan import Edge, Node, Part, Plan
-from asyncmem.distributed.plugin import PoolPlugin, worker_pool
+from asyncmem.distributed.plugin import PoolPlugin, records, worker_pool
 from asyncmem.distributed.runner import Item, current_item
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "Plan",
     "PoolPlugin",
     "current_item",
+    "records",
     "worker_pool",
 ]

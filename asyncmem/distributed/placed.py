@@ -99,7 +99,7 @@ class PlacedPipeline(Generic[A, B]):
             if isinstance(self._pool, AsyncMemoryPool):
                 await self._pool.open()
             options = {"security": self._security, "asynchronous": True, "set_as_default": False}
-            self._client = await Client(self._address, **options)  # type: ignore[no-untyped-call]  # of Dask
+            self._client = await Client(self._address, **options)
             resources.push_async_callback(self._leave)
             self._session = await self._begin(first=True)
             tasks = await anyio.create_task_group().__aenter__()

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final, Unpack, final
 
-from distributed import Worker, WorkerPlugin, get_worker
+from distributed import Client, Worker, WorkerPlugin, get_worker
 
+from asyncmem import readers
+from asyncmem.distributed.observing import recording_path, shown
 from asyncmem.errors import InvalidRequest
+from asyncmem.insight import Recording, Records, merge
 from asyncmem.options import OptionArguments, PoolOptions
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.text import printable
@@ -20,8 +27,18 @@ _HINT: Final = (
     "--preload asyncmem.distributed.preload"
 )
 
-_pools: weakref.WeakKeyDictionary[Worker, AsyncMemoryPool[Device] | Exception] = weakref.WeakKeyDictionary()
-"""The pools of this process's workers; of a worker whose pool could not be opened, why."""
+
+@dataclass(eq=False)
+class _Opened:
+    """What a worker has."""
+
+    pool: AsyncMemoryPool[Device]
+    recording: Recording | None = None
+    end: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+
+_opened: weakref.WeakKeyDictionary[Worker, _Opened | Exception] = weakref.WeakKeyDictionary()
+"""What the workers of this process have; of one whose pool could not be opened, why."""
 
 
 @final
@@ -34,6 +51,8 @@ class PoolPlugin(WorkerPlugin):
 
     Args:
         device: Name of the device, as each worker sees it: "auto", "host", "cuda:0".
+        record: A folder in which each worker records its pool, in a file that ends with ``.amem``. Needs the extra
+            `insight` there.
         **options: The fields of `PoolOptions`, which beat the environment of the worker. Without `name` a pool is
             named after its worker. On the host a limit that is a share is a share of the worker's memory limit.
 
@@ -45,31 +64,45 @@ class PoolPlugin(WorkerPlugin):
     name = "asyncmem"
     """What Dask knows it by: there is one on each worker."""
 
-    def __init__(self, device: str = "auto", **options: Unpack[OptionArguments]) -> None:
+    def __init__(
+        self, device: str = "auto", *, record: str | PathLike[str] | None = None, **options: Unpack[OptionArguments]
+    ) -> None:
         if not isinstance(device, str):
             raise InvalidRequest("device", device, 'a name such as "cuda:0", for each worker opens its own')
         PoolOptions(**options)  # raises here, and not on the workers
         self._device = device
+        self._record = None if record is None else readers.file(fspath(record), "record")
         self._options = options
 
     async def setup(self, worker: Worker) -> None:
         """Open the pool of a worker."""
         options: OptionArguments = {"name": f"worker {worker.name}", **self._options}
         pool = AsyncMemoryPool(self._device, **options)
-        _pools[worker] = pool
+        opened = _opened[worker] = _Opened(pool)
         try:
-            await pool.__aenter__()
-            _limit_to_worker(pool, worker)
+            await self._open(opened, worker)
         except Exception as error:
-            _pools[worker] = error.with_traceback(None)
-            await pool.aclose()
+            _opened[worker] = error.with_traceback(None)
+            await opened.end.aclose()
             raise
+        if _opened.get(worker) is not opened:  # the worker has ended meanwhile
+            await opened.end.aclose()
+
+    async def _open(self, opened: _Opened, worker: Worker) -> None:
+        opened.end.push_async_callback(opened.pool.aclose)
+        await opened.end.enter_async_context(opened.pool)
+        _limit_to_worker(opened.pool, worker)
+        if self._record is not None:
+            path = await asyncio.to_thread(recording_path, self._record, worker)
+            opened.recording = Recording(opened.pool, file=path, frames=8)
+            await opened.end.enter_async_context(opened.recording)
+        opened.end.enter_context(shown(worker))
 
     async def teardown(self, worker: Worker) -> None:
         """Close the pool of a worker; requests that wait raise `PoolClosed`."""
-        pool = _pools.pop(worker, None)
-        if isinstance(pool, AsyncMemoryPool):
-            await pool.aclose()
+        found = _opened.pop(worker, None)
+        if isinstance(found, _Opened):
+            await found.end.aclose()
 
 
 def worker_pool(dask_worker: Worker | None = None) -> AsyncMemoryPool[Device]:
@@ -90,13 +123,40 @@ def worker_pool(dask_worker: Worker | None = None) -> AsyncMemoryPool[Device]:
         raise InvalidRequest("dask_worker", None, "a call inside a Dask task", hint=hint)
     if not isinstance(worker, Worker):
         raise InvalidRequest("dask_worker", worker, "a worker of Dask's")
-    found = _pools.get(worker)
+    found = _opened.get(worker)
     if found is None:
         raise InvalidRequest("dask_worker", worker.address, "a worker with a PoolPlugin", hint=_HINT)
     if isinstance(found, Exception):
         wanted, hint = "a worker whose pool could be opened", printable(str(found))
         raise InvalidRequest("dask_worker", worker.address, wanted, hint=hint) from found
+    return found.pool
+
+
+def records(client: Client) -> Records:
+    """Return what the workers have recorded so far, as one (blocks); with an asynchronous client it is awaited.
+
+    It comes through the cluster from those workers that are there, whatever disks they write to. The file of a worker
+    that has ended is where it was: `asyncmem.insight.read` and `asyncmem.insight.merge` take it in.
+
+    Raises:
+        InvalidRequest: No worker records.
+    """
+    found: Records = client.sync(_merged_records, client)
     return found
+
+
+async def _merged_records(client: Client) -> Records:
+    found: dict[str, Records | None] = await client.run(_records_of)
+    recorded = [one for one in found.values() if one is not None]
+    if not recorded:
+        raise InvalidRequest("client", client, "workers that record", hint='PoolPlugin(record="FOLDER")')
+    return merge(*recorded)
+
+
+async def _records_of(dask_worker: Worker) -> Records | None:
+    found = _opened.get(dask_worker)
+    recording = found.recording if isinstance(found, _Opened) else None
+    return None if recording is None else await asyncio.to_thread(recording.records)
 
 
 def _worker_here() -> Worker | None:

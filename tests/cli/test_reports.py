@@ -344,3 +344,21 @@ def test_nothing_is_left_half_written(
     out = tmp_path / "out.csv"
     assert invoke("export", leaky, "--to", "csv", "-o", str(out)).exit_code == (1 if isinstance(ends, OSError) else 130)
     assert not out.exists()
+
+
+def test_several_files_are_one_recording(invoke: Invoke, leaky: str, tmp_path: Path) -> None:
+    """Those of the workers of a cluster, say: each report adds them up, and none of them is overwritten."""
+    other = tmp_path / "other.amem"
+    with AsyncMemoryPool("simulated", name="other") as pool, Recording(pool, file=other):
+        keep(pool).free()
+    one, both = (json.loads(invoke("summary", *files, "--json").stdout) for files in ([leaky], [leaky, str(other)]))
+    assert both["allocations"] == one["allocations"] + 1
+    for command in REPORTS:
+        assert invoke(command, leaky, str(other)).exit_code == 0
+    assert "mine on simulated:0, other on simulated:0" in invoke("summary", leaky, str(other)).stdout
+    page = tmp_path / "page.html"
+    assert invoke("report", leaky, str(other), "-o", str(page)).exit_code == 0
+    assert "other on simulated:0" in page.read_text(encoding="utf-8")
+    refused = invoke("report", leaky, str(other), "-o", str(other), "--force")
+    assert (refused.exit_code, "is what is read" in refused.stderr) == (2, True)
+    assert invoke("summary").exit_code == 2

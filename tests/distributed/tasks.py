@@ -56,12 +56,24 @@ async def take_async(size: str) -> str:
         return get_worker().address
 
 
+def tell_all(client: Client) -> list[Told]:
+    """What tasks of both kinds say on all workers."""
+    where = addresses(client)
+    futures = [client.submit(one, workers=[at], pure=False) for one in (tell, tell_async) for at in where]
+    return client.gather(futures)
+
+
+def addresses(client: Client) -> list[str]:
+    """The workers that there are, which the client itself hears of late."""
+    return list(client.sync(client.scheduler.identity)["workers"])
+
+
 def workers(client: Client) -> list[Worker]:
     """The workers of a cluster in this process."""
     return list(client.cluster.workers.values())
 
 
-def until(true: Callable[[], object], seconds: float = 30) -> None:
+def until(true: Callable[[], object], seconds: float = 100) -> None:
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not true():

@@ -1,27 +1,20 @@
 """A pool on each worker of a Dask cluster: in tasks of both kinds, through restarts, deaths and errors."""
 
-import logging
-import os
-import secrets
-import signal
 import sys
 from typing import Any
 
 import cloudpickle
-import psutil
 import pytest
 from click.testing import CliRunner
-from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
+from distributed import Client, Worker
 from distributed.cli import dask_worker
 
 import asyncmem
 from asyncmem import BackendUnavailable, InvalidRequest, OutOfMemoryError, PoolClosed
-from asyncmem.devices import Cuda
 from asyncmem.distributed import PoolPlugin, worker_pool
-from tests.cuda.fake import FakeDriver
 
 from . import tasks
-from .tasks import MIB, Told, tell, tell_async, until, workers
+from .tasks import MIB, tell, tell_all, until, workers
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -32,17 +25,8 @@ def asked_outside_of_tasks() -> str:
     return worker_pool().name
 
 
-def tell_all(client: Client) -> list[Told]:
-    """What tasks of both kinds say on all workers."""
-    addresses = [[one] for one in client.scheduler_info()["workers"]]
-    futures = [client.submit(one, workers=at, pure=False) for one in (tell, tell_async) for at in addresses]
-    return client.gather(futures)
-
-
-@pytest.mark.parametrize("cluster", ["client", "processes"])
-def test_tasks_get_the_pool_of_their_worker(cluster: str, request: pytest.FixtureRequest) -> None:
-    """Each worker has one, also of several in a process: tasks in threads block on it, async ones await it."""
-    client: Client = request.getfixturevalue(cluster)
+def test_tasks_get_the_pool_of_their_worker(client: Client) -> None:
+    """Each worker of the process has one: tasks in threads block on it, async ones await it."""
     client.register_plugin(PoolPlugin("host", limit="8 MiB"))
     told = tell_all(client)
     assert {one.pool for one in told} == {"worker 0", "worker 1"}
@@ -144,42 +128,6 @@ def test_a_worker_that_ends_has_its_waiting_tasks_done_elsewhere(client: Client)
         pool.allocate(1)
 
 
-def test_a_restart_makes_a_new_pool(processes: Client) -> None:
-    """In the new process tasks go on as before."""
-    processes.register_plugin(PoolPlugin("host", limit="8 MiB"))
-    first, _ = processes.scheduler_info()["workers"]
-    before = set(processes.run(os.getpid).values())
-    processes.restart_workers([first])
-    processes.wait_for_workers(2)
-    assert len(before & set(processes.run(os.getpid).values())) == 1
-    assert {one.pool for one in tell_all(processes)} == {"worker 0", "worker 1"}
-
-
-def test_what_neighbours_hold_is_waited_for_and_comes_back_when_they_die(processes: Client) -> None:
-    """With limit="shared" a task waits for another process's memory, which SIGKILL gives back like any other end."""
-    group = secrets.token_hex(8)  # others on this machine have limits, too
-    processes.run(setattr, asyncmem.Host, "identity", group)
-    ceiling = 64 * MIB / psutil.virtual_memory().total
-    processes.register_plugin(PoolPlugin("host", limit="shared", fraction=ceiling, segment_size="1 MiB", min_free=0))
-    first, second = processes.scheduler_info()["workers"]
-
-    def hold(dask_worker: Worker) -> None:
-        dask_worker.held = worker_pool(dask_worker).allocate("48 MiB")
-
-    processes.run(hold, workers=[first])
-    with pytest.raises(asyncmem.PoolTimeout):
-        processes.submit(tasks.take, "32 MiB", 0.2, workers=[second]).result()
-    waiting = processes.submit(tasks.take_async, "32 MiB", workers=[second])
-
-    def waits(dask_worker: Worker) -> int:
-        return worker_pool(dask_worker).stats().growing
-
-    until(lambda: processes.run(waits, workers=[second])[second])
-    os.kill(processes.run(os.getpid, workers=[first])[first], signal.SIGKILL)
-    assert waiting.result(timeout=30) == second
-    until(lambda: first not in processes.sync(processes.scheduler.identity)["workers"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -253,27 +201,3 @@ def test_a_wrong_limit_ends_the_command() -> None:
     assert done.exit_code == 2
     assert "--asyncmem-limit" in done.output
     assert "3 parrots" in done.output
-
-
-@pytest.mark.fake_only
-def test_each_worker_of_a_gpu_takes_that_gpu(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """dask-cuda shows each worker all GPUs, its own first, which "auto" takes."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake.path.parent))
-    monkeypatch.setenv("FAKE_CUDA_DEVICES", "2")
-    options = {"nthreads": 1, "env": {"CUDA_VISIBLE_DEVICES": "1,0"}, "silence_logs": logging.CRITICAL}
-    scheduler = {"cls": Scheduler, "options": {"dashboard": False, "dashboard_address": ":0", "host": "127.0.0.1"}}
-
-    def device(dask_worker: Worker) -> tuple[str, str, int]:
-        pool = worker_pool(dask_worker)
-        return pool.device.name, pool.device.identity, pool.stats().limit
-
-    with (
-        SpecCluster({"worker": {"cls": Nanny, "options": options}}, scheduler=scheduler) as cluster,
-        Client(cluster) as client,
-    ):
-        client.register_plugin(PoolPlugin(limit="50%"))
-        (found,) = client.run(device).values()
-    fake.devices(2)
-    second = Cuda(1)
-    assert found == ("cuda:0", second.identity, second.memory().total // 2)
-    second.close()

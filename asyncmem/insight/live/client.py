@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, TypedDict, cast
+from typing import Final, NotRequired, TypedDict, cast, final
 
 from asyncmem.files import parse_json
 from asyncmem.stats import Figure
@@ -52,7 +52,7 @@ class PoolLook(TypedDict):
 
     A closed pool only goes on for the buffers that are held. `stats` are those of the pool and `budgets` those of its
     budgets, as `PoolStats.as_dict` has them. The longest waits come first; tags and lines ("sites") that hold most are
-    there as far as they are recorded.
+    there as far as they are recorded. A pool of a cluster has its worker's address, and when that was asked.
     """
 
     closed: bool
@@ -61,17 +61,34 @@ class PoolLook(TypedDict):
     waiters: list[WaiterLook]
     tags: list[Holder]
     sites: list[Holder]
+    worker: NotRequired[str]
+    time: NotRequired[float]
 
 
-class ProcessLook(TypedDict):
-    """What a process says: its number, its arguments, the version of asyncmem, the time since 1970, and its pools."""
+class Look(TypedDict):
+    """Pools, and the time since 1970 when they were looked at."""
+
+    time: float
+    pools: list[PoolLook]
+
+
+@final
+class ProcessLook(Look):
+    """What a process says: its number, its arguments, the version of asyncmem, and its pools."""
 
     format: int
     process: int
     program: list[str]
     asyncmem: str
-    time: float
-    pools: list[PoolLook]
+
+
+@final
+class ClusterLook(Look):
+    """What a scheduler knows: the addresses of the workers that show their pools, and of those that do not."""
+
+    scheduler: str
+    workers: list[str]
+    silent: list[str]
 
 
 _HOLDERS: Final = [{"name": str, "nbytes": int}]
@@ -132,12 +149,17 @@ def _ask(path: Path, timeout: float) -> ProcessLook:
             found += part
             if len(found) > _MOST:
                 raise OSError(f"{path} answers without end")
-    return _read(bytes(found), path)
-
-
-def _read(answer: bytes, path: Path) -> ProcessLook:
-    if not answer:
+    if not found:
         raise ConnectionResetError(f"{path} gave no answer")
+    return read_look(bytes(found), path)
+
+
+def read_look(answer: bytes | str, path: object) -> ProcessLook:
+    """Read what a process says.
+
+    Raises:
+        OSError: It is something else; the text names `path`.
+    """
     try:
         found = parse_json(answer)
     except ValueError as error:

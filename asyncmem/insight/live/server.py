@@ -145,10 +145,11 @@ def _answer(connection: socket.socket) -> None:
     with suppress(OSError):  # a client that does not take an answer gets none
         connection.settimeout(_TIMEOUT)
         if is_same_user(connection):
-            connection.sendall(_said().encode())
+            connection.sendall(said().encode())
 
 
-def _said() -> str:
+def said() -> str:
+    """Return what this process says of its pools, as text that any encoding can hold."""
     try:
         return to_json(look())
     except Exception as error:  # noqa: BLE001 -- a defect, which is not to end the thread

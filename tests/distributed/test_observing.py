@@ -1,0 +1,136 @@
+"""What a cluster shows of its pools, and how what shows something else is taken."""
+
+import asyncio
+import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from click.testing import CliRunner
+from distributed import Client, Worker
+
+from asyncmem import InvalidRequest
+from asyncmem.cli.app import commands
+from asyncmem.distributed import PoolPlugin, records
+from asyncmem.distributed.looks import ask_cluster, cluster_look
+from asyncmem.insight.live.server import said
+from asyncmem.insight.prometheus import PoolCollector
+
+from . import tasks
+from .tasks import workers
+
+pytestmark = pytest.mark.may_block
+
+
+def test_workers_of_one_process_are_shown_once() -> None:
+    """And pools of the same name by their workers; those that say something else are told apart."""
+    look = json.loads(said())
+    pool = {
+        "closed": False, "budgets": [], "waiters": [], "tags": [], "sites": [],
+        "stats": {
+            "name": "mine", "device": "host", "limit": 1, "pressure": "LOW", "allocated_bytes": 0, "reserved_bytes": 0,
+            "waiting": 0, "waiting_bytes": 0, "growing": 0, "num_allocations": 0, "cache_hit_rate": 1.0,
+        },
+    }  # fmt: skip
+    here, there = ({"asyncmem": {"look": json.dumps({**look, "pools": [pool], "process": one})}} for one in (1, 2))
+    found = cluster_look("tcp://a:1", {"tcp://a:2": here, "tcp://a:3": here, "tcp://a:4": there, "tcp://b:2": here})
+    names = [one["stats"]["name"] for one in found["pools"]]
+    assert names == ["mine on tcp://a:3", "mine on tcp://a:4", "mine on tcp://b:2"]
+    hostile: list[Any] = [{}, {"asyncmem": None}, {"asyncmem": {"look": 3}}, {"asyncmem": {"look": "[" * 10**5}}]
+    hostile += [{"asyncmem": {"look": json.dumps({**look, "pools": [{**pool, "stats": {}}]})}}]
+    found = cluster_look("tcp://a:1", {f"tcp://a:{number}": one for number, one in enumerate(hostile)})
+    assert (len(found["silent"]), found["pools"]) == (len(hostile), [])
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """Something that listens, and is no scheduler."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(30)
+
+        def answer() -> None:
+            with listening.accept()[0] as connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
+
+
+def test_top_says_who_does_not_answer(stranger: str) -> None:
+    """In a line: where somebody else listens, and what is no address."""
+    for where in (stranger, "parrot://127.0.0.1:1", "tls://127.0.0.1:1", "tcp://"):
+        result = CliRunner().invoke(commands, ["top", where], prog_name="asyncmem")
+        assert (result.exit_code, where in result.stderr, result.stdout) == (1, True, ""), result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_who_is_silent_is_not_waited_for_for_ever() -> None:
+    """Nobody, or somebody who listens and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match=r"within 0.2 s"):
+            ask_cluster(address, timeout=0.2)
+    with pytest.raises(OSError, match=address):
+        ask_cluster(address, timeout=0.2)
+
+
+def test_prometheus_reads_the_pools_of_a_worker(client: Client) -> None:
+    """At the worker's own /metrics; the collector goes with the last of the process's workers."""
+    client.register_plugin(PoolPlugin("host", limit="8 MiB"))
+    client.submit(tasks.take, "1 MiB", workers=[workers(client)[0].address]).result()
+    port = workers(client)[0].http_server.port
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    assert 'asyncmem_pool_allocations_total{device="host",pool="worker 0"} 1.0' in text
+    assert 'asyncmem_pool_limit_bytes{device="host",pool="worker 1"} 8.388608e+06' in text
+    client.unregister_worker_plugin("asyncmem")
+    mine = PoolCollector()
+    prometheus_client.REGISTRY.register(mine)  # raises where another one is left
+    client.register_plugin(PoolPlugin("host", limit="8 MiB"))  # the program's own is used
+    client.unregister_worker_plugin("asyncmem")
+    prometheus_client.REGISTRY.unregister(mine)
+
+
+def test_a_heartbeat_that_is_under_way_goes_on(client: Client) -> None:
+    """Dask awaits one metric after the other, and ends a worker whose metrics change meanwhile."""
+    worker = workers(client)[0]
+
+    async def beat() -> dict[str, Any]:
+        entered, go = asyncio.Event(), asyncio.Event()
+
+        async def slow(_: Worker) -> int:
+            entered.set()
+            await go.wait()
+            return 1
+
+        worker.metrics = {"slow": slow, **worker.metrics}
+        beating = asyncio.ensure_future(worker.get_metrics())
+        await entered.wait()
+        await worker.plugin_add(PoolPlugin("host", limit="8 MiB"))
+        await worker.plugin_remove("asyncmem")
+        await worker.plugin_add(PoolPlugin("host", limit="8 MiB"))
+        go.set()
+        await beating
+        return await worker.get_metrics()
+
+    assert "asyncmem" in client.sync(beat)
+
+
+def test_who_records_nothing_is_told_how_to(client: Client, tmp_path: Path) -> None:
+    """As are those whose folder cannot be."""
+    client.register_plugin(PoolPlugin("host", limit="8 MiB"))
+    with pytest.raises(InvalidRequest, match="PoolPlugin\\(record="):
+        records(client)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        client.register_plugin(PoolPlugin("host", limit="8 MiB", record=str(tmp_path / "file")))
+    for wrong in ("", "a\0b", 3):
+        with pytest.raises((InvalidRequest, TypeError)):
+            PoolPlugin("host", record=wrong)  # type: ignore[arg-type]
