@@ -136,7 +136,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
     text = report.longreprtext
     said = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")] or text.splitlines()[-1:]
-    row = {"test": report.nodeid, "outcome": outcome, "said": said[-1] if said and report.failed else "",
+    row = {"test": report.nodeid, "outcome": outcome, "said": said[0] if said and report.failed else "",
            "text": text[-4000:] if report.failed else "", "seconds": report.duration}  # fmt: skip
     _write("SUITE_RESULTS", row)
 
