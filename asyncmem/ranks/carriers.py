@@ -149,22 +149,21 @@ class Nccl:
             BackendUnavailable: It is wanted, and not installed.
         """
         self._wanted = wanted
-        self._pairs: dict[int, dict[bool, Any]] = {}
-        self._all: Any = None
+        self._made: dict[int | None, tuple[str, dict[bool, Any]]] = {}  # by neighbour, None for all: their id, and they
         if wanted:
             _core()
 
-    def end(self, device: Device) -> list[Json]:
-        """Return what the other end of a link must know: what names a GPU, and whether NCCL can use it."""
+    def end(self, device: Device, other: int | None) -> list[Json]:
+        """Return what the other end of a link must know: what names the GPU, whether NCCL can use it, what there is."""
         if not isinstance(device, Cuda):
-            return [None, False]
+            return [None, False, None]
         usable = self._wanted is not False
         if usable:
             try:
                 _core()
             except BackendUnavailable:
                 usable = False
-        return [device.identity, usable]
+        return [device.identity, usable, self._made[other][0] if other in self._made else None]
 
     async def carrier(self, group: Group, other: int, pool: AsyncMemoryPool, ends: Sequence[list[Json]]) -> Carrier:
         """Return how memory goes to a neighbour and from it: by NCCL where both have a GPU of their own.
@@ -176,7 +175,7 @@ class Nccl:
             return ByShare(group.pid(other), same_device=ends[0][0] == ends[1][0])
         device, me = pool.device, int(group.rank > other)
         assert isinstance(device, Cuda)
-        if other not in self._pairs:
+        if not self._both_have(other, ends):
             ids = [_new_id(), _new_id()]
             if me == 0:
                 group.say(other, "nccl", ids)
@@ -184,8 +183,8 @@ class Nccl:
                 ids = await group.hear(other, "nccl")
             async with pool.allocate_async(1) as scratch:
                 call = partial(_connect_both, device, ids, me, scratch.view())
-                self._pairs[other] = await _unless_one_fails(group, call)
-        return ByNccl(device, self._pairs[other], 1 - me)
+                self._made[other] = ids[0], await _unless_one_fails(group, call)
+        return ByNccl(device, self._made[other][1], 1 - me)
 
     async def add(self, group: Group, device: Device, arrays: Sequence[Array], ends: Sequence[list[Json]]) -> None:
         """Queue sums on the arrays' home streams.
@@ -195,33 +194,42 @@ class Nccl:
         """
         if not self._has_own(ends) or not isinstance(device, Cuda):
             raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
-        if self._all is None:
+        if not self._both_have(None, ends):
             unique_id = _new_id()
             if group.rank == 0:
                 group.say(None, "nccl", unique_id)
             else:
                 unique_id = await group.hear(0, "nccl")
             call = partial(_connect, device, unique_id, group.rank, group.size)
-            self._all = await _unless_one_fails(group, call)
+            self._made[None] = unique_id, {True: await _unless_one_fails(group, call)}
         await _unless_one_fails(group, partial(self._add, device, arrays))  # the first sum connects, which blocks
 
     def _add(self, device: Cuda, arrays: Sequence[Array]) -> None:
         with device.context.entered():
             for array in arrays:
-                self._all.allreduce(array, array, _core().SUM, stream=array.buffer.stream.handle)
+                self._made[None][1][True].allreduce(array, array, _core().SUM, stream=array.buffer.stream.handle)
 
     def _has_own(self, ends: Sequence[list[Json]]) -> bool:
-        own = all(usable for _, usable in ends) and len({identity for identity, _ in ends}) == len(ends)
+        own = all(usable for _, usable, _ in ends) and len({identity for identity, *_ in ends}) == len(ends)
         if self._wanted and not own:
             raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
         return own
 
+    def _both_have(self, other: int | None, ends: Sequence[list[Json]]) -> bool:
+        """Whether all still have the same; one of them may have given up when the others were done."""
+        same = len({made for *_, made in ends}) == 1
+        if not same:
+            self._end(other)
+        return same and other in self._made
+
     def abort(self) -> None:
         """End all communicators, and what is queued by them; they are made anew at the next need."""
-        ended = [one for pair in self._pairs.values() for one in pair.values()]
-        ended += [] if self._all is None else [self._all]
-        self._pairs, self._all = {}, None
-        for one in ended:  # not by the event loop's thread, as it blocks
+        for other in list(self._made):
+            self._end(other)
+
+    def _end(self, other: int | None) -> None:
+        _, ended = self._made.pop(other, ("", {}))
+        for one in ended.values():  # not by the event loop's thread, as it blocks
             threading.Thread(target=one.abort, name="asyncmem ends NCCL").start()
 
 

@@ -31,6 +31,8 @@ DONE, FAILED = "done", "failed"
 _HEAD: Final = struct.Struct("<BQ")
 """What a message is, and the number: of the rank that says hello, else of what all do together."""
 _MOST: Final = 60_000
+_AHEAD: Final = 10_000
+"""By how much that failed, or was given up, one may be ahead of another."""
 _AGAIN: Final = 0.02
 """Seconds after which a rank that is not there yet is tried again."""
 
@@ -162,8 +164,9 @@ class Group:
             self._tell()
 
     def take(self, rank: int, number: int, said: Json) -> None:
-        """Keep what one says of what all do now, or will do next; one is ahead by at most that."""
-        if not isinstance(said, list) or len(said) != 2 or not isinstance(said[0], str) or number > self.number + 1:
+        """Keep what one says of what all do now, or will do."""
+        ahead = number - self.number
+        if not isinstance(said, list) or len(said) != 2 or not isinstance(said[0], str) or ahead > _AHEAD:
             raise ValueError("no message")
         if number >= self.number:
             if said[0] in (DONE, FAILED):
@@ -185,13 +188,13 @@ class Group:
         self._ended = {one: how for one, how in self._ended.copy().items() if one[0] >= self.number}
         return self.number
 
-    def say(self, to: int | None, topic: str, what: object) -> None:
-        """Say something to a rank, or to all. From any thread.
+    def say(self, to: int | None, topic: str, what: object, number: int | None = None) -> None:
+        """Say something to a rank, or to all, of what they do now or of what has that number. From any thread.
 
         Raises:
             InvalidRequest: It is too long.
         """
-        message = _HEAD.pack(SAY, self.number) + to_json([topic, what]).encode()
+        message = _HEAD.pack(SAY, self.number if number is None else number) + to_json([topic, what]).encode()
         if len(message) > _MOST:
             raise InvalidRequest("output", f"{len(message)} bytes besides its memory", f"at most {_MOST} bytes")
         for rank in [one for one in range(self.size) if one != self.rank] if to is None else [to]:

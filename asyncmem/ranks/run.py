@@ -40,6 +40,7 @@ class RankRun(LinkRun):
         self._first: dict[int, int] = {}  # the first stage of each rank
         self._carriers: dict[int, Carrier] = {}
         self._taken = {True: 0, False: 0}  # items that have come, by whether they go forward
+        self._number = group.number
         self._ended = False
 
     async def begin(self) -> None:
@@ -47,7 +48,7 @@ class RankRun(LinkRun):
         group, plan = self._group, self._plan
         same = [plan.schedule, plan.micro_batches, list(plan.stages)]
         ends = plan.pools[0], plan.pools[-1]
-        devices = [self._nccl.end(pool.device) for pool in ends]
+        devices = [self._nccl.end(pool.device, group.rank + way) for way, pool in zip((-1, 1), ends, strict=True)]
         facts = [plan.own.start, plan.own.stop, *devices]
         try:
             group.say(None, "plan", [same, facts])
@@ -84,7 +85,7 @@ class RankRun(LinkRun):
 
     def _say(self, to: int, topic: str, what: Json) -> None:
         if not self._ended:
-            self._group.say(to, topic, what)
+            self._group.say(to, topic, what, self._number)
 
     async def receive(self, step: Step, allocate: Callable[[int], Awaitable[Buffer]], stream: Stream) -> object:
         """Wait for an item, and have its memory come."""
@@ -93,7 +94,8 @@ class RankRun(LinkRun):
         try:
             form, told = await self._group.hear(other, topic)
             leaves = leaves_of(form)
-            buffers.extend([await allocate(leaf.nbytes) for leaf in leaves])
+            for leaf in leaves:
+                buffers.append(await allocate(leaf.nbytes))  # noqa: PERF401  # what there is must be freed if one fails
             arrays = [one.view(leaf.dtype, leaf.shape) for one, leaf in zip(buffers, leaves, strict=True)]
             there = partial(self._group.hear, other, f"{topic} is there")
             if any(leaf.nbytes for leaf in leaves):

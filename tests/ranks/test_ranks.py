@@ -13,6 +13,7 @@ from asyncmem import AsyncMemoryPool, InvalidRequest
 from asyncmem.errors import BackendUnavailable, RankLost
 from asyncmem.pipeline.parallel import PipelineParallel
 from asyncmem.ranks import Ranks
+from asyncmem.ranks.peers import FAILED, Group
 from tests.share.peer import Peer, Peers
 
 from .member import Layer, numbers_of, stages, train
@@ -164,6 +165,34 @@ def test_who_does_not_come_is_named(members: Peers) -> None:
         second.hear()
     second.tell("meet", secret, 1, 2, 3, "!")
     assert (first.hear(), second.hear()) == ("<asyncmem.ranks.Ranks: 0 of 2>", "<asyncmem.ranks.Ranks: 1 of 2>!")
+
+
+def test_one_may_give_up_often_before_another_begins() -> None:
+    """Each of the others' tries fails, until they have come as far; then all hear each other."""
+
+    async def main() -> None:
+        secret = key()
+        groups = [Group(secret, rank, 2) for rank in (0, 1)]
+        async with anyio.create_task_group() as tasks:
+            for group in groups:
+                tasks.start_soon(group.join, 30)
+        first, second = groups
+        for _ in range(5):
+            first.begin()
+            first.say(None, FAILED, "it gave up")
+        for _ in range(5):
+            second.begin()
+            with pytest.raises(RankLost, match="rank 0 has failed"):
+                await second.hear(0, "plan")
+        for group in groups:
+            group.begin()
+            group.say(None, "plan", group.rank)
+        assert await first.hear_all("plan") == [None, 1]
+        assert await second.hear_all("plan") == [0, None]
+        for group in groups:
+            group.leave()
+
+    anyio.run(main)
 
 
 def test_what_cannot_be_right_is_refused() -> None:
