@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from asyncmem import share
 from asyncmem.devices import Cuda
-from asyncmem.errors import BackendUnavailable
+from asyncmem.errors import BackendUnavailable, InvalidRequest
 from asyncmem.share.exports import export_ahead
 
 if TYPE_CHECKING:
@@ -91,6 +91,35 @@ class ByShare(Carrier):
             self._exports.pop().close()
 
 
+class ByHost(ByShare):
+    """By shared memory of the host, where a device has none: each waits for its own copy, so no step runs ahead."""
+
+    async def send(self, packed: Packed, sending: Sending) -> tuple[Json, Fence]:
+        """Wait until the item is there and copied to the host, and export that."""
+        memory = await sending.pool._host_pool("on the host").shared.allocate_async(packed.nbytes)
+        try:
+            for array, offset in zip(packed.arrays, packed.offsets, strict=True):
+                await array.copy_to(memoryview(memory)[offset : offset + array.nbytes], stream=sending.out)
+            self._exports.append(export_ahead(memory, self._pid))
+        finally:
+            memory.free()
+        return self._exports[-1].descriptor.hex(), sending.out.record()
+
+    @asynccontextmanager
+    async def fetch(self, told: Json, stream: Stream, *, forward: bool) -> AsyncIterator[Take]:  # noqa: ARG002  # as its base
+        """Open it, and keep it until it is copied."""
+        copies = []
+        async with share.attach_async(bytes.fromhex(told)) as shared:
+            content = memoryview(shared.buffer)
+
+            def take(target: Array, offset: int) -> None:
+                copies.append(target.copy_from(content[offset : offset + target.nbytes], stream=stream))
+
+            yield take
+            for copy in copies:
+                await copy
+
+
 class ByNccl(Carrier):
     """By a communicator of NCCL's for each direction, so that neither waits for the other."""
 
@@ -153,17 +182,21 @@ class Nccl:
         if wanted:
             _core()
 
-    def end(self, device: Device, other: int | None) -> list[Json]:
-        """Return what the other end of a link must know: what names the GPU, whether NCCL can use it, what there is."""
+    def end(self, pool: AsyncMemoryPool, other: int | None) -> list[Json]:
+        """Return what the other end of a link must know.
+
+        That is: the kind of memory that it can share, what names the GPU, whether NCCL can use it, and what there is.
+        """
+        device, kind = pool.device, _shared_kind(pool)
         if not isinstance(device, Cuda):
-            return [None, False, None]
+            return [kind, None, False, None]
         usable = self._wanted is not False
         if usable:
             try:
                 _core()
             except BackendUnavailable:
                 usable = False
-        return [device.identity, usable, self._made[other][0] if other in self._made else None]
+        return [kind, device.identity, usable, self._made[other][0] if other in self._made else None]
 
     async def carrier(self, group: Group, other: int, pool: AsyncMemoryPool, ends: Sequence[list[Json]]) -> Carrier:
         """Return how memory goes to a neighbour and from it: by NCCL where both have a GPU of their own.
@@ -172,7 +205,9 @@ class Nccl:
             BackendUnavailable: NCCL is wanted, and one of them has none.
         """
         if not self._has_own(ends):
-            return ByShare(group.pid(other), same_device=ends[0][0] == ends[1][0])
+            (kind, identity, *_), (other_kind, other_identity, *_) = ends
+            carrier = ByShare if kind and kind == other_kind else ByHost
+            return carrier(group.pid(other), same_device=identity == other_identity)
         device, me = pool.device, int(group.rank > other)
         assert isinstance(device, Cuda)
         if not self._both_have(other, ends):
@@ -210,7 +245,7 @@ class Nccl:
                 self._made[None][1][True].allreduce(array, array, _core().SUM, stream=array.buffer.stream.handle)
 
     def _has_own(self, ends: Sequence[list[Json]]) -> bool:
-        own = all(usable for _, usable, _ in ends) and len({identity for identity, *_ in ends}) == len(ends)
+        own = all(usable for *_, usable, _ in ends) and len({identity for _, identity, *_ in ends}) == len(ends)
         if self._wanted and not own:
             raise BackendUnavailable("NCCL", tried=_TRIED, install=_INSTALL)
         return own
@@ -235,6 +270,13 @@ class Nccl:
 
 _INSTALL: Final = "pip install 'nccl4py[cu13]'"
 _TRIED: Final = ("each process needs nccl4py and a GPU of its own",)
+
+
+def _shared_kind(pool: AsyncMemoryPool) -> str | None:
+    try:
+        return pool.shared.device.kind
+    except (BackendUnavailable, InvalidRequest):
+        return None
 
 
 def _core() -> Any:  # noqa: ANN401  # it has no types here

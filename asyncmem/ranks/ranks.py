@@ -119,7 +119,7 @@ class Ranks(Link):
         async with AsyncExitStack() as until:
             done = False
             try:
-                facts = [packed.form, self._nccl.end(pool.device, None)]
+                facts = [packed.form, self._nccl.end(pool, None)]
                 group.say(None, "arrays", facts)
                 told = await group.hear_all("arrays")
                 told[group.rank] = facts

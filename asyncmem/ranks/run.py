@@ -48,7 +48,7 @@ class RankRun(LinkRun):
         group, plan = self._group, self._plan
         same = [plan.schedule, plan.micro_batches, list(plan.stages)]
         ends = plan.pools[0], plan.pools[-1]
-        devices = [self._nccl.end(pool.device, group.rank + way) for way, pool in zip((-1, 1), ends, strict=True)]
+        devices = [self._nccl.end(pool, group.rank + way) for way, pool in zip((-1, 1), ends, strict=True)]
         facts = [plan.own.start, plan.own.stop, *devices]
         try:
             group.say(None, "plan", [same, facts])
