@@ -14,6 +14,8 @@ from asyncmem.devices import Device, Stream, device
 from asyncmem.devices.discovery import gpu_at
 from asyncmem.errors import Described, InvalidRequest
 from asyncmem.lazy import np
+from asyncmem.pool.copies import Copy, Part
+from asyncmem.runtime import device as runtime_device
 
 if TYPE_CHECKING:
     from asyncmem.arrays._dlpack import CapsuleType
@@ -95,8 +97,10 @@ class _Lender:
         self._use_on(buffer, stream)
         buffer._set_home(buffer._core.stream_number(stream))
 
-    def _copy(self, buffer: Buffer, *_: object) -> object:
-        raise InvalidRequest("copy", buffer, "a pool's buffer", hint="call the method of the pool's buffer on this one")
+    def _copy(self, buffer: Buffer, nbytes: int, other: object, stream: object, into: bool, offset: int) -> Copy:
+        # Copies need a pool for their thread alone, so any will do.
+        opened = runtime_device("host").pool._opened
+        return opened.copies.start(Part(buffer, nbytes, offset), other, stream, into=into)
 
     def _pin(self, buffer: Buffer) -> object:
         raise InvalidRequest("pin()", buffer, "a pool's buffer: its owner keeps this one where it is")

@@ -337,3 +337,23 @@ def test_short_floats_of_ml_dtypes_keep_their_names(name: str) -> None:
     taken = asyncmem.asarray(values)
     assert (taken.dtype, taken.buffer.address) == (name, values.ctypes.data)
     assert taken.buffer.view(values.dtype).dtype == name
+
+
+@pytest.mark.asyncio
+@pytest.mark.may_block  # the process's own pool opens here where no test has used it before
+async def test_copies_go_both_ways_by_the_methods_of_either(pool: asyncmem.AsyncMemoryPool) -> None:
+    """Memory of others is copied as a pool's is: to the host, to a pool's buffer and back, and to other such memory."""
+    values = np.arange(24, dtype="float32").reshape(2, 3, 4)
+    taken, other = asyncmem.asarray(values), asyncmem.asarray(np.zeros_like(values))
+    own = await pool.empty(values.shape, "float32")
+    await taken.copy_to(own)
+    await other.copy_from(own)
+    result = np.empty_like(values)
+    await other.copy_to(result)
+    assert (result == values).all()
+    await taken.copy_from(np.ones_like(values))
+    await other.copy_from(taken)
+    assert (other.numpy() == 1).all()
+    with pytest.raises(asyncmem.InvalidRequest):
+        taken.copy_from(np.zeros(3, "float32"))
+    own.free()

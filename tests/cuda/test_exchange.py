@@ -519,3 +519,29 @@ def test_a_stream_known_by_its_number_may_end_before_an_export(
     after.free()
     fake.release()
     assert fake.violations() == []
+
+
+class Foreign:
+    """A library's array of the GPU's memory."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+@pytest.mark.asyncio
+@pytest.mark.may_block  # the process's own pool opens here where no test has used it before
+async def test_memory_of_others_is_copied_by_its_own_methods(pool: AsyncMemoryPool) -> None:
+    """To a pool's buffer, and to the host and back, behind the work of both homes."""
+    theirs = await pool.full((1000,), 7, "float32")
+    taken = asyncmem.asarray(Foreign(theirs))
+    own = await pool.empty((1000,), "float32")
+    await taken.copy_to(own)
+    result = np.zeros(1000, "float32")
+    await own.copy_to(result)
+    assert (result == 7).all()
+    await taken.copy_from(np.full(1000, 8, "float32"))
+    await taken.copy_to(result)
+    assert (result == 8).all()
+    for one in (own, taken, theirs):
+        one.free()
