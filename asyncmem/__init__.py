@@ -20,7 +20,7 @@ The layers, lowest first; a file imports only from those before its own::
     planning/   what a model needs, before it runs
     insight/    where memory goes: records, profiles, trackers
     ranks/      models trained in stages over several processes
-    distributed/ pools on the workers of a Dask cluster
+    distributed/ pools and pipelines on the workers of a Dask cluster
     cli/        the command
 
 `__all__` has what a program that allocates calls, annotates with or catches, and `profile_memory`. All else is in the

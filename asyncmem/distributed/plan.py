@@ -116,6 +116,10 @@ class Plan:
             rows.append((*(own if not rows else ("",) * len(own)), origin, edge.kind, window))
         return rows
 
+    def name_of(self, edge: Edge) -> str:
+        """Return what errors call an edge."""
+        return f"{self.parts[edge.sender].stage} -> {self.parts[edge.receiver].stage}"
+
     def out_of(self, part: int) -> list[int]:
         """Return the numbers of the edges that begin at a part, in the order of the parts behind."""
         return [number for number, edge in enumerate(self.edges) if edge.sender == part]
@@ -252,8 +256,7 @@ def _claim_of_part(stages: Sequence[AnyStage], part: Part) -> _Claim:
 
 
 def _claim_of_edge(stages: Sequence[AnyStage], plan: Plan, edge: Edge, window: int | None) -> _Claim:
-    sender, receiver = plan.parts[edge.sender], plan.parts[edge.receiver]
-    what = f"edge {sender.stage} -> {receiver.stage}"
+    sender, what = plan.parts[edge.sender], f"edge {plan.name_of(edge)}"
     item = granules(next((one for i in range(sender.index, -1, -1) if (one := stages[i].credit) != 0), None) or GRANULE)
     if window is None:
         return _Claim(what, item + _HEAD, max(item + _HEAD, MOST_WINDOW))

@@ -26,23 +26,28 @@ from asyncmem.distributed.credit import ProtocolError, route
 from asyncmem.distributed.edges import Incoming, Mailbox, Outgoing, Parcel, nothing
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
 from asyncmem.distributed.link import Link, LinkLost, connect, listen
+from asyncmem.distributed.plan import Plan
 from asyncmem.errors import AsyncmemError, InvalidRequest, StageError
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.stage import IN_FLIGHT
 from asyncmem.pipeline.tasks import describe_error
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.runtime import device
 from asyncmem.text import to_json
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Sequence
 
-    from asyncmem.distributed.plan import Plan
     from asyncmem.pipeline.stage import AnyStage
     from asyncmem.pool.share import Share
 
 HOST_SHARE: Final = 0.6
 """The part of a worker's memory limit that pipelines may have; of a GPU's memory, the part of what is free."""
+
+
+Memory = Literal["own", "shared", "pinned"]
+"""A device's own memory, what other processes can open, or what the host copies to it from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +222,7 @@ class Runner:
 
     def __init__(self, service: Service, assignment: Assignment) -> None:
         self._service = service
-        self._it = assignment
+        self.it = assignment
         self._links: dict[int, asyncio.Future[Link]] = {}
         self._heard = time.monotonic()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -240,7 +245,7 @@ class Runner:
         waiting.set_result(link)
 
     def _link(self, edge: int) -> asyncio.Future[Link]:
-        if edge != CONTROL and not 0 <= edge < len(self._it.plan.edges):
+        if edge != CONTROL and not 0 <= edge < len(self.it.plan.edges):
             raise ProtocolError(f"no edge {edge}")
         return self._links.setdefault(edge, asyncio.get_running_loop().create_future())
 
@@ -254,7 +259,7 @@ class Runner:
                     return
                 self._ready.set_result(None)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._it.silence):
+                    async with asyncio.timeout(self.it.silence):
                         self._control = await self._link(CONTROL)
                 if self._control is not None:
                     await self._run(self._control, coroutines)
@@ -262,7 +267,7 @@ class Runner:
             for waiting in self._links.values():
                 if waiting.done():
                     waiting.result().close(at_once=waiting is not self._links.get(CONTROL))
-            del self._service.runners[self._it.token]
+            del self._service.runners[self.it.token]
 
     async def _run(self, control: Link, coroutines: Sequence[Any]) -> None:
         async with anyio.create_task_group() as tasks:
@@ -276,9 +281,9 @@ class Runner:
         self._report(control)
 
     async def _beat(self, control: Link, scope: anyio.CancelScope) -> None:
-        while time.monotonic() - self._heard < self._it.silence:
+        while time.monotonic() - self._heard < self.it.silence:
             self._report(control)
-            await asyncio.sleep(min(0.5, self._it.silence / 4))
+            await asyncio.sleep(min(0.5, self.it.silence / 4))
         scope.cancel()
 
     def _report(self, control: Link) -> None:
@@ -294,7 +299,8 @@ class Runner:
     # -- making it ----------------------------------------------------------------------------------------------------
 
     async def _make(self, resources: AsyncExitStack) -> list[Any]:
-        plan, me = self._it.plan, self._it.node
+        await device("host").pool.open()  # by which memory of other processes is copied
+        plan, me = self.it.plan, self.it.node
         mailboxes = {}
         coroutines: list[Any] = []
         for number, part in enumerate(plan.parts):
@@ -305,7 +311,8 @@ class Runner:
             part = plan.parts[number]
             edges = plan.out_of(number)
             shares = any(plan.edges[edge].kind == "share" for edge in edges)
-            memory = await memory_for(resources, part.device, part.nbytes, "shared" if shares else "own")
+            kind: Memory = "shared" if shares else "own"
+            memory = await memory_for(resources, part.stage, part.device, part.nbytes, kind)
             out = []
             for edge in edges:
                 out.append(await self._outgoing(edge, mailboxes, resources))
@@ -315,46 +322,46 @@ class Runner:
                 if plan.edges[edge].kind != "process":
                     coroutines.append(await self._incoming(edge, place, mailbox, resources))
             active = self.parts[number] = ActivePart(
-                self, self._it.stages[part.index], part.workers, memory, mailbox, out
+                self, self.it.stages[part.index], part.workers, memory, mailbox, out
             )
             coroutines.append(active.run)
         return coroutines
 
     async def _outgoing(self, number: int, mailboxes: dict[int, Mailbox], resources: AsyncExitStack) -> Outgoing:
-        plan, types = self._it.plan, self._it.types
+        plan, types = self.it.plan, self.it.types
         edge = plan.edges[number]
         receiver = plan.parts[edge.receiver]
         if edge.kind == "process":
             place = plan.into(edge.receiver).index(number)
             return Outgoing(edge, types, deliver=partial(mailboxes[edge.receiver].put, place))
-        device = plan.parts[edge.sender].device
+        on, name = plan.parts[edge.sender].device, plan.name_of(edge)
         if edge.kind == "share":
-            keep = await memory_for(resources, device, edge.window, "shared")
+            keep = await memory_for(resources, name, on, edge.window, "shared")
             return Outgoing(edge, types, keep=keep, pid=plan.nodes[receiver.node].pid)
-        staging = None if device == "host" else await memory_for(resources, device, edge.window, "pinned")
+        staging = None if on == "host" else await memory_for(resources, name, on, edge.window, "pinned")
         return Outgoing(edge, types, staging=staging)
 
     async def _incoming(self, number: int, place: int, mailbox: Mailbox, resources: AsyncExitStack) -> Any:  # noqa: ANN401  # a coroutine function
-        edge = self._it.plan.edges[number]
-        device = self._it.plan.parts[edge.receiver].device
+        edge = self.it.plan.edges[number]
+        on, name = self.it.plan.parts[edge.receiver].device, self.it.plan.name_of(edge)
         window = onto = None
         if edge.kind == "tcp":
-            window = await memory_for(resources, device, edge.window, "pinned")
-            onto = None if device == "host" else await memory_for(resources, device, edge.window)
-        incoming = Incoming(edge, self._it.types, partial(mailbox.put, place), window, onto)
+            window = await memory_for(resources, name, on, edge.window, "pinned")
+            onto = None if on == "host" else await memory_for(resources, name, on, edge.window)
+        incoming = Incoming(edge, self.it.types, partial(mailbox.put, place), window, onto)
         return partial(self._serve_in, number, incoming)
 
     # -- edges --------------------------------------------------------------------------------------------------------
 
     async def _serve_out(self, number: int, edge: Outgoing) -> None:
-        plan = self._it.plan
+        plan = self.it.plan
         node = plan.nodes[plan.parts[edge.edge.receiver].node]
         try:
             if node.address:
-                link = await connect(node.address, self._service.context("connect"), silence=self._it.silence)
+                link = await connect(node.address, self._service.context("connect"), silence=self.it.silence)
                 self._links[number] = asyncio.get_running_loop().create_future()
                 self._links[number].set_result(link)
-                link.send(HELLO, HELLO_META.pack(self._it.token, number))
+                link.send(HELLO, HELLO_META.pack(self.it.token, number))
             else:  # the client connects by itself
                 link = await self._link(number)
             await edge.run(link)
@@ -374,13 +381,11 @@ class Runner:
             self._control.send(LOST, to_json([number, str(error)]).encode())
 
 
-async def memory_for(
-    resources: AsyncExitStack, device: str, nbytes: int, kind: Literal["own", "shared", "pinned"] = "own"
-) -> Share:
+async def memory_for(resources: AsyncExitStack, name: str, on: str, nbytes: int, kind: Memory = "own") -> Share:
     """Open a pool of so many bytes of a device, or of memory that it shares or copies fast; closed with those."""
-    pool = AsyncMemoryPool(device, limit=nbytes, share_limit=nbytes, min_free=0)
+    pool = AsyncMemoryPool(on, name=name, limit=nbytes, share_limit=nbytes, min_free=0)
     await resources.enter_async_context(pool)
-    if kind == "own" or (kind == "pinned" and device == "host"):
+    if kind == "own" or (kind == "pinned" and on == "host"):
         return pool
     other = await asyncio.to_thread(getattr, pool, kind)
     await other.open()
@@ -441,7 +446,7 @@ class ActivePart:
             del parcel
 
     async def _call(self, parcel: Parcel, pool: Any) -> Parcel:  # noqa: ANN401  # as the stage has it
-        _current.set(Item(self._runner._it.run, parcel.name))
+        _current.set(Item(self._runner.it.run, parcel.name))
         try:
             parcel.value = await self._function(parcel.value, pool)
         except BaseException:

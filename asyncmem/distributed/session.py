@@ -16,16 +16,18 @@ from asyncmem.distributed.credit import ProtocolError, route
 from asyncmem.distributed.edges import Incoming, Outgoing, Parcel, nothing
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
 from asyncmem.distributed.link import Link, LinkLost, connect
+from asyncmem.distributed.plan import SOURCE, Plan
 from asyncmem.distributed.runner import memory_for
-from asyncmem.errors import AsyncmemError
+from asyncmem.errors import AsyncmemError, StageError
 from asyncmem.pipeline.report import StageReport
+from asyncmem.pipeline.run import RemoteError
+from asyncmem.pipeline.tasks import describe_error
 from asyncmem.pool import Budget
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Sequence
 
-    from asyncmem.distributed.plan import Plan
     from asyncmem.pool.share import Share
 
 
@@ -111,7 +113,7 @@ class Session:
                 receiver = self.plan.nodes[self.plan.parts[edge.receiver].node]
                 keep = None
                 if edge.kind == "share":
-                    keep = await memory_for(self._resources, "host", edge.window, "shared")
+                    keep = await memory_for(self._resources, self.plan.name_of(edge), "host", edge.window, "shared")
                 self._out.append(Outgoing(edge, self._types, keep=keep, pid=receiver.pid))
                 await self._serve(number, self._out[-1].run, edge.receiver)
             for number in self.plan.into(len(self.plan.parts) - 1):
@@ -226,7 +228,7 @@ class Session:
             except LinkLost:
                 return  # as whoever serves that link says
             except (AsyncmemError, ValueError) as error:
-                item.fail(error)
+                item.fail(RemoteError(StageError, SOURCE, describe_error(error), error))
             else:
                 number += 1
             del item

@@ -22,8 +22,8 @@ async def test_arrays_of_a_gpu_go_over_tcp_and_give_their_credit_back() -> None:
     """By page-locked memory on both sides; three times as many as the window holds, each on the GPU again."""
     edge = Edge(0, 1, "tcp", 4 * MIB)
     async with AsyncExitStack() as resources:
-        staging, window = [await memory_for(resources, "cuda:0", edge.window, "pinned") for _ in range(2)]
-        onto = await memory_for(resources, "cuda:0", edge.window)
+        staging, window = [await memory_for(resources, "edge", "cuda:0", edge.window, "pinned") for _ in range(2)]
+        onto = await memory_for(resources, "edge", "cuda:0", edge.window)
         pool = await resources.enter_async_context(AsyncMemoryPool("cuda:0", limit=64 * MIB, min_free=0))
         arrived = asyncio.Queue[Parcel]()
         accepted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()

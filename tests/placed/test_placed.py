@@ -69,6 +69,9 @@ async def looks(pair: Any, pool: Any) -> Any:
     del pool
     item, buffer = pair
     assert isinstance(buffer, asyncmem.Buffer)
+    copied = np.empty(1000, "u1")
+    await buffer.copy_to(copied)
+    assert copied.tobytes() == memoryview(buffer)
     return item, buffer.view("uint16", (500,)), np.float32(0.5), b"x" * 5000
 
 
@@ -120,7 +123,7 @@ async def test_a_stage_that_fails_ends_the_run_as_in_one_process(scheduler: Mach
 async def test_an_item_that_cannot_go_fails_its_run(scheduler: Machine, item: object, reason: str) -> None:
     """What needs pickle, and what is larger than the window; with what to do."""
     async with Pipeline(fails_at_seven).place(scheduler.address, window=SIZE) as pipe:
-        with pytest.raises(StageError, match=reason):
+        with pytest.raises(StageError, match=f"stage 'source' failed at item 0: .*{reason}"):
             [y async for y in pipe.map([item])]  # type: ignore[list-item]  # on purpose
         assert [y async for y in pipe.map([1])] == [1]
 
