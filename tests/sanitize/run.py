@@ -18,14 +18,14 @@ TESTS = Path(__file__).parents[1]
 CORE = TESTS.parent / "asyncmem" / "core"
 HEAP = sorted(CORE.glob("heap/*.cpp"))
 SCHEDULER = sorted(CORE.glob("scheduler/*.cpp"))
-HISTORY = TESTS / "sanitize" / "history.cpp"
+HISTORY, ROUTES = (TESTS / "sanitize" / f"{name}.cpp" for name in ("history", "routes"))
 GROWTH, THREADS = (TESTS / "scheduler" / f"{name}.cpp" for name in ("growth", "threads"))
 COMPILER = os.environ.get("CXX", "g++")
 RUNS = {
     # The history of a heap by threads and steps; then every operation of the scheduler with so many requests; then
-    # requests in so many rounds, while another thread frees.
-    "address,undefined": [(HISTORY, "1", "30000"), (HISTORY, "3", "8000"), (GROWTH, "1000")],
-    "thread": [(HISTORY, "4", "5000"), (THREADS, "2000")],
+    # requests in so many rounds, while another thread frees; and other libraries' threads and steps.
+    "address,undefined": [(HISTORY, "1", "30000"), (HISTORY, "3", "8000"), (GROWTH, "1000"), (ROUTES, "4", "20000")],
+    "thread": [(HISTORY, "4", "5000"), (THREADS, "2000"), (ROUTES, "4", "5000")],
 }
 
 
