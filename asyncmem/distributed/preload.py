@@ -1,11 +1,13 @@
 """A pool on each worker from the command line: ``dask worker SCHEDULER --preload asyncmem.distributed.preload``.
 
+On a scheduler, ``dask scheduler --preload asyncmem.distributed.preload``, it adds the page of pools to the dashboard.
+
 Behind it stand ``--asyncmem-limit 80%`` and ``--asyncmem-device cuda:0``; the other options are variables of the
 environment, `ASYNCMEM_TIMEOUT` and so on.
 """
 
 import click
-from distributed import Worker
+from distributed import Scheduler, Worker
 
 from asyncmem.distributed.plugin import PoolPlugin
 from asyncmem.errors import InvalidRequest
@@ -27,7 +29,11 @@ def _checked(context: click.Context, parameter: click.Parameter, limit: str | No
 @click.option("--asyncmem-limit", "limit", metavar="SIZE", callback=_checked, help='"20 GiB", "80%" or "shared".')
 @click.option("--asyncmem-device", "device", metavar="NAME", default="auto", help="The device, as the worker sees it.")
 async def dask_setup(dask_server: object, limit: str | None, device: str) -> None:
-    """Open the pool of a worker; Dask calls this."""
+    """Open the pool of a worker, or add the page to a scheduler's dashboard; Dask calls this."""
+    if isinstance(dask_server, Scheduler):
+        from asyncmem.distributed.dashboard import add_page
+
+        add_page(dask_server)
     if isinstance(dask_server, Worker):
         plugin = PoolPlugin(device) if limit is None else PoolPlugin(device, limit=limit)
         await dask_server.plugin_add(plugin, catch_errors=False)

@@ -4,25 +4,29 @@ import asyncio
 import json
 import socket
 import threading
-import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import prometheus_client
 import pytest
+from bokeh.client import pull_session
+from bokeh.models import ColumnDataSource
 from click.testing import CliRunner
 from distributed import Client, Worker
 
 from asyncmem import InvalidRequest
 from asyncmem.cli.app import commands
-from asyncmem.distributed import PoolPlugin, records
+from asyncmem.distributed import PoolPlugin, records, worker_pool
+from asyncmem.distributed.dashboard import add_page
 from asyncmem.distributed.looks import ask_cluster, cluster_look
+from asyncmem.distributed.preload import dask_setup
 from asyncmem.insight.live.server import said
 from asyncmem.insight.prometheus import PoolCollector
 
 from . import tasks
-from .tasks import workers
+from .tasks import MIB, until, workers
 
 pytestmark = pytest.mark.may_block
 
@@ -45,6 +49,17 @@ def test_workers_of_one_process_are_shown_once() -> None:
     hostile += [{"asyncmem": {"look": json.dumps({**look, "pools": [{**pool, "stats": {}}]})}}]
     found = cluster_look("tcp://a:1", {f"tcp://a:{number}": one for number, one in enumerate(hostile)})
     assert (len(found["silent"]), found["pools"]) == (len(hostile), [])
+
+
+def fetch(port: int, path: str) -> str:
+    """What a server of this machine's has there."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    text = answer.read().decode()
+    connection.close()
+    return text
 
 
 @pytest.fixture
@@ -85,9 +100,7 @@ def test_prometheus_reads_the_pools_of_a_worker(client: Client) -> None:
     """At the worker's own /metrics; the collector goes with the last of the process's workers."""
     client.register_plugin(PoolPlugin("host", limit="8 MiB"))
     client.submit(tasks.take, "1 MiB", workers=[workers(client)[0].address]).result()
-    port = workers(client)[0].http_server.port
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-        text = answer.read().decode()
+    text = fetch(workers(client)[0].http_server.port, "/metrics")
     assert 'asyncmem_pool_allocations_total{device="host",pool="worker 0"} 1.0' in text
     assert 'asyncmem_pool_limit_bytes{device="host",pool="worker 1"} 8.388608e+06' in text
     client.unregister_worker_plugin("asyncmem")
@@ -96,6 +109,34 @@ def test_prometheus_reads_the_pools_of_a_worker(client: Client) -> None:
     client.register_plugin(PoolPlugin("host", limit="8 MiB"))  # the program's own is used
     client.unregister_worker_plugin("asyncmem")
     prometheus_client.REGISTRY.unregister(mine)
+
+
+def test_the_dashboard_has_a_page_of_pools(client: Client) -> None:
+    """With a bar for each pool, as the scheduler knows it; Dask's own pages stay, and it is there once."""
+    client.register_plugin(PoolPlugin("host", limit="8 MiB"))
+    held = worker_pool(workers(client)[0]).allocate("2 MiB")
+    assert [client.run_on_scheduler(add_page) for _ in range(2)] == ["/asyncmem"] * 2
+    port = client.cluster.scheduler.http_server.port
+    assert "Dask Diagnostic UI" in fetch(port, "/status")
+    assert "Dask: asyncmem" in fetch(port, "/asyncmem")
+
+    def drawn() -> dict[str, list[Any]]:
+        with pull_session(url=f"http://127.0.0.1:{port}/asyncmem") as session:
+            (source,) = session.document.select({"type": ColumnDataSource})
+            assert session.document.title == "Dask: asyncmem"
+            return dict(source.data)
+
+    until(lambda: sum(drawn()["live"]) == 2 * MIB)
+    found = drawn()
+    assert (found["pool"], found["limit"]) == (["worker 0", "worker 1"], [8 * MIB, 8 * MIB])
+    assert sorted(found["label"]) == ["  0 B", "  2 MiB"]
+    held.free()
+
+
+def test_a_scheduler_preloads_its_page(client: Client) -> None:
+    """With the same module as workers do."""
+    client.sync(dask_setup.callback, client.cluster.scheduler, None, "auto")
+    assert "Dask: asyncmem" in fetch(client.cluster.scheduler.http_server.port, "/asyncmem")
 
 
 def test_a_heartbeat_that_is_under_way_goes_on(client: Client) -> None:

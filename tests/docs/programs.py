@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python(?P<needs> opencl| metal|)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python(?P<needs> opencl| metal| ray|)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTINGS = {
     "typeCheckingMode": "strict",
     "pythonVersion": "3.11",
@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 
-PARTLY_TYPED = re.compile(r"^from distributed\b", re.MULTILINE)
+PARTLY_TYPED = re.compile(r"^(from distributed|import ray)\b", re.MULTILINE)
 """Libraries whose own types are incomplete: an editor's strict rules complain of them, whoever uses them."""
 
 
@@ -50,6 +50,7 @@ def check_types() -> int:
         for block in blocks():
             page = "_".join(block.page.relative_to(ROOT).with_suffix("").parts)
             code = f"{block.code}# pyright: basic\n" if PARTLY_TYPED.search(block.code) else block.code
+            code += "# pyright: reportMissingImports=false\n" if block.needs == "ray" else ""
             Path(folder, f"{page}_{block.line}.py").write_text(code, encoding="utf-8")
         project = Path(folder, "pyrightconfig.json")
         project.write_text(json.dumps(SETTINGS), encoding="utf-8")

@@ -16,9 +16,11 @@ TEST = re.compile(r"^ *(?:async )?def (?P<name>test_\w+)", re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#]+)(#[^)]*)?\)")
 
 
-# A program may block its loop only where it makes the pool's worker a part of that loop.
+# A program may block its loop only where it makes the pool's worker a part of that loop, or starts a server of pages,
+# which reads its own files.
+BLOCKING = re.compile("SteppedPool|add_page")
 PROGRAMS = [
-    pytest.param(block, id=str(block), marks=[pytest.mark.may_block] if "SteppedPool" in block.code else [])
+    pytest.param(block, id=str(block), marks=[pytest.mark.may_block] if BLOCKING.search(block.code) else [])
     for block in blocks()
 ]
 
@@ -28,6 +30,8 @@ def test_a_program_on_a_page_runs(request: pytest.FixtureRequest, block: Block) 
     """Every Python block of README and docs is a program of its own that ends without an error."""
     # Empty lines before it let a traceback name the page's own line.
     program = compile("\n" * (block.line - 1) + block.code, block.page, "exec", dont_inherit=True)
+    if block.needs == "ray":
+        pytest.importorskip("ray", reason="Ray is not installed")  # it is 400 MB, and starts in seconds
     if block.needs == "opencl":
         device = open_processor()
         if ".build()" in block.code:
