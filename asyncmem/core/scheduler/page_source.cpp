@@ -11,7 +11,7 @@ namespace asyncmem::scheduler {
 
 namespace {
 
-constexpr double grace = 0.02;               // seconds that moves may take before they count
+constexpr double grace = 0.02, early = 0.1;  // seconds that moves may take before they count, but of a young pool a tenth
 constexpr uint64_t coarse_parts = 12;        // a handle is at most this part of a request; handles cost by number
 constexpr double affordable = 0.3;           // the part of `dear` that all calls may take before handles become larger
 constexpr uint64_t limit_parts = 512;        // below a limit of the user's it is at most this part of the limit, too
@@ -191,7 +191,8 @@ private:
     Found plan_for(const Request& request, bool modest, double now, uint64_t spare = 0) {
         uint64_t left = available(), reserved = heap_.reserved() + coming_;
         uint64_t room = std::min(left, peak_ - std::min(peak_, reserved));
-        if (!lifetime_.may_move(now, policy_.dear, grace) || !policy_.take_back) room = left;
+        double before = std::min(grace, early * (now - lifetime_.began));
+        if (!lifetime_.may_move(now, policy_.dear, before) || !policy_.take_back) room = left;
         uint64_t most = modest ? 0 : left - room;
         bool foreign = may_be_foreign(request);
         std::vector<uint64_t> sizes(request.sizes().begin(), request.sizes().end());
