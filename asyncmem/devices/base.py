@@ -212,6 +212,7 @@ class Device(ABC):
     fence_calls: int = 0  # address of an AsyncmemFenceCalls (core/fence_calls.h) that lives as long as this; 0: none
     checker: "Sanitizer | None" = None
     """The memory checker that is told of each block; None costs nothing."""
+    joins_segments: bool = False  # "stream_ordered" ones that lie side by side can be had as one: `free_segment_behind`
     over_budget: int = 0  # how often the driver has said that less memory is left for this process than it has
     _closed = False
 
@@ -247,6 +248,16 @@ class Device(ABC):
     @abstractmethod
     def free_segment(self, segment: Segment) -> None:
         """Give a segment back, once (**blocks**). The host has seen every use of it done."""
+
+    def free_segment_behind(self, segment: Segment, stream: Stream) -> None:
+        """Give a segment back behind all work of `stream`, which alone may still use it.
+
+        Where the device `joins_segments`, the next one in that stream's order may have this memory, with what was given
+        back in the same way right before and behind it: at once, and without more of the driver.
+        """
+        raise InvalidRequest(
+            "segment", (segment, stream), f"a device that joins segments, which {self.name!r} does not"
+        )
 
     def reserve(self, nbytes: int) -> int:
         """Keep a range of addresses, whole pages, with no memory behind it; the "virtual" kind in another shape."""

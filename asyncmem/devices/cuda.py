@@ -110,6 +110,7 @@ class Cuda(Gpu):
     dlpack_type = 2  # kDLCUDA
     dlpack_pinned_type = 3  # kDLCUDAHost
     taken_at_once = 64 << 10
+    joins_segments = True
 
     @property
     def identity(self) -> str:

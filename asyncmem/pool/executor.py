@@ -171,16 +171,16 @@ class Executor:
         started = self.clock()
         scheduler = self._core.scheduler
         try:
-            if effect.returns:
+            if effect.returns and not effect.joins:
                 with suppress(DeviceError):  # what the device does not take is offered again
                     self._trim(effect)
             stream = self._fit_stream(effect.stream)
-            segment = self._take(effect, stream)
+            segment = self._join(effect, stream) if effect.joins else self._take(effect.need, effect.nbytes, stream)
         except BaseException:
             scheduler.grow_failed(effect.job, self._core.time)
             raise
         if segment is None:
-            scheduler.grow_failed(effect.job, self._core.time, out_of_memory=True)
+            scheduler.grow_failed(effect.job, self._core.time, out_of_memory=effect.need > 0)
             return
         if self._device.checker is not None:
             self._device.checker.open_segment(segment.address, segment.nbytes)
@@ -206,26 +206,45 @@ class Executor:
             fit = False
         return number if fit else self.quiet()
 
-    def _take(self, effect: Effect, stream: int) -> Segment | None:
+    def _take(self, need: int, wanted: int, stream: int) -> Segment | None:
         # Returns as much as is wanted, else as is needed; None where the device has less.
         self._finish_rest()
-        kind = self._pool.options.segments
-        with self._spare(effect) as spare:
-            for nbytes in sorted({effect.nbytes, effect.need}, reverse=True):
-                if effect.need <= nbytes <= spare:
+        with self._spare(need, wanted) as spare:
+            for nbytes in sorted({wanted, need}, reverse=True):
+                if need <= nbytes <= spare:
                     with suppress(OutOfMemoryError):
-                        segment = self._device.allocate_segment(nbytes, kind, self._retire.streams[stream])
-                        with self._books:
-                            self.segments[segment.address] = (*self.segments.get(segment.address, ()), segment)
-                        return segment
+                        return self._allocate(nbytes, stream)
         return None
 
+    def _allocate(self, nbytes: int, stream: int) -> Segment:
+        kind = self._pool.options.segments
+        segment = self._device.allocate_segment(nbytes, kind, self._retire.streams[stream])
+        with self._books:
+            self.segments[segment.address] = (*self.segments.get(segment.address, ()), segment)
+        return segment
+
+    def _join(self, effect: Effect, stream: int) -> Segment | None:
+        """Have segments that lie side by side as one: the device joins what goes back in one stream's order."""
+        on, gone = self._retire.streams[stream], 0
+        try:
+            if on is not None and stream == effect.stream:
+                for address, nbytes, _ in effect.returns:
+                    self._give_back(address, nbytes, partial(self._device.free_segment_behind, stream=on))
+                    gone += 1
+        finally:
+            self._core.scheduler.trimmed(effect.job, gone, self._core.time)
+        if gone:
+            with suppress(OutOfMemoryError):
+                return self._allocate(effect.nbytes, stream)
+            return None
+        return self._take(effect.need, effect.need, stream) if effect.need else None
+
     @contextmanager
-    def _spare(self, effect: Effect) -> Iterator[int]:
+    def _spare(self, need: int, wanted: int) -> Iterator[int]:
         """Yield the bytes that may be had, which are this pool's until the block ends."""
         # What others have taken meanwhile counts as much as the limit: some of the device stays free for them.
         quota = self._pool.quota
-        with nullcontext(effect.nbytes) if quota is None else quota(effect.need, effect.nbytes) as granted:
+        with nullcontext(wanted) if quota is None else quota(need, wanted) as granted:
             self.memory = self._device.memory()
             yield min(granted, self.memory.free - self._pool.min_free)
 
@@ -242,25 +261,28 @@ class Executor:
         given = 0
         try:
             for address, nbytes, uses in effect.returns:
-                started = self.clock()
                 self._retire.settle(uses)
-                if self._device.checker is not None:
-                    self._device.checker.close_segment(address)
-                # Out of the book first, as another thread may be given its address at once.
-                with self._books:
-                    segment, *others = self.segments.pop(address)
-                    if others:
-                        self.segments[address] = tuple(others)
-                try:
-                    self._device.free_segment(segment)
-                except BaseException:
-                    with self._books:
-                        self.segments[address] = (segment, *self.segments.get(address, ()))
-                    raise
+                self._give_back(address, nbytes, self._device.free_segment)
                 given += 1
-                self._core.note(Kind.TRIMMED, 0, nbytes, address, self.clock() - started)
         finally:
             self._core.scheduler.trimmed(effect.job, given, self._core.time)
+
+    def _give_back(self, address: int, nbytes: int, free: Callable[[Segment], None]) -> None:
+        started = self.clock()
+        if self._device.checker is not None:
+            self._device.checker.close_segment(address)
+        # Out of the book first, as another thread may be given its address at once.
+        with self._books:
+            segment, *others = self.segments.pop(address)
+            if others:
+                self.segments[address] = tuple(others)
+        try:
+            free(segment)
+        except BaseException:
+            with self._books:
+                self.segments[address] = (segment, *self.segments.get(address, ()))
+            raise
+        self._core.note(Kind.TRIMMED, 0, nbytes, address, self.clock() - started)
 
     def _finish(self, end: partial[None]) -> None:
         """Make new memory ready and tell of it. Where that fails, nobody gets it before it has been tried again."""
@@ -323,7 +345,7 @@ class Executor:
         done, out_of_memory = Remapped(0, 0, 0), True
         try:
             self._finish_rest()
-            if effect.nbytes and room.enter_context(self._spare(effect)) < effect.nbytes:
+            if effect.nbytes and room.enter_context(self._spare(effect.need, effect.nbytes)) < effect.nbytes:
                 return
             done = self._device.remap(effect.out, effect.into)
             # No request fails for what is ahead of need: it is tried again without.

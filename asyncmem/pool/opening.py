@@ -199,6 +199,10 @@ def heap_settings(options: PoolOptions) -> HeapOptions:
     }
 
 
+def _kind(segments: str, device: Device) -> str:
+    return device.segment_kinds[0] if segments == "auto" else segments
+
+
 def scheduler_settings(options: PoolOptions, device: Device, limit: int) -> dict[str, Any]:
     """Return what the scheduler is told."""
     paged = options.segments == "paged"
@@ -208,6 +212,7 @@ def scheduler_settings(options: PoolOptions, device: Device, limit: int) -> dict
         "limit": limit,
         "limited": options.limit is not None,
         "paged": paged,
+        "joins": device.joins_segments and _kind(options.segments, device) == "stream_ordered",
         "direct": options.segments == "direct",
         "granularity": device.granularity,
         "page": device.page,

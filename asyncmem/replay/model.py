@@ -244,7 +244,7 @@ def _reserved(device: Device, nbytes: int) -> Iterator[tuple[int, _Remap]]:
 
 # -- how memory is had -------------------------------------------------------------------------------------------------
 
-KINDS: Final = ("paged", "stream_ordered", "direct")
+KINDS: Final = ("paged", "virtual", "stream_ordered", "direct")
 """The kinds of segments that can be replayed."""
 
 MATTERS: Final = (
@@ -263,8 +263,6 @@ IMPATIENT: Final = Patience(seconds=0.0)
 
 _OWN: Final = ("take_back", "patience")
 _REPLAYED: Final = ("patience", *MATTERS)
-_CLOSEST: Final = {"paged": "paged", "direct": "direct"}
-"""The policy for a pool's kind of segments; for all others segments of a pool of the driver's."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +270,8 @@ class Policy:
     """How memory is got; without arguments by pages below reserved addresses.
 
     Attributes:
-        segments: "paged" (pages below reserved addresses), "stream_ordered" or "direct".
+        segments: "paged" (pages below reserved addresses), "virtual", "stream_ordered" (which become one where they lie
+            side by side and are free in a stream's order) or "direct".
         take_back: Whether memory in no use is had elsewhere before more than ever is taken: pages are moved, segments
             go back; for all but "direct".
         patience: How long growth may wait before more than ever is taken; for all but "direct".
@@ -331,7 +330,8 @@ def policy_like(text: str) -> str:
     Raises:
         InvalidRequest: There is no such option, or its value cannot be right.
     """
-    segments = _CLOSEST.get(pool_options(text).segments, "stream_ordered")
+    kind = pool_options(text).segments
+    segments = kind if kind in KINDS else "virtual"  # those of other devices stay apart, too
     _, settings = _read(text, "auto")
     return ",".join([segments, *(f"{name}={value}" for name, value in settings.items() if name in _REPLAYED)])
 

@@ -182,6 +182,7 @@ class Runner:
         return {
             **heap_settings(options),
             "limit": limit, "limited": limit is not None, "paged": policy.segments == "paged",
+            "joins": policy.segments == "stream_ordered",
             "direct": policy.segments == "direct", "granularity": self._page, "page": self._page,
             "segment_size": policy.options.segment_size, "take_back": policy.take_back,
             "patience": policy.patience.seconds, "patience_share": policy.patience.share, "adaptive": False,

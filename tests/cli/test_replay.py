@@ -199,7 +199,7 @@ def test_a_device_of_several_is_chosen(invoke: Invoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--policy", "virtual"],
+        ["--policy", "mapped"],
         ["--policy", "paged,timeout=3"],
         ["--limit", "much"],
         ["--limit", "x"],

@@ -90,6 +90,18 @@ class TestPools:
         ok(cuda.cuMemFreeAsync(first, own))
         assert int(ok(cuda.cuMemAllocFromPoolAsync(PAGE, made, own))) == int(first)
 
+    def test_neighbours_that_one_stream_has_freed_are_one_block_to_it(self, fake: FakeDriver) -> None:
+        """With what is new behind them, and before their work has run; another stream gets none of it."""
+        own, other, made = stream(), stream(), pool()
+        low, high = (ok(cuda.cuMemAllocFromPoolAsync(PAGE, made, own)) for _ in range(2))
+        assert int(high) == int(low) + PAGE
+        fake.hold(int(own))
+        for one in (low, high):
+            ok(cuda.cuMemFreeAsync(one, own))
+        assert int(ok(cuda.cuMemAllocFromPoolAsync(2 * PAGE, made, other))) != int(low)
+        assert int(ok(cuda.cuMemAllocFromPoolAsync(2 * PAGE, made, own))) == int(low)
+        assert reserved(made) == 4 * PAGE
+
     def test_another_stream_gets_it_only_behind_the_free(self, fake: FakeDriver) -> None:
         """By an event, or because the free has run; else the pool grows."""
         a, b, made = stream(), stream(), pool()

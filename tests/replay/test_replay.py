@@ -344,7 +344,7 @@ def test_options_of_the_pool_count() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "virtual",
+        "mapped",
         "paged,small_limit",
         "paged,small_limit=much",
         "paged,colour=red",
@@ -362,14 +362,15 @@ def test_a_policy_that_cannot_be_read_is_refused(text: str) -> None:
 SIZES = ([2 * MIB, 30 * MIB, 100_000], [MIB, 64 * MIB], [5 * MIB], [7000, 300_000, 12 * MIB], [200 * MIB, 900 * MIB])
 
 
+@pytest.mark.parametrize("kind", ["virtual", "stream_ordered"])
 @pytest.mark.parametrize("lag", [0.0, 0.005, 0.02])
-def test_segments_are_exchanged_before_more_than_ever_is_taken(lag: float) -> None:
+def test_segments_are_exchanged_before_more_than_ever_is_taken(kind: str, lag: float) -> None:
     """Over random programs that saves much, and costs none of them much; how much of either is the programs' affair."""
     ratios = []
     for seed in range(30):
         trace = random_program(seed, SIZES[seed % len(SIZES)], steps=600, streams=1 + seed % 3)
         lean, kept = (
-            replay(trace, Policy.parse(f"stream_ordered,take_back={switch}"), Model(lag=lag)).peak_reserved
+            replay(trace, Policy.parse(f"{kind},take_back={switch}"), Model(lag=lag)).peak_reserved
             for switch in ("on", "off")
         )
         ratios.append(lean / kept)
@@ -378,8 +379,10 @@ def test_segments_are_exchanged_before_more_than_ever_is_taken(lag: float) -> No
 
 
 def test_a_segment_is_exchanged_once_it_is_done_with() -> None:
-    """Not while the device is late with it, unless growth may wait for that; nor if it is much larger."""
-    trace = Program().take("a", 100 * MIB).free("a").at(1 * MS).take("b", 200 * MIB).free("b").trace()
+    """Not while another stream is late with it, unless growth may wait for that; nor if it is much larger."""
+    trace = (
+        Program().take("a", 100 * MIB).free("a").at(1 * MS).take("b", 200 * MIB, stream=1).free("b", stream=1).trace()
+    )
     plain, patient = Policy("stream_ordered"), Policy("stream_ordered", patience=Patience(seconds=0.1))
     assert replay(trace, plain).peak_reserved == 200 * MIB
     assert replay(trace, plain, LATE).peak_reserved == 300 * MIB
@@ -388,6 +391,36 @@ def test_a_segment_is_exchanged_once_it_is_done_with() -> None:
     assert replay(trace, Policy.parse("stream_ordered,take_back=off")).peak_reserved == 300 * MIB
     small = Program().take("a", 100 * MIB).free("a").at(1 * MS).take("b", 1000).trace()
     assert replay(small, plain).peak_reserved == 102 * MIB
+
+
+def test_neighbours_become_one_segment_in_a_streams_order() -> None:
+    """What one stream has freed serves a larger request of that stream at once, however late the device is."""
+    both = Program().take("a", 100 * MIB).take("b", 100 * MIB).free("a", "b").take("c", 200 * MIB)
+    one = replay(both.trace(), Policy("stream_ordered"), LATE)
+    assert one.peak_reserved == 200 * MIB
+    assert (one.driver_calls["cuMemAllocAsync"], one.driver_calls["cuMemFreeAsync"]) == (3, 2)
+    assert replay(both.trace(), Policy("virtual"), LATE).peak_reserved == 400 * MIB
+    other = (
+        Program().take("a", 100 * MIB, stream=1).take("b", 100 * MIB).free("a", stream=1).free("b").take("c", 200 * MIB)
+    )
+    assert replay(other.trace(), Policy("stream_ordered"), LATE).peak_reserved == 300 * MIB
+    kept = Program().take("a", 100 * MIB).take("b", MIB).take("c", 100 * MIB).free("a", "c").take("d", 200 * MIB)
+    assert replay(kept.trace(), Policy("stream_ordered"), LATE).peak_reserved == 364 * MIB
+
+
+def test_the_last_segment_grows_by_what_a_request_lacks() -> None:
+    """Where all of it is free in the stream's order; otherwise a segment of the whole size comes."""
+    last = Program().take("a", 100 * MIB).free("a").take("b", 150 * MIB).free("b").take("c", 180 * MIB)
+    assert replay(last.trace(), Policy("stream_ordered"), LATE).peak_reserved == 180 * MIB
+    used = Program().take("a", 50 * MIB).take("b", 50 * MIB).free("a").take("c", 150 * MIB)
+    assert replay(used.trace(), Policy("stream_ordered"), LATE).peak_reserved == 250 * MIB
+
+
+def test_neighbours_are_joined_while_they_are_free() -> None:
+    """So a large hole is there when blocks of other sizes come, and nothing that is small is in its way."""
+    program = Program().take("a", 60 * MIB).take("b", 60 * MIB).free("a", "b").at(10 * MS)
+    one = replay(program.take("c", 40 * MIB).take("d", 80 * MIB).trace(), Policy("stream_ordered"), LATE)
+    assert (one.peak_reserved, one.misses) == (120 * MIB, 2)
 
 
 def test_exchanging_takes_a_small_share_of_the_time() -> None:

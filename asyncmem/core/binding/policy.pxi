@@ -3,7 +3,7 @@
 cdef extern from "scheduler/request.hpp" namespace "asyncmem::scheduler" nogil:
     cdef struct Policy:
         uint64_t limit
-        bint limited, paged, direct
+        bint limited, paged, joins, direct
         uint64_t granularity, page, segment_size, small_limit, ready
         bint late_fences
         uint64_t overlap_bytes, overlap_least

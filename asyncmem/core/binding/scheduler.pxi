@@ -18,6 +18,7 @@ cdef class Effect:
         request: The request that it is for, 0 for none.
         job: Names it to the event that ends it, 0 where none does.
         by_caller: Whether the thread that made the request carries it out.
+        joins: Of growth: whether `returns` go back in the order of `stream` and lie side by side, where what comes will lie.
         nbytes: Of growth: what to ask for. Of remapping and spilling: the bytes it takes.
         need: Of growth and of remapping: the least that is of use.
         arena, stream, account: The heap's numbers.
@@ -34,7 +35,7 @@ cdef class Effect:
     cdef readonly uint64_t request, job, nbytes, need
     cdef readonly uint32_t arena, stream, account
     cdef readonly int level
-    cdef readonly bint by_caller
+    cdef readonly bint by_caller, joins
     cdef readonly double seconds
     cdef readonly tuple streams, returns, uses, out, into
     cdef readonly size_t moved
@@ -55,6 +56,7 @@ cdef Effect _effect_out(const CEffect& effect):
     made.request, made.job, made.nbytes, made.need = effect.request, effect.job, effect.nbytes, effect.need
     made.arena, made.stream, made.account = effect.arena, effect.stream, effect.account
     made.level, made.by_caller, made.seconds, made.moved = effect.level, effect.by_caller, effect.seconds, effect.moved
+    made.joins = effect.joins
     made.streams = tuple([effect.streams[i] for i in range(effect.streams.size())])
     made.returns = tuple([(effect.returns[i].address, effect.returns[i].nbytes, _entries_out(effect.returns[i].uses))
                           for i in range(effect.returns.size())])

@@ -51,7 +51,7 @@ cdef extern from "scheduler/scheduler.hpp" namespace "asyncmem::scheduler" nogil
 
     cdef cppclass CEffect "asyncmem::scheduler::Effect":
         EffectKind kind
-        bint by_caller
+        bint by_caller, joins
         uint8_t level
         uint32_t arena, stream, account
         uint64_t request, job, nbytes, need

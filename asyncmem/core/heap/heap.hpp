@@ -42,6 +42,7 @@ public:
 
     uint32_t add_segment(uint64_t address, uint64_t nbytes, uint32_t arena, uint32_t stream);
     Entries remove_segment(uint32_t segment);
+    void place_from(uint64_t nbytes);  // blocks of so many bytes or more are not cached from now on
     std::vector<SegmentInfo> segments() const;
     std::vector<Piece> empty_segments() const;
 
@@ -328,6 +329,7 @@ private:
     // streams, leases and segments (segments.cpp)
     uint32_t add_range(Segment segment, uint64_t epoch, uint32_t stream);
     void drop_segment(uint32_t segment);
+    void placed_from(uint64_t nbytes);
     void adopt_range(const Segment& range, const Node& container);
     SegmentInfo survey(uint32_t segment) const;
     BlockInfo describe(const Node& node) const;
@@ -395,8 +397,8 @@ private:
     uint64_t in_turn_ = 0;  // how many blocks in a row were freed before another was placed
     Accounts accounts_;
     BinTable<10> shared_;
-    // The smallest page there is. Where pages come and go, blocks from a page on are placed each time: cached, they would
-    // keep its memory from being moved.
+    // The smallest page there is, or what place_from() says. Where memory comes and goes, blocks from there on are placed each
+    // time: cached, they would keep it from that.
     uint64_t paged_from_ = UINT64_MAX;  // granules
     uint64_t live_low_ = 0, live_high_ = no_limit;
     uint64_t reserved_ = 0, cached_ = 0, lifted_ = 0;

@@ -26,7 +26,17 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     index_remove(nodes_[block]);
     nodes_[block].state = State::Bare;
     arenas_[arena].space = id + 1;
-    paged_from_ = std::min(paged_from_, page >> shift_);
+    placed_from(page);
+    return id;
+}
+
+void Heap::place_from(uint64_t nbytes) {
+    std::lock_guard lock(lock_);
+    placed_from(nbytes);
+}
+
+void Heap::placed_from(uint64_t nbytes) {
+    paged_from_ = std::min(paged_from_, nbytes >> shift_);
     auto forget = [this](auto& cache) {
         for (Bin& bin : cache.bins()) {
             if (bin.granules < paged_from_) continue;
@@ -36,7 +46,6 @@ uint32_t Heap::add_space(uint64_t address, uint64_t nbytes, uint32_t arena, uint
     };
     for (auto& stream : streams_) forget(stream->cache);
     forget(shared_);
-    return id;
 }
 
 void Heap::remove_space(uint32_t segment) {

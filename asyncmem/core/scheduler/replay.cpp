@@ -196,6 +196,7 @@ private:
             } else {
                 fences();
                 end_trims(now_);
+                scheduler_->begin_beat();
                 carry_out();
                 if (timeline_.idle() && trims_.empty()) pause = never;
             }
@@ -293,12 +294,17 @@ private:
     void grow(const Effect& effect) {
         bool direct = setup_.policy.direct;
         double before = tally_.bill.us;
-        for (const Piece& one : effect.returns) pay(direct ? Call::Free : Call::FreeAsync, one.nbytes);
+        uint64_t address = next_address_, had = 0;
+        for (const Piece& one : effect.returns) {
+            pay(direct ? Call::Free : Call::FreeAsync, one.nbytes);
+            if (effect.joins) address = std::min(address, one.address), had += one.nbytes;
+        }
         if (!effect.returns.empty()) scheduler_->trimmed(effect.job, effect.returns.size(), seconds());
-        pay(direct ? Call::Alloc : Call::AllocAsync, effect.nbytes);
+        uint64_t more = effect.nbytes - had;
+        if (more) pay(direct ? Call::Alloc : Call::AllocAsync, more);
+        if (had) pay(Call::AllocAsync, 0);  // of what the device's pool has by then
         timeline_.touch(effect.stream);
-        uint64_t address = next_address_;
-        next_address_ += effect.nbytes + setup_.policy.page;
+        next_address_ = std::max(next_address_, address + effect.nbytes + (setup_.policy.joins ? 0 : setup_.policy.page));
         scheduler_->grew(effect.job, address, effect.nbytes, effect.stream, false, seconds(), (tally_.bill.us - before) * 1e-6);
         tally_.peak_reserved = std::max(tally_.peak_reserved, reserved());
     }

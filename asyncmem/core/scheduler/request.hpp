@@ -16,6 +16,7 @@ struct Policy {
     uint64_t limit = no_limit;           // the most that may be reserved
     bool limited = false;                // the user chose it
     bool paged = false;                  // memory comes by pages; else in segments
+    bool joins = false;                  // segments side by side, free in a stream's order, can be had as one
     bool direct = false;                 // a segment for each request, which goes back as it is freed
     uint64_t granularity = 1;            // a segment's size is a multiple of it
     uint64_t page = 0;
@@ -221,6 +222,7 @@ struct Effect {
 
     Kind kind = Kind::Granted;
     bool by_caller = false;  // the thread that made the request carries it out
+    bool joins = false;      // of growth: `returns` lie side by side, go back in the stream's order, and are a part of what comes
     uint8_t level = 0;
     uint32_t arena = 0, stream = 0, account = 0;
     RequestId request = 0;
@@ -256,7 +258,7 @@ inline void put(std::string& text, const Effect::Span& span) { put_all(text, spa
 
 inline void put(std::string& text, const Policy& policy) {
     Fields fields(text);
-    fields("limit", policy.limit)("limited", policy.limited)("paged", policy.paged)("direct", policy.direct);
+    fields("limit", policy.limit)("limited", policy.limited)("paged", policy.paged)("joins", policy.joins)("direct", policy.direct);
     fields("granularity", policy.granularity)("page", policy.page)("segment_size", policy.segment_size);
     fields("ready", policy.ready)("late_fences", policy.late_fences);
     policy.overlap_share > 0 ? fields("overlap", policy.overlap_share) : fields("overlap", policy.overlap_bytes);
@@ -271,7 +273,7 @@ inline void put(std::string& text, const Effect& effect) {
     Fields fields(text);
     fields("kind", Effect::names[static_cast<size_t>(effect.kind)]);
     fields.known("request", effect.request).known("job", effect.job).known("by_caller", effect.by_caller);
-    fields.known("nbytes", effect.nbytes).known("need", effect.need).known("arena", effect.arena);
+    fields.known("joins", effect.joins).known("nbytes", effect.nbytes).known("need", effect.need).known("arena", effect.arena);
     fields.known("stream", effect.stream).known("account", effect.account).known("level", effect.level);
     fields.known("seconds", effect.seconds).known("streams", effect.streams).known("returns", effect.returns);
     fields.known("uses", effect.uses).known("out", effect.out).known("into", effect.into);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 namespace asyncmem::scheduler {
 
@@ -83,11 +84,14 @@ constexpr uint64_t uneven = 8;
 // reserved than so many times the most that was live.
 constexpr int64_t lately = 10'000;
 constexpr double little = 1.125;
+constexpr uint64_t uncached = 2 << 20;  // blocks of so many bytes keep no segment that could be joined in use by lying in a cache
 constexpr uint64_t refused = 0;  // of a segment's size: the limit or the device forbids it
 
 class SegmentSource final : public Source {
 public:
-    using Source::Source;
+    SegmentSource(Heap& heap, const Policy& policy, double now) : Source(heap, policy, now) {
+        if (policy.joins) heap.place_from(uncached);
+    }
 
     bool may_hold(uint64_t nbytes) const override { return free() >= nbytes; }
 
@@ -126,6 +130,8 @@ public:
     Decision grow(const Request& request, double now, bool looked) override {
         Effect order = order_for(request);
         if (!order.nbytes) return {};
+        if (order.arena && !request.terms.captured)
+            if (Decision joined = join_for(request, order)) return joined;
         int64_t more = over(order);
         std::vector<Piece> empty;
         if (!request.terms.captured && !policy_.direct && policy_.take_back && more > 0)
@@ -173,6 +179,16 @@ public:
         return ordered(order_of(need, arena_for(need), UINT64_MAX), last_stream_);
     }
 
+    Decision join(uint32_t stream) override {
+        std::vector<Piece> all = joinable(stream);
+        std::span<const Piece> found;
+        each_run(all, [&](std::span<const Piece> run, uint64_t) {
+            // What all are done with stays every stream's, until it is needed: one that is joined is first this stream's.
+            if (run.size() > 1 && !(several_streams() && std::ranges::all_of(run, &Entries::empty, &Piece::uses))) found = run;
+        });
+        return found.empty() ? Decision{} : joined(found, 0, stream);
+    }
+
     Decision trim(uint64_t wanted, uint64_t keep, double) override {
         std::vector<Piece> returns = take_out(largest_first(), wanted, keep);
         return returns.empty() && stranded_.empty() ? Decision{} : give_back(std::move(returns));
@@ -184,8 +200,10 @@ public:
         heap_.add_segment(address, nbytes, order.arena, stream);
         if (ready) heap_.mark_done(stream, heap_.close_epoch(stream));
         in_arena_[order.arena] += nbytes;
+        end_ = std::max(end_, address + nbytes);
         last_stream_ = stream;
         note_peak();
+        if (order.joins) return;
         if (!order.returns.empty()) lifetime_.moved += seconds;
         ++grows;
     }
@@ -197,11 +215,12 @@ public:
 
     void trimmed(Job& job, size_t count) override {
         std::vector<Piece>& returns = job.effect.returns;
+        if (job.effect.joins) keep(std::span(returns).subspan(count), job.effect.stream);
         for (size_t i = 0; i < returns.size(); ++i) {
             if (i < count) {
                 leaving_ -= returns[i].nbytes;
-                ++trims;
-            } else {
+                trims += !job.effect.joins;
+            } else if (!job.effect.joins) {
                 stranded_bytes_ += returns[i].nbytes;
                 stranded_.push_back(std::move(returns[i]));
             }
@@ -227,11 +246,73 @@ private:
         return (nbytes + policy_.granularity - 1) / policy_.granularity * policy_.granularity;
     }
 
+    // Segments that nothing but this stream's work may still use, by address.
+    std::vector<Piece> joinable(uint32_t stream) const {
+        if (!policy_.joins || !policy_.take_back) return {};
+        std::vector<Piece> empty = heap_.empty_segments();
+        std::erase_if(empty, [&](const Piece& one) {
+            return !one.arena || std::ranges::any_of(one.uses, [&](const Entry& use) { return use.stream != stream; });
+        });
+        std::ranges::sort(empty, {}, &Piece::address);
+        return empty;
+    }
+
+    // Look at those that lie side by side, and how many bytes they are.
+    template <typename Look>
+    static void each_run(std::span<const Piece> all, Look look) {
+        for (size_t count, i = 0; i < all.size(); i += count) {
+            uint64_t nbytes = all[i].nbytes;
+            for (count = 1; i + count < all.size() && all[i].address + nbytes == all[i + count].address; ++count)
+                nbytes += all[i + count].nbytes;
+            look(all.subspan(i, count), nbytes);
+        }
+    }
+
+    // The least memory that joined segments have for a request. Else the last ones are to serve it with what they lack, which the
+    // device gives behind them; where it did not, all of it comes by itself.
+    Decision join_for(const Request& request, const Effect& order) {
+        std::vector<Piece> all = joinable(request.ask.stream);
+        std::span<const Piece> best;
+        uint64_t least = no_limit, last = 0;
+        each_run(all, [&](std::span<const Piece> run, uint64_t nbytes) {
+            if (run.back().address + run.back().nbytes == end_) last = nbytes;
+            if (run.size() < 2 || nbytes < order.need || nbytes >= least) return;
+            best = run;
+            least = nbytes;
+        });
+        if (!best.empty()) return joined(best, order.need, request.ask.stream);
+        if (!last || last >= order.need || extended_ == request.id) return {};
+        extended_ = request.id;
+        return ordered(order_of(order.need - last, order.arena, 0), request.ask.stream);
+    }
+
+    void keep(std::span<const Piece> pieces, uint32_t stream) {
+        for (const Piece& one : pieces) {
+            leaving_ -= one.nbytes;
+            in_arena_[1] += one.nbytes;
+            end_ = std::max(end_, one.address + one.nbytes);
+            heap_.add_segment(one.address, one.nbytes, 1, stream);
+        }
+    }
+
+    // One segment where these are.
+    Decision joined(std::span<const Piece> run, uint64_t need, uint32_t stream) {
+        Effect order{.kind = Effect::Kind::Grow, .joins = true, .arena = 1, .need = need};
+        order.returns = take_out({run.begin(), run.end()}, no_limit, 0);
+        if (order.returns.size() < run.size()) {  // a thread took from one meanwhile
+            keep(order.returns, stream);
+            return {};
+        }
+        for (const Piece& one : order.returns) order.nbytes += one.nbytes;
+        return ordered(std::move(order), stream);
+    }
+
     // How large the next segment should be so that `need` bytes fit in one piece; `most` is what it should not exceed,
     // unless the need does. Small requests have segments of their own, which start small and grow with what is there.
     uint64_t size_for(uint64_t need, uint32_t arena, uint64_t most) const {
         if (need >= refused_) return refused;
         uint64_t unit = policy_.granularity, rounded = up(need), left = this->left(), usual = policy_.segment_size;
+        if (policy_.joins && arena) usual = need < usual ? up(usual / need * need) : 0;  // so that nothing is left over
         if (!arena) usual = std::min(usual, std::max(2 * policy_.small_limit, in_arena_[arena] / 2));
         uint64_t wish = policy_.direct ? rounded : std::max(rounded, std::min(up(usual), most - most % unit));
         if (wish <= left) return wish;
@@ -353,6 +434,7 @@ private:
             }
             in_arena_[one.arena] -= std::min(in_arena_[one.arena], one.nbytes);
             leaving_ += one.nbytes;
+            if (one.address + one.nbytes == end_) end_ = one.address;
             out.push_back({one.segment, one.address, one.nbytes, std::move(uses)});
         }
         return out;
@@ -360,6 +442,8 @@ private:
 
     int64_t flushed_ = -lately;     // allocations when caches were emptied last
     uint64_t in_arena_[2] = {};
+    uint64_t end_ = 0;              // of the addresses that the device has given
+    RequestId extended_ = 0;        // for which more was to come right behind there
     uint32_t last_stream_ = 0;      // whose request brought the newest segment
     std::vector<Piece> stranded_;   // what the device did not take back
 };

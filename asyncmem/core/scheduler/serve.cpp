@@ -169,7 +169,7 @@ Scheduler::Try Scheduler::provide(Request& request) {
     if (source_->should_flush(request) && flush()) return Try::Served;
     if (terms.effort == Effort::Tidy) return tidy() ? Try::Served : Try::Blocked;
     if (queue_job_ && !terms.calls) return Try::Making;
-    if (policy_.paged && !beating_) {
+    if ((policy_.paged || policy_.joins) && !beating_) {
         beating_ = true;
         emit(Effect{.kind = Effect::Kind::Beat});
     }

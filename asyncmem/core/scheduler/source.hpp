@@ -175,6 +175,7 @@ public:
 
     // -- what to do without a request -----------------------------------------------------------------------------------
     virtual Decision grow_ahead(double now) = 0;
+    virtual Decision join(uint32_t) { return {}; }  // what lies side by side, free in this stream's order, becomes one
     virtual Decision trim(uint64_t wanted, uint64_t keep, double now) = 0;  // `no_limit` for all
     virtual std::vector<uint32_t> unfenced() const { return {}; }
 

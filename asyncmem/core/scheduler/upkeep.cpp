@@ -128,6 +128,9 @@ void Scheduler::defragment() {
 // here, by the clock, and not when pages are short: so blocks lie as if no page were ever taken back.
 void Scheduler::begin_beat() {
     ASYNCMEM_ENTER(begin_beat);
+    if (policy_.joins && !closed_)
+        for (uint32_t s = 0; s < heap_.stream_count(); ++s)
+            while (start(source_->join(s), nullptr, Means::Grow)) {}
     if (!policy_.paged) return;
     beat_gained_ = heap_.flush(-1);
     emit(Effect{.kind = Effect::Kind::Look, .level = 2, .streams = source_->unfenced()});
@@ -139,14 +142,14 @@ double Scheduler::end_beat(double now) {
     constexpr uint32_t most_quiet = 16;    // beats after which nothing was freed that end them
     constexpr uint64_t merge_ratio = 32;   // live blocks for each free, up to which neighbours are joined
     std::lock_guard lock(lock_);
-    if (!policy_.paged) return never;
+    if (!policy_.paged && !policy_.joins) return never;
     uint64_t frees = heap_.account(0).frees;
     bool quiet = frees == beat_frees_ && !heap_.lags();
     quiet_beats_ = quiet ? quiet_beats_ + 1 : 0;
     beat_frees_ = frees;
     // What waited for different streams when it was looked at last, and waits for none now, is joined once.
     bool joins = quiet ? settled_frees_ != frees : (frees - merged_frees_) * merge_ratio >= heap_.counts().live_blocks;
-    if (heap_.stream_count() > 1 && joins) {
+    if (policy_.paged && heap_.stream_count() > 1 && joins) {
         beat_gained_ = heap_.merge() || beat_gained_;
         merged_frees_ = frees;
         if (quiet) settled_frees_ = frees;

@@ -204,6 +204,10 @@ class Gpu(Device):
         """
         self._segments.give_back(segment)
 
+    def free_segment_behind(self, segment: Segment, stream: Stream) -> None:
+        """Give a segment back behind a stream's work; for one that is "stream_ordered" no work is waited for."""
+        self._segments.give_back(segment, self.stream_of(stream).handle)
+
     def reserve(self, nbytes: int) -> int:
         """Keep a range of addresses with no memory behind it."""
         self.check_open()

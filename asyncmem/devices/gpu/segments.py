@@ -39,6 +39,11 @@ class Source(ABC):
     def give_back(self, segment: Segment) -> None:
         """Give memory back, which nothing uses any more; a try that failed may be repeated."""
 
+    def give_back_behind(self, segment: Segment, stream: int) -> None:
+        """Give memory back behind the work of a stream, in whose order other memory may come to lie there."""
+        del stream
+        self.give_back(segment)
+
     def grant(self, peers: Sequence[int]) -> None:  # noqa: B027  # some are open to all
         """Let other devices use all segments, later ones too; all of them or none."""
 
@@ -91,6 +96,10 @@ class OrderedSegments(Source):
             # The stream has nothing but frees, so this is short; only then does the pool know the memory to be free.
             self._driver.call("cuStreamSynchronize", self._frees)
             self._driver.call("cuMemPoolTrimTo", self._pool, 0)
+
+    def give_back_behind(self, segment: Segment, stream: int) -> None:
+        """Free a segment in the order of a stream; the pool keeps its memory, for what is asked for behind that."""
+        self._driver.call("cuMemFreeAsync", segment.address, stream)
 
     def grant(self, peers: Sequence[int]) -> None:
         """Let other devices use all segments, later ones too."""
@@ -197,10 +206,14 @@ class Segments:
             self._out[id(segment)] = segment
         return segment
 
-    def give_back(self, segment: Segment) -> None:
+    def give_back(self, segment: Segment, behind: int | None = None) -> None:
         """Give a segment back (blocks). Where the driver fails, it is still out and may be given back again.
 
         In a process that may make no call any more it is only forgotten.
+
+        Args:
+            segment: What `take` returned.
+            behind: The stream that alone may still use it; None where the host has seen all uses done.
 
         Raises:
             InvalidRequest: It is not out.
@@ -216,7 +229,8 @@ class Segments:
                 raise InvalidRequest("segment", segment, expected)
             try:
                 with self.context.entered():
-                    self._sources[segment.kind].give_back(segment)
+                    source = self._sources[segment.kind]
+                    source.give_back(segment) if behind is None else source.give_back_behind(segment, behind)
             except BaseException:
                 self._out[id(segment)] = segment
                 raise

@@ -39,7 +39,6 @@ struct Block {
 
 struct Chunk {
     std::uint64_t address = 0, nbytes = 0, offset = 0;
-    std::map<std::uint64_t, Block> blocks;
 };
 
 struct Pool {
@@ -51,5 +50,6 @@ struct Pool {
     bool destroyed = false;
     std::map<CUdevice, int> access;
     std::vector<Chunk> chunks;
+    std::map<std::uint64_t, Block> blocks;  // which lie across the borders of chunks side by side
     CUmemPoolProps properties{};
 };

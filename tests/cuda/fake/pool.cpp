@@ -9,17 +9,22 @@ constexpr std::uint64_t GRAIN = 512;
 
 std::uint64_t up(std::uint64_t nbytes, std::uint64_t unit) { return (nbytes + unit - 1) / unit * unit; }
 
-// Blocks that nothing waits for any more become one, as far as they touch.
-void merge(Chunk& chunk) {
-    for (auto block = chunk.blocks.begin(); block != chunk.blocks.end();) {
+// Blocks become one, as far as they touch, that nothing waits for any more, or only what this stream has freed.
+void merge(Pool& pool, std::uint64_t stream) {
+    auto whole = [&](const Block& block) { return block.free_now() || (!block.used && block.stream == stream); };
+    for (auto block = pool.blocks.begin(); block != pool.blocks.end();) {
         auto next = std::next(block);
-        if (next != chunk.blocks.end() && block->second.free_now() && next->second.free_now()) {
-            block->second.nbytes += next->second.nbytes;
-            block->second.freed = nullptr;
-            chunk.blocks.erase(next);
-        } else {
+        if (next == pool.blocks.end()) break;
+        Block &a = block->second, &b = next->second;
+        if (block->first + a.nbytes != next->first || !whole(a) || !whole(b)) {
             ++block;
+            continue;
         }
+        const std::uint64_t nbytes = a.nbytes + b.nbytes;
+        if (a.free_now() || (!b.free_now() && b.count > a.count)) a = b;
+        a.nbytes = nbytes;
+        if (a.free_now()) a.freed = nullptr;
+        pool.blocks.erase(next);
     }
 }
 
@@ -33,22 +38,22 @@ bool fits(const Pool& pool, const Block& block, const Stream& stream, Order orde
     return order == Order::certain && pool.reuse[0] && covers(stream.clock, block.stream, block.count);
 }
 
+// The smallest that fits, as a real one does it.
 Block* take(Pool& pool, std::uint64_t nbytes, const Stream& stream, Order order, std::uint64_t& address) {
-    for (auto& chunk : pool.chunks) {
-        merge(chunk);
-        for (auto& [start, block] : chunk.blocks) {
-            if (block.nbytes < nbytes || !fits(pool, block, stream, order)) continue;
-            if (block.nbytes > nbytes) {
-                Block rest = block;
-                rest.nbytes -= nbytes;
-                chunk.blocks[start + nbytes] = rest;
-                block.nbytes = nbytes;
-            }
-            address = start;
-            return &block;
-        }
+    merge(pool, stream.id);
+    Block* best = nullptr;
+    for (auto& [start, block] : pool.blocks) {
+        if (block.nbytes < nbytes || !fits(pool, block, stream, order) || (best && block.nbytes >= best->nbytes)) continue;
+        best = &block;
+        address = start;
     }
-    return nullptr;
+    if (best && best->nbytes > nbytes) {
+        Block rest = *best;
+        rest.nbytes -= nbytes;
+        pool.blocks[address + nbytes] = rest;
+        best->nbytes = nbytes;
+    }
+    return best;
 }
 
 void grow(Machine& m, Pool& pool, std::uint64_t nbytes) {
@@ -59,7 +64,7 @@ void grow(Machine& m, Pool& pool, std::uint64_t nbytes) {
     chunk.nbytes = length;
     chunk.address = m.space.reserve(length, PAGE);
     m.space.map(chunk.address, length, chunk.offset, true);
-    chunk.blocks[chunk.address] = {.nbytes = length, .freed = nullptr};
+    pool.blocks[chunk.address] = {.nbytes = length, .freed = nullptr};
     pool.chunks.push_back(std::move(chunk));
     pool.reserved += length;
     pool.reserved_high = std::max(pool.reserved_high, pool.reserved);
@@ -103,9 +108,9 @@ void end_if_unused(Machine& m, const std::shared_ptr<Pool>& pool) {
 }
 
 Block& block_of(Pool& pool, std::uint64_t address) {
-    for (auto& chunk : pool.chunks)
-        if (auto found = chunk.blocks.find(address); found != chunk.blocks.end()) return found->second;
-    refuse(INVALID_VALUE);
+    auto found = pool.blocks.find(address);
+    require(found != pool.blocks.end());
+    return found->second;
 }
 
 std::shared_ptr<Pool> usable(Machine& m, Handle pool) {
@@ -139,10 +144,15 @@ void free_pooled(Machine& m, const Memory& gone) {
 }
 
 void Machine::trim(Pool& pool, std::uint64_t keep) {
+    merge(pool, 0);
     std::erase_if(pool.chunks, [&](Chunk& chunk) {
-        merge(chunk);
-        const bool unused = chunk.blocks.size() == 1 && chunk.blocks.begin()->second.free_now();
-        if (!unused || pool.reserved < keep + chunk.nbytes) return false;
+        auto around = std::prev(pool.blocks.upper_bound(chunk.address));
+        auto [start, block] = *around;
+        const std::uint64_t end = chunk.address + chunk.nbytes, after = start + block.nbytes;
+        if (!block.free_now() || after < end || pool.reserved < keep + chunk.nbytes) return false;
+        pool.blocks.erase(around);
+        for (auto [from, to] : {std::pair{start, chunk.address}, std::pair{end, after}})
+            if (from < to) pool.blocks[from] = {.nbytes = to - from, .freed = nullptr};
         pool.reserved -= chunk.nbytes;
         space.unmap(chunk.address, chunk.nbytes);
         space.release(chunk.address, chunk.nbytes);
