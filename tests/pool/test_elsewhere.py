@@ -202,6 +202,31 @@ def test_pool_gives_back_until_enough_is_left(device: Simulated) -> None:
     run_steps(main())
 
 
+@pytest.mark.parametrize("segments", ["auto", "paged"])
+def test_others_that_were_there_before_the_pool_get_more_once_they_have_been_less(segments: str) -> None:
+    """What they had when the pool first looked counts for nothing after they have given it back."""
+    device = paged_device(256 * MIB)
+
+    async def main() -> None:
+        other = Taker(device)
+        assert await other.take(100 * MIB, asyncio.Event().wait) == 0
+        async with SteppedPool(device, min_free="8 MiB", segments=segments) as pool:
+            (await pool.allocate_async(120 * MIB)).free()
+            await tick(pool)
+            await tick(pool)
+            assert pool.stats().reserved_bytes >= 120 * MIB
+            device.give_back_elsewhere(100 * MIB)
+            await tick(pool)
+            await tick(pool)
+            assert pool.stats().reserved_bytes >= 120 * MIB
+            assert await other.take(100 * MIB, partial(tick, pool)) == 0
+            assert await other.take(60 * MIB, partial(tick, pool)) <= WITHIN
+            device.give_back_elsewhere(160 * MIB)
+            whole(pool)
+
+    run_steps(main())
+
+
 def test_two_pools_share_a_device() -> None:
     """What one has no more use for, the other one gets within a second."""
     device = quick_device(256 * MIB)
