@@ -200,10 +200,10 @@ async def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     async with asyncmem.AsyncMemoryPool(model.device, limit=limit, max_waiting=QUEUE) as pool:
         servers: dict[str, Server] = {}
-        as_much = fraction(model.torch.cuda, limit) if model.on_gpu else 1.0
         for _, (name, count) in itertools.product(range(turns), threads.items()):
             if model.on_gpu:
-                model.torch.cuda.set_per_process_memory_fraction(1.0 if name == "leases" else as_much)
+                part = 1.0 if name == "leases" else fraction(model.torch.cuda, limit)
+                model.torch.cuda.set_per_process_memory_fraction(part)
             admit = leases(pool, needs) if name == "leases" else permits(count if name != "none" else 1 << 30)
             with ThreadPoolExecutor(count) as workers:
                 server = servers.setdefault(name, Server(model, admit, workers, clips))

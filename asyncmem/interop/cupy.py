@@ -44,13 +44,13 @@ def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> Abs
         if not alone and _cuda.runtime.getDevice() != device:
             return elsewhere(nbytes)
         pointer = here(nbytes)
-        if not pointer.ptr and nbytes:
-            failure, route.failure = route.failure, None
-            try:
-                raise failure or MemoryError
-            finally:
-                del failure  # which keeps this frame by its traceback
-        return pointer
+        if pointer.ptr or not nbytes:
+            return pointer
+        failure, route.failure = route.failure, None
+        try:
+            raise failure or MemoryError
+        finally:
+            del failure  # which keeps this frame by its traceback
 
     inside = _cuda.using_allocator(serve)
 
