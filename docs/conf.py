@@ -24,7 +24,7 @@ myst_heading_anchors = 4
 default_role = "code"
 autodoc_default_options = {
     "members": True,
-    "inherited-members": "ABC,BaseException,IntEnum,Protocol,dict,int,object,tuple",
+    "inherited-members": "ABC,BaseException,IntEnum,Protocol,WorkerPlugin,dict,int,object,tuple",
     "show-inheritance": True,
 }
 autodoc_member_order = "bysource"
