@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -34,6 +35,9 @@ CONTROL: Final = 0xFFFFFFFF
 
 _NUMPY_KINDS: Final = "biufcmMSU"
 _KINDS: Final = ("array", "buffer", "numpy", "scalar", "bytes", "bytearray")
+# As the sender spells them; numpy reads much more, and warns of some.
+_OF_NUMPY: Final = re.compile(r"[<>|][biufcSU][1-9]\d{0,8}|[<>][mM]8(\[\d{0,9}[a-zA-Z]{1,2}\])?")
+_OF_DEVICES: Final = re.compile(r"bool|(u?int|b?float|complex)\d{1,3}(_\w{1,12})?")
 
 
 class Frame(NamedTuple):
@@ -215,13 +219,10 @@ def _leaf(kind: str, dtype: str, shape: list[int], nbytes: int, device: str, des
     found = None if descriptor is None else bytes.fromhex(descriptor)
     if found is not None and len(found) != DESCRIPTOR.size:
         raise ProtocolError("a descriptor of another size")
-    if kind in {"numpy", "scalar"}:
-        plain = np.dtype(dtype)
-        itemsize = plain.itemsize
-        if plain.kind not in _NUMPY_KINDS or not itemsize:
-            raise ProtocolError(f"elements of type {dtype!r}")
-    else:
-        itemsize = element_type(dtype).itemsize
+    numpys = kind in {"numpy", "scalar"}
+    if not re.fullmatch(_OF_NUMPY if numpys else _OF_DEVICES, dtype):
+        raise ProtocolError(f"elements of type {dtype!r}")
+    itemsize = np.dtype(dtype).itemsize if numpys else element_type(dtype).itemsize
     if math.prod(shape) * itemsize != nbytes:
         raise ProtocolError(f"{nbytes} bytes of shape {shape}")
     return Leaf(kind, dtype, tuple(shape), nbytes, device, found)

@@ -20,6 +20,8 @@ from asyncmem import InvalidRequest
 from asyncmem.cli.tables import output
 from asyncmem.cli.top import picture
 from asyncmem.core import LOG_ROW
+from asyncmem.distributed import frames
+from asyncmem.distributed.credit import ProtocolError
 from asyncmem.insight import LifetimeAnalyzer, Records, analyze_allocation_patterns, read, read_plan, reports
 from asyncmem.insight.amem import MAGIC, VERSION, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.exports import FORMATS
@@ -38,6 +40,7 @@ POOLS = [Pool(number=n, name=f"p{n}", device=f"cuda:{n}", limit=1 << 30) for n i
 JOURNAL = b'{"journal": 1, "asyncmem": "0", "pool": "a", "device": "b"}\n'
 EVENT = np.dtype([("op", "u1"), ("stream", "u1"), ("id", "<i2"), ("size", "<u4"), ("dt_us", "<u2")])
 COLUMNS = EVENT.names or ()
+_ROOM = 1 << 16
 _FEW = 300
 """Records of which plans and pictures are made, and events that are replayed."""
 
@@ -204,10 +207,20 @@ def options(data: bytes) -> None:
         PoolOptions.from_environment({"ASYNCMEM_CONF": name, "ASYNCMEM_LIMIT": value})
 
 
+def item(data: bytes) -> None:
+    """What describes an item on a link between two workers, behind its header."""
+    with suppress(ProtocolError):
+        frame = frames.unpack(data[: frames.HEADER.size])
+        tree, leaves = frames.decode(data[frames.HEADER.size :][: frame.meta], _ROOM)
+        assert sum(leaf.nbytes for leaf in leaves if leaf.descriptor is None) <= _ROOM
+        frames.unflatten(tree, [np.empty(leaf.shape, "u1") if leaf.nbytes < _ROOM else None for leaf in leaves], ())
+
+
 HARNESSES: dict[str, Callable[[bytes], None]] = {
     one.__name__: one
     for one in (
-        amem, blocks, rows, trace, members, columns, pickled, journal, journal_file, plan, model, costs, look, options
+        amem, blocks, rows, trace, members, columns, pickled, journal, journal_file, plan, model, costs, look, options,
+        item,
     )
 }  # fmt: skip
 
@@ -308,6 +321,12 @@ def _look() -> list[bytes]:
         return _json(said())
 
 
+def _item() -> list[bytes]:
+    tree, values = frames.flatten({"a": [np.zeros((2, 3), "f4"), b"x", 1.5, None], 3: ("text", True)}, ())
+    meta = frames.encode(tree, [leaf for value in values if (leaf := frames.leaf_of(value))])
+    return [frames.pack(frames.ITEM, len(meta), 3, 4) + meta]
+
+
 _SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "amem": _amem,
     "blocks": _blocks,
@@ -335,6 +354,7 @@ _SEEDS: dict[str, Callable[[], list[bytes]]] = {
     ],
     "costs": lambda: _json({"cuMemMap": [[0, 5], [2097152, 600.5]]}),
     "look": _look,
+    "item": _item,
     "options": lambda: [b"limit:80%,pregrow:1GiB,segments:paged,warmup:4KiB*3\x0080%", b"journal:x\x001_000"],
 }
 _KEYS = (
