@@ -193,7 +193,7 @@ def costs(data: bytes) -> None:
 def look(data: bytes) -> None:
     """What a process returns that is asked for its pools."""
     with suppress(OSError):
-        now = client._read(data, Path("1.sock"))
+        now = client.read_look(data, Path("1.sock"))
         console = output()
         console.file = io.StringIO()
         console.print(picture(now, now))
