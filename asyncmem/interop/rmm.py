@@ -75,6 +75,8 @@ class ResourceDevice(Cuda):
     Neither other GPUs nor paged memory can be had by it. The resource must stay usable until the pool is closed.
     """
 
+    joins_segments = False  # RMM does not say what becomes of memory that is given back
+
     def __init__(self, resource: DeviceMemoryResource, index: int = 0) -> None:
         """Take a resource of the device with this index.
 
