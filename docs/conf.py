@@ -1,5 +1,9 @@
 """The documentation site: `tox -e docs` builds it, and fails on any warning."""
 
+import datetime as dt
+import sys
+import types
+
 from sphinx.application import Sphinx
 
 import asyncmem
@@ -28,6 +32,10 @@ autodoc_default_options = {
     "show-inheritance": True,
 }
 autodoc_member_order = "bysource"
+# asyncmem.interop.cupy takes the address of a compiled function of CuPy's, for which any capsule will do.
+_streams = types.ModuleType("cupy_backends.cuda.stream")
+vars(_streams)["__pyx_capi__"] = {"get_current_stream_ptr": vars(dt)["datetime_CAPI"]}
+sys.modules[_streams.__name__] = _streams
 autodoc_mock_imports = ["cupy", "numba", "rmm", "torch"]
 autodoc_typehints_format = "short"
 napoleon_numpy_docstring = False
