@@ -66,6 +66,11 @@ class PlacedPipeline(Generic[A, B]):
         self._window = None if window is None else parse_size(window, what="window")
         self._limit = None if limit is None else parse_size(limit, what="limit")
         self._silence = parse_duration(timeout)
+        if not self._silence:
+            raise InvalidRequest("timeout", timeout, "more than 0 seconds")
+        for one in types:
+            if not isinstance(one, type):
+                raise InvalidRequest("types", one, "a list of classes")
         self._types = tuple(types)
         self._share = share
         self._run = secrets.token_hex(8)
@@ -99,7 +104,7 @@ class PlacedPipeline(Generic[A, B]):
             if isinstance(self._pool, AsyncMemoryPool):
                 await self._pool.open()
             options = {"security": self._security, "asynchronous": True, "set_as_default": False}
-            self._client = await Client(self._address, **options)
+            self._client = await Client(self._address, timeout=self._silence, **options)
             resources.push_async_callback(self._leave)
             self._session = await self._begin(first=True)
             tasks = await anyio.create_task_group().__aenter__()

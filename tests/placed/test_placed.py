@@ -219,6 +219,15 @@ async def test_a_plan_that_does_not_fit_is_refused(scheduler: Machine) -> None:
             pass
     with pytest.raises(InvalidRequest, match="a Dask cluster or client"):
         three().place(object())
+    for timeout in (0, -1, "soon"):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            three().place(scheduler.address, timeout=timeout)
+    for types in ("int", [3], [int, None]):
+        with pytest.raises(InvalidRequest, match="types"):
+            three().place(scheduler.address, types=types)  # type: ignore[arg-type]
+    with pytest.raises(OSError, match=r"127\.0\.0\.1:1"):
+        async with three().place("tcp://127.0.0.1:1", timeout=0.2):
+            pass
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "example.org", "::"])  # noqa: S104  # they are refused
