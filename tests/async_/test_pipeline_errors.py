@@ -160,7 +160,7 @@ def test_whoever_passed_an_error_on_goes_on() -> None:
 
         service = asyncio.create_task(serve(requests))
         async with stepped_pool(LIMIT) as pool, Pipeline(ask, pool=pool) as pipe:
-            with pytest.raises(StageError, match="2 is not in list"):
+            with pytest.raises(StageError, match="not in list"):
                 async for _ in pipe.map(range(4)):
                     pass
             assert [one async for one in pipe.map([5, 6])] == [4, 5]

@@ -98,8 +98,8 @@ def test_readiness_falls_with_pressure_and_comes_back(server: Server) -> None:
 
     async def watch() -> None:
         async with httpx.AsyncClient(base_url=server[1].base_url, timeout=60) as client:
-            posted = await post_many(client, [LONG] * 12)
-            free = [client.post("/embed", content=LONG, headers={**GOLD, "X-Api-Key": "free"}) for _ in range(4)]
+            posted = await post_many(client, [LONG] * 6)
+            free = [client.post("/embed", content=LONG, headers={**GOLD, "X-Api-Key": "free"}) for _ in range(2)]
             posted += [asyncio.ensure_future(one) for one in free]
             while (await client.get("/ready")).status_code != 503:  # noqa: ASYNC110  # as a load balancer asks
                 await asyncio.sleep(0.01)
