@@ -100,7 +100,6 @@ class Server:
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         """Open the pool, learn what texts need, and serve. At the end uvicorn has let all requests finish."""
         async with self.pool:
-            sys.setswitchinterval(0.0005)  # seconds that the event loop waits at most for a thread in Python
             limit = self.pool.stats().limit or 0
             await self.measure(limit)
             gc.freeze()  # a collection takes 0.1 s, in which no request is refused, where it walks all that torch has
