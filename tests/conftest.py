@@ -51,8 +51,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 _FAILED = pytest.StashKey[bool]()
 
 
-def pytest_collection_finish() -> None:
-    """Take the tests themselves out of the collector's sight: many of them run it, over all there is each time."""
+@pytest.fixture(autouse=True, scope="module")
+def frozen() -> None:
+    """Take what is there before a module out of the collector's sight: many tests run it, over all each time."""
     gc.collect()
     gc.freeze()
 

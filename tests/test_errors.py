@@ -22,6 +22,7 @@ from asyncmem.errors import (
     OutOfMemoryError,
     PoolClosed,
     PoolTimeout,
+    RankLost,
     ReaderLost,
     RequestCancelled,
     StageError,
@@ -80,6 +81,7 @@ ALL = [
     StaleDescriptor("its process has ended"),
     ReaderLost(4711, 64 * MIB),
     StageLost("decode", 17, "there is no worker"),
+    RankLost(1, "has ended"),
 ]
 
 

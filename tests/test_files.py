@@ -299,13 +299,13 @@ def test_a_result_of_a_journal_points_to_words_that_there_are(tmp_path: Path) ->
 def test_an_answer_of_another_shape_is_refused() -> None:
     """What is shown of a process is there, and is what it should be."""
     (good,) = harnesses.seeds("look")
-    assert client._read(good, Path("1.sock"))["pools"]
+    assert client.read_look(good, Path("1.sock"))["pools"]
     stats = json.loads(good)["pools"][0]["stats"]
     for change in ({"limit": None}, {"limit": "1"}, {"allocated_bytes": -1}, {"reserved_bytes": 1e400}, {"name": 5}):
         found = json.loads(good)
         found["pools"][0]["stats"] = stats | change
         with pytest.raises(OSError, match=r"1\.sock answers something else"):
-            client._read(json.dumps(found).encode(), Path("1.sock"))
+            client.read_look(json.dumps(found).encode(), Path("1.sock"))
 
 
 CHILD = """
