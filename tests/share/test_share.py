@@ -486,7 +486,11 @@ def open_files() -> int:
 
 
 def links(pid: int) -> list[str]:
-    return [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
+    found = []
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            found.append(str(one.readlink()))
+    return found
 
 
 # -- who may ----------------------------------------------------------------------------------------------------------
