@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from asyncmem.core import GRANULE
+from asyncmem.pipeline.stage import granules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ class ProtocolError(ValueError):
 
 def cost(sizes: Iterable[int]) -> int:
     """Return what parts of so many bytes take of a window, each in units of 512 bytes."""
-    return sum(-(-nbytes // GRANULE) * GRANULE for nbytes in sizes)
+    return sum(map(granules, sizes))
 
 
 class Credit:

@@ -87,7 +87,7 @@ class PlacedPipeline(Generic[A, B]):
         self._resources = AsyncExitStack()
 
     def __repr__(self) -> str:
-        state = "open" if self._plan is not None else "not open"
+        state = "open" if self._pipe is not None and self._pipe._tasks is not None else "not open"
         return f"<asyncmem.PlacedPipeline {quoted(self.name)} on {self._address}: {state}>"
 
     async def __aenter__(self) -> Self:

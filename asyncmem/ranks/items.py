@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncmem.arrays import Array, element_type
-from asyncmem.core import GRANULE, Buffer
+from asyncmem.core import Buffer
 from asyncmem.errors import InvalidRequest
+from asyncmem.pipeline.stage import granules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ def pack(item: object) -> Packed:
         leaf = [array._element.name, None if isinstance(part, Buffer) else list(array.shape), array.nbytes, end]
         arrays.append(array)
         offsets.append(end)
-        end += -(-array.nbytes // GRANULE) * GRANULE
+        end += granules(array.nbytes)
         return {"memory": leaf}
 
     return Packed(take(item), arrays, offsets, end)

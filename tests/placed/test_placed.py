@@ -43,10 +43,12 @@ async def test_results_come_as_in_one_process(scheduler: Machine, share: bool) -
     async with three().place(scheduler.address, share=share, window="256 KiB") as pipe:
         kinds = {edge.kind for edge in pipe.plan().edges}
         assert kinds == {"share" if share else "tcp"}
+        assert repr(pipe).endswith(": open>")
         assert "decode" in str(pipe.plan())
         assert [y async for y in pipe.map(range(60))] == expected(60)
         assert [value for _, value in [y async for y in pipe.map(range(30))]] == [2.0 * n for n in range(30)]
         assert sorted([y[1] async for y in pipe.map(range(20), ordered=False)]) == [2.0 * n for n in range(20)]
+    assert repr(pipe).endswith(": not open>")
     report = pipe.report()
     assert [(one.name, one.items, one.workers) for one in report.stages] == [
         ("decode", 110, 1), ("double", 110, 2), ("total", 110, 1)
