@@ -15,7 +15,8 @@ from typing import Final
 
 from asyncmem.devices.host import Host
 from asyncmem.devices.host_memory import PAGE, Pages
-from asyncmem.devices.shared import Place, Ranges
+from asyncmem.devices.ranges import Ranges
+from asyncmem.devices.shared import Place
 from asyncmem.errors import BackendUnavailable, InvalidRequest
 
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -59,7 +60,7 @@ class Mapping:
             raise _error()
         self._libc = libc
         self.address: int = address
-        self.ranges = Ranges(address, nbytes)
+        self.ranges = Ranges((address, nbytes))
         weakref.finalize(self, _unmap, libc, os.getpid(), address, nbytes, self.ranges).atexit = False
         # A forked child could write into memory that is other processes' by then.
         self._advise(0, nbytes, mmap.MADV_DONTFORK)

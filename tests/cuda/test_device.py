@@ -13,8 +13,9 @@ import pytest
 from asyncmem.devices import Cuda, Device, Host, Simulated, Stream, device
 from asyncmem.devices.gpu import virtual
 from asyncmem.devices.gpu.device import Gpu
-from asyncmem.devices.gpu.virtual import MIB, Space, VirtualSegments, handles
+from asyncmem.devices.gpu.virtual import MIB, VirtualSegments, handles
 from asyncmem.devices.host_memory import bytes_at
+from asyncmem.devices.ranges import Ranges
 from asyncmem.errors import BackendUnavailable, DeviceError, InvalidRequest, OutOfMemoryError
 
 from .fake import FakeDriver
@@ -288,14 +289,13 @@ class TestVirtual:
 
     def test_holes_are_taken_first_fit_and_merge(self) -> None:
         """The lowest hole that is large enough is taken, and what lies side by side is one hole again."""
-        space = Space()
-        space.add(100, 50)
+        space = Ranges((100, 50))
         first, second, third = (space.take(10) for _ in range(3))
         assert (first, second, third) == (100, 110, 120)
-        space.add(100, 10)
+        space.give_back(100, 10)
         assert space.take(20) == 130
-        space.add(120, 10)
-        space.add(110, 10)
+        space.give_back(120, 10)
+        space.give_back(110, 10)
         assert space.take(30) == 100
         assert space.take(1) is None
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncmem.devices.base import MemoryInfo, Segment, whole_segment
 from asyncmem.devices.host_memory import Companion
-from asyncmem.devices.shared import Place, Ranges
+from asyncmem.devices.ranges import Ranges
+from asyncmem.devices.shared import Place
 from asyncmem.errors import BackendUnavailable, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
@@ -68,7 +69,7 @@ class Chunk:
     def __init__(self, held: Held) -> None:
         self.held = held
         self.address, self.nbytes = int(held.memory.handle), int(held.memory.size)
-        self.ranges = Ranges(self.address, self.nbytes)
+        self.ranges = Ranges((self.address, self.nbytes))
         payload, size = held.memory.ipc_descriptor.__reduce__()[1]
         self.facts: dict[str, str | int] = {"payload": payload.hex(), "size": size}
 

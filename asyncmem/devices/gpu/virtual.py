@@ -19,7 +19,6 @@ hands twice, which other threads felt more than the calls themselves.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import threading
 from typing import TYPE_CHECKING, Final
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from asyncmem.devices.base import Remapped
 from asyncmem.devices.gpu.driver import OUT_OF_MEMORY
 from asyncmem.devices.gpu.segments import Source
+from asyncmem.devices.ranges import Ranges
 from asyncmem.errors import AsyncmemError, InvalidRequest, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -121,39 +121,6 @@ class PagedMemory:
             self._paging.allow(peers, False, self._step)
 
 
-class Space:
-    """Holes in address order, taken first fit: low addresses stay dense, and large holes stay large."""
-
-    def __init__(self) -> None:
-        """Begin with no range."""
-        self._holes: list[tuple[int, int]] = []
-        """Address and bytes, in address order; no two touch."""
-
-    def add(self, address: int, nbytes: int) -> None:
-        """Give a range to it, or a part of one back."""
-        at = bisect.bisect(self._holes, (address, 0))
-        after = self._holes[at] if at < len(self._holes) else None
-        before = self._holes[at - 1] if at else None
-        if after is not None and address + nbytes == after[0]:
-            nbytes += after[1]
-            del self._holes[at]
-        if before is not None and before[0] + before[1] == address:
-            self._holes[at - 1] = (before[0], before[1] + nbytes)
-        else:
-            self._holes.insert(at, (address, nbytes))
-
-    def take(self, nbytes: int) -> int | None:
-        """Take the lowest hole that is large enough and return its address; None where there is none."""
-        for at, (address, length) in enumerate(self._holes):
-            if length >= nbytes:
-                if length == nbytes:
-                    del self._holes[at]
-                else:
-                    self._holes[at] = (address + nbytes, length - nbytes)
-                return address
-        return None
-
-
 MIB: Final = 1 << 20
 
 LARGEST: Final = 2048 * MIB
@@ -175,7 +142,7 @@ class VirtualSegments(PagedMemory, Source):
         """Reserve nothing yet. Ranges have twice what there is: holes between segments never stand in the way."""
         super().__init__(device, driver, context, page, peers)
         self._range_bytes = -(-2 * capacity // page) * page
-        self._space = Space()
+        self._space = Ranges()
         # Of takes that failed, and could not be undone either: their addresses, and what is mapped there.
         self._remains: list[tuple[int, int, list[Span]]] = []
 
@@ -201,7 +168,7 @@ class VirtualSegments(PagedMemory, Source):
         assert isinstance(spans, list)
         with self._lock:
             self._unmap(spans)
-            self._space.add(segment.address, segment.nbytes)
+            self._space.give_back(segment.address, segment.nbytes)
 
     def close(self) -> None:
         """Give the addresses back; there is no segment any more."""
@@ -209,13 +176,13 @@ class VirtualSegments(PagedMemory, Source):
             self._clear_remains()
             for address, nbytes in list(self._ranges.items()):
                 self.unreserve(address, nbytes)
-            self._space = Space()
+            self._space = Ranges()
 
     def _reserve(self, nbytes: int) -> int:
         address = self._space.take(nbytes)
         if address is None:
             length = max(self._range_bytes, nbytes)
-            self._space.add(self.reserve(length), length)
+            self._space.give_back(self.reserve(length), length)
             address = self._space.take(nbytes)
         assert address is not None
         return address
@@ -232,6 +199,6 @@ class VirtualSegments(PagedMemory, Source):
             with contextlib.suppress(AsyncmemError):
                 self._unmap(spans)
             if self._paging.bare(address, nbytes):
-                self._space.add(address, nbytes)
+                self._space.give_back(address, nbytes)
             else:
                 self._remains.append((address, nbytes, spans))
