@@ -31,7 +31,7 @@ def open_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
 
 def _open_at_once(path: str, flags: int) -> int:
     # To open a pipe waits for its writer.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_json(path: str | PathLike[str]) -> object:

@@ -96,7 +96,7 @@ def run(
             sys.stderr.write(f"asyncmem: {printable(path)} is incomplete: {error.strerror}\n")
         else:
             sys.stderr.write(f"asyncmem: recorded. To see it: asyncmem report (or summary) {printable(path)}\n")
-        if status == INTERRUPTED and os.name == "posix":
+        if status == INTERRUPTED:
             _die_by_interruption()
 
     # At exit, because other threads may go on for longer than the program's own last line.

@@ -3,7 +3,9 @@
 import os
 import select
 import sys
+import termios
 import time
+import tty
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -129,9 +131,6 @@ def _keys() -> Iterator[Callable[[float], str]]:
 
     Keys are neither shown nor kept until the line ends; Ctrl-C interrupts as ever. The terminal is left as it was.
     """
-    import termios  # absent on Windows
-    import tty
-
     keyboard = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     before = [termios.tcgetattr(one) for one in keyboard]
 

@@ -49,12 +49,9 @@ class Pages:
         Raises:
             OSError: The system refuses; OverflowError when the size is beyond any system.
         """
-        if sys.platform == "win32":
-            mapping = mmap.mmap(-1, nbytes + self._spare)
-        else:
-            # Private, so that a forked child cannot write into the parent's buffers.
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | self._flags
-            mapping = mmap.mmap(-1, nbytes + self._spare, flags=flags)
+        # Private, so that a forked child cannot write into the parent's buffers.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | self._flags
+        mapping = mmap.mmap(-1, nbytes + self._spare, flags=flags)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
         address = -(-int(np.frombuffer(mapping, np.uint8).ctypes.data) // self._unit) * self._unit
         self._mappings[address] = mapping
@@ -95,8 +92,6 @@ _container = Container()
 
 def total_memory() -> int:
     """Return how many bytes of memory the machine has, or its container may have."""
-    if sys.platform == "win32":
-        return 1 << 40  # mmap itself refuses there what cannot be committed
     return min(os.sysconf("SC_PHYS_PAGES") * PAGE, _container.limit)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import errno
+import fcntl
 import os
 import stat
-import sys
 import threading
 import weakref
 from contextlib import suppress
@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Final
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.alarm import alarm
 from asyncmem.text import printable, to_json
-
-if sys.platform != "win32":
-    import fcntl
 
 if TYPE_CHECKING:
     from asyncmem.core import Core
@@ -31,7 +28,7 @@ class AppendedFile:
     """A new file that ends with a whole piece, also where the disk is full before the next one is written.
 
     Nothing is kept back: what `write` has taken is the system's. While it is open, no other one is made of it, neither
-    here nor in another process (by `flock`, where the system has that).
+    here nor in another process (by `flock`, where the file system has that).
     """
 
     def __init__(self, path: Path, mode: str) -> None:
@@ -71,7 +68,7 @@ class AppendedFile:
 
     def close(self) -> None:
         """Close it."""
-        if sys.platform != "win32" and not self._file.closed:
+        if not self._file.closed:
             with suppress(OSError):
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_UN)  # also for processes that were forked meanwhile
         self._file.close()
@@ -81,13 +78,12 @@ def _open_locked(path: str, flags: int) -> int:
     # Emptied only once it is known that no process writes it.
     file = os.open(path, flags & ~os.O_TRUNC, 0o666)
     try:
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FileExistsError(errno.EEXIST, "It is being written", path) from None
-            except OSError:  # a file system without locks
-                pass
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FileExistsError(errno.EEXIST, "It is being written", path) from None
+        except OSError:  # a file system without locks
+            pass
         if stat.S_ISREG(os.fstat(file).st_mode):
             os.ftruncate(file, 0)
     except BaseException:

@@ -1,7 +1,7 @@
 """Event loops, seen alike: how a task sleeps and is woken, how another thread gets a call in, and timers.
 
 asyncio (with or without uvloop) and trio differ in these things only. A request that waits on asyncio does so in the
-compiled core; everything else that sleeps does so by `EventLoop.park`.
+compiled core; everything else sleeps on a `Latch`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from asyncmem.devices.awaiting import TrioSleeper, let_others_run, runs_here, sleeper_here
+from asyncmem.devices.awaiting import TrioSleeper, let_others_run, runs_here
 from asyncmem.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -28,16 +28,6 @@ class Sleeper(Protocol):
     """One suspended task. `wake` may be called from any thread, more than once; False where its loop is closed."""
 
     def wake(self) -> bool | None: ...
-
-
-class Parking(Protocol):
-    """What a task sleeps on."""
-
-    def admit(self, sleeper: Sleeper) -> bool:
-        """Keep the sleeper until it is woken; False when there is nothing left to wait for."""
-
-    def abandon(self, sleeper: Sleeper) -> None:
-        """Forget the sleeper, which was cancelled before or after it was woken."""
 
 
 class EventLoop(ABC):
@@ -68,16 +58,6 @@ class EventLoop(ABC):
     @abstractmethod
     def set_timer(self, when: float, callback: Callable[[], object]) -> asyncio.TimerHandle | trio.CancelScope:
         """Set a timer on the loop's thread; return what cancels it there."""
-
-    async def park(self, place: Parking) -> None:
-        """Suspend until woken. A cancelled sleep calls `abandon` before it raises, also when it was woken already."""
-        sleeper = sleeper_here(place)
-        try:
-            if place.admit(sleeper):
-                await sleeper
-        except BaseException:
-            place.abandon(sleeper)
-            raise
 
     def call(self, callback: Callable[[], object]) -> bool:
         """Run a callback on the loop's thread: now if this is it, else soon. False where the loop is closed."""

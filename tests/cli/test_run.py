@@ -112,7 +112,6 @@ def test_a_module_runs_as_with_m(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_ends_it_as_it_ends_the_interpreter(script: Callable[[str], Path]) -> None:
     """By the signal, with the program's traceback, and with a file that is whole."""
     path = script("import time\nprint('ready', flush=True)\nwhile True:\n    time.sleep(1)")
@@ -153,7 +152,6 @@ except FileExistsError as error:
 """
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs locks of files")
 def test_a_recording_is_not_overwritten_by_its_program(script: Callable[[str], Path]) -> None:
     """Neither by a recording of its own nor by another process; and a program is not overwritten by its recording."""
     path = script(RECORDS_ITSELF)

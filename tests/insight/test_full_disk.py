@@ -126,7 +126,6 @@ def a_folder(folder: Path) -> None:
     (folder / "in" / "oom.json").mkdir()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 @pytest.mark.parametrize("there", [link_out, link_to_nothing_outside, link_to_itself, fifo, a_folder])
 def test_a_snapshot_replaces_regular_files_only(tmp_path: Path, there: Callable[[Path], None]) -> None:
     """What else is there stays as it is, with a warning; nothing is written behind a link out of the folder."""
@@ -138,7 +137,6 @@ def test_a_snapshot_replaces_regular_files_only(tmp_path: Path, there: Callable[
     assert look(tmp_path) == before
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs links")
 def test_a_snapshot_follows_a_link_within_its_folder(tmp_path: Path) -> None:
     """The link stays, and the file that it names is replaced; a draft that somebody has laid out is not written to."""
     (tmp_path / "kept").write_text("kept")

@@ -6,17 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <sys/mman.h>
 #include <utility>
 #include <vector>
-
-#ifdef _WIN32
-#ifndef NOMINMAX
-#define NOMINMAX
-#endif
-#include <windows.h>
-#else
-#include <sys/mman.h>
-#endif
 
 namespace asyncmem {
 
@@ -179,18 +171,12 @@ private:
         return nbytes_;
     }
 
-#ifdef _WIN32
-    static void* reserve(size_t nbytes) { return VirtualAlloc(nullptr, nbytes, MEM_RESERVE, PAGE_NOACCESS); }
-    bool allow(size_t end) { return VirtualAlloc(start_, end, MEM_COMMIT, PAGE_READWRITE); }
-    void release() { VirtualFree(start_, 0, MEM_RELEASE); }
-#else
     static void* reserve(size_t nbytes) {
         void* start = mmap(nullptr, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANON, -1, 0);
         return start == MAP_FAILED ? nullptr : start;
     }
     bool allow(size_t end) { return mprotect(start_, end, PROT_READ | PROT_WRITE) == 0; }
     void release() { munmap(start_, nbytes_); }
-#endif
 
     size_t nbytes_;
     void* start_;

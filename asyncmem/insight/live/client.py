@@ -186,8 +186,6 @@ def _fits(value: object, shape: object) -> bool:
 
 def folders() -> list[Path]:
     """Return where sockets may lie, the best first: programs of one user need not have the same environment."""
-    if not hasattr(socket, "AF_UNIX"):
-        return []
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(tempfile.gettempdir()) / f"asyncmem-{os.geteuid()}"]
     return [Path(runtime) / "asyncmem", *found] if runtime else found

@@ -66,8 +66,6 @@ class LiveServer:
     """
 
     def __init__(self) -> None:
-        if not hasattr(socket, "AF_UNIX"):
-            raise OSError("a process shows its pools through a Unix socket, which there is not on this system")
         _sweep()
         self._process = os.getpid()
         self.path = make_path(f"{self._process}.sock")
@@ -207,5 +205,4 @@ def _forked() -> None:
         _server._forked()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)
