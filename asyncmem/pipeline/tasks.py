@@ -18,6 +18,7 @@ from anyio.lowlevel import checkpoint
 
 from asyncmem.devices.awaiting import AsyncioSleeper, TrioSleeper, sleeper_here
 from asyncmem.figures import format_duration
+from asyncmem.pool.alarm import frames_of
 
 T = TypeVar("T")
 _Getter: TypeAlias = tuple[AsyncioSleeper | TrioSleeper, list[T]]
@@ -178,7 +179,10 @@ def clear_frames(error: BaseException) -> None:
 
     Behind a cancellation is what has happened to others, which is left alone.
     """
-    in_use = set(_frames_of_tasks()) if isinstance(error, Exception) else ()
+    in_use: set[FrameType] = set()
+    if isinstance(error, Exception):
+        # Where tasks will go on: one may have caught the error, and before CPython 3.13 to clear its frame ended it.
+        in_use = {frame for task in anyio.get_running_tasks() for frame in frames_of(task.coro)}
     for one in _behind(error):
         for frame, _ in traceback.walk_tb(one.__traceback__):
             if frame not in in_use:
@@ -198,17 +202,3 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
                 todo += one.exceptions
             if isinstance(one, Exception):
                 todo += [one.__cause__, one.__context__]
-
-
-def _frames_of_tasks() -> Iterator[FrameType]:
-    """Go through the frames that tasks will go on in: an error may have passed through one of them and been caught.
-
-    Before CPython 3.13 to clear such a frame ended its coroutine.
-    """
-    for task in anyio.get_running_tasks():
-        awaited: object = task.coro
-        while awaited is not None:
-            frames = (getattr(awaited, name, None) for name in ("cr_frame", "gi_frame", "ag_frame"))
-            yield from (frame for frame in frames if frame is not None)
-            inner = (getattr(awaited, name, None) for name in ("cr_await", "gi_yieldfrom", "ag_await"))
-            awaited = next((one for one in inner if one is not None), None)

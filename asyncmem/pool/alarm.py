@@ -17,6 +17,7 @@ import anyio
 from asyncmem.text import printable, printable_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
 
 _PACKAGES: Final = Path(anyio.__file__).parents[1]
@@ -63,14 +64,18 @@ def waiting_site(owner: object) -> str | None:
     if isinstance(owner, int):
         return _line(sys._current_frames().get(owner))
     get_coro = getattr(owner, "get_coro", None)
-    step = get_coro() if callable(get_coro) else getattr(owner, "coro", None)
-    found = None
-    while step is not None:  # from the task's own function down to what it awaits
-        frame = _one_of(step, "cr_frame", "gi_frame", "ag_frame")
-        if isinstance(frame, FrameType) and _is_the_programs(frame.f_code):
-            found = _site(frame)
-        step = _one_of(step, "cr_await", "gi_yieldfrom", "ag_await")
-    return found
+    task = get_coro() if callable(get_coro) else getattr(owner, "coro", None)
+    lines = [_site(frame) for frame in frames_of(task) if _is_the_programs(frame.f_code)]
+    return lines[-1] if lines else None
+
+
+def frames_of(coroutine: object) -> Iterator[FrameType]:
+    """Return the frames that a suspended coroutine will go on in: its own, and those of what it awaits."""
+    while coroutine is not None:
+        frame = _one_of(coroutine, "cr_frame", "gi_frame", "ag_frame")
+        if isinstance(frame, FrameType):
+            yield frame
+        coroutine = _one_of(coroutine, "cr_await", "gi_yieldfrom", "ag_await")
 
 
 def _one_of(step: object, *names: str) -> object:

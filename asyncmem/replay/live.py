@@ -8,9 +8,8 @@ from contextlib import ExitStack, closing, suppress
 from ctypes import c_uint64
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, final
+from typing import Final, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,9 +111,7 @@ class SimulatedBusy(Busy):
     def hold(self, stream: Stream, until: float) -> None:
         """Put work behind all that the stream has to do that ends then, or at once where that is past."""
         assert isinstance(stream, SimulatedStream)
-        before, _ = self._device.timeline.record(
-            stream.timeline_key
-        )  # which may be another stream's work that it waits for
+        before, _ = self._device.timeline.record(stream.timeline_key)  # or another stream's work that it waits for
         stream.launch(max(0.0, until - max(self.now(), before)))
 
 
@@ -122,8 +119,7 @@ class CudaBusy(Busy):
     """Launches kernels that spin on one thread of the card; its context is current on the caller's thread meanwhile."""
 
     def __init__(self, device: Cuda) -> None:
-        self._driver: Any = import_module("cuda.bindings.driver")
-        self._name = device.name
+        self._call = CUDA(device.name).call  # which the device does not count
         self._device = self._call("cuDeviceGet", device.index)
         self._before = self._call("cuCtxGetCurrent")
         self._call("cuCtxSetCurrent", self._call("cuDevicePrimaryCtxRetain", self._device))
@@ -151,12 +147,6 @@ class CudaBusy(Busy):
         self._call("cuModuleUnload", self._module)
         self._call("cuCtxSetCurrent", self._before)
         self._call("cuDevicePrimaryCtxRelease", self._device)
-
-    def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 -- cuda-python says no types
-        code, *values = getattr(self._driver, name)(*arguments)
-        if int(code):
-            raise CUDA.error_of(name, int(code), self._name)
-        return values[0] if values else None
 
 
 class OpenCLBusy(Busy):

@@ -16,23 +16,12 @@ from libcpp.string cimport string
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
-cdef extern from *:
-    """
-    static int asyncmem_finalizing(void) { // asked without the interpreter's lock
-    #if PY_VERSION_HEX >= 0x030D0000
-        return Py_IsFinalizing();
-    #else
-        return _Py_IsFinalizing();
-    #endif
-    }
-    """
-    int asyncmem_finalizing() nogil
-
 cdef extern from "<atomic>" namespace "std" nogil:
     cdef cppclass atomic[T]:
         T load()
 
 cdef extern from "binding/types.h":
+    int asyncmem_is_ending() nogil  # asked without the interpreter's lock
     void asyncmem_make_inside(object cls) noexcept
 
 cdef extern from "fence_calls.h" nogil:
@@ -108,7 +97,7 @@ cdef extern from "watch.hpp" namespace "asyncmem::gpu" nogil:
         void stop(cbool)
     shared_ptr[CWatcher] make_watcher(CContext &)
 
-set_finalizing(asyncmem_finalizing)
+set_finalizing(asyncmem_is_ending)
 
 
 cdef class Library:
