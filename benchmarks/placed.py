@@ -1,4 +1,4 @@
-"""What a pipeline over two worker processes costs: an item by descriptor, bytes over TCP, and a stage that is slow.
+"""What a pipeline over two worker processes costs: an item by descriptor, bytes by TCP and UCX, a stage that is slow.
 
 ``python -m benchmarks.placed`` prints each figure beside its bound; `--check` fails if one is missed. The processes are
 a Dask `LocalCluster`'s, on the host. Latency is from when a stage returns an item in one process until the next stage
@@ -15,6 +15,7 @@ import statistics
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +53,15 @@ async def take(item: tuple[float, Array], pool: StageShare[Any]) -> float:
     return time.monotonic() - item[0]
 
 
-async def latency(cluster: LocalCluster, *, share: bool) -> list[float]:
+async def latency(cluster: LocalCluster, *, share: bool = False, ucx: bool = False) -> list[float]:
     """Return the seconds that items are on their way, one at a time."""
-    async with Pipeline(make, take).place(cluster, share=share, window="24 MiB") as pipe:
+    async with Pipeline(make, take).place(cluster, share=share, ucx=ucx, window="24 MiB") as pipe:
         return [seconds async for seconds in pipe.map(range(ITEMS), in_flight=1)]
 
 
-async def rate(cluster: LocalCluster) -> float:
-    """Return the bytes a second that go from one process to the other over TCP."""
-    async with Pipeline(make, take).place(cluster, share=False, window="64 MiB") as pipe:
+async def rate(cluster: LocalCluster, *, ucx: bool = False) -> float:
+    """Return the bytes a second that go from one process to the other over TCP, or by UCX."""
+    async with Pipeline(make, take).place(cluster, share=False, ucx=ucx, window="64 MiB") as pipe:
         started = 0.0
         async for _ in pipe.map(range(ITEMS)):
             started = started or time.monotonic()
@@ -179,25 +180,31 @@ async def endless(items: int) -> AsyncIterator[int]:
 
 async def measure() -> bool:
     """Print all figures; return whether the bounds are met."""
-    options = {"n_workers": 2, "threads_per_worker": 1, "asynchronous": True, "dashboard_address": ":0"}
+    local = {"n_workers": 2, "threads_per_worker": 1, "asynchronous": True, "dashboard_address": ":0"}
     met = []
-    async with LocalCluster(**options) as cluster:  # type: ignore[no-untyped-call]  # of Dask
-        for share in (True, False):
-            runs = [await latency(cluster, share=share) for _ in range(3)]
+    async with LocalCluster(**local) as cluster:  # type: ignore[no-untyped-call]  # of Dask
+        has_ucx = find_spec("ucxx") is not None
+        kinds: dict[str, dict[str, bool]] = {"descriptor": {"share": True}, "TCP": {}}
+        for name, options in (kinds | {"UCX": {"ucx": True}} if has_ucx else kinds).items():
+            runs = [await latency(cluster, **options) for _ in range(3)]
             best = min(statistics.median(run) for run in runs)
-            name = "descriptor" if share else "TCP"
             least = min(map(min, runs))
             print(f"10 MB by {name}: median {best * 1e3:.3f} ms in the best of 3 runs, least {least * 1e3:.3f} ms")  # noqa: T201  # a program's output
-            if share:
+            if name == "descriptor":
                 met.append(best <= BOUNDS["descriptor"])
-        pairs = [(await rate(cluster), await stream_rate()) for _ in range(3)]
-        ours, stream = max(one for one, _ in pairs), max(other for _, other in pairs)
+        turns = [
+            (await rate(cluster), await stream_rate(), await rate(cluster, ucx=True) if has_ucx else 0.0)
+            for _ in range(3)
+        ]
+        ours, stream, by_ucx = map(max, zip(*turns, strict=True))
         print(f"TCP {ours / 2**30:.2f} GiB/s, asyncio stream {stream / 2**30:.2f} GiB/s: {ours / stream:.0%}")  # noqa: T201  # a program's output
+        if has_ucx:
+            print(f"UCX {by_ucx / 2**30:.2f} GiB/s, over loopback as TCP")  # noqa: T201  # a program's output
         met.append(ours / stream >= BOUNDS["tcp"])
         for share in (True, False):
-            turns = [(await alone(), await backpressure(cluster, share=share)) for _ in range(3)]
-            bound, busy = max(one for one, _ in turns), max(each for _, (each, _, _) in turns)
-            grown, most = max(grown for _, (_, grown, _) in turns), turns[0][1][2]
+            pairs = [(await alone(), await backpressure(cluster, share=share)) for _ in range(3)]
+            bound, busy = max(one for one, _ in pairs), max(each for _, (each, _, _) in pairs)
+            grown, most = max(grown for _, (_, grown, _) in pairs), pairs[0][1][2]
             print(  # noqa: T201  # a program's output
                 f"a stage of 20 ms, {'shared memory' if share else 'TCP'}: {busy:.2f} items/s, by itself {bound:.2f}: "
                 f"{busy / bound:.1%}; resident memory grew by {grown / 2**20:.1f} of {most >> 20} MiB"

@@ -3,7 +3,7 @@
 `plugin` opens a pool on each worker and returns it inside tasks, `preload` does so from the command line; `observing`
 shows their figures, and `looks` reads them for `asyncmem top`. `placed` runs a pipeline's stages on the workers, as
 `plan` and `credit` decide: `runner` is a worker's side, `session` the client's, and `edges`, `frames` and `link` are
-what lies between.
+what lies between; `ucx` brings bytes by UCX.
 """
 
 try:

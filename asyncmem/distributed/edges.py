@@ -14,6 +14,7 @@ from asyncmem.core import Buffer
 from asyncmem.devices.shared import Shareable
 from asyncmem.distributed.credit import Credit, Inbox, ProtocolError, Window, cost
 from asyncmem.distributed.frames import CREDIT, ITEM, Leaf, decode, encode, flatten, leaf_of, pack, unflatten
+from asyncmem.distributed.ucx import new_tag
 from asyncmem.errors import AsyncmemError, Described, InvalidRequest, ReaderLost
 from asyncmem.figures import format_size
 from asyncmem.lazy import np
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
 
     from asyncmem.distributed.link import Link
     from asyncmem.distributed.plan import Edge
+    from asyncmem.distributed.ucx import Ucx, Way
     from asyncmem.pool.share import Share
 
+_PLAIN: Final = frozenset({"bytes", "bytearray", "scalar"})
+"""Parts that come by the link itself, and into no window."""
 _INLINE: Final = 4096
 """Bytes up to which arrays of numpy go beside a descriptor's link, and not by one."""
 
@@ -88,13 +92,14 @@ class Outgoing:
         types: The records that items may have.
         deliver: Hands an item to the other end in the same process; None for one that is elsewhere.
         keep: The pool of memory to share with the receiver, for what is not in such memory; None for others.
-        staging: The pool of the host's memory by which arrays of a GPU go over TCP.
+        staging: The pool of the host's memory by which arrays of a GPU go over TCP and UCX.
         pid: The receiver's process.
+        ucx: By which arrays go in place of TCP; None where they do not.
     """
 
     def __init__(
         self, edge: Edge, types: Sequence[type], *, deliver: Callable[[Parcel], None] | None = None,
-        keep: Share | None = None, staging: Share | None = None, pid: int = 0,
+        keep: Share | None = None, staging: Share | None = None, pid: int = 0, ucx: Ucx | None = None,
     ) -> None:  # fmt: skip
         self.edge = edge
         self._types = types
@@ -102,6 +107,8 @@ class Outgoing:
         self._keep = keep
         self._staging = staging
         self._pid = pid
+        self._ucx = ucx
+        self._way: Way | None = None
         self._credit = Credit(edge.window)
         self._returned = asyncio.Event()
         self._link: Link | None = None
@@ -114,6 +121,8 @@ class Outgoing:
             LinkLost: It has ended.
             ProtocolError: The other side sent what it may not.
         """
+        if self._ucx is not None:
+            self._way = await self._ucx.meet(link)
         self._link = link
         self._returned.set()
         while True:
@@ -143,9 +152,11 @@ class Outgoing:
         meta = encode(tree, leaves)
         await self._need(cost([len(meta), *(leaf.nbytes for _, leaf in inline)]))
         assert self._link is not None
-        parts = [await self._readable(value, leaf) for value, leaf in inline if leaf.nbytes]
-        header = pack(ITEM, len(meta), parcel.number, parcel.name)
-        await self._link.write(header + meta, *map(_bytes_of, parts))
+        parts = [(leaf, await self._readable(value, leaf)) for value, leaf in inline if leaf.nbytes]
+        await self._link.write(pack(ITEM, len(meta), parcel.number, parcel.name) + meta)
+        for leaf, part in parts:
+            way = self._link.write if self._way is None or leaf.kind in _PLAIN else self._way.send
+            await way(_bytes_of(part))
 
     async def _readable(self, value: object, leaf: Leaf) -> object:
         """Return a part of an item where the host can read it."""
@@ -170,7 +181,7 @@ class Outgoing:
 
     async def _share(self, value: object, leaf: Leaf) -> Leaf:
         """Export a part of an item, from where it is or from a copy; small parts go as they are."""
-        if leaf.kind in {"bytes", "bytearray", "scalar"} or (leaf.kind == "numpy" and leaf.nbytes <= _INLINE):
+        if leaf.kind in _PLAIN or (leaf.kind == "numpy" and leaf.nbytes <= _INLINE):
             return leaf
         assert self._keep is not None
         source = value
@@ -229,17 +240,20 @@ class Incoming:
         deliver: Takes each item.
         window: The pool that is kept for the edge where bytes come; None where descriptors do.
         onto: The same of the receiver's device, for arrays that come from such a device; None for the host.
+        ucx: As the sender's.
     """
 
     def __init__(
         self, edge: Edge, types: Sequence[type], deliver: Callable[[Parcel], None],
-        window: Share | None = None, onto: Share | None = None,
+        window: Share | None = None, onto: Share | None = None, ucx: Ucx | None = None,
     ) -> None:  # fmt: skip
         self.edge = edge
         self._types = types
         self._deliver = deliver
         self._pool = window
         self._onto = onto
+        self._ucx = ucx
+        self._way: Way | None = None
         self._window = Window(edge.window)
 
     async def run(self, link: Link) -> None:
@@ -249,6 +263,8 @@ class Incoming:
             LinkLost: It has ended.
             ProtocolError: The other side sent what it may not.
         """
+        if self._ucx is not None:
+            self._way = await self._ucx.meet(link, tag=new_tag())
         while True:
             frame, meta = await link.read_frame()
             if frame.kind != ITEM:
@@ -272,11 +288,11 @@ class Incoming:
             if shared.nbytes != leaf.nbytes:
                 raise ProtocolError(f"{shared.nbytes} bytes of shared memory, and not {leaf.nbytes}")
             return _made(leaf, shared.buffer)
-        if self._pool is None or leaf.kind in {"bytes", "bytearray", "scalar"}:
+        if self._pool is None or leaf.kind in _PLAIN:
             return _plain(leaf, await link.read(leaf.nbytes))
         buffer = await self._pool.allocate_async(leaf.nbytes)
         if leaf.nbytes:
-            await link.read_into(memoryview(buffer))
+            await (link.read_into if self._way is None else self._way.receive)(memoryview(buffer))
         if self._onto is not None and leaf.device == pool_of(self._onto).device.kind:
             arrived, buffer = buffer, await self._onto.allocate_async(leaf.nbytes)
             if leaf.nbytes:

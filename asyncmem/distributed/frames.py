@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HEADER: Final = struct.Struct("<3sBIQQ")
 """The magic, the kind, the bytes of what describes the rest, and two numbers: of an item, its number and its id."""
 MAGIC: Final = b"am\x01"
-HELLO, GO, ITEM, CREDIT, BEAT, FAILED, STOP, LOST = KINDS = range(1, 9)
+HELLO, UCX, ITEM, CREDIT, BEAT, FAILED, STOP, LOST = KINDS = range(1, 9)
 MOST_META: Final = 1 << 20
 """The most bytes that describe an item, or a message of control."""
 HELLO_META: Final = struct.Struct("<16sI")

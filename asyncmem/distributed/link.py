@@ -175,17 +175,21 @@ class Link(asyncio.BufferedProtocol):
             (self._transport.abort if at_once else self._transport.close)()
 
 
+def is_loopback(host: str) -> bool:
+    """Whether nobody else can reach a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def need_tls(host: str, context: ssl.SSLContext | None) -> None:
     """Refuse an address that others can reach, without TLS.
 
     Raises:
         InvalidRequest: It is one.
     """
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if context is None and not loopback:
+    if context is None and not is_loopback(host):
         hint = "give the cluster and its clients a distributed.Security with TLS, or have workers listen on 127.0.0.1"
         raise InvalidRequest("address", host, "a loopback address, or TLS", hint=hint)
 

@@ -26,6 +26,7 @@ from distributed import Client
 from asyncmem.distributed.plan import Node, Plan, make_plan
 from asyncmem.distributed.runner import Assignment, describe, host_identity, prepare, take_error
 from asyncmem.distributed.session import Pending, Session
+from asyncmem.distributed.ucx import ENCRYPTED
 from asyncmem.errors import InvalidRequest, StageError, StageLost
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.report import PipelineReport, StageReport
@@ -56,7 +57,7 @@ class PlacedPipeline(Generic[A, B]):
 
     def __init__(
         self, stages: Sequence[AnyStage], cluster: object, *, name: str, pool: Share | None,
-        window: Size | None, limit: Size | None, timeout: float | str, types: Sequence[type], share: bool,
+        window: Size | None, limit: Size | None, timeout: float | str, types: Sequence[type], share: bool, ucx: bool,
     ) -> None:  # fmt: skip
         self.name = name
         self._stages = stages
@@ -72,7 +73,7 @@ class PlacedPipeline(Generic[A, B]):
             if not isinstance(one, type):
                 raise InvalidRequest("types", one, "a list of classes")
         self._types = tuple(types)
-        self._share = share
+        self._share, self._ucx = share, ucx
         self._run = secrets.token_hex(8)
         self._names = itertools.count()
         self._pending: dict[int, Pending] = {}
@@ -217,7 +218,7 @@ class PlacedPipeline(Generic[A, B]):
         known = await asyncio.wait_for(self._client.scheduler.identity(n_workers=-1), self._silence)
         accelerators = any(one.device not in {None, "host"} for one in self._stages)
         workers = [worker for worker in known["workers"] if worker != self._avoided]
-        asked = [self._on(worker, describe, accelerators=accelerators) for worker in workers]
+        asked = [self._on(worker, describe, accelerators=accelerators, ucx=self._ucx) for worker in workers]
         found = await asyncio.gather(*asked, return_exceptions=True)
         place = await asyncio.to_thread(host_identity)  # it reads files
         nodes = [Node(name="client", pid=os.getpid(), place=place, limits={"host": self._pool.capacity()})]
@@ -225,6 +226,8 @@ class PlacedPipeline(Generic[A, B]):
             if isinstance(facts, dict):
                 if "refused" in facts:
                     raise InvalidRequest("cluster", worker, "workers that listen on loopback, or with TLS")
+                if facts["ucx"] and self._client.security.require_encryption:
+                    facts |= {"ucx": False, "note": ENCRYPTED}
                 if self._limit is not None:
                     facts["limits"] = {name: min(most, self._limit) for name, most in facts["limits"].items()}
                 nodes.append(Node(**facts))

@@ -1,7 +1,7 @@
 """The plan of a pipeline over workers: which stage runs where, and how items go from one to the next. Without I/O.
 
 Every edge from one process to another has a window, which is kept for it: of the receiver's memory where bytes go by
-TCP, of the sender's where memory is shared. Every stage has memory of its own. All of it is within the limits of
+TCP or UCX, of the sender's where memory is shared. Every stage has memory of its own. All of it is within the limits of
 the workers, or there is no plan.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from asyncmem.pipeline.stage import AnyStage
 
-Kind = Literal["process", "share", "tcp"]
+Kind = Literal["process", "share", "ucx", "tcp"]
 """How items go over an edge: as they are, as descriptors of shared memory, or as bytes."""
 
 SOURCE: Final = "source"
@@ -46,6 +46,11 @@ class Node:
     """Where its links listen, as "127.0.0.1:4711"."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """The most bytes that a pipeline may have there, by device."""
+
+    ucx: bool = False
+    """Whether bytes may go by UCX."""
+    note: str = ""
+    """What the plan says of it."""
 
     def device(self, wanted: str | None) -> str | None:
         """Return the name of a device that a stage asks for, by its name or its kind; None where there is none."""
@@ -95,9 +100,9 @@ class Plan:
     def __str__(self) -> str:
         """Lay it out as a table."""
         head = ("stage", "worker", "device", "at once", "memory", "from", "link", "window")
-        return "\n".join(
-            table([head, *(row for part in range(1, len(self.parts)) for row in self._rows(part))], left=3)
-        )
+        rows = [row for part in range(1, len(self.parts)) for row in self._rows(part)]
+        notes = [printable(f"{node.name}: {node.note}") for node in self.nodes if node.note]
+        return "\n".join([*table([head, *rows], left=3), *notes])
 
     def _rows(self, number: int) -> list[tuple[str, ...]]:
         part = self.parts[number]
@@ -115,6 +120,10 @@ class Plan:
             origin = printable(f"{sender.stage}, {self.nodes[sender.node].name}")
             rows.append((*(own if not rows else ("",) * len(own)), origin, edge.kind, window))
         return rows
+
+    def ends_of(self, edge: Edge) -> tuple[int, int]:
+        """Return the processes between which an edge is."""
+        return self.parts[edge.sender].node, self.parts[edge.receiver].node
 
     def name_of(self, edge: Edge) -> str:
         """Return what errors call an edge."""
@@ -181,7 +190,7 @@ def _join(sender: int, receiver: int, parts: Sequence[Part], nodes: Sequence[Nod
         return Edge(sender, receiver, "process", 0)
     if nodes[one].place and nodes[one].place == nodes[other].place:
         return Edge(sender, receiver, "share", 0)
-    return Edge(sender, receiver, "tcp", 0)
+    return Edge(sender, receiver, "ucx" if nodes[one].ucx and nodes[other].ucx else "tcp", 0)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -232,7 +241,7 @@ def _divide(stages: Sequence[AnyStage], plan: Plan, window: int | None) -> Plan:
 
 
 def _homes_of(plan: Plan, edge: Edge) -> set[tuple[int, str]]:
-    """Return whose memory an edge needs, and on which devices: arrays of a GPU go over TCP by the host's memory."""
+    """Return whose memory an edge needs, on which devices: arrays of a GPU go over TCP and UCX by the host's memory."""
     sender, receiver = plan.parts[edge.sender], plan.parts[edge.receiver]
     if edge.kind == "process":
         return set()

@@ -25,8 +25,9 @@ from asyncmem.devices.discovery import devices
 from asyncmem.distributed.credit import ProtocolError, route
 from asyncmem.distributed.edges import Incoming, Mailbox, Outgoing, Parcel, nothing
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
-from asyncmem.distributed.link import Link, LinkLost, connect, listen
+from asyncmem.distributed.link import Link, LinkLost, connect, is_loopback, listen
 from asyncmem.distributed.plan import Plan
+from asyncmem.distributed.ucx import ENCRYPTED, Ucx, ucx_missing
 from asyncmem.errors import AsyncmemError, InvalidRequest, StageError
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.stage import IN_FLIGHT
@@ -111,6 +112,7 @@ class Service(WorkerPlugin):
         self.worker = worker
         self.runners: dict[bytes, Runner] = {}
         self.address = ""
+        self.loopback = True
         self._server: asyncio.Server | None = None
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,6 +149,7 @@ class Service(WorkerPlugin):
                 scheme, _, rest = self.worker.address.partition("://")
                 host = "127.0.0.1" if scheme == "inproc" else rest.rpartition(":")[0].strip("[]")
                 self._server, self.address = await listen(host, self._accept, self.context("listen"))
+                self.loopback = is_loopback(host)
 
     def _accept(self, link: Link) -> None:
         task = asyncio.get_running_loop().create_task(self._greet(link))
@@ -176,7 +179,7 @@ def host_identity() -> str:
     return f"{boot} {spaces} {os.geteuid()}"
 
 
-async def describe(dask_worker: Worker, *, accelerators: bool) -> dict[str, Any]:
+async def describe(dask_worker: Worker, *, accelerators: bool, ucx: bool) -> dict[str, Any]:
     """Return what a worker has, and listen there. Dask calls it on the worker."""
     service = await Service.of(dask_worker)
     try:
@@ -189,12 +192,17 @@ async def describe(dask_worker: Worker, *, accelerators: bool) -> dict[str, Any]
         found = await asyncio.to_thread(devices)
         limits |= {one.name: int(HOST_SHARE * one.free) for one in found if one.free and one.kind != "host"}
     place = await asyncio.to_thread(host_identity)  # it reads files
+    note = ""
+    if ucx:
+        note = ENCRYPTED if dask_worker.security.require_encryption else await asyncio.to_thread(ucx_missing)
     return {
         "name": dask_worker.address,
         "pid": os.getpid(),
         "place": place,
         "address": service.address,
         "limits": limits,
+        "ucx": ucx and not note,
+        "note": note,
     }
 
 
@@ -228,6 +236,7 @@ class Runner:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.parts: dict[int, ActivePart] = {}
         self.cause: BaseException | None = None
+        self._ucx: Ucx | None = None
         self._control: Link | None = None
 
     async def start(self) -> None:
@@ -301,6 +310,9 @@ class Runner:
     async def _make(self, resources: AsyncExitStack) -> list[Any]:
         await device("host").pool.open()  # by which memory of other processes is copied
         plan, me = self.it.plan, self.it.node
+        if any(edge.kind == "ucx" and me in plan.ends_of(edge) for edge in plan.edges):
+            self._ucx = Ucx(loopback=self._service.loopback)
+            resources.callback(self._ucx.close)
         mailboxes = {}
         coroutines: list[Any] = []
         for number, part in enumerate(plan.parts):
@@ -339,16 +351,17 @@ class Runner:
             keep = await memory_for(resources, name, on, edge.window, "shared")
             return Outgoing(edge, types, keep=keep, pid=plan.nodes[receiver.node].pid)
         staging = None if on == "host" else await memory_for(resources, name, on, edge.window, "pinned")
-        return Outgoing(edge, types, staging=staging)
+        return Outgoing(edge, types, staging=staging, ucx=self._ucx if edge.kind == "ucx" else None)
 
     async def _incoming(self, number: int, place: int, mailbox: Mailbox, resources: AsyncExitStack) -> Any:  # noqa: ANN401  # a coroutine function
         edge = self.it.plan.edges[number]
         on, name = self.it.plan.parts[edge.receiver].device, self.it.plan.name_of(edge)
         window = onto = None
-        if edge.kind == "tcp":
+        if edge.kind != "share":
             window = await memory_for(resources, name, on, edge.window, "pinned")
             onto = None if on == "host" else await memory_for(resources, name, on, edge.window)
-        incoming = Incoming(edge, self.it.types, partial(mailbox.put, place), window, onto)
+        ucx = self._ucx if edge.kind == "ucx" else None
+        incoming = Incoming(edge, self.it.types, partial(mailbox.put, place), window, onto, ucx)
         return partial(self._serve_in, number, incoming)
 
     # -- edges --------------------------------------------------------------------------------------------------------

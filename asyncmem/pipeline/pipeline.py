@@ -146,6 +146,7 @@ class Pipeline(Generic[A, B]):
         timeout: float | str = 30.0,
         types: Sequence[type] = (),
         share: bool = True,
+        ucx: bool = False,
     ) -> "PlacedPipeline[A, B]":
         """Run the stages on the workers of a Dask cluster: ``async with pipeline.place(cluster) as pipe``.
 
@@ -161,7 +162,9 @@ class Pipeline(Generic[A, B]):
                 worker waits for another.
             types: The dataclasses and named tuples that items have, besides arrays, plain values, and tuples, lists and
                 dicts of them.
-            share: Whether processes of one host share memory; else bytes go over TCP between them, too.
+            share: Whether processes of one host share memory; else bytes go between them as between hosts.
+            ucx: Whether bytes go by UCX between workers that have `ucxx`; else by TCP. It encrypts nothing, so TCP
+                stays where the cluster demands encryption.
 
         Raises:
             InvalidRequest: An argument cannot be right.
@@ -171,7 +174,7 @@ class Pipeline(Generic[A, B]):
 
         return PlacedPipeline(
             self._stages, cluster, name=self.name, pool=self._pool, window=window, limit=limit, timeout=timeout,
-            types=types, share=share,
+            types=types, share=share, ucx=ucx,
         )  # fmt: skip
 
     def map(

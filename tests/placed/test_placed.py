@@ -184,6 +184,7 @@ async def test_what_comes_from_strangers_ends_their_connection_alone(scheduler: 
 
 PROGRAM = f"""
 import asyncio, sys
+from importlib.util import find_spec
 from distributed import LocalCluster
 from distributed.security import Security
 from asyncmem.distributed.link import connect
@@ -195,7 +196,12 @@ async def main(security, **options):
         n_workers=2, processes=False, asynchronous=True, dashboard_address=None, memory_limit="256 MiB",
         security=security, **options,
     )
-    async with cluster, three().place(cluster, share=False) as pipe:
+    async with cluster, three().place(cluster, share=False, ucx=True) as pipe:
+        lines = str(pipe.plan()).splitlines()[-2:]
+        why = "the cluster demands encryption" if security else "No module named 'ucxx'"
+        by_ucx = any(edge.kind == "ucx" for edge in pipe.plan().edges)
+        assert by_ucx == (not security and find_spec("ucxx") is not None)
+        assert by_ucx or all("no UCX" in line and why in line for line in lines), lines
         assert [y async for y in pipe.map(range(20))] == expected(20)
         link = await connect(pipe.plan().nodes[1].address, None, silence=5.0)
         if security:  # what has no certificate gets no answer

@@ -27,6 +27,17 @@ def test_stages_go_round_the_workers_and_links_are_the_nearest() -> None:
     assert make_plan(stages, [CLIENT, worker("w0")]).edges[1].kind == "process"
 
 
+def test_bytes_go_by_ucx_where_both_have_it() -> None:
+    """Shared memory is nearer, and a note says why a worker has none."""
+    stages = [Stage(work, f"s{number}", 1, MIB) for number in range(3)]
+    nodes = [CLIENT, *(Node(name=f"w{n}", place=p, limits=CLIENT.limits, ucx=True) for n, p in enumerate("aab"))]
+    assert [edge.kind for edge in make_plan(stages, nodes).edges] == ["tcp", "share", "ucx", "tcp"]
+    nodes[3] = Node(name="w2", limits=CLIENT.limits, note="no UCX: it is not installed")
+    plan = make_plan(stages, nodes)
+    assert [edge.kind for edge in plan.edges] == ["tcp", "share", "tcp", "tcp"]
+    assert str(plan).splitlines()[-1] == "w2: no UCX: it is not installed"
+
+
 def test_the_workers_of_a_stage_are_spread() -> None:
     """Five of them over three processes, each with edges of its own."""
     plan = make_plan([Stage(work, "decode", 5, MIB)], [CLIENT, *(worker(f"w{number}") for number in range(3))])
