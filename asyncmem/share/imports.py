@@ -120,9 +120,11 @@ class SourceConnection(Connection):
         """Take the answer to a request, or forget a file."""
         kind, number, rest = unpack(message)
         if kind == Kind.OPENED:
-            self._asked.pop(number).arrive(self._loan(number, rest, fds))
+            attachment = self._asked.pop(number)
+            attachment.outcome = self._loan(number, rest, fds)  # nothing else may keep it: its waiter's thread drops it
+            attachment.arrive()
         elif kind == Kind.REFUSED:
-            self._asked.pop(number).arrive(rest.decode())
+            self._asked.pop(number).fail(rest.decode())
         elif kind == Kind.DROP:
             self._regions.pop(number, None)
         else:
@@ -134,7 +136,7 @@ class SourceConnection(Connection):
         self._regions.clear()
         with suppress(KeyError):  # another thread may see the end, too
             while True:
-                self._asked.popitem()[1].arrive("the process that shared it has ended")
+                self._asked.popitem()[1].fail("the process that shared it has ended")
 
     def _loan(self, number: int, answer: bytes, fds: list[int]) -> Loan | str:
         """Return the memory, or why there is none."""
@@ -195,7 +197,11 @@ def _holding(region: Region, facts: dict[str, Any]) -> Region:
 
 
 class Attachment:
-    """Memory of another process that is being opened: await it for the array, or use ``async with``."""
+    """Memory of another process that is being opened: await it for the array, or use ``async with``.
+
+    Attributes:
+        outcome: The memory, or why there is none; None before, and once it is taken or given up.
+    """
 
     def __init__(self, descriptor: bytes, stream: object) -> None:
         """Ask for it; see `attach_async`."""
@@ -208,7 +214,7 @@ class Attachment:
             raise InvalidRequest("descriptor", descriptor, "a descriptor of this version of asyncmem")
         self._stream = stream
         self._arrived: Latch[None] = Latch()
-        self._outcome: Loan | str | None = None
+        self.outcome: Loan | str | None = None
         self._given_up = False
         self._array: Array | None = None
         broker = process.broker
@@ -218,12 +224,16 @@ class Attachment:
         else:
             source.ask(key, self)
 
-    def arrive(self, outcome: Loan | str) -> None:
-        """Take the memory, or why there is none. On the broker's thread."""
-        self._outcome = outcome
+    def arrive(self) -> None:
+        """See that the outcome is there. On the broker's thread."""
         if self._given_up:
-            self._outcome = None
+            self.outcome = None
         self._arrived()
+
+    def fail(self, reason: str) -> None:
+        """Take why there is no memory. On the broker's thread."""
+        self.outcome = reason
+        self.arrive()
 
     def block(self, timeout: float | None) -> Array:
         """Wait on this thread for the array.
@@ -261,14 +271,14 @@ class Attachment:
             self._array.free()
 
     def _take(self) -> Array:
-        outcome, self._outcome = self._outcome, None
+        outcome, self.outcome = self.outcome, None
         if isinstance(outcome, Loan):
             return outcome.array(self._stream)
         raise StaleDescriptor(outcome or "it was waited for twice")
 
     def _give_up(self) -> None:
         self._given_up = True
-        self._outcome = None
+        self.outcome = None
 
     def _connect(self, broker: Broker, token: bytes, key: bytes) -> None:
         # On the broker's thread, because a full queue of connections is waited for.
@@ -277,7 +287,7 @@ class Attachment:
             try:
                 source = SourceConnection(broker, connect(token))
             except (PermissionError, StaleDescriptor) as error:
-                self.arrive(getattr(error, "reason", str(error)))
+                self.fail(getattr(error, "reason", str(error)))
                 return
             for other in [name for name, one in _sources.items() if one.ended]:
                 del _sources[other]

@@ -142,6 +142,20 @@ class Actions:
         self.arrays.append(array)
         return str(array.dtype), array.shape, array.numpy().tobytes()[:64]
 
+    def attach_and_free(self, descriptor: bytes) -> None:
+        """Open memory and let go of it, while the thread that has brought it stands still."""
+        from asyncmem import share
+        from asyncmem.pool.latch import Latch
+        from asyncmem.share import imports
+
+        class Slow(Latch[None]):
+            def __call__(latch) -> None:  # noqa: N805  # of another object
+                super().__call__()
+                self.go.wait()
+
+        imports.Latch = Slow  # type: ignore[misc]
+        share.attach(descriptor, timeout=30).free()
+
     def open(self, descriptor: bytes) -> None:
         """Open memory, and do not look at it."""
         from asyncmem import share

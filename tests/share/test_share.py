@@ -112,6 +112,14 @@ def resident(pid: int, kind: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"Rss{kind}:"))
 
 
+def test_nothing_but_the_reader_holds_what_it_opened(pool: AsyncMemoryPool, peer: Peer) -> None:
+    """It is let go of at once, also where the process ends before the thread that has brought it runs again."""
+    exported = share.export(filled(pool, 1))
+    peer.ask("attach_and_free", exported.descriptor)
+    exported.block(10)
+    peer.ask("set_off")
+
+
 def test_other_libraries_use_what_was_opened(pool: AsyncMemoryPool) -> None:
     """By DLPack, without a copy; the memory is held for as long as they have it."""
     exported = share.export(filled(pool, 5))
