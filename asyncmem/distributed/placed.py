@@ -24,7 +24,7 @@ from anyio.abc import TaskGroup
 from distributed import Client
 
 from asyncmem.distributed.plan import Node, Plan, make_plan
-from asyncmem.distributed.runner import Assignment, describe, host_identity, prepare, take_error
+from asyncmem.distributed.runner import Assignment, describe, give_back, host_identity, prepare, take_error
 from asyncmem.distributed.session import Pending, Session
 from asyncmem.distributed.ucx import ENCRYPTED
 from asyncmem.errors import InvalidRequest, StageError, StageLost
@@ -192,9 +192,17 @@ class PlacedPipeline(Generic[A, B]):
             plan, token, pool=self._pool, types=self._types, silence=self._silence, context=context,
             arrived=self._arrived, failed=self._failed,
         )  # fmt: skip
-        calls = [self._prepare(session, node) for node in session.nodes()]
-        await asyncio.gather(*calls)
-        await session.open()
+        async with AsyncExitStack() as unless_it_begins:
+            with anyio.CancelScope(shield=True):  # who is asked may take its parts, also where this is cancelled
+                answers = await asyncio.gather(
+                    *(self._prepare(session, node) for node in session.nodes()), return_exceptions=True
+                )
+            taken = [plan.nodes[node].name for node, answer in zip(session.nodes(), answers, strict=True) if not answer]
+            unless_it_begins.push_async_callback(self._give_back, taken, token)
+            for refusal in filter(None, answers):
+                raise refusal
+            await session.open()
+            unless_it_begins.pop_all()
         self._plan = plan
         self._reports.append((plan, session.reports))
         for item in self._pending.values():
@@ -208,6 +216,11 @@ class PlacedPipeline(Generic[A, B]):
         if refusal:
             part = next(part for part in session.plan.parts if part.node == node)
             raise StageLost(part.stage, 0, f"{worker}: {refusal}")
+
+    async def _give_back(self, workers: Sequence[str], token: bytes) -> None:
+        with anyio.CancelScope(shield=True):
+            calls = [self._on(worker, give_back, token) for worker in workers]
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def _nodes(self) -> list[Node]:
         """Return the client, and the workers that say what they have.

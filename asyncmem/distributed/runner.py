@@ -217,6 +217,13 @@ async def prepare(assignment: Assignment, dask_worker: Worker) -> str:
     return ""
 
 
+async def give_back(token: bytes, dask_worker: Worker) -> None:
+    """End a worker's parts of a plan that does not begin. Dask calls it on the worker."""
+    runner = (await Service.of(dask_worker)).runners.get(token)
+    if runner is not None:
+        await runner.stop()
+
+
 async def take_error(token: bytes, dask_worker: Worker) -> bytes:
     """Return what a stage has raised, pickled. Dask calls it on the worker."""
     return pickle.dumps((await Service.of(dask_worker)).runners[token].cause)
@@ -241,10 +248,15 @@ class Runner:
 
     async def start(self) -> None:
         """Begin, and wait until the parts have their memory."""
-        task = asyncio.get_running_loop().create_task(self._main())
-        self._service._tasks.add(task)
-        task.add_done_callback(self._service._tasks.discard)
+        self._task = asyncio.get_running_loop().create_task(self._main())
+        self._service._tasks.add(self._task)
+        self._task.add_done_callback(self._service._tasks.discard)
         await self._ready
+
+    async def stop(self) -> None:
+        """End, and wait until its memory is back."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     def attach(self, edge: int, link: Link) -> None:
         """Take a connection for an edge, or the one of control."""
@@ -274,9 +286,11 @@ class Runner:
                     await self._run(self._control, coroutines)
         finally:
             for waiting in self._links.values():
-                if waiting.done():
+                if waiting.done() and not waiting.cancelled():
                     waiting.result().close(at_once=waiting is not self._links.get(CONTROL))
             del self._service.runners[self.it.token]
+            if not self._ready.done():
+                self._ready.set_exception(LinkLost("it was told to stop"))
 
     async def _run(self, control: Link, coroutines: Sequence[Any]) -> None:
         async with anyio.create_task_group() as tasks:

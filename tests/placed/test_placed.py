@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from distributed import Client
@@ -15,7 +16,8 @@ from asyncmem import InvalidRequest
 from asyncmem.distributed import runner
 from asyncmem.distributed.frames import HELLO, HELLO_META, pack
 from asyncmem.distributed.link import connect, need_tls
-from asyncmem.errors import StageError
+from asyncmem.distributed.placed import PlacedPipeline
+from asyncmem.errors import StageError, StageLost
 from asyncmem.pipeline import Pipeline, stage
 
 from .machines import Machine
@@ -34,6 +36,36 @@ async def runners(address: str) -> int:
     options = {"asynchronous": True, "set_as_default": False}
     async with Client(address, **options) as client:  # type: ignore[no-untyped-call]  # of Dask
         return sum((await client.run(count)).values())
+
+
+@pytest.mark.asyncio
+async def test_a_plan_that_does_not_begin_leaves_nothing(scheduler: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that have taken their parts give them back at once when the client cannot go on."""
+
+    async def fail(_: object) -> None:
+        assert await runners(scheduler.address) == 3
+        raise OSError("no connection")
+
+    monkeypatch.setattr("asyncmem.distributed.session.Session.open", fail)
+    with pytest.raises(StageLost, match="no connection"):
+        await three().place(scheduler.address, timeout=2.0).__aenter__()
+    assert await runners(scheduler.address) == 0
+
+
+@pytest.mark.asyncio
+async def test_a_plan_that_is_cancelled_leaves_nothing(scheduler: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its workers are just taking their parts."""
+    prepare = PlacedPipeline._prepare
+    with anyio.CancelScope() as scope:
+
+        async def cancel(*arguments: Any) -> None:
+            scope.cancel()
+            await prepare(*arguments)
+
+        monkeypatch.setattr(PlacedPipeline, "_prepare", cancel)
+        await three().place(scheduler.address, timeout=20.0).__aenter__()
+    assert scope.cancelled_caught
+    assert await runners(scheduler.address) == 0
 
 
 @pytest.mark.asyncio
