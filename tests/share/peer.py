@@ -153,7 +153,7 @@ class Actions:
                 super().__call__()
                 self.go.wait()
 
-        imports.Latch = Slow  # type: ignore[misc]
+        imports.Latch = Slow  # type: ignore[assignment, misc]
         share.attach(descriptor, timeout=30).free()
 
     def open(self, descriptor: bytes) -> None:
