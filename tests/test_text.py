@@ -705,7 +705,7 @@ def test_every_json_is_made_in_one_place() -> None:
         for path in (ROOT / "asyncmem").rglob("*.py")
         if re.search(r"\bjson\.dumps?\(", path.read_text(encoding="utf-8"))
     }
-    assert others == {"text.py", "replay/journal.py", "distributed/frames.py"}
+    assert others == {"text.py", "replay/journal.py", "share/items.py"}
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\ud83d"])

@@ -15,15 +15,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncmem.pipeline.stage import granules
+from asyncmem.share.items import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 T = TypeVar("T")
-
-
-class ProtocolError(ValueError):
-    """The other side of a link sent what it may not send."""
 
 
 def cost(sizes: Iterable[int]) -> int:

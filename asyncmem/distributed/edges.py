@@ -6,20 +6,21 @@ import asyncio
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from asyncmem import share
 from asyncmem.arrays import Array
 from asyncmem.core import Buffer
 from asyncmem.devices.shared import Shareable
-from asyncmem.distributed.credit import Credit, Inbox, ProtocolError, Window, cost
-from asyncmem.distributed.frames import CREDIT, ITEM, Leaf, decode, encode, flatten, leaf_of, pack, unflatten
+from asyncmem.distributed.credit import Credit, Inbox, Window, cost
+from asyncmem.distributed.frames import CREDIT, ITEM, pack
 from asyncmem.distributed.ucx import new_tag
 from asyncmem.errors import AsyncmemError, Described, InvalidRequest, ReaderLost
 from asyncmem.figures import format_size
 from asyncmem.lazy import np
 from asyncmem.pipeline.trees import buffers_in
 from asyncmem.pool.pool import pool_of
+from asyncmem.share.items import PLAIN, Leaf, ProtocolError, bytes_of, decode, encode, flatten, leaf_of, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     from asyncmem.distributed.ucx import Ucx, Way
     from asyncmem.pool.share import Share
 
-_PLAIN: Final = frozenset({"bytes", "bytearray", "scalar"})
-"""Parts that come by the link itself, and into no window."""
+_HINT: Final = "name dataclasses and named tuples: place(cluster, types=[...])"
 _INLINE: Final = 4096
 """Bytes up to which arrays of numpy go beside a descriptor's link, and not by one."""
 
@@ -142,21 +142,21 @@ class Outgoing:
         if self._deliver is not None:
             self._deliver(parcel)
             return
-        tree, values = flatten(parcel.value, self._types)
+        tree, values = flatten(parcel.value, self._types, hint=_HINT)
         for buffer in buffers_in(parcel.value):
             await buffer.stream.synchronize()
         leaves = [cast("Leaf", leaf_of(value)) for value in values]
         if self._keep is not None:
             leaves = [await self._share(value, leaf) for value, leaf in zip(values, leaves, strict=True)]
-        inline = [(value, leaf) for value, leaf in zip(values, leaves, strict=True) if leaf.descriptor is None]
+        inline = [(value, leaf) for value, leaf in zip(values, leaves, strict=True) if leaf.inline is None]
         meta = encode(tree, leaves)
         await self._need(cost([len(meta), *(leaf.nbytes for _, leaf in inline)]))
         assert self._link is not None
         parts = [(leaf, await self._readable(value, leaf)) for value, leaf in inline if leaf.nbytes]
         await self._link.write(pack(ITEM, len(meta), parcel.number, parcel.name) + meta)
         for leaf, part in parts:
-            way = self._link.write if self._way is None or leaf.kind in _PLAIN else self._way.send
-            await way(_bytes_of(part))
+            way = self._link.write if self._way is None or leaf.kind in PLAIN else self._way.send
+            await way(bytes_of(part))
 
     async def _readable(self, value: object, leaf: Leaf) -> object:
         """Return a part of an item where the host can read it."""
@@ -181,7 +181,7 @@ class Outgoing:
 
     async def _share(self, value: object, leaf: Leaf) -> Leaf:
         """Export a part of an item, from where it is or from a copy; small parts go as they are."""
-        if leaf.kind in _PLAIN or (leaf.kind == "numpy" and leaf.nbytes <= _INLINE):
+        if leaf.kind in PLAIN or (leaf.kind == "numpy" and leaf.nbytes <= _INLINE):
             return leaf
         assert self._keep is not None
         source = value
@@ -197,7 +197,7 @@ class Outgoing:
         task = asyncio.get_running_loop().create_task(_keep(exported, source))
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
-        return replace(leaf, descriptor=exported.descriptor)
+        return replace(leaf, inline=exported.descriptor)
 
     async def close(self) -> None:
         """Let go of what was exported: the receiver has it, or is gone."""
@@ -219,16 +219,6 @@ async def _keep(exported: share.Export, source: object) -> None:
 def _is_shareable(value: object) -> bool:
     buffer = value.buffer if isinstance(value, Array) else value
     return isinstance(buffer, Buffer) and isinstance(buffer.device, Shareable)
-
-
-def _bytes_of(value: object) -> memoryview:
-    if isinstance(value, bytes | bytearray):
-        return memoryview(value)
-    if isinstance(value, Array):
-        return value._bytes()
-    if isinstance(value, Buffer):
-        return memoryview(value)
-    return np.ascontiguousarray(cast("Any", value)).reshape(-1).view(np.uint8).data
 
 
 class Incoming:
@@ -270,7 +260,7 @@ class Incoming:
             if frame.kind != ITEM:
                 raise ProtocolError(f"a frame of kind {frame.kind} comes to a receiver")
             tree, leaves = decode(meta, self._window.free)
-            nbytes = cost([len(meta), *(leaf.nbytes for leaf in leaves if leaf.descriptor is None)])
+            nbytes = cost([len(meta), *(leaf.nbytes for leaf in leaves if leaf.inline is None)])
             self._window.arrive(nbytes)
             held = _Held(self, link, nbytes)
             values = [await self._take(leaf, link, held) for leaf in leaves]
@@ -280,16 +270,18 @@ class Incoming:
             del value, held
 
     async def _take(self, leaf: Leaf, link: Link, held: _Held) -> object:
-        if leaf.descriptor is not None:
+        if leaf.kind in PLAIN:
+            return leaf.made_of(leaf.inline if leaf.inline is not None else await link.read(leaf.nbytes))
+        if leaf.inline is not None:
             try:
-                shared = await share.attach_async(leaf.descriptor)
+                shared = await share.attach_async(leaf.inline)
             except AsyncmemError as error:
                 raise ProtocolError(f"memory that cannot be opened: {error}") from error
             if shared.nbytes != leaf.nbytes:
                 raise ProtocolError(f"{shared.nbytes} bytes of shared memory, and not {leaf.nbytes}")
-            return _made(leaf, shared.buffer)
-        if self._pool is None or leaf.kind in _PLAIN:
-            return _plain(leaf, await link.read(leaf.nbytes))
+            return leaf.made_of(shared.buffer)
+        if self._pool is None:
+            return leaf.made_of(await link.read(leaf.nbytes))
         buffer = await self._pool.allocate_async(leaf.nbytes)
         if leaf.nbytes:
             await (link.read_into if self._way is None else self._way.receive)(memoryview(buffer))
@@ -299,7 +291,7 @@ class Incoming:
                 await buffer.copy_from(arrived)
             arrived.free()
         held.hold(buffer)
-        return _made(leaf, buffer)
+        return leaf.made_of(buffer)
 
     def free(self, link: Link, nbytes: int) -> None:
         """Return credit."""
@@ -329,22 +321,3 @@ class _Held:
         self._left -= 1
         if not self._left:
             self._edge.free(self._link, self._nbytes)
-
-
-def _made(leaf: Leaf, buffer: Buffer) -> object:
-    if leaf.kind == "buffer":
-        return buffer
-    if leaf.kind == "array":
-        return buffer.view(leaf.dtype, leaf.shape)
-    return np.frombuffer(memoryview(buffer), leaf.dtype).reshape(leaf.shape)
-
-
-def _plain(leaf: Leaf, data: bytearray) -> object:
-    if leaf.kind == "bytearray":
-        return data
-    if leaf.kind == "bytes":
-        return bytes(data)
-    if leaf.kind not in {"numpy", "scalar"}:
-        raise ProtocolError(f"a part of kind {leaf.kind!r} comes without memory")
-    array = np.frombuffer(data, leaf.dtype).reshape(leaf.shape)
-    return array[()] if leaf.kind == "scalar" else array

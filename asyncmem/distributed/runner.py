@@ -22,7 +22,7 @@ import anyio
 from distributed import Worker, WorkerPlugin
 
 from asyncmem.devices.discovery import devices
-from asyncmem.distributed.credit import ProtocolError, route
+from asyncmem.distributed.credit import route
 from asyncmem.distributed.edges import Incoming, Mailbox, Outgoing, Parcel, nothing
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
 from asyncmem.distributed.link import Link, LinkLost, connect, is_loopback, listen
@@ -34,6 +34,7 @@ from asyncmem.pipeline.stage import IN_FLIGHT
 from asyncmem.pipeline.tasks import describe_error
 from asyncmem.pool import AsyncMemoryPool
 from asyncmem.runtime import device
+from asyncmem.share.items import ProtocolError
 from asyncmem.text import to_json
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncmem.distributed.credit import ProtocolError, route
+from asyncmem.distributed.credit import route
 from asyncmem.distributed.edges import Incoming, Outgoing, Parcel, nothing
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
 from asyncmem.distributed.link import Link, LinkLost, connect
@@ -23,6 +23,7 @@ from asyncmem.pipeline.report import StageReport
 from asyncmem.pipeline.run import RemoteError
 from asyncmem.pipeline.tasks import describe_error
 from asyncmem.pool import Budget
+from asyncmem.share.items import ProtocolError
 
 if TYPE_CHECKING:
     import ssl

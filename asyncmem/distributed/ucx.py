@@ -10,9 +10,9 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncmem.distributed.credit import ProtocolError
 from asyncmem.distributed.frames import UCX
 from asyncmem.distributed.link import LinkLost
+from asyncmem.share.items import ProtocolError
 
 if TYPE_CHECKING:
     from asyncmem.distributed.link import Link

@@ -5,30 +5,80 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import anyio
 from anyio.to_thread import run_sync
 
 from asyncmem import share
+from asyncmem.arrays import Array
+from asyncmem.core import Buffer
 from asyncmem.devices import Cuda
 from asyncmem.errors import BackendUnavailable, InvalidRequest
+from asyncmem.pipeline.stage import granules
 from asyncmem.share.exports import export_ahead
+from asyncmem.share.items import PLAIN, bytes_of, flatten, leaf_of, row_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from asyncmem.arrays import Array
     from asyncmem.arrays._dlpack import CapsuleType
     from asyncmem.devices import Device, Fence, Stream
     from asyncmem.errors import RankLost
     from asyncmem.pipeline.parallel.link import Sending
     from asyncmem.pool import AsyncMemoryPool
-    from asyncmem.ranks.items import Json, Packed
     from asyncmem.ranks.peers import Group
+    from asyncmem.share.items import Json, Leaf
 
 T = TypeVar("T")
+
+
+class Packed(NamedTuple):
+    """An item for another process.
+
+    Attributes:
+        form: All but the memory, as JSON has it.
+        arrays: The memory, in order.
+        offsets: Where each array begins among the bytes of all.
+        nbytes: The bytes of all, each array from a multiple of 512 on.
+    """
+
+    form: Json
+    arrays: list[Array]
+    offsets: list[int]
+    nbytes: int
+
+
+def pack(item: object) -> Packed:
+    """Take an item apart.
+
+    Raises:
+        InvalidRequest: It has other parts than buffers, arrays, plain values, and tuples, lists and dicts of them.
+    """
+    tree, parts = flatten(item)
+    arrays: list[Array] = []
+    rows: list[Json] = []
+    for part in parts:
+        leaf = cast("Leaf", leaf_of(part))
+        if isinstance(part, Array | Buffer):
+            arrays.append(part.view() if isinstance(part, Buffer) else part)
+        elif leaf.kind not in PLAIN:
+            raise InvalidRequest("item", part, "arrays of a pool, to go to another process")
+        else:
+            leaf = replace(leaf, inline=bytes(bytes_of(part)))
+        rows.append(row_of(leaf))
+    *offsets, nbytes = places_of(arrays)
+    return Packed([tree, rows], arrays, offsets, nbytes)
+
+
+def places_of(arrays: Sequence[Array]) -> list[int]:
+    """Return where each of them begins among the bytes of all, and where the last one ends."""
+    return [0, *accumulate(granules(one.nbytes) for one in arrays)]
+
+
 Take: TypeAlias = "Callable[[Array, int], None]"
 """Queues that an array comes which has that place among the bytes of all."""
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from asyncmem.ranks.items import Json
     from asyncmem.share.broker import Broker
+    from asyncmem.share.items import Json
 
 HELLO, SAY, LEAVE = range(3)
 DONE, FAILED = "done", "failed"

@@ -9,8 +9,7 @@ from asyncmem import share
 from asyncmem.devices import HostStream
 from asyncmem.errors import InvalidRequest, StepError
 from asyncmem.pipeline.parallel.link import Link, LinkRun, Plan
-from asyncmem.ranks.carriers import Nccl
-from asyncmem.ranks.items import Packed, pack
+from asyncmem.ranks.carriers import Nccl, Packed, pack
 from asyncmem.ranks.peers import DONE, FAILED, Group
 from asyncmem.ranks.run import RankRun
 from asyncmem.units import parse_count, parse_duration

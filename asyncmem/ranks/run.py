@@ -13,8 +13,9 @@ from asyncmem.pipeline.parallel import Step
 from asyncmem.pipeline.parallel.link import LinkRun, Plan, Sending
 from asyncmem.pipeline.parallel.schedule import StageTally
 from asyncmem.pipeline.trees import free_buffers
-from asyncmem.ranks.items import leaves_of, pack, unpack
+from asyncmem.ranks.carriers import pack, places_of
 from asyncmem.ranks.peers import DONE, FAILED
+from asyncmem.share.items import leaves_of, unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from asyncmem.core import Buffer
     from asyncmem.devices import Stream
     from asyncmem.ranks.carriers import Carrier, Nccl
-    from asyncmem.ranks.items import Json
     from asyncmem.ranks.peers import Group
+    from asyncmem.share.items import Json
 
 _MOST_FORM = 50_000
 _SOON = 1.0
@@ -77,7 +78,7 @@ class RankRun(LinkRun):
         """Queue an item's way, and tell the neighbour."""
         packed = pack(sending.item)
         if len(str(packed.form)) > _MOST_FORM:
-            raise InvalidRequest("output", f"{len(str(packed.form))} bytes besides its memory", f"at most {_MOST_FORM}")
+            raise InvalidRequest("item", f"{len(str(packed.form))} bytes besides its memory", f"at most {_MOST_FORM}")
         to, topic = self._group.rank + (1 if sending.step.forward else -1), _topic(sending.step)
         told, ready = (await self._carriers[to].send(packed, sending)) if packed.nbytes else (None, sending.ended)
         self._say(to, topic, [packed.form, told])
@@ -92,17 +93,18 @@ class RankRun(LinkRun):
         other, topic = self._group.rank + (-1 if step.forward else 1), _topic(step)
         buffers: list[Buffer] = []
         try:
-            form, told = await self._group.hear(other, topic)
-            leaves = leaves_of(form)
-            for leaf in leaves:
+            (tree, rows), told = await self._group.hear(other, topic)
+            leaves = leaves_of(rows)
+            of_memory = [leaf for leaf in leaves if leaf.inline is None]
+            for leaf in of_memory:
                 buffers.append(await allocate(leaf.nbytes))  # noqa: PERF401  # what there is must be freed if one fails
-            arrays = [one.view(leaf.dtype, leaf.shape) for one, leaf in zip(buffers, leaves, strict=True)]
+            arrays = [one.view(leaf.dtype, leaf.shape) for one, leaf in zip(buffers, of_memory, strict=True)]
             there = partial(self._group.hear, other, f"{topic} is there")
-            if any(leaf.nbytes for leaf in leaves):
+            if any(array.nbytes for array in arrays):
                 async with self._carriers[other].fetch(told, stream, forward=step.forward) as take:
                     await there()
-                    for array, leaf in zip(arrays, leaves, strict=True):
-                        take(array, leaf.offset)
+                    for array, offset in zip(arrays, places_of(arrays), strict=False):  # it has one more
+                        take(array, offset)
             else:
                 await there()
         except BaseException as error:
@@ -114,8 +116,8 @@ class RankRun(LinkRun):
                     raise await self.failure() from None
             raise
         self._taken[step.forward] += 1
-        pairs = iter(zip(buffers, arrays, strict=True))
-        return unpack(form, lambda leaf: next(pairs)[leaf.shape is not None])
+        memory = iter(buffers)
+        return unflatten(tree, [leaf.made_of(next(memory) if leaf.inline is None else leaf.inline) for leaf in leaves])
 
     async def failure(self) -> StepError:
         """Wait until another process has failed or ended."""

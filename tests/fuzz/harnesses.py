@@ -21,7 +21,6 @@ from asyncmem.cli.tables import output
 from asyncmem.cli.top import picture
 from asyncmem.core import LOG_ROW
 from asyncmem.distributed import frames
-from asyncmem.distributed.credit import ProtocolError
 from asyncmem.insight import LifetimeAnalyzer, Records, analyze_allocation_patterns, read, read_plan, reports
 from asyncmem.insight.amem import MAGIC, VERSION, Heading, NewNames, Pool, Rows, pack, pack_rows
 from asyncmem.insight.exports import FORMATS
@@ -31,6 +30,8 @@ from asyncmem.options import PoolOptions
 from asyncmem.planning import InferenceMemoryEstimate, TrainingMemoryEstimate, read_model
 from asyncmem.replay import Journal, Model, Policy, Trace, read_costs, replay
 from asyncmem.replay import read as read_trace
+from asyncmem.share import items
+from asyncmem.share.items import ProtocolError
 
 HEADING = Heading(version=VERSION, began=9, wall=1e9, frames=8, program=["a"], process=1, python="3", asyncmem="0")
 NAMES = NewNames(
@@ -211,9 +212,9 @@ def item(data: bytes) -> None:
     """What describes an item on a link between two workers, behind its header."""
     with suppress(ProtocolError):
         frame = frames.unpack(data[: frames.HEADER.size])
-        tree, leaves = frames.decode(data[frames.HEADER.size :][: frame.meta], _ROOM)
-        assert sum(leaf.nbytes for leaf in leaves if leaf.descriptor is None) <= _ROOM
-        frames.unflatten(tree, [np.empty(leaf.shape, "u1") if leaf.nbytes < _ROOM else None for leaf in leaves], ())
+        tree, leaves = items.decode(data[frames.HEADER.size :][: frame.meta], _ROOM)
+        assert sum(leaf.nbytes for leaf in leaves if leaf.inline is None) <= _ROOM
+        items.unflatten(tree, [np.empty(leaf.shape, "u1") if leaf.nbytes < _ROOM else None for leaf in leaves], ())
 
 
 HARNESSES: dict[str, Callable[[bytes], None]] = {
@@ -322,8 +323,8 @@ def _look() -> list[bytes]:
 
 
 def _item() -> list[bytes]:
-    tree, values = frames.flatten({"a": [np.zeros((2, 3), "f4"), b"x", 1.5, None], 3: ("text", True)}, ())
-    meta = frames.encode(tree, [leaf for value in values if (leaf := frames.leaf_of(value))])
+    tree, values = items.flatten({"a": [np.zeros((2, 3), "f4"), b"x", 1.5, None], 3: ("text", True)}, ())
+    meta = items.encode(tree, [leaf for value in values if (leaf := items.leaf_of(value))])
     return [frames.pack(frames.ITEM, len(meta), 3, 4) + meta]
 
 
