@@ -199,8 +199,12 @@ class PlacedPipeline(Generic[A, B]):
                 )
             taken = [plan.nodes[node].name for node, answer in zip(session.nodes(), answers, strict=True) if not answer]
             unless_it_begins.push_async_callback(self._give_back, taken, token)
-            for refusal in filter(None, answers):
-                raise refusal
+            refusal = next(filter(None, answers), None)
+            try:
+                if refusal is not None:
+                    raise refusal
+            finally:
+                del answers, refusal  # which keep this frame by their tracebacks
             await session.open()
             unless_it_begins.pop_all()
         self._plan = plan
