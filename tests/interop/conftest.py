@@ -49,6 +49,8 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
     loaded.churn.argtypes = [pointer, pointer, ctypes.c_int, pointer, number, number, size, ctypes.c_uint32]
     loaded.churn.restype = ctypes.c_long
+    loaded.storm.argtypes = [pointer, pointer, pointer, ctypes.c_int, pointer, ctypes.c_int, number, size]
+    loaded.storm.restype = number
     loaded.wait_and_take.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
     loaded.wait_and_take.restype = pointer
     loaded.holding = ctypes.PyDLL(str(library))  # the same, but for the lock

@@ -90,6 +90,12 @@ class TestServing:
             assert allocate(512, 1, None) is None
         assert allocate(512, 0, None) is None
 
+    def test_thread_that_python_has_never_seen_gets_nothing(self, pool: AsyncMemoryPool, native: Any) -> None:
+        """It has entered no route, and learns nothing of those of others."""
+        streams = (ctypes.c_void_p * 4)()
+        with routed(pool):
+            assert native.storm(*ROUTE_CALLS, None, 0, streams, 4, 10, MIB) == 40
+
     def test_inner_route_serves_until_it_is_left(self, pool: AsyncMemoryPool) -> None:
         """Routes nest, and are left in turn."""
         with pool.lease(MIB) as outer, pool.lease(MIB) as inner, routed(outer) as one:
@@ -445,6 +451,31 @@ with pool.lease(4 * MIB) as lease:
     free(two, MIB, 0, None)
     assert lease.stats().allocated_bytes == 0
 free(one, MIB, 0, None)
+"""
+        run_installed(fake, native, program)
+
+    def test_threads_that_python_has_never_seen(self, fake: FakeDriver, native: Any) -> None:
+        """They allocate side by side, free each other's blocks, and get nothing where there is no room."""
+        program = """
+streams |= {one.handle: one for one in (device.create_stream() for _ in range(2))}
+many = (pointer * 4)(*streams)
+native.storm.argtypes = [pointer, pointer, pointer, number, pointer, number, ctypes.c_long, size]
+native.storm.restype = ctypes.c_long
+over = threading.Event()
+
+def beside():
+    while not over.is_set():
+        with pool.lease(MIB, timeout=60) as lease:
+            lease.allocate(1000).free()
+
+thread = threading.Thread(target=beside, daemon=True)
+thread.start()
+assert native.storm(*PROCESS_CALLS, 0, many, 4, 2000, MIB) == 0
+assert native.storm(*PROCESS_CALLS, 0, many, 4, 300, 16 * MIB) > 0
+over.set()
+thread.join()
+assert (pool.stats().allocated_bytes, route.live, fake.violations()) == (0, 0, [])
+pool.check()
 """
         run_installed(fake, native, program)
 
