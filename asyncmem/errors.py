@@ -66,7 +66,7 @@ class BadTrace(InvalidRequest):
 class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
     """There is no such memory, and waiting cannot help. Every buffer stays valid and the pool usable.
 
-    It is a `RuntimeError` too, and on CUDA its text starts "CUDA OOM: CUDA out of memory", because that is what code
+    It is a `RuntimeError` too, and on CUDA its text starts "CUDA OOM: CUDA out of memory.", because that is what code
     written for other allocators looks for.
     """
 
@@ -89,8 +89,8 @@ class OutOfMemoryError(AsyncmemError, RuntimeError, MemoryError):
         self.sites = facts.sites
         self.cause = facts.cause
         self.advice = facts.advice
-        start = "CUDA OOM: CUDA out of memory" if facts.device_kind == "cuda" else "out of memory"
-        super().__init__(f"{start} on {printable(facts.device)}: {facts.describe()}")
+        start = "CUDA OOM: CUDA out of memory. On" if facts.device_kind == "cuda" else "out of memory on"
+        super().__init__(f"{start} {printable(facts.device)}: {facts.describe()}")
 
 
 class PoolTimeout(AsyncmemError, TimeoutError):

@@ -133,7 +133,7 @@ def test_copies_keep_sentence_and_facts(error: AsyncmemError, monkeypatch: pytes
 
 def test_out_of_memory_on_cuda_starts_as_callers_expect() -> None:
     """Code written for other allocators looks for this text in a RuntimeError."""
-    assert str(OutOfMemoryError(FACTS)).startswith("CUDA OOM: CUDA out of memory on cuda:0: ")
+    assert str(OutOfMemoryError(FACTS)).startswith("CUDA OOM: CUDA out of memory. On cuda:0: ")
     host = OutOfMemoryFacts(asked=MIB, device="host")
     assert str(OutOfMemoryError(host)).startswith("out of memory on host: asked for 1 MiB; no limit")
 

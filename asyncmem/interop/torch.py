@@ -65,7 +65,7 @@ def install(*shares: Share, tag: str = "torch", timeout: float | None = None) ->
     `max_memory_allocated` and the like, and `memory_summary` tell what torch has of it. A loop's thread never waits for
     memory. `use(lease)` works as before, and its block costs less.
 
-    A full pool raises `RuntimeError`, with all facts after "CUDA out of memory": torch takes no other error from an
+    A full pool raises `RuntimeError`, with all facts after "CUDA out of memory.": torch takes no other error from an
     allocator that is not its own. Graphs cannot be captured, and there are no snapshots.
 
     Args:
@@ -312,6 +312,7 @@ _captures = _Captures()
 _making = threading.Lock()
 _made: list[_Torch] = []
 _installed: dict[int, _Figures] = {}  # of whole devices
+_observers: list[Any] = []  # of the program, for torch's errors of this kind
 
 
 def _prepared() -> _Torch:
@@ -332,6 +333,7 @@ def _set_up() -> None:
     known = torch.cuda.memory._snapshot()["allocator_settings"].get("PYTORCH_CUDA_ALLOC_CONF", "")
     _C._accelerator_setAllocatorSettings(f"{known},{_SETTING}" if known else _SETTING)
     _C._cuda_attach_out_of_memory_observer(_explain)
+    _C._cuda_attach_out_of_memory_observer = _observers.append  # torch calls none after one that raises
 
 
 def _need_cuda() -> None:
@@ -339,17 +341,29 @@ def _need_cuda() -> None:
         raise BackendUnavailable("torch", tried=["its CUDA"], install="Install a build for CUDA, torch 2.11 or later.")
 
 
-def _explain(*_: int) -> None:
-    """Raise torch's error in our words, where memory of ours was missing. torch calls it before it raises its own."""
+def _explain(device: int, asked: int, total: int, free: int) -> None:
+    """Raise torch's error with our facts where memory of ours was missing. torch calls it before it raises its own."""
+    for observer in _observers:
+        observer(device, asked, total, free)
     failure = route_failure()
     try:
         if isinstance(failure, Exception):
-            text = f"CUDA out of memory: {failure}" if isinstance(failure, TimeoutError) else str(failure)
-            raise torch.OutOfMemoryError(text) from failure
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {_size(asked)}. GPU {device} has a total capacity of "
+                f"{_size(total)} of which {_size(free)} is free. {failure}"
+            ) from failure
         if failure is not None:  # an interrupt
             raise failure
     finally:
         del failure  # which keeps this frame by its traceback
+
+
+def _size(nbytes: int) -> str:
+    """Return a size as torch writes it in this error, which programs look for."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes > unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
 
 
 def _stream_of(device: int, handle: int) -> object:

@@ -106,7 +106,7 @@ class TestLease:
             with pytest.raises(torch.OutOfMemoryError, match="from a lease of 256 MiB") as caught:
                 filled(torch, 2, 100 * MIB)
             text = str(caught.value)
-            assert "CUDA out of memory" in text
+            assert text.startswith("CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of ")
             assert "'model' 200 MiB" in text
             assert "lease 300 MiB" in text
             assert isinstance(caught.value.__cause__, asyncmem.OutOfMemoryError)

@@ -432,9 +432,9 @@ found = []
 thread = threading.Thread(target=lambda: found.append(take(48 * MIB)))
 thread.start(); thread.join()
 assert found[0] and take(32 * MIB) is None
-assert b"CUDA out of memory" in text.value, text.value
+assert b"CUDA out of memory." in text.value, text.value
 assert b"'library' 48 MiB" in text.value, text.value
-assert take(512, None, 1) is None and b"no pool serves this device" in text.value
+assert take(512, None, 1) is None and b"No pool serves this device" in text.value
 assert take(0) is None and not text.value
 free(found[0], 48 * MIB, 0, None)
 assert pool.stats().allocated_bytes == 0
@@ -487,7 +487,7 @@ patient.enter()
 with pool.allocate(48 * MIB):
     assert take(32 * MIB) is None
 patient.leave()
-assert text.value.startswith(b"CUDA out of memory: pool 'pool-1' had no 32 MiB within 10 ms"), text.value
+assert text.value.startswith(b"CUDA out of memory. pool 'pool-1' had no 32 MiB within 10 ms"), text.value
 """
         run_installed(fake, native, program)
 

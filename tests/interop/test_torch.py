@@ -154,7 +154,9 @@ class TestLease:
             kept = cuda_memory.allocate(20 * MIB)
             with pytest.raises(torch.OutOfMemoryError, match="from a lease of 32 MiB") as caught:
                 cuda_memory.allocate(16 * MIB)
-            assert "CUDA out of memory" in str(caught.value)
+            assert str(caught.value).startswith(
+                "CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a total capacity of 1024.00 MiB of which "
+            )
             assert isinstance(caught.value.__cause__, asyncmem.OutOfMemoryError)
             assert caught.value.__cause__.holders == (("model", 20 * MIB),)
             assert lies_in(lease, kept, cuda_memory.allocate(12 * MIB))
@@ -166,19 +168,29 @@ class TestLease:
             with pytest.raises(torch.OutOfMemoryError, match="from a lease"):
                 cuda_memory.allocate(4 * MIB)
             cuda_memory.allocate(512)
-        cuda_memory.pools[(0, 0)].allocator.allocate = lambda *_: None  # type: ignore[method-assign, union-attr]
-        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
-            cuda_memory.allocate(64 * MIB)
+        assert str(cuda_memory.fail(64 * MIB)) == "CUDA out of memory. Tried to allocate 64.00 MiB."
 
     def test_wait_in_vain_reads_like_no_memory(
         self, cuda_memory: TorchCuda, on_card: Any, pool: AsyncMemoryPool
     ) -> None:
         """Programs look for torch's words, and the rest tells how long it has waited."""
         with pool.allocate(60 * MIB), on_card.use(pool, timeout=0.01):
-            with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory: pool 'shared' had no") as caught:
+            with pytest.raises(torch.OutOfMemoryError, match=r"16\.00 MiB.*pool 'shared' had no") as caught:
                 cuda_memory.allocate(16 * MIB)
             assert isinstance(caught.value.__cause__, asyncmem.PoolTimeout)
             del caught
+
+    def test_observers_are_told(self, cuda_memory: TorchCuda, on_card: Any, pool: AsyncMemoryPool) -> None:
+        """Those that a program attaches before and after ours, once for each failure, also where ours raises."""
+        told: list[str] = []
+        torch._C._cuda_attach_out_of_memory_observer(lambda *_: told.append("early"))
+        with pool.lease(2 * MIB) as lease, on_card.use(lease):
+            torch._C._cuda_attach_out_of_memory_observer(lambda *seen: told.append(f"late {seen[1] // MIB}"))
+            with pytest.raises(torch.OutOfMemoryError, match="from a lease"):
+                cuda_memory.allocate(24 * MIB)
+        assert told == ["early", "late 24"]
+        cuda_memory.fail(64 * MIB)
+        assert told == ["early", "late 24", "early", "late 64"]
 
     def test_memory_outside_stays_cached(self, cuda_memory: TorchCuda, on_card: Any, pool: AsyncMemoryPool) -> None:
         """The end of a block gives back what torch has cached of ours, and nothing else."""

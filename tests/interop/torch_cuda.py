@@ -204,9 +204,13 @@ class TorchCuda:
                 made = self._grow(pool, segment_size, small)
             if made is not None:
                 return Tensor(self, made.place(rounded) or 0, nbytes, made)
+        raise self.fail(segment_size)
+
+    def fail(self, nbytes: int) -> torch.OutOfMemoryError:
+        """Tell observers that there is no such memory, and return the error unless one has raised."""
         for observer in self.observers:
-            observer(0, segment_size, 1 << 30, 0)
-        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {segment_size}")
+            observer(0, nbytes, 1 << 30, 0)
+        return torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {nbytes / MIB:.2f} MiB.")
 
     def _grow(self, pool: Pool, nbytes: int, small: bool) -> Segment | None:
         stream = self.stream.cuda_stream

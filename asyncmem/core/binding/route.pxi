@@ -196,7 +196,7 @@ cdef void* _missed(CRoute* c, size_t nbytes, uint64_t stream) noexcept with gil:
         return found
     except BaseException as error:
         route.failure = error
-        text = f"CUDA out of memory: {error}" if isinstance(error, TimeoutError) else str(error)
+        text = f"CUDA out of memory. {error}" if isinstance(error, TimeoutError) else str(error)
         (&asyncmem_failure())[0] = text.encode("utf-8", "replace")
         return NULL
 

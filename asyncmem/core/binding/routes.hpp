@@ -260,7 +260,7 @@ inline void route_release(void* address, size_t, int, void*) { Routes::all().rel
 
 // For a library that does not look whether it was given memory.
 inline void* route_allocate_or_throw(size_t nbytes, int device, void* stream) {
-    Routes::failure() = "CUDA out of memory: no pool serves this device";
+    Routes::failure() = "CUDA out of memory. No pool serves this device";
     void* found = route_allocate(nbytes, device, stream);
     if (nbytes && !found) throw std::runtime_error(Routes::failure());
     return found;
