@@ -101,18 +101,10 @@ def _is_own(method: object, expected: object) -> bool:
     return getattr(method, "__func__", None) is expected
 
 
-# In 3.11 the function is written in Python and asks for the running loop, a system call.
-_task_of: Callable[[asyncio.AbstractEventLoop], object] = asyncio.current_task
-if sys.version_info < (3, 12):
-    _task_of = vars(asyncio.tasks)["_current_tasks"].get
-
-
 class AsyncioLoop(EventLoop):
     """An asyncio loop, uvloop's included."""
 
     loop: asyncio.AbstractEventLoop
-    task_of = staticmethod(_task_of)
-    """Returns the task that runs on an asyncio loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -156,9 +148,6 @@ class TrioLoop(EventLoop):
 
     def __repr__(self) -> str:
         return f"<trio run {id(self._token):#x}>"
-
-    def task_of(self, loop: object) -> object:  # noqa: ARG002  # there is only one
-        return self._trio.lowlevel.current_task()
 
     def is_running_here(self) -> bool:
         return self._trio.lowlevel.in_trio_run() and self._trio.lowlevel.current_trio_token() is self._token

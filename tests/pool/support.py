@@ -1,7 +1,5 @@
 """What the tests of this folder share: a device without delays, and a pool whose worker is steps of the loop."""
 
-from collections.abc import Callable
-
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Latencies, Simulated
 
@@ -25,7 +23,6 @@ class ClockOf:
     """
 
     loop = future_type = None
-    task_of: Callable[[object], object] = staticmethod(lambda _: None)
 
     def __init__(self, pool: AsyncMemoryPool, device: Simulated, age: float = 0.0) -> None:
         self._device = device

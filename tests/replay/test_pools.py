@@ -22,7 +22,7 @@ PAGE = 2 * MIB
 class VirtualLoop:
     """A loop that nothing runs on: it has the device's clock, and no call of it ever comes."""
 
-    loop = future_type = task_of = None
+    loop = future_type = None
 
     def __init__(self, device: Simulated) -> None:
         self.now = lambda: device.now

@@ -51,7 +51,7 @@ cdef class Core(Heap):
     cdef int carriers  # calls of `carry_out` under way
     cdef object posted  # calls that finalizers left, because they could not wait
     cdef readonly object loop  # the event loop that is served
-    cdef object asyncio_loop, clock, future_type, task_of  # of that loop
+    cdef object asyncio_loop, clock, future_type  # of that loop
     cdef object seen_loop  # of asyncio, where one ran here when last looked
     cdef object timer, quiet_timer
     cdef dict owners  # tasks that hold memory, by number: weak references
@@ -213,10 +213,10 @@ cdef class Core(Heap):
         """Serve an event loop, or None, from now on. What waits goes on by its clock."""
         cdef double before = self.now()
         self.loop = loop
-        self.asyncio_loop = self.clock = self.future_type = self.task_of = self.timer = self.quiet_timer = None
+        self.asyncio_loop = self.clock = self.future_type = self.timer = self.quiet_timer = None
         if loop is not None:
             self.clock = None if loop.now is monotonic else loop.now
-            self.asyncio_loop, self.future_type, self.task_of = loop.loop, loop.future_type, loop.task_of
+            self.asyncio_loop, self.future_type = loop.loop, loop.future_type
         if self.s != NULL:
             self.s.shift_clock(self.now() - before)
 

@@ -416,7 +416,7 @@ cdef class Await(Awaiting):
                 request._withdraw(refused)
                 return False
             loop = core.asyncio_loop
-        self.task = task = core.task_of(loop)
+        self.task = task = _task_here(loop)
         if loop is None:
             self.sleeper = core.loop.sleeper()
             self.inner = self.sleeper.__await__()
