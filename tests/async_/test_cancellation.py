@@ -298,3 +298,44 @@ def test_task_made_from_a_request_can_be_cancelled_before_it_starts() -> None:
             whole(pool)
 
     run_steps(main())
+
+
+def test_what_came_before_a_cancelled_task_began_is_given_back() -> None:
+    """The task that nobody has dropped yet keeps nothing either."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            held = await pool.allocate_async(LIMIT)
+            task = asyncio.create_task(pool.allocate_async(MIB))
+            held.free()  # the grant is there at once
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert pool.stats().handed_back == 1
+            whole(pool)
+
+    run_steps(main())
+
+
+def test_a_cancelled_task_takes_nothing_from_others_that_wait_for_its_request() -> None:
+    """The request goes on for them, whether its task has begun or not."""
+
+    async def main() -> None:
+        async with stepped_pool() as pool:
+            held = await pool.allocate_async(LIMIT)
+            request = pool.allocate_async(MIB)
+
+            async def share() -> Buffer:
+                return await request
+
+            other = asyncio.create_task(share())
+            await turns(2)
+            task = asyncio.create_task(request)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            held.free()
+            (await other).free()
+            whole(pool)
+
+    run_steps(main())

@@ -304,7 +304,8 @@ cdef class Request:
     def throw(self, kind, value=None, traceback=None):
         """Raise inside it as a coroutine: for event loops."""
         if self.driver is None:  # cancelled before its task began: the body never ran, which would clean up
-            self.cancel()
+            if self.awaited == 0:
+                self.abandon()
             self.driver = self.__await__()
         return self.driver.throw(kind, value, traceback)
 
