@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 
 EXTRAS = ("cli", "cuda", "dask", "insight", "prometheus")
+# Numba asks for the runtime of the CUDA that cuda-python is for.
+BESIDE = ("nvidia-cuda-runtime-cu12; sys_platform == 'linux' and platform_machine == 'x86_64'",)
 
 
 def oldest() -> list[str]:
@@ -22,4 +24,4 @@ def oldest() -> list[str]:
 
 if __name__ == "__main__":
     print(*oldest(), sep="\n")
-    subprocess.run([sys.executable, "-m", "pip", "install", *oldest()], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *oldest(), *BESIDE], check=True)

@@ -113,7 +113,7 @@ async def test_a_stage_without_a_worker_is_lost_and_named(machines: Machines) ->
     """When none comes in time."""
     scheduler = machines.scheduler()
     worker = machines.worker(scheduler)
-    async with three().place(scheduler.address, timeout=0.5) as pipe:
+    async with three().place(scheduler.address, timeout=2.0) as pipe:
         with pytest.raises(StageLost, match=r"stage 'decode' was lost at item .*: there is no worker"):
             await run(pipe, worker.pid, 5, signal.SIGKILL)
         with pytest.raises(StageLost):
