@@ -22,6 +22,7 @@ from typing import Any, Final, Generic, Literal, Self, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 from distributed import Client
+from distributed.protocol.pickle import dumps
 
 from asyncmem.distributed.plan import Node, Plan, make_plan
 from asyncmem.distributed.runner import Assignment, describe, give_back, host_identity, prepare, take_error
@@ -192,10 +193,11 @@ class PlacedPipeline(Generic[A, B]):
             plan, token, pool=self._pool, types=self._types, silence=self._silence, context=context,
             arrived=self._arrived, failed=self._failed,
         )  # fmt: skip
+        told = self._told(session)
         async with AsyncExitStack() as unless_it_begins:
             with anyio.CancelScope(shield=True):  # who is asked may take its parts, also where this is cancelled
                 answers = await asyncio.gather(
-                    *(self._prepare(session, node) for node in session.nodes()), return_exceptions=True
+                    *(self._prepare(session, told, node) for node in session.nodes()), return_exceptions=True
                 )
             taken = [plan.nodes[node].name for node, answer in zip(session.nodes(), answers, strict=True) if not answer]
             unless_it_begins.push_async_callback(self._give_back, taken, token)
@@ -213,10 +215,23 @@ class PlacedPipeline(Generic[A, B]):
             session.offer(item)
         return session
 
-    async def _prepare(self, session: Session, node: int) -> None:
+    def _told(self, session: Session) -> bytes:
+        """Return what all workers are told.
+
+        Raises:
+            StageLost: Dask cannot pickle it.
+        """
+        try:
+            told: bytes = dumps(
+                Assignment(session.token, self._run, session.plan, self._stages, self._types, self._silence)
+            )
+        except Exception as error:
+            raise StageLost(self._stages[0].name, 0, describe_error(error)) from error
+        return told
+
+    async def _prepare(self, session: Session, told: bytes, node: int) -> None:
         worker = session.plan.nodes[node].name
-        it = Assignment(session.token, self._run, session.plan, node, self._stages, self._types, self._silence)
-        refusal = await self._on(worker, prepare, it)
+        refusal = await self._on(worker, prepare, told, node)
         if refusal:
             part = next(part for part in session.plan.parts if part.node == node)
             raise StageLost(part.stage, 0, f"{worker}: {refusal}")

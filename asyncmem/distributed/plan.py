@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal
 
 from asyncmem.core import GRANULE
@@ -86,7 +87,7 @@ class Edge:
     """Bytes that are kept for items on it, in each of its homes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Where the stages of a pipeline run, and how its items go; printed, a table."""
 
@@ -114,7 +115,7 @@ class Plan:
             format_size(part.nbytes) if part.nbytes else "",
         )
         rows: list[tuple[str, ...]] = []
-        for edge in (edge for edge in self.edges if edge.receiver == number):
+        for edge in map(self.edges.__getitem__, self.into(number)):
             sender = self.parts[edge.sender]
             window = format_size(edge.window) if edge.window else ""
             origin = printable(f"{sender.stage}, {self.nodes[sender.node].name}")
@@ -131,11 +132,21 @@ class Plan:
 
     def out_of(self, part: int) -> list[int]:
         """Return the numbers of the edges that begin at a part, in the order of the parts behind."""
-        return [number for number, edge in enumerate(self.edges) if edge.sender == part]
+        return self._edges_of[0][part]
 
     def into(self, part: int) -> list[int]:
         """Return the numbers of the edges that end at a part, in the order of the parts before."""
-        return [number for number, edge in enumerate(self.edges) if edge.receiver == part]
+        return self._edges_of[1][part]
+
+    @cached_property
+    def _edges_of(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Of each part, the numbers of the edges that begin there, and of those that end there."""
+        out: list[list[int]] = [[] for _ in self.parts]
+        into: list[list[int]] = [[] for _ in self.parts]
+        for number, edge in enumerate(self.edges):
+            out[edge.sender].append(number)
+            into[edge.receiver].append(number)
+        return out, into
 
 
 def make_plan(stages: Sequence[AnyStage], nodes: Sequence[Node], *, window: int | None = None) -> Plan:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import anyio
 from distributed import Worker, WorkerPlugin
+from distributed.protocol.pickle import loads
 
 from asyncmem.devices.discovery import devices
 from asyncmem.distributed.credit import route
@@ -80,13 +81,12 @@ def current_item() -> Item:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a worker is told: a pipeline, and which of its processes it is.
+    """What all workers of a pipeline are told.
 
     Attributes:
         token: What connections of the pipeline name, and nobody else knows; a new one for each plan.
         run: What stays the same when there is a new plan.
         plan: The plan.
-        node: The worker's number in it.
         stages: The stages.
         types: The records that items may have.
         silence: Seconds without a sign of life after which the client is gone.
@@ -95,7 +95,6 @@ class Assignment:
     token: bytes
     run: str
     plan: Plan
-    node: int
     stages: Sequence[AnyStage]
     types: Sequence[type]
     silence: float
@@ -207,10 +206,17 @@ async def describe(dask_worker: Worker, *, accelerators: bool, ucx: bool) -> dic
     }
 
 
-async def prepare(assignment: Assignment, dask_worker: Worker) -> str:
-    """Take a worker's parts of a pipeline, and return why it cannot, or "". Dask calls it on the worker."""
+async def prepare(told: bytes, node: int, dask_worker: Worker) -> str:
+    """Take a worker's parts of a pipeline, and return why it cannot, or "". Dask calls it on the worker.
+
+    Args:
+        told: The assignment, pickled once for all workers.
+        node: The worker's number in the plan.
+        dask_worker: The worker.
+    """
     service = await Service.of(dask_worker)
-    runner = service.runners[assignment.token] = Runner(service, assignment)
+    assignment: Assignment = loads(told)  # what Dask calls comes from its own client
+    runner = service.runners[assignment.token] = Runner(service, assignment, node)
     try:
         await runner.start()
     except AsyncmemError as error:
@@ -236,9 +242,10 @@ async def take_error(token: bytes, dask_worker: Worker) -> bytes:
 class Runner:
     """The parts of one pipeline on one worker."""
 
-    def __init__(self, service: Service, assignment: Assignment) -> None:
+    def __init__(self, service: Service, assignment: Assignment, node: int) -> None:
         self._service = service
         self.it = assignment
+        self._node = node
         self._links: dict[int, asyncio.Future[Link]] = {}
         self._heard = time.monotonic()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -324,7 +331,7 @@ class Runner:
 
     async def _make(self, resources: AsyncExitStack) -> list[Any]:
         await device("host").pool.open()  # by which memory of other processes is copied
-        plan, me = self.it.plan, self.it.node
+        plan, me = self.it.plan, self._node
         if any(edge.kind == "ucx" and me in plan.ends_of(edge) for edge in plan.edges):
             self._ucx = Ucx(loopback=self._service.loopback)
             resources.callback(self._ucx.close)

@@ -6,11 +6,11 @@ afterwards puts it back in front. So a value is in the queue or with exactly one
 
 import math
 import traceback
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import FrameType
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 from anyio import WouldBlock
@@ -21,8 +21,6 @@ from asyncmem.figures import format_duration
 from asyncmem.pool.alarm import frames_of
 
 T = TypeVar("T")
-_Getter: TypeAlias = tuple[AsyncioSleeper | TrioSleeper, list[T]]
-"""What a waiting task is woken by, and the value that is booked for it."""
 
 _STREAK = 100  # values taken or put without a wait before the task yields to the loop
 
@@ -37,7 +35,8 @@ class ItemQueue(Generic[T]):
     def __init__(self, window: float = math.inf) -> None:
         self._window = window
         self._values: deque[T] = deque()
-        self._getters: deque[_Getter[T]] = deque()
+        # What waiting tasks are woken by, and the value that is booked for each. Thousands may leave in any order.
+        self._getters: OrderedDict[AsyncioSleeper | TrioSleeper, list[T]] = OrderedDict()
         self._ending: Callable[[], Exception] | None = None
         self._streak = 0
 
@@ -71,16 +70,16 @@ class ItemQueue(Generic[T]):
             self._window -= 1
             return self._values.popleft()
         if self._ending is None or self._values:
-            getter: _Getter[T] = sleeper_here("a queue"), []
-            self._getters.append(getter)
+            sleeper = sleeper_here("a queue")
+            booked = self._getters[sleeper] = []
             self._streak = 0
             try:
-                await getter[0]
+                await sleeper
             except BaseException:
-                self._abandon(getter)
+                self._abandon(sleeper, booked)
                 raise
-            if getter[1]:
-                return getter[1].pop()
+            if booked:
+                return booked.pop()
         assert self._ending is not None
         raise self._ending()
 
@@ -114,7 +113,7 @@ class ItemQueue(Generic[T]):
         self._ending = ending
         if not self._values:
             while self._getters:
-                self._getters.popleft()[0].wake()
+                self._getters.popitem(last=False)[0].wake()
 
     def clear(self) -> None:
         """Drop the values."""
@@ -127,16 +126,14 @@ class ItemQueue(Generic[T]):
     def _match(self) -> None:
         while self._values and self._getters and self._window > 0:
             self._window -= 1
-            sleeper, booked = self._getters.popleft()
+            sleeper, booked = self._getters.popitem(last=False)
             booked.append(self._values.popleft())
             sleeper.wake()
 
-    def _abandon(self, getter: _Getter[T]) -> None:
+    def _abandon(self, sleeper: AsyncioSleeper | TrioSleeper, booked: list[T]) -> None:
         """Remove a getter that was cancelled, before or after a value was booked for it."""
-        if getter in self._getters:
-            self._getters.remove(getter)
-        elif getter[1]:
-            self._values.appendleft(getter[1].pop())
+        if self._getters.pop(sleeper, None) is None and booked:
+            self._values.appendleft(booked.pop())
             self.release()
 
 

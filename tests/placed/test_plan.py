@@ -1,9 +1,14 @@
 """The plan: where stages go, by which links, with how much memory, and what is refused."""
 
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from asyncmem import InvalidRequest
-from asyncmem.distributed.plan import Node, make_plan
+from asyncmem.distributed.plan import Edge, Node, Plan, make_plan
 from asyncmem.errors import StageLost
 from asyncmem.pipeline import Stage, stage
 
@@ -103,3 +108,50 @@ def test_a_plan_is_printed_as_a_table() -> None:
         ["work", "tcp://a:1", "host", "1", "8", "MiB", "source,", "client", "tcp", "4", "MiB"],
         ["results", "client", "host", "work,", "tcp://a:1", "tcp", "4", "MiB"],
     ]
+
+
+class Counted(tuple[Edge, ...]):
+    """Edges that count how often one is looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __iter__(self) -> Iterator[Edge]:
+        for edge in super().__iter__():
+            Counted.looks += 1
+            yield edge
+
+    def __getitem__(self, number: Any) -> Any:
+        Counted.looks += 1
+        return super().__getitem__(number)
+
+
+def calls_of(stages: int) -> tuple[int, Plan]:
+    """How many calls it takes to plan so many stages of ten workers each over 1,000 processes."""
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    nodes = [replace(CLIENT, place=""), *(worker(f"w{number}", "", host=1 << 40) for number in range(1000))]
+    made = [Stage(work, f"s{number}", 10, MIB) for number in range(stages)]
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        plan = make_plan(made, nodes)
+    finally:
+        sys.setprofile(before)
+    return calls, plan
+
+
+def test_a_plan_of_thousands_takes_work_in_proportion_to_its_edges() -> None:
+    """For 1,000 processes and 100 stages twice that of 50; who asks for the edges of each part looks at each once."""
+    (few, _), (many, plan) = calls_of(50), calls_of(100)
+    assert (len(plan.parts), len(plan.edges)) == (1002, 9920)
+    assert many < 2.2 * few
+    counted = Plan(plan.nodes, plan.parts, Counted(plan.edges))
+    Counted.looks = 0
+    assert sum(len(counted.into(part)) + len(counted.out_of(part)) for part in range(1002)) == 2 * 9920
+    assert len(str(counted).splitlines()) == 9921
+    assert Counted.looks == 2 * 9920
