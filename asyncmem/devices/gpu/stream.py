@@ -134,12 +134,13 @@ class GpuStreams:
         device = self._device
         if source is None:
             return device.default_stream
-        if isinstance(source, GpuStream) and source.device is device:
-            return source
-        self._check_device(source)
-        known = self._by_source.get(id(source))
-        if known is not None and known.keeps is source:
-            return known  # it has not died since, so neither has its stream
+        if type(source) is not int:
+            if isinstance(source, GpuStream) and source.device is device:
+                return source
+            known = self._by_source.get(id(source))
+            if known is not None and known.keeps is source:
+                return known  # it has not died since, so neither has its stream
+            self._check_device(source)
         bare = isinstance(source, int) and not isinstance(source, bool)
         handle = source if isinstance(source, int) and bare else _offered(source)
         if handle in LEGACY:
