@@ -19,6 +19,7 @@ from asyncmem.pool.share import Share
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer
+    from asyncmem.devices.base import Stream
 
 
 @contextmanager
@@ -74,11 +75,12 @@ class AddressedBuffers:
     def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
         self.device = device_of(share)
         self._share, self._tag, self._timeout = share, tag, timeout
+        self._stream_of = share._opened.device.stream_of
         self._live: dict[int, Buffer] = {}
 
     def allocate(self, nbytes: int, stream: Streamed) -> int:
         """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
-        buffer = allocate(self._share, nbytes, handle_of(stream), self._tag, self._timeout)
+        buffer = allocate(self._share, nbytes, self._named(stream), self._tag, self._timeout)
         if nbytes:
             self._live[buffer.address] = buffer
         return buffer.address
@@ -86,7 +88,11 @@ class AddressedBuffers:
     def free(self, address: int, nbytes: int, stream: Streamed) -> None:
         """Take memory back, behind the work of a stream, from any thread."""
         if nbytes:
-            self._live.pop(address).free(handle_of(stream))
+            self._live.pop(address).free(self._named(stream))
+
+    def _named(self, stream: Streamed) -> Stream:
+        """Return the pool's stream of that handle. It would keep the other one itself, which may be closed there."""
+        return self._stream_of(stream.__cuda_stream__()[1])
 
 
 class Streamed(Protocol):
@@ -94,11 +100,6 @@ class Streamed(Protocol):
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of this protocol, and the handle."""
-
-
-def handle_of(stream: Streamed) -> int:
-    """Return a stream's handle. The stream itself would be kept by the pool, and might be closed there."""
-    return stream.__cuda_stream__()[1]
 
 
 class _Visit:
