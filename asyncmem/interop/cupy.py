@@ -41,18 +41,19 @@ def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> Abs
     alone = _cuda.runtime.getDeviceCount() == 1
 
     def serve(nbytes: int) -> object:
-        if not alone and _cuda.runtime.getDevice() != device:
-            return elsewhere(nbytes)
         pointer = here(nbytes)
-        if pointer.ptr or not nbytes:
+        if route.failure is None:
             return pointer
         failure, route.failure = route.failure, None
         try:
-            raise failure or MemoryError
+            raise failure
         finally:
             del failure  # which keeps this frame by its traceback
 
-    inside = _cuda.using_allocator(serve)
+    def serve_of_many(nbytes: int) -> object:
+        return serve(nbytes) if _cuda.runtime.getDevice() == device else elsewhere(nbytes)
+
+    inside = _cuda.using_allocator(serve if alone else serve_of_many)
 
     def enter() -> None:
         route.begin()
