@@ -3,7 +3,6 @@
 Only text is handled here: which variable speaks about which option. What the text means is the options' business.
 """
 
-import difflib
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -63,6 +62,8 @@ def _ours(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def unknown_option(name: str, known: Collection[str], what: str = "options") -> UnknownOption:
     """Make the error for a name that no option has: with the nearest one, or with all of them where none is near."""
+    import difflib
+
     near = [ours] if (ours := OPTIONS.get(name)) in known else difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
     return UnknownOption(what, name, "the name of an option", hint=hint)

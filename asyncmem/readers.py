@@ -6,7 +6,6 @@ Some options need no more than what `units` reads.
 
 import math
 import os
-import pkgutil
 import re
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias, cast
@@ -187,6 +186,8 @@ def callback(value: object, what: str) -> OnOutOfMemory:
     """Read a callable, or from the environment its place: "package.module:function"."""
     found = value
     if isinstance(value, str):
+        import pkgutil
+
         try:
             found = pkgutil.resolve_name(value)
         except (ValueError, ImportError, AttributeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import itertools
 import sys
 import threading
@@ -125,6 +124,8 @@ class AsyncMemoryPool(Share, Generic[DeviceT_co]):
         return f"<asyncmem.AsyncMemoryPool {state_line(self._state, closed=self._closed)}>"
 
     def _repr_html_(self) -> str:
+        import html
+
         if self._state is None:
             return f"<pre>{html.escape(repr(self))}</pre>"
         return html_summary(self.stats(), self._state.budget_stats())

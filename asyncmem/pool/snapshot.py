@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html import escape
 from typing import TYPE_CHECKING, Final, Self
 
 from asyncmem.figures import format_count, format_duration, format_share, format_size
@@ -162,6 +161,8 @@ def state_line(opened: Opened, *, closed: bool) -> str:
 
 def html_summary(stats: PoolStats, budgets: Iterable[PoolStats]) -> str:
     """Return the figures of a pool and its budgets as a table for a notebook."""
+    from html import escape
+
     rows = _rows(stats)
     for one in budgets:
         live = f"{format_size(one.allocated_bytes)} of {format_size(one.limit or 0)} live"
