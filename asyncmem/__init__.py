@@ -28,7 +28,14 @@ submodules, `asyncmem.devices`, `.errors`, `.facts`, `.stats`, `.pool`, `.insigh
 """
 
 import importlib as _importlib
+import sys as _sys
 import typing as _typing
+
+if "t" in getattr(_sys, "abiflags", ""):
+    raise ImportError(
+        "asyncmem does not run on free-threaded Python: its core asks reference counts whether a buffer is still held, "
+        "which only the interpreter's lock makes true. Use the regular build of the same version."
+    )
 
 from asyncmem.arrays import Array, ArrayBatch
 from asyncmem.buckets import BucketPool

@@ -88,6 +88,23 @@ def test_a_build_without_a_compiler_says_in_a_line_what_is_needed(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import runpy, sysconfig; sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1; runpy.run_path('setup.py')",
+        "import sys; sys.abiflags = 't'; import asyncmem",
+    ],
+    ids=["build", "import"],
+)
+def test_free_threaded_python_is_refused_with_the_reason(program: str) -> None:
+    """Before anything is built or used."""
+    done = subprocess.run([sys.executable, "-c", program], cwd=SOURCE, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (
+        "asyncmem does not run on free-threaded Python: its core asks reference counts" in done.stderr.splitlines()[-1]
+    )
+
+
 def test_a_source_distribution_is_the_same_each_time(tmp_path: Path) -> None:
     """Whoever makes it, and when; it has what is needed to build, test and read the project."""
     made = []
