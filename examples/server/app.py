@@ -137,18 +137,25 @@ class Server:
         async for level in self.pool.pressure_changes():
             self.ready = level < (asyncmem.Pressure.HIGH if self.ready else asyncmem.Pressure.MEDIUM)
 
-    async def answer(self, tenant: Tenant, text: bytes, deadline: float) -> list[float]:
-        """Return the vector of a text, or raise `TooBusy`."""
-        length = next(length for length in LENGTHS if len(text) <= length)
-        began, ahead = time.monotonic(), self.work_ahead(tenant)
-        usual, left = ahead + self.alone[length], deadline - began
+    def admit(self, tenant: Tenant, nbytes: int, deadline: float) -> tuple[int, float]:
+        """Return to what length a text is padded, and the seconds until its answer, or raise `TooBusy`."""
+        length = next(length for length in LENGTHS if nbytes <= length)
+        ahead = self.work_ahead(tenant)
+        usual, left = ahead + self.alone[length], deadline - time.monotonic()
         # Where nothing runs, slowness does not count: it would never change if it had all requests refused.
         if left < (tenant.margin * self.slowness * usual if ahead else usual):
             raise TooBusy(ahead * self.slowness)
+        return length, usual
+
+    async def answer(self, tenant: Tenant, text: bytes, deadline: float) -> list[float]:
+        """Return the vector of a text, or raise `TooBusy`."""
+        length, usual = self.admit(tenant, len(text), deadline)
+        began = time.monotonic()
         try:
-            vector = await self.run(tenant, text.ljust(length), max(left - self.slowness * self.alone[length], 0))
+            patience = max(deadline - began - self.slowness * self.alone[length], 0)
+            vector = await self.run(tenant, text.ljust(length), patience)
         except asyncmem.PoolTimeout:  # others went first
-            raise TooBusy(ahead * self.slowness) from None
+            raise TooBusy((usual - self.alone[length]) * self.slowness) from None
         slowness = (time.monotonic() - began) / usual
         self.slowness = min(1.2 * self.slowness, slowness) if slowness > self.slowness else max(0.98 * self.slowness, 1)
         return vector
@@ -188,11 +195,15 @@ class Server:
             timeout = min(float(request.headers.get("x-request-timeout", DEFAULT_TIMEOUT)), LONGEST_TIMEOUT)
         except ValueError:
             return JSONResponse({"error": "X-Request-Timeout is not in seconds"}, 400)
-        text = await request.body()
-        if len(text) > LENGTHS[-1]:
+        nbytes = int(request.headers.get("content-length", 0))
+        if nbytes > LENGTHS[-1]:
             return JSONResponse({"error": f"more than {LENGTHS[-1]} bytes"}, 413)
         end = "failed"
         try:
+            self.admit(tenant, nbytes, began + timeout)  # before its body is read, and again when that is there
+            text = await request.body()
+            if len(text) > LENGTHS[-1]:  # it came in pieces of no length that was told
+                return JSONResponse({"error": f"more than {LENGTHS[-1]} bytes"}, 413)
             vector = await self.answer(tenant, text, began + timeout)
             end = "answered" if time.monotonic() < began + timeout else "late"
             return JSONResponse({"vector": vector})
