@@ -350,7 +350,7 @@ private:
     void note_uses(const Node& node);
     static constexpr uint32_t few_handles = 8;
     bool note_at_few(const RecentFree& note);
-    void note_at(HandleId id, const RecentFree& note, Handles::Touch& touch);
+    void note_at(HandleId id, const RecentFree& note);
     void catch_up();
     void find_holes() const;
     BlockId idle(const Handle& handle) const;

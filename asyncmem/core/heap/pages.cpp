@@ -71,16 +71,13 @@ Space& Heap::space_of(uint32_t segment) const {
     return *segments_[segment].space;
 }
 
-[[gnu::noinline]] void Heap::note_uses(const Node& node) {
+[[gnu::noinline, gnu::flatten]] void Heap::note_uses(const Node& node) {
     auto note = [&](const Entry& use) {
         uint64_t& stamped = streams_[use.stream]->stamped;
         stamped = std::max(stamped, use.epoch);
-        RecentFree free{node.address, bytes(node), use.epoch, use.stream, node.segment};
-        if (!notes_.empty() || !note_at_few(free)) {
-            if (notes_.full()) catch_up();
-            notes_.add(free);
-        }
-        notes_.newest = free;
+        if (notes_.full()) catch_up();
+        notes_.newest = {node.address, bytes(node), use.epoch, use.stream, node.segment};
+        if (!notes_.empty() || !note_at_few(notes_.newest)) notes_.add(notes_.newest);
     };
     if (node.more) [[unlikely]] {
         std::ranges::for_each(entry_pool_[node.more], note);
@@ -89,33 +86,34 @@ Space& Heap::space_of(uint32_t segment) const {
     }
 }
 
-// Note it at once, if it lay on no more than a few handles.
-bool Heap::note_at_few(const RecentFree& note) {
+// Note it at once, if it lay on no more than a few handles; where they are more it is noted again.
+inline bool Heap::note_at_few(const RecentFree& note) {
     const Space& space = *segments_[note.segment].space;
-    HandleId found[few_handles];
-    uint32_t count = 0;
-    for (uint64_t at = note.address, end = at + note.nbytes; at < end; ++count) {
-        HandleId id = count < few_handles ? space.handle(at) : 0;
+    uint64_t at = note.address, end = at + note.nbytes;
+    for (uint32_t left = few_handles; left; --left) {
+        HandleId id = space.handle(at);
         if (!id) return false;
-        found[count] = id;
+        note_at(id, note);
+        handles_.touch(id);
         at = handles_[id].address + handles_[id].nbytes;
+        if (at >= end) return true;
     }
-    Handles::Touch touch(handles_);
-    for (uint32_t i = 0; i < count; ++i) note_at(found[i], note, touch);
-    return true;
+    return false;
 }
 
-inline void Heap::note_at(HandleId id, const RecentFree& note, Handles::Touch& touch) {
-    touch(id);
+inline void Heap::note_at(HandleId id, const RecentFree& note) {
     Entry use{note.stream, note.epoch};
-    if (note.epoch && !handles_.use(id, use)) handles_.set_uses(id, joined(uses(id), {use}));
+    if (note.epoch && !handles_.use(id, use)) [[unlikely]] handles_.set_uses(id, joined(uses(id), {use}));
 }
 
 // Note at the handles all that was freed on them so far.
 void Heap::catch_up() {
     notes_.take(paged_from_ << shift_, [this](const RecentFree& note) {
         Handles::Touch touch(handles_);
-        auto look = [&](HandleId id) { note_at(id, note, touch); };
+        auto look = [&](HandleId id) {
+            touch(id);
+            note_at(id, note);
+        };
         segments_[note.segment].space->each(note.address, note.nbytes, handles_, look);
     });
 }

@@ -65,6 +65,13 @@ public:
         if (!table_[id].queued) link(id, id);
     }
 
+    // Make it the newest of the queue.
+    void touch(HandleId id) {
+        if (table_[0].older == id) return;
+        drop(id);
+        link(id, id);
+    }
+
     void drop(HandleId id) {
         if (table_[id].queued) unlink(id, id);
     }
@@ -235,8 +242,9 @@ public:
     // How many pages of a range have no handle behind them.
     uint32_t bare(uint64_t address, uint64_t nbytes) const {
         uint64_t from = (address - address_) >> shift_, to = ((address + nbytes - 1 - address_) >> shift_) + 1;
-        uint64_t known = std::clamp<uint64_t>(pages_.size(), from, to);
         const HandleId* pages = pages_.data();
+        if (to - from == 1) return from >= pages_.size() || !pages[from];
+        uint64_t known = std::clamp<uint64_t>(pages_.size(), from, to);
         return static_cast<uint32_t>((known > from ? std::count(pages + from, pages + known, 0u) : 0) + (to - known));
     }
 
