@@ -18,6 +18,7 @@ try:
     from bokeh.models import BasicTicker, ColumnDataSource, FactorRange, HoverTool, NumeralTickFormatter, Range1d
     from bokeh.models.annotations import Title
     from bokeh.plotting import figure
+    from bokeh.server.tornado import BokehTornado
     from distributed.dashboard.core import BokehApplication
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
@@ -49,13 +50,15 @@ def add_page(dask_scheduler: Scheduler) -> str:
     ``client.run_on_scheduler(add_page)`` does so in a cluster that runs, and ``dask scheduler --preload
     asyncmem.distributed.preload`` from its start.
     """
+    pages = dask_scheduler.http_application
+    prefix: str = next((one.prefix for one in pages.applications if isinstance(one, BokehTornado)), "")
     if dask_scheduler not in _there:
-        application = BokehApplication({PATH: _document}, dask_scheduler)
-        dask_scheduler.http_application.add_application(application)
+        application = BokehApplication({PATH: _document}, dask_scheduler, prefix)
+        pages.add_application(application)
         application.initialize(dask_scheduler.loop)
         application.start()
         _there.add(dask_scheduler)
-    return PATH
+    return prefix + PATH
 
 
 def _document(scheduler: Scheduler, extra: dict[str, object], document: Document) -> None:

@@ -51,8 +51,8 @@ class PoolPlugin(WorkerPlugin):
 
     Args:
         device: Name of the device, as each worker sees it: "auto", "host", "cuda:0".
-        record: A folder in which each worker records its pool, in a file that ends with ``.amem``. Needs the extra
-            `insight` there.
+        record: A folder in which each worker records its pool and those of pipelines that are placed on it later, in a
+            file that ends with ``.amem``. Needs the extra `insight` there.
         **options: The fields of `PoolOptions`, which beat the environment of the worker. Without `name` a pool is
             named after its worker. On the host a limit that is a share is a share of the worker's memory limit.
 
@@ -82,10 +82,13 @@ class PoolPlugin(WorkerPlugin):
         try:
             await self._open(opened, worker)
         except Exception as error:
-            _opened[worker] = error.with_traceback(None)
+            wanted = _opened.get(worker) is opened
+            if wanted:
+                _opened[worker] = error.with_traceback(None)
             await opened.end.aclose()
-            raise
-        if _opened.get(worker) is not opened:  # the worker has ended meanwhile
+            if wanted:  # else that is why, and the error would end a worker that is about to start
+                raise
+        if _opened.get(worker) is not opened:  # the worker has ended meanwhile, or the plugin is removed
             await opened.end.aclose()
 
     async def _open(self, opened: _Opened, worker: Worker) -> None:
@@ -154,9 +157,20 @@ async def _merged_records(client: Client) -> Records:
 
 
 async def _records_of(dask_worker: Worker) -> Records | None:
-    found = _opened.get(dask_worker)
-    recording = found.recording if isinstance(found, _Opened) else None
+    recording = _recording_of(dask_worker)
     return None if recording is None else await asyncio.to_thread(recording.records)
+
+
+def record_with(worker: Worker, pool: AsyncMemoryPool[Device]) -> None:
+    """Record an open pool beside that of a worker, where this is recorded."""
+    recording = _recording_of(worker)
+    if recording is not None:
+        recording._add(pool._opened)
+
+
+def _recording_of(worker: Worker) -> Recording | None:
+    found = _opened.get(worker)
+    return found.recording if isinstance(found, _Opened) else None
 
 
 def _worker_here() -> Worker | None:

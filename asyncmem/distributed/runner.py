@@ -28,12 +28,14 @@ from asyncmem.distributed.edges import Incoming, Mailbox, Outgoing, Parcel, noth
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
 from asyncmem.distributed.link import Link, LinkLost, connect, is_loopback, listen
 from asyncmem.distributed.plan import Plan
+from asyncmem.distributed.plugin import record_with
 from asyncmem.distributed.ucx import ENCRYPTED, Ucx, ucx_missing
 from asyncmem.errors import AsyncmemError, InvalidRequest, StageError
 from asyncmem.pipeline.pipeline import Pipeline
 from asyncmem.pipeline.stage import IN_FLIGHT
 from asyncmem.pipeline.tasks import describe_error
 from asyncmem.pool import AsyncMemoryPool
+from asyncmem.pool.pool import pool_of
 from asyncmem.runtime import device
 from asyncmem.share.items import ProtocolError
 from asyncmem.text import to_json
@@ -346,7 +348,7 @@ class Runner:
             edges = plan.out_of(number)
             shares = any(plan.edges[edge].kind == "share" for edge in edges)
             kind: Memory = "shared" if shares else "own"
-            memory = await memory_for(resources, part.stage, part.device, part.nbytes, kind)
+            memory = await self._memory_for(resources, part.stage, part.device, part.nbytes, kind)
             out = []
             for edge in edges:
                 out.append(await self._outgoing(edge, mailboxes, resources))
@@ -370,9 +372,9 @@ class Runner:
             return Outgoing(edge, types, deliver=partial(mailboxes[edge.receiver].put, place))
         on, name = plan.parts[edge.sender].device, plan.name_of(edge)
         if edge.kind == "share":
-            keep = await memory_for(resources, name, on, edge.window, "shared")
+            keep = await self._memory_for(resources, name, on, edge.window, "shared")
             return Outgoing(edge, types, keep=keep, pid=plan.nodes[receiver.node].pid)
-        staging = None if on == "host" else await memory_for(resources, name, on, edge.window, "pinned")
+        staging = None if on == "host" else await self._memory_for(resources, name, on, edge.window, "pinned")
         return Outgoing(edge, types, staging=staging, ucx=self._ucx if edge.kind == "ucx" else None)
 
     async def _incoming(self, number: int, place: int, mailbox: Mailbox, resources: AsyncExitStack) -> Any:  # noqa: ANN401  # a coroutine function
@@ -380,11 +382,19 @@ class Runner:
         on, name = self.it.plan.parts[edge.receiver].device, self.it.plan.name_of(edge)
         window = onto = None
         if edge.kind != "share":
-            window = await memory_for(resources, name, on, edge.window, "pinned")
-            onto = None if on == "host" else await memory_for(resources, name, on, edge.window)
+            window = await self._memory_for(resources, name, on, edge.window, "pinned")
+            onto = None if on == "host" else await self._memory_for(resources, name, on, edge.window)
         ucx = self._ucx if edge.kind == "ucx" else None
         incoming = Incoming(edge, self.it.types, partial(mailbox.put, place), window, onto, ucx)
         return partial(self._serve_in, number, incoming)
+
+    async def _memory_for(
+        self, resources: AsyncExitStack, name: str, on: str, nbytes: int, kind: Memory = "own"
+    ) -> Share:
+        """Open a pool as `memory_for` does, and record it where the worker's pool is."""
+        memory = await memory_for(resources, name, on, nbytes, kind)
+        record_with(self._service.worker, pool_of(memory))
+        return memory
 
     # -- edges --------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distributed import Client, Worker, get_worker
 
-from asyncmem import AsyncMemoryPool
+from asyncmem import Array, AsyncMemoryPool
 from asyncmem.distributed import worker_pool
+from asyncmem.pipeline import StageShare, stage
 
 MIB = 1 << 20
 
@@ -79,3 +80,18 @@ def until(true: Callable[[], object], seconds: float = 100) -> None:
     while not true():
         assert time.monotonic() < end, "it took too long"
         time.sleep(0.01)
+
+
+@stage(credit=MIB)
+async def make(number: int, pool: StageShare[Any]) -> Array:
+    """Return an array."""
+    array: Array = await pool.empty((MIB,), "uint8")
+    array.numpy()[:] = number
+    return array
+
+
+@stage(credit=0)
+async def length(array: Array, pool: StageShare[Any]) -> int:
+    """Return its bytes."""
+    del pool
+    return array.nbytes

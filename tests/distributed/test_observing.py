@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import logging
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import prometheus_client
 import pytest
 from bokeh.client import pull_session
 from bokeh.models import ColumnDataSource
 from click.testing import CliRunner
-from distributed import Client, Worker
+from distributed import Client, LocalCluster, Worker
 
 from asyncmem import InvalidRequest
 from asyncmem.cli.app import commands
@@ -132,6 +135,25 @@ def test_the_dashboard_has_a_page_of_pools(client: Client) -> None:
     assert found["worker 0"] == (2 * MIB, 8 * MIB, "  2 MiB")
     assert found["worker 1"] == (0, 8 * MIB, "  0 B")
     held.free()
+
+
+def test_the_page_is_behind_the_prefix_of_the_dashboard() -> None:
+    """As `dask scheduler --dashboard-prefix` has it, and in a scheduler without a dashboard at the root."""
+    for prefix, options in (("/some/cluster", {"http_prefix": "/some/cluster/"}), ("", {"dashboard": False})):
+        cluster = LocalCluster(
+            n_workers=0, processes=False, dashboard_address=":0", silence_logs=logging.CRITICAL,
+            scheduler_kwargs=options,
+        )  # fmt: skip
+        with cluster, Client(cluster) as client:
+            assert client.run_on_scheduler(add_page) == f"{prefix}/asyncmem"
+            port = client.cluster.scheduler.http_server.port
+            page = fetch(port, f"{prefix}/asyncmem")
+            scripts = re.findall(r'src="([^"?]*static/[^"?]*)', page)
+            assert scripts
+            for script in scripts:
+                fetch(port, urljoin(f"{prefix}/asyncmem", script))
+            with pull_session(url=f"http://127.0.0.1:{port}{prefix}/asyncmem") as session:
+                assert session.document.title == "Dask: asyncmem"
 
 
 def test_a_scheduler_preloads_its_page(client: Client) -> None:

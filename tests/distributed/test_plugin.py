@@ -1,6 +1,8 @@
 """A pool on each worker of a Dask cluster: in tasks of both kinds, through restarts, deaths and errors."""
 
+import asyncio
 import sys
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -91,6 +93,29 @@ def test_another_plugin_takes_the_place_of_the_first(client: Client) -> None:
     assert {(one.pool, one.limit) for one in tell_all(client)} == {("ours", 4 * MIB)}
     with pytest.raises(PoolClosed):
         first.allocate(1)
+
+
+def test_a_plugin_may_go_while_its_pool_opens(client: Client, tmp_path: Path) -> None:
+    """Whatever step that is at: a worker that is about to start does so, and nothing is left."""
+    worker = workers(client)[0]
+
+    async def come_and_go(steps: int) -> bool:
+        plugin = PoolPlugin("host", limit="8 MiB", record=tmp_path / str(steps))  # its file is begun on a thread
+        coming = asyncio.ensure_future(worker.plugin_add(plugin, catch_errors=False))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        in_time = not coming.done()
+        await worker.plugin_remove("asyncmem")
+        await coming
+        return in_time
+
+    steps = 1
+    while client.sync(come_and_go, steps):
+        steps *= 2
+        with pytest.raises(InvalidRequest, match="PoolPlugin"):
+            worker_pool(worker)
+        assert "asyncmem" not in worker.metrics
+    assert steps > 1
 
 
 def test_a_task_waits_for_its_turn_and_can_be_cancelled(client: Client) -> None:

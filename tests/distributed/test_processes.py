@@ -1,5 +1,6 @@
 """Workers in processes of their own: restarts, SIGKILL, GPUs, and what is shown of all of them."""
 
+import asyncio
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from asyncmem.devices import Cuda
 from asyncmem.distributed import PoolPlugin, records, worker_pool
 from asyncmem.distributed.looks import ask_cluster
 from asyncmem.insight import merge, read
+from asyncmem.pipeline import Pipeline
 from tests.cuda.fake import FakeDriver
 
 from . import tasks
@@ -148,3 +150,21 @@ def test_recordings_of_all_workers_are_one_report(processes: Client, tmp_path: P
     assert sum(one.allocations for one in merge(*map(read, files)).by("pool")) == 3
     shown = CliRunner().invoke(commands, ["summary", *files])
     assert "worker 0 on host" in shown.stdout
+
+
+def test_pools_of_pipelines_are_recorded_beside_that_of_the_worker(processes: Client, tmp_path: Path) -> None:
+    """Those of stages and of links, of pipelines that came before and after others."""
+    processes.register_plugin(PoolPlugin("host", limit="8 MiB", record=tmp_path / "runs"))
+
+    async def run(share: bool) -> None:
+        async with Pipeline(tasks.make, tasks.length).place(address(processes), share=share, limit="32 MiB") as pipe:
+            assert [y async for y in pipe.map(range(5))] == [1 << 20] * 5
+
+    for share in (True, False):
+        asyncio.run(run(share))
+    files = sorted(map(str, (tmp_path / "runs").iterdir()))
+    expected = {"make": 1, "make shared": 1, "make -> length": 5}  # a stage's is a lease of all that it may hold
+    found = {one.name: one.allocations for one in records(processes).by("pool")}
+    assert found == expected
+    processes.unregister_worker_plugin("asyncmem")
+    assert {one.name: one.allocations for one in merge(*map(read, files)).by("pool")} == expected
