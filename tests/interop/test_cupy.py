@@ -1,6 +1,7 @@
 """CuPy allocates from pools, budgets and leases: what of its documented interface that needs, over a stand-in for it.
 
-Without a GPU CuPy makes no array, so here is only how it asks for memory; its arrays are in `tests/gpu`.
+Without a GPU CuPy makes no array, so here is only how it asks for memory; its arrays are in `tests/gpu`. Where CuPy is
+installed, the last test holds the stand-in to what it has.
 """
 
 import asyncio
@@ -271,3 +272,25 @@ async def test_only_leases_serve_on_a_loops_thread(cupy: Cupy, interop: Any, poo
             assert cupy.alloc(512).ptr == 64
     with pytest.raises(InvalidRequest, match="a lease on an event loop's thread"):
         interop.use(pool)
+
+
+@pytest.mark.fake_only
+def test_cupy_itself_has_this_interface(pool: AsyncMemoryPool) -> None:
+    """Its own block puts our function in place of its allocator and takes it away; what the module calls is there."""
+    theirs: Any = pytest.importorskip("cupy", reason="CuPy is not installed")
+    with pytest.MonkeyPatch.context() as patch, pool.lease(MIB) as lease:
+        patch.delitem(sys.modules, "asyncmem.interop.cupy", raising=False)
+        interop = import_module("asyncmem.interop.cupy")
+        patch.delitem(sys.modules, "asyncmem.interop.cupy")
+        before = theirs.cuda.get_allocator()
+        with pytest.raises(theirs.cuda.runtime.CUDARuntimeError), interop.use(lease):
+            pass
+        patch.setattr(theirs.cuda.runtime, "getDeviceCount", lambda: 1)
+        with interop.use(lease):
+            assert theirs.cuda.get_allocator().__module__ == "asyncmem.interop.cupy"
+            with pytest.raises(theirs.cuda.runtime.CUDARuntimeError):  # it looks for its device, and then calls us
+                theirs.cuda.alloc(512)
+        assert theirs.cuda.get_allocator() == before
+        assert (lease.stats().allocated_bytes, pool._core.routes) == (0, {})
+    assert {"Stream", "UnownedMemory", "get_current_stream"} <= set(dir(theirs.cuda))
+    assert hasattr(theirs.cuda.runtime, "getDevice")
