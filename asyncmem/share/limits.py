@@ -205,6 +205,7 @@ class Member:
 
     def _await(self, need: int, wanted: int) -> int:
         me, waited = threading.get_ident(), 0.0
+        requested = need > 0 and self._requests() > 0
         with self._changed:
             try:
                 while (room := self._limit - self._given()) < max(need, 1):
@@ -214,6 +215,8 @@ class Member:
                     self._tell()
                     self._changed.wait(_IN_VAIN / 2)
                     waited += _IN_VAIN / 2
+                    if requested and not self._requests():  # all of them have given up
+                        return 0
             finally:
                 if self._wants.pop(me, None) is not None:
                     self._tell()
@@ -225,8 +228,12 @@ class Member:
         opened = self._pool()
         if opened is None or opened.closed is not None or need > self._ceiling:
             return True
-        gauges = opened.core.scheduler.gauges()
-        return waited >= _IN_VAIN and (not need or not gauges["growing"] + gauges["waiting"])
+        return waited >= _IN_VAIN and (not need or not self._requests())
+
+    def _requests(self) -> int:
+        opened = self._pool()
+        gauges = {} if opened is None else opened.core.scheduler.gauges()
+        return sum(gauges.get(one, 0) for one in ("growing", "waiting"))
 
     def _given(self) -> int:
         opened = self._pool()
