@@ -7,9 +7,11 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from click import NoSuchOption
 from click.testing import CliRunner
 from distributed import Client, Worker
 from distributed.cli import dask_worker
+from distributed.preloading import process_preloads
 
 import asyncmem
 from asyncmem import BackendUnavailable, InvalidRequest, OutOfMemoryError, PoolClosed
@@ -226,3 +228,18 @@ def test_a_wrong_limit_ends_the_command() -> None:
     assert done.exit_code == 2
     assert "--asyncmem-limit" in done.output
     assert "3 parrots" in done.output
+
+
+def test_options_of_other_preloads_pass(client: Client) -> None:
+    """Dask gives the options of all preloads to each; dask-cuda adds one to those of every worker."""
+    worker = workers(client)[0]
+    module = "asyncmem.distributed.preload"
+
+    async def preload(*words: str) -> str:
+        (one,) = process_preloads(worker, [module], [["--asyncmem-device", "host", *words]])
+        await one.start()
+        return worker_pool(worker).device.name
+
+    assert client.sync(preload, "--create-cuda-context", "--other", "3") == "host"
+    with pytest.raises(NoSuchOption, match="--asyncmem-limti"):
+        client.sync(preload, "--create-cuda-context", "--asyncmem-limti", "3")
