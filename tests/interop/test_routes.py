@@ -217,34 +217,39 @@ class TestThreads:
     def test_threads_wait_while_tasks_are_cancelled(self, pool: AsyncMemoryPool, native: Any) -> None:
         """In a pool that is full, each is served in the end, however often tasks beside them give up their leases."""
         missed: list[int] = []
+        cancelled = threading.Event()
 
         def run(share: Share, seed: int) -> None:
             with routed(share, timeout=60):
-                missed.append(native.churn(*ROUTE_CALLS, 0, None, 300, 1, 24 * MIB, seed))
+                while True:
+                    missed.append(native.churn(*ROUTE_CALLS, 0, None, 300, 1, 24 * MIB, seed))
+                    if cancelled.is_set():  # else no task has given up beside it yet: the loop may be slow
+                        return
 
         async def lease(draw: random.Random) -> None:
             async with pool.lease(draw.randrange(1, 48) * MIB):
                 await asyncio.sleep(draw.random() / 1000)
 
-        async def cancel(running: list[Future[None]]) -> int:
-            draw, given_up = random.Random(1), 0
+        async def cancel(running: list[Future[None]]) -> None:
+            draw = random.Random(1)
             while not all(one.done() for one in running):
                 tasks = [asyncio.create_task(lease(draw)) for _ in range(8)]
                 for task in draw.sample(tasks, 4):
                     await asyncio.sleep(draw.random() / 2000)
                     task.cancel()
                 found = await asyncio.gather(*tasks, return_exceptions=True)
-                given_up += sum(isinstance(one, asyncio.CancelledError) for one in found)
+                if any(found):
+                    cancelled.set()
                 assert all(one is None or isinstance(one, asyncio.CancelledError) for one in found), found
-            return given_up
 
         with pool.budget("some", limit=32 * MIB) as budget, ThreadPoolExecutor(4) as threads:
             shares = (budget, budget, pool, pool)
             running = [threads.submit(run, share, seed * 2654435761 % 2**32) for seed, share in enumerate(shares, 1)]
-            assert asyncio.run(cancel(running))
+            asyncio.run(cancel(running))
             for one in running:
                 one.result()
-        assert missed == [0, 0, 0, 0]
+        assert len(missed) >= 4
+        assert not any(missed)
         settle(lambda: pool.stats().allocated_bytes == 0 and not pool._core.routes)
 
     def test_frees_come_from_any_thread(self, pool: AsyncMemoryPool) -> None:
