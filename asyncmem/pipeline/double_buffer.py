@@ -13,7 +13,7 @@ from asyncmem.arrays import Array, element_type, lengths_of
 from asyncmem.core import Batch, Buffer, Ready
 from asyncmem.devices import Fence
 from asyncmem.errors import Described, InvalidRequest
-from asyncmem.pipeline.resources import BorrowedStreams, Memory, share_of, stream_of
+from asyncmem.pipeline.resources import BorrowedStreams, Memory, share_of
 from asyncmem.pipeline.staging import HostArray, HostCopier, Workers, host_array
 from asyncmem.pool import Copy, Request
 from asyncmem.pool.latch import Latch
@@ -119,7 +119,7 @@ class DoubleBuffer:
     def _ask(self) -> Ready[Batch] | Request[Batch]:
         if self._entered:
             raise InvalidRequest("DoubleBuffer", self, "one that was not entered before")
-        self._user = stream_of(self._pool.device, self._asked)
+        self._user = self._pool.device.stream_of(self._asked)
         nbytes = math.prod(self._shape) * self._element.itemsize
         return self._share.allocate_batch([nbytes] * self._count, stream=self._user, tag=self._tag)
 

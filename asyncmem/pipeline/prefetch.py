@@ -9,7 +9,7 @@ from asyncmem.arrays import Array
 from asyncmem.core import Buffer
 from asyncmem.errors import InvalidRequest
 from asyncmem.pipeline.read_ahead import Batch, ReadAhead, TaskReadAhead, ThreadReadAhead
-from asyncmem.pipeline.resources import Memory, share_of, stream_of
+from asyncmem.pipeline.resources import Memory, share_of
 from asyncmem.pipeline.trees import map_leaves
 from asyncmem.text import quoted
 from asyncmem.units import parse_count, parse_duration
@@ -159,7 +159,7 @@ class Prefetched:
         convert = self._prefetcher._convert
         try:
             if batch.layout.placements:
-                batch.buffer.use_on(stream_of(batch.buffer.device, self._prefetcher._stream))
+                batch.buffer.use_on(batch.buffer.device.stream_of(self._prefetcher._stream))
             self._given.add(batch.buffer)
             if convert is None:
                 return batch.tree

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from asyncmem.devices import Device, Stream
+from asyncmem.devices import Stream
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool import AsyncMemoryPool, Budget
 from asyncmem.runtime import RuntimeDevice
@@ -28,11 +28,6 @@ def share_of(memory: object) -> AsyncMemoryPool | Budget:
     if isinstance(memory, AsyncMemoryPool | Budget):
         return memory
     raise InvalidRequest("pool", memory, "a pool, a budget, or the name of a device")
-
-
-def stream_of(device: Device, stream: object) -> Stream:
-    """Return the stream that a user named; None is the device's default stream."""
-    return device.default_stream if stream is None else device.stream_of(stream)
 
 
 class BorrowedStreams:

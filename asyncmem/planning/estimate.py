@@ -1,6 +1,7 @@
 """What estimates of inference and of training share: bytes, words, how much more would fit; and warm-up lists."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -141,14 +142,7 @@ class MemoryEstimate(ABC):
 
 def _most(fits: Callable[[int], bool], most: int) -> int:
     """Find the largest number that fits, where each below one that fits does so too."""
-    low, high = 0, 1
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 def transformer_warmup(
