@@ -71,13 +71,13 @@ class Commands(click.Group):
 
     def make_context(self, *arguments: Any, **extra: Any) -> click.Context:  # noqa: ANN401 -- click's own, passed on
         """Read the command line."""
-        with _harmless():
+        with _printable_messages():
             return super().make_context(*arguments, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that was named."""
         try:
-            with _harmless():
+            with _printable_messages():
                 return super().invoke(ctx)
         except AsyncmemError as error:
             raise _refusal(error) from error
@@ -95,7 +95,7 @@ class Commands(click.Group):
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
+def _printable_messages() -> Iterator[None]:
     # click repeats arguments as they are, and a file may have any name.
     try:
         yield

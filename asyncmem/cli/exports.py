@@ -9,11 +9,11 @@ import click
 from asyncmem.cli.parameters import (
     STANDARD_OUTPUT,
     TIME,
+    check_output,
     files_argument,
     force_option,
     json_option,
     load,
-    need_free,
     pool_of,
     pool_option,
     print_json,
@@ -54,7 +54,7 @@ def report(files: Sequence[str], output: str | None, *, force: bool, as_json: bo
     what was never freed, and what waited for how long. --json prints the figures of it.
     """
     path = output or str(Path(files[0]).with_suffix(".html"))
-    need_free(path, force=force, sources=files, as_json=as_json)
+    check_output(path, force=force, sources=files, as_json=as_json)
     records = load(*files)
     with progress(f"drawing {files[0]}"):
         drawn = page(records, Path(files[0]).name).encode("utf-8", "xmlcharrefreplace")
@@ -89,7 +89,7 @@ def export(files: Sequence[str], to: str, output: str | None, *, force: bool) ->
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
     ending, write = FORMATS[to]
     path = output or str(Path(files[0]).with_suffix(ending))
-    need_free(path, force=force, sources=files)
+    check_output(path, force=force, sources=files)
     records = load(*files)
     with progress(f"writing {path}"), written(path, force=force) as out:
         write(records, out)
@@ -122,7 +122,7 @@ def plan(
     seconds.
     """
     if output is not None:
-        need_free(output, force=force, sources=files, as_json=as_json)
+        check_output(output, force=force, sources=files, as_json=as_json)
     records = load(*files)
     start, end = within(records, since, "--since"), within(records, until, "--until")
     if start is not None and end is not None and end <= start:

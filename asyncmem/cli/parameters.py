@@ -80,7 +80,7 @@ def refuse(reason: str, **given: object) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} {reason}")
 
 
-def need_free(
+def check_output(
     path: str, *, force: bool, sources: Sequence[str] = (), as_json: bool = False, option: str = "-o"
 ) -> None:
     """Check that an output file may be written, before the work begins.

@@ -17,10 +17,10 @@ from asyncmem.cli.parameters import (
     STANDARD_OUTPUT,
     TIME,
     Quantity,
+    check_output,
     force_option,
     json_option,
     load,
-    need_free,
     pool_of,
     pool_option,
     refuse,
@@ -149,7 +149,7 @@ def replay(
     Exits with 1 if a replay does not complete under its limit.
     """  # noqa: D301 -- to click a backspace means that lines are not to be joined
     if plot is not None:
-        need_free(plot, force=force, as_json=as_json, option="--plot")
+        check_output(plot, force=force, as_json=as_json, option="--plot")
     programs = [_read(file, recorded, name) for file in files]
     model = Model(lag=lag, pace=1.0 if pace is None else pace, costs=read_costs(costs) if costs else H200)
     if advising:

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from asyncmem.cli.parameters import STANDARD_OUTPUT, force_option, need_free
+from asyncmem.cli.parameters import STANDARD_OUTPUT, check_output, force_option
 from asyncmem.cli.program import INTERRUPTED, Program
 from asyncmem.insight import Recording, serve_live
 from asyncmem.text import printable
@@ -76,7 +76,7 @@ def run(
         raise click.BadParameter("expected a file: standard output is the program's", param_hint="-o")
     try:
         found = Program(program, is_module=is_module)
-        need_free(path, force=force, sources=[found.file])
+        check_output(path, force=force, sources=[found.file])
         recording = Recording(file=path, frames=frames, force=force, keep=_KEEP)
         recording.__enter__()
         if live:

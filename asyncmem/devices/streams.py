@@ -146,7 +146,7 @@ class QueueBook(StreamBook[Q], Generic[Q, F]):
                 self._threads.add(stream.work.thread)
             self._by_key[stream.work.key] = super().enlist(stream)
         # Not at exit: the driver may have gone before us, and the threads are daemons.
-        weakref.finalize(stream, self._see_off, stream.handle).atexit = False
+        weakref.finalize(stream, self._keep_last_fence, stream.handle).atexit = False
         return stream
 
     def adopt(self, key: int, make: Callable[[], Q]) -> Q:
@@ -157,7 +157,7 @@ class QueueBook(StreamBook[Q], Generic[Q, F]):
     def record_each(self) -> list[F]:
         """Return fences that are together behind everything so far, in the queues of streams that are gone too."""
         with self._lock:
-            self._forget_who_is_gone()
+            self._drop_ended()
             leaving, queues = list(self._leaving), list(self._queues.values())
         return [*leaving, *(queue.record() for queue in queues)]
 
@@ -170,18 +170,18 @@ class QueueBook(StreamBook[Q], Generic[Q, F]):
         for thread in threads:
             thread.join()
 
-    def _see_off(self, handle: int) -> None:
+    def _keep_last_fence(self, handle: int) -> None:
         """Remember what a stream that is gone has left in its queue."""
         with self._lock:
             queue = self._queues[handle]
-            self._forget_who_is_gone()
+            self._drop_ended()
             with contextlib.suppress(DeviceError):  # a lost device runs nothing any more
                 self._leaving.append(queue.record())
             del self._queues[handle]
         if queue.thread is not None:
             queue.thread.stop()
 
-    def _forget_who_is_gone(self) -> None:
+    def _drop_ended(self) -> None:
         for fence in list(self._leaving):
             # Asking may run a finalizer, which comes here too.
             if fence.over() and fence in self._leaving:

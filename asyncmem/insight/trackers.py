@@ -213,7 +213,7 @@ class AllocationTracker(Recording):
         if not leaks:
             return f"pool {name}: nothing that was allocated is still held"
         nbytes = format_size(sum(one.nbytes for one in leaks))
-        return _told(
+        return _list_below(
             f"pool {name}: {format_count(len(leaks), 'buffer')} of {nbytes} still held", leaks, "and {:,} more"
         )
 
@@ -303,10 +303,10 @@ class Watch(Recording):
             f"{format_size(one.nbytes)} in {format_count(one.allocations, 'buffer')} at {printable(one.name)}"
             for one in sites
         ]
-        return _told(f"{mark}: {head}:", lines, "and at {:,} more lines")
+        return _list_below(f"{mark}: {head}:", lines, "and at {:,} more lines")
 
 
-def _told(head: str, lines: Sequence[object], more: str) -> str:
+def _list_below(head: str, lines: Sequence[object], more: str) -> str:
     """Return the first lines below a heading, and how many more there are."""
     rest = [more.format(len(lines) - _SHOWN)] if len(lines) > _SHOWN else []
     return "\n".join([head, *(f"  {line}" for line in [*lines[:_SHOWN], *rest])])

@@ -102,7 +102,7 @@ class Streamed(Protocol):
         """Return the version of this protocol, and the handle."""
 
 
-class _Visit:
+class _OpenBlock:
     """One block on this thread. It ends once: by its end, or by the event loop, which runs before it has ended."""
 
     def __init__(self, what: object, undo: Callable[[], object]) -> None:
@@ -115,21 +115,17 @@ class _Visit:
         undo, self._undo = self._undo, None
         if undo is None:
             return False
-        _here().remove(self)
+        _thread.blocks.remove(self)
         undo()
         return True
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.visits: list[_Visit] = []
+        self.blocks: list[_OpenBlock] = []
 
 
 _thread = _Thread()
-
-
-def _here() -> list[_Visit]:
-    return _thread.visits
 
 
 @contextmanager
@@ -147,28 +143,28 @@ def until_suspended(what: object, enter: Callable[[], object], leave: Callable[[
     Raises:
         InvalidRequest: At its end, that the block has awaited something; at its begin, that another task's has.
     """
-    visits = _here()
-    if visits and visits[-1].task is not _task_here():
-        raise _awaited(visits[-1].what)
+    blocks = _thread.blocks
+    if blocks and blocks[-1].task is not _task_here():
+        raise _awaited(blocks[-1].what)
     enter()
-    visit = _Visit(what, leave)
-    visits.append(visit)
-    forget = _when_the_loop_turns(visit.end)
+    block = _OpenBlock(what, leave)
+    blocks.append(block)
+    forget = _when_the_loop_turns(block.end)
     try:
         yield
     except BaseException as error:
-        if not _finish(visit, forget):
+        if not _finish(block, forget):
             error.add_note(str(_awaited(what)))
         raise
-    if not _finish(visit, forget):
+    if not _finish(block, forget):
         raise _awaited(what)
 
 
-def _finish(visit: _Visit, forget: Callable[[], object]) -> bool:
+def _finish(block: _OpenBlock, forget: Callable[[], object]) -> bool:
     forget()
-    if visit.thread != threading.get_ident():
-        raise InvalidRequest("use", visit.what, "a block that ends on the thread where it began")
-    return visit.end()
+    if block.thread != threading.get_ident():
+        raise InvalidRequest("use", block.what, "a block that ends on the thread where it began")
+    return block.end()
 
 
 def _awaited(what: object) -> InvalidRequest:

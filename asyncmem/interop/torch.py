@@ -44,7 +44,7 @@ def use(share: Share, *, tag: str = "torch", timeout: float | None = None) -> It
     """
     device = device_of(share)
     need_no_blocking(share)
-    block = (_Passage if _installed else _Block)(share, device, tag, timeout)
+    block = (_EachTensor if _installed else _EachSegment)(share, device, tag, timeout)
     try:
         with until_suspended(share, block.enter, block.leave):
             yield
@@ -166,7 +166,7 @@ def _use_once_more(device: int, number: tuple[int, int]) -> None:
     _C._cuda_endAllocateToPool(device, number)
 
 
-class _Passage:
+class _EachTensor:
     """One use of a share where torch asks us for each tensor."""
 
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:
@@ -189,7 +189,7 @@ class _Passage:
         """Give back what is free: all is."""
 
 
-class _Block(_Passage):
+class _EachSegment(_EachTensor):
     """One use of a share: a pool of torch's that gets its segments from there."""
 
     def __init__(self, share: Share, device: int, tag: str, timeout: float | None) -> None:

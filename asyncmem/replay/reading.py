@@ -280,7 +280,7 @@ def from_snapshot(snapshot: object, *, device: int | None = None, name: str = ""
     number = _choose(traces, device)
     entries = traces[number]
     history = History(requests=any(_action(one) == "free_requested" for one in entries))
-    _tell(history, entries)
+    _add_events(history, entries)
     if isinstance(snapshot, dict) and "segments" in snapshot:
         everywhere = _list(snapshot, "segments", "the snapshot")
         segments = [one for one in everywhere if _whole(one, "device", "segment") == number]
@@ -303,7 +303,7 @@ def _choose(traces: list[list[Any]], device: int | None) -> int:
     return device
 
 
-def _tell(history: History, entries: list[Any]) -> None:
+def _add_events(history: History, entries: list[Any]) -> None:
     began: int | None = None
     for row, entry in enumerate(entries):
         action = _action(entry)
@@ -395,7 +395,7 @@ def load_plain(data: bytes) -> object:
     Raises:
         BadTrace: It is cut off, damaged, or has more in it than plain data.
     """
-    _look_through(data)
+    _check_codes(data)
     try:
         # The unpickler reads ahead where it can peek.
         return PlainUnpickler(BufferedReader(BytesIO(data))).load()
@@ -410,7 +410,7 @@ class PlainUnpickler(Unpickler):
         raise UnpicklingError(f"{module}.{name} is a class or a function")
 
 
-def _look_through(data: bytes) -> None:
+def _check_codes(data: bytes) -> None:
     tokens = _tokens(len(data))
     if not _HEAD.match(data):
         raise BadTrace("another beginning", "a pickle of protocol 2 to 5")

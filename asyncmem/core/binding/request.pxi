@@ -355,7 +355,7 @@ cdef class Await(Awaiting):
     def __dealloc__(self):
         # Dropped asleep, which only happens to who drives an await by hand, or whose loop was closed: tasks close theirs.
         if self.stage == Asleep and self.request is not None:
-            self.rise()
+            self.end_sleep()
             if self.request.awaited == 0 and self.request._id:
                 (<Core>self.request.keeper).withdraw(self.request._id)
                 self.request._id = 0
@@ -366,18 +366,18 @@ cdef class Await(Awaiting):
             if request.ended:
                 if not request.polite:
                     return self.answer()
-                self.take_turn(request)
-            elif not self.lie_down(request):
+                self.yield_once(request)
+            elif not self.sleep(request):
                 return self.answer()
             if self.inner is None:
                 yields[0] = True
-                return _counted(self.sleeper)  # None to take a turn
+                return _counted(self.sleeper)  # None to yield once
         if self.stage == Over:
             return _counted(None)
         if self.inner is not None:
             return self.step_inner(sent, yields)
         if self.stage == Asleep and not self.woken and not self.sleeper.done():
-            self.quit()
+            self.abandon()
             raise RuntimeError("await wasn't used with future")
         return self.answer()
 
@@ -388,7 +388,7 @@ cdef class Await(Awaiting):
             status = PyIter_Send(self.inner, <object>sent, &answer)
             raised_unless(answer)
         except BaseException:
-            self.quit()
+            self.abandon()
             raise
         if status == PYGEN_NEXT:
             yields[0] = True
@@ -396,7 +396,7 @@ cdef class Await(Awaiting):
         Py_DECREF(<object>answer)
         return self.answer()
 
-    cdef int take_turn(self, Request request) except -1:
+    cdef int yield_once(self, Request request) except -1:
         # Let the other tasks of the loop run once.
         cdef Core core = request._core
         if _running_loop() is None:
@@ -404,7 +404,7 @@ cdef class Await(Awaiting):
             self.inner = core.loop.turn()
         self.stage = Yielded
 
-    cdef bint lie_down(self, Request request) except -1:
+    cdef bint sleep(self, Request request) except -1:
         # Let the task sleep until its request has ended; False where that has come.
         cdef Core core = request._core
         if core.born != _generation:
@@ -442,11 +442,11 @@ cdef class Await(Awaiting):
     cdef PyObject* answer(self) except NULL:
         cdef Request request = self.request
         if self.stage == Asleep:
-            self.rise()
+            self.end_sleep()
         self.end()
         return request.hand_out()
 
-    cdef void rise(self) noexcept:
+    cdef void end_sleep(self) noexcept:
         # The task goes on, one way or another.
         cdef Request request = self.request
         self.leave_list(request)
@@ -466,12 +466,12 @@ cdef class Await(Awaiting):
         self.stage = Over
         self.request = self.inner = self.task = None  # the task has the request as its coroutine, and this as its driver
 
-    cdef int quit(self) except -1:
+    cdef int abandon(self) except -1:
         # Without the memory: a request whose last sleeper leaves so is withdrawn, or its grant given back.
         cdef Request request = self.request
         cdef bint waited = self.stage in (Asleep, Yielded)
         if self.stage == Asleep:
-            self.rise()
+            self.end_sleep()
         self.end()
         if waited and request.awaited == 0:
             request.abandon()
@@ -514,16 +514,16 @@ cdef class Await(Awaiting):
             try:
                 return self.inner.throw(kind, value, traceback) if value is not None else self.inner.throw(kind)
             except BaseException:
-                self.quit()
+                self.abandon()
                 raise
-        self.quit()
+        self.abandon()
         raise _thrown(kind, value, traceback)
 
     def close(self):
         """End the wait as `throw` does, in silence."""
         if self.inner is not None:
             self.inner.close()
-        self.quit()
+        self.abandon()
 
 
 asyncmem_patch(Await)

@@ -133,7 +133,7 @@ class Driver:
         """
         with self.pool():
             made = self.call(method, *args, **kwargs)
-            if made is not None and not self._knows_that_it_owns(method):
+            if made is not None and not self._is_retained(method):
                 made.release()  # type: ignore[attr-defined]  # every object of Objective-C has that
             return made
 
@@ -149,7 +149,7 @@ class Driver:
                 return self.failure("MTLCommandBuffer", _NO_CODE, "no reason is given")
             return self.failure("MTLCommandBuffer", int(error.code()), str(error.localizedDescription()))
 
-    def _knows_that_it_owns(self, method: Callable[P, object]) -> bool:
+    def _is_retained(self, method: Callable[P, object]) -> bool:
         name = method.__name__
         if name not in self._retained:
             answer = method.__metadata__()["retval"]  # type: ignore[attr-defined]  # every method of PyObjC has that

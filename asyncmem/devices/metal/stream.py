@@ -155,7 +155,7 @@ class Commands(WorkQueue["MetalFence"]):
         return given
 
     def _look(self) -> None:
-        """Strike off what has ended. No lock is held while others are asked, whose queues may wait for this one."""
+        """Remove what has ended. No lock is held while others are asked, whose queues may wait for this one."""
         while True:
             try:
                 first = self._open[0]
@@ -168,10 +168,10 @@ class Commands(WorkQueue["MetalFence"]):
                 return
             with self.driver.pool():
                 error = self.driver.failure_of(first.work) if status == FAILED else _error_before(first)
-                self._strike_off(first, error)
+                self._remove_ended(first, error)
                 del first
 
-    def _strike_off(self, first: Given, error: DeviceError | None) -> None:
+    def _remove_ended(self, first: Given, error: DeviceError | None) -> None:
         with self._lock:
             if not self._open or self._open[0] is not first:
                 return  # another thread has

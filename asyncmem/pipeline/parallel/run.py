@@ -200,7 +200,7 @@ class Run:
                 if self.link is None:
                     self._start(tasks)
                 else:
-                    tasks.start_soon(self._hear, self.link)
+                    tasks.start_soon(self._stop_when_another_fails, self.link)
                     async with anyio.create_task_group() as own:
                         self._start(own)
                     try:
@@ -226,7 +226,7 @@ class Run:
 
     # -- other processes ---------------------------------------------------------------------------------------------
 
-    async def _hear(self, link: LinkRun) -> None:
+    async def _stop_when_another_fails(self, link: LinkRun) -> None:
         self._stop(await link.failure())
 
     async def _receive(self, at: int, stage_run: StageRun, forward: bool, link: LinkRun) -> None:
