@@ -523,6 +523,7 @@ def test_other_users_get_nothing(pool: AsyncMemoryPool, peers: Peers) -> None:
 
 def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
     """A process cannot be filled with the files of another."""
+    share.attach(share.export(filled(pool, 1)).descriptor).free()  # this process is watched from now on, by a file
     exported = share.export(filled(pool, 5))
     before = open_files()
     with new_socket() as end, Path(os.devnull).open() as file:
