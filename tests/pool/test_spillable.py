@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from asyncmem import BufferReleased, InvalidRequest, OutOfMemoryError
 from asyncmem.testing.conservation import whole
 
-from .spilling import HALF, LIMIT, Marks, make_pool, run, stepped, stepped_pool, until
+from .spilling import HALF, LIMIT, LONG, Marks, make_pool, run, stepped, stepped_pool, until
 from .support import MIB, quick_device
 
 
@@ -39,6 +40,23 @@ def test_the_oldest_move_and_no_more_than_the_request_needs() -> None:
             whole(pool._host_pool("spilled"))
 
     run(main)
+
+
+@pytest.mark.may_block
+@pytest.mark.parametrize("kept", [False, True], ids=["pool", "budget"])
+def test_what_is_only_tried_moves_nothing(kept: bool) -> None:
+    """A thread's `try_allocate` takes what is free, and what is asked for after it moves memory as ever."""
+    with make_pool() as pool:
+        share = pool.budget("kept", limit=LIMIT) if kept else pool
+        one, other = (pool.device.create_stream(name) for name in ("one", "other"))
+        marked = share.spillable(share.allocate(HALF, stream=one))
+        share.allocate(HALF, stream=one).free()  # behind its stream, so that fences are looked at first
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(share.try_allocate, LIMIT, stream=other).result() is None
+            assert not marked.spilled
+            thread.submit(share.allocate, LIMIT, stream=other, timeout=LONG).result().free()
+        assert marked.spilled
+        marked.free()
 
 
 @stepped

@@ -205,6 +205,7 @@ Scheduler::Try Scheduler::provide(Request& request) {
 // -- moving memory to the host -----------------------------------------------------------------------------------------
 
 bool Scheduler::start_spill(Request& request, Share& share, uint64_t nbytes) {
+    if (request.terms.effort != Effort::All) return false;  // it takes what is free, and leaves before a job has ended
     if (spill_job_ || !share.spillable || share.spillable < nbytes || request.terms.captured) return false;
     if (queue_job_ && !request.terms.calls) return false;
     start(job_of({.kind = Effect::Kind::Spill, .account = share.account, .nbytes = nbytes}), &request, Means::Spill);
