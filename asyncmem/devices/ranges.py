@@ -31,10 +31,10 @@ class Ranges:
         """Free what was taken, or add a range."""
         with self._lock:
             self.taken.pop(address, None)
+            at = bisect.bisect(self._free, (address, 0))
+            if at < len(self._free) and address + nbytes == self._free[at][0]:
+                nbytes += self._free.pop(at)[1]
+            if at and sum(self._free[at - 1]) == address:
+                address, before = self._free.pop(at - 1)
+                nbytes += before
             bisect.insort(self._free, (address, nbytes))
-            joined: list[tuple[int, int]] = []
-            for start, size in self._free:
-                if joined and sum(joined[-1]) == start:
-                    start, size = joined[-1][0], joined.pop()[1] + size  # noqa: PLW2901  # the two are one
-                joined.append((start, size))
-            self._free = joined

@@ -153,10 +153,13 @@ class Outgoing:
         await self._need(cost([len(meta), *(leaf.nbytes for _, leaf in inline)]))
         assert self._link is not None
         parts = [(leaf, await self._readable(value, leaf)) for value, leaf in inline if leaf.nbytes]
-        await self._link.write(pack(ITEM, len(meta), parcel.number, parcel.name) + meta)
-        for leaf, part in parts:
-            way = self._link.write if self._way is None or leaf.kind in PLAIN else self._way.send
-            await way(bytes_of(part))
+        head = pack(ITEM, len(meta), parcel.number, parcel.name) + meta
+        if self._way is None:
+            await self._link.write(head, *(bytes_of(part) for _, part in parts))
+            return
+        await self._link.write(head)
+        for leaf, part in parts:  # in the order in which they are read, or both sides would wait for each other
+            await (self._link.write if leaf.kind in PLAIN else self._way.send)(bytes_of(part))
 
     async def _readable(self, value: object, leaf: Leaf) -> object:
         """Return a part of an item where the host can read it."""
