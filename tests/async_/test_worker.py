@@ -55,6 +55,32 @@ def test_no_driver_call_that_blocks_is_made_on_the_loop(everywhere: Run) -> None
     everywhere(main)
 
 
+def test_library_that_cannot_give_back_is_not_asked_again(everywhere: Run) -> None:
+    """While a request waits, libraries are asked for what they keep; one that fails is not again. The pool goes on."""
+    asked = threading.Event()
+
+    def fail() -> None:
+        asked.set()
+        raise RuntimeError("the card is lost")
+
+    async def main() -> None:
+        async with make_pool() as pool:
+            pool._opened.givers.add(fail)
+            held = await pool.allocate_async(LIMIT)
+            async with anyio.create_task_group() as group:
+                group.start_soon(use, pool)
+                await anyio.to_thread.run_sync(asked.wait)
+                held.free()
+        assert pool._opened.givers == set()
+
+    async def use(pool: AsyncMemoryPool) -> None:
+        async with pool.allocate_async(LIMIT):
+            pass
+
+    with pytest.warns(RuntimeWarning, match="asked for nothing more after RuntimeError.'the card is lost'"):
+        everywhere(main)
+
+
 @pytest.mark.hazard("H17")
 @pytest.mark.may_block
 def test_synchronous_growth_on_the_loop_is_counted(everywhere: Run) -> None:

@@ -388,6 +388,26 @@ class TestLoops:
 
         assert all(asyncio.run(main()))
 
+    def test_tensors_leave_nothing_where_all_wait(self, torch: Any, interop: Any, pool: AsyncMemoryPool) -> None:
+        """What one that has outlived its block had comes back while requests wait, although no block ends any more."""
+
+        async def wait() -> int:
+            async with pool.lease(LIMIT) as lease:
+                return lease.nbytes
+
+        async def main() -> None:
+            async with pool.lease(LIMIT) as lease:
+                with interop.use(lease):
+                    kept = [filled(torch, 1)]
+            waiting = asyncio.create_task(wait())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert pool.stats().waiting == 1
+            kept.clear()
+            assert await waiting == LIMIT
+
+        asyncio.run(main())
+
     def test_block_that_awaits_raises(self, torch: Any, interop: Any, pool: AsyncMemoryPool) -> None:
         """The loop ends the block, so that no other task allocates from its lease."""
 

@@ -220,6 +220,26 @@ class TestLease:
                 pass
         settle(lambda: pool.stats().allocated_bytes == 0)
 
+    @pytest.mark.asyncio
+    async def test_tensors_leave_nothing_where_all_wait(
+        self, cuda_memory: TorchCuda, on_card: Any, pool: AsyncMemoryPool
+    ) -> None:
+        """What one that has outlived its block had comes back while requests wait, although no block ends any more."""
+        async with pool.lease(64 * MIB) as lease:
+            with on_card.use(lease):
+                kept = [cuda_memory.allocate(8 * MIB)]
+
+        async def wait() -> int:
+            async with pool.lease(64 * MIB) as lease:
+                return lease.nbytes
+
+        waiting = asyncio.create_task(wait())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert pool.stats().waiting == 1
+        kept.clear()
+        assert await waiting == 64 * MIB
+
     def test_recorded_memory_comes_back_after_the_block(
         self, cuda_memory: TorchCuda, on_card: Any, pool: AsyncMemoryPool, cuda: Cuda
     ) -> None:
