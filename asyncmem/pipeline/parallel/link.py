@@ -1,4 +1,4 @@
-"""What a runner needs of other processes that have the other stages; `asyncmem.distributed.Ranks` has it."""
+"""What a runner needs of other processes that have the other stages; `asyncmem.ranks.Ranks` has it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence

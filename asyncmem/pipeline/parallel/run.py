@@ -47,7 +47,7 @@ class PipelineParallel:
         schedule: "1f1b", or "gpipe" which keeps all micro-batches.
         timeout: The most seconds that a step may take, to be queued and again to be done; None for no bound.
         ahead: How many steps a stage may have queued that its device has not done; None for no bound.
-        link: The way to the processes that have the other stages, `asyncmem.distributed.Ranks`.
+        link: The way to the processes that have the other stages, an `asyncmem.ranks.Ranks`.
 
     Raises:
         InvalidRequest: There is no stage, or an argument cannot be right.
