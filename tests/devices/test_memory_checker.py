@@ -1,7 +1,6 @@
 """Memory annotations reach a tool that listens, in the words of the protocol, and cost nothing where none does."""
 
 import ctypes
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncmem.devices.memory_checker import VARIABLE, Sanitizer, attached_checker
+from tests.compiler import find_compiler
 
 SOURCE = Path(__file__).with_name("listening_tool.cpp")
 SEGMENT = 0x7F00_0000_0000
@@ -19,8 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are tools
 
 def build(folder: Path, *options: str) -> Path:
     library = folder / "tool.so"
-    compiler = os.environ.get("CXX", "g++")
-    subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", *options, "-o", library, SOURCE], check=True)
+    subprocess.run([find_compiler(), "-std=c++17", "-shared", "-fPIC", *options, "-o", library, SOURCE], check=True)
     return library
 
 

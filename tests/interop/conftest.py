@@ -1,7 +1,6 @@
 """A card, and a library that asks for memory in C."""
 
 import ctypes
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool
 from asyncmem.devices import Cuda
+from tests.compiler import find_compiler
 from tests.conftest import close_pools
 from tests.cuda.fake import FakeDriver
 from tests.cuda.leftovers import check_nothing_left
@@ -43,7 +43,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The library, whose calls let go of the interpreter's lock."""
     library = tmp_path_factory.mktemp("native") / "native.so"
     source = Path(__file__).with_name("native.cpp")
-    command = [os.environ.get("CXX", "g++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-o", library, source]
+    command = [find_compiler(), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-o", library, source]
     subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(library))
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long
