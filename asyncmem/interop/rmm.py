@@ -15,7 +15,7 @@ from asyncmem.devices import Cuda
 from asyncmem.devices.gpu.segments import Source
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
-from asyncmem.interop.routing import AddressedBuffers, Streamed, needs
+from asyncmem.interop.routing import Streamed, allocate, device_of, needs
 
 with needs("rmm-cu13>=26.6"):
     from rmm.mr import CallbackMemoryResource, DeviceMemoryResource
@@ -24,7 +24,9 @@ with needs("rmm-cu13>=26.6"):
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncmem.core import Buffer
     from asyncmem.devices.base import Segment
+    from asyncmem.devices.base import Stream as OurStream
     from asyncmem.pool.share import Share
 
 __all__ = ["ResourceDevice", "memory_resource"]
@@ -49,24 +51,35 @@ def memory_resource(share: Share, *, tag: str = "rmm", timeout: float | None = N
     return CallbackMemoryResource(*_Calls(share, tag, timeout).calls)
 
 
-class _Calls(AddressedBuffers):
+class _Calls:
     """What RMM calls. It keeps only pointers, which its resources in C++ use when its own object in Python is gone."""
 
     _used: ClassVar[dict[int, _Calls]] = {}  # by the addresses of what is live
 
     def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
-        super().__init__(share, tag, timeout)
+        device_of(share)
+        self._share, self._tag, self._timeout = share, tag, timeout
+        self._stream_of = share._opened.device.stream_of
+        self._live: dict[int, Buffer] = {}
         self.calls = (self.allocate, self.free)
 
     def allocate(self, nbytes: int, stream: Streamed) -> int:
-        address = super().allocate(nbytes, stream)
+        """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
+        buffer = allocate(self._share, nbytes, self._named(stream), self._tag, self._timeout)
+        address: int = buffer.address
         if nbytes:
-            self._used[address] = self
+            self._live[address], self._used[address] = buffer, self
         return address
 
     def free(self, address: int, nbytes: int, stream: Streamed) -> None:
-        self._used.pop(address, None)
-        super().free(address, nbytes, stream)
+        """Take memory back, behind the work of a stream, from any thread."""
+        if nbytes:
+            self._used.pop(address)
+            self._live.pop(address).free(self._named(stream))
+
+    def _named(self, stream: Streamed) -> OurStream:
+        """Return the pool's stream of that handle. RMM's object keeps nothing alive."""
+        return self._stream_of(stream.__cuda_stream__()[1])
 
 
 class ResourceDevice(Cuda):

@@ -19,7 +19,6 @@ from asyncmem.pool.share import Share
 
 if TYPE_CHECKING:
     from asyncmem.core import Buffer
-    from asyncmem.devices.base import Stream
 
 
 @contextmanager
@@ -67,32 +66,6 @@ def allocate(share: Share, nbytes: int, stream: object, tag: str, timeout: float
         buffer.free()
         raise InvalidRequest("share", share, 'one without fallback="host": this library takes no host memory')
     return buffer
-
-
-class AddressedBuffers:
-    """Buffers of a share for a library that frees by address. It may close its streams once that is done."""
-
-    def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
-        self.device = device_of(share)
-        self._share, self._tag, self._timeout = share, tag, timeout
-        self._stream_of = share._opened.device.stream_of
-        self._live: dict[int, Buffer] = {}
-
-    def allocate(self, nbytes: int, stream: Streamed) -> int:
-        """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
-        buffer = allocate(self._share, nbytes, self._named(stream), self._tag, self._timeout)
-        if nbytes:
-            self._live[buffer.address] = buffer
-        return buffer.address
-
-    def free(self, address: int, nbytes: int, stream: Streamed) -> None:
-        """Take memory back, behind the work of a stream, from any thread."""
-        if nbytes:
-            self._live.pop(address).free(self._named(stream))
-
-    def _named(self, stream: Streamed) -> Stream:
-        """Return the pool's stream of that handle. It would keep the other one itself, which may be closed there."""
-        return self._stream_of(stream.__cuda_stream__()[1])
 
 
 class Streamed(Protocol):

@@ -239,7 +239,7 @@ class TestCudaCore:
         former = device.memory_resource
         device.memory_resource = pool.as_memory_resource(tag="theirs")
         try:
-            for _ in range(20):
+            for _ in range(40):  # more streams than it keeps
                 first, second = device.create_stream(), device.create_stream()
                 buffer = device.allocate(64 * MIB, stream=first)
                 assert pool._core.tag_bytes() == {"theirs": 64 * MIB}

@@ -71,6 +71,32 @@ def test_empty_buffers_are_fine(pool: AsyncMemoryPool, streams: Streams) -> None
 
 
 @pytest.mark.fake_only
+def test_few_streams_are_kept_and_known(cuda: Cuda, driver: FakeDriver) -> None:
+    """The driver is asked once who a stream is, also if the program closes it; of many streams the pool keeps none."""
+    context = cuda.context
+    first, *others = [context.create_stream() for _ in range(80)]
+    with AsyncMemoryPool(cuda, limit=64 * MIB, min_free=0) as pool:
+        for resource in (pool.as_memory_resource(), pool.as_memory_resource()):
+            theirs = core.Stream.from_handle(first)
+            resource.allocate(MIB, stream=theirs).close()
+            before = driver.calls("cuStreamGetId")
+            for _ in range(3):
+                resource.allocate(MIB, stream=theirs).close(theirs)
+            theirs.close()
+            theirs = core.Stream.from_handle(first)
+            resource.allocate(MIB, stream=theirs).close()
+            assert driver.calls("cuStreamGetId") == before
+        for handle in others:
+            resource.allocate(MIB, stream=core.Stream.from_handle(handle)).close()
+        known = pool._core.stream_objects[1:]
+        assert [one.lasting for one in known] == [True] * 63 + [False] * 17
+        assert pool.stats().allocated_bytes == 0
+        del known, resource
+    for handle in (first, *others):
+        context.destroy_stream(handle)
+
+
+@pytest.mark.fake_only
 def test_memory_goes_back_behind_the_stream_of_the_close(
     pool: AsyncMemoryPool, cuda: Cuda, streams: Streams, driver: FakeDriver
 ) -> None:
