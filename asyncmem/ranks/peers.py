@@ -6,7 +6,7 @@ import hashlib
 import json
 import struct
 import time
-from collections import defaultdict, deque
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,8 +86,7 @@ class Group:
         self._peers: dict[int, Peer] = {}
         self._lost: dict[int, str] = {}
         self._ended: dict[tuple[int, int], Json] = {}  # by number and rank: None of one that is done, or how it failed
-        self._said: defaultdict[int, defaultdict[tuple[int, str], deque[Json]]]
-        self._said = defaultdict(lambda: defaultdict(deque))
+        self._said: dict[tuple[int, int, str], deque[Json]] = {}  # by number, rank and topic
         self._changed: Latch[None] = Latch()
         self._listening: socket.socket | None = None
         self.number = 0  # of what all do together
@@ -171,8 +170,12 @@ class Group:
         if number >= self.number:
             if said[0] in (DONE, FAILED):
                 self._ended[number, rank] = said[1] if said[0] == FAILED else None
-            self._said[number][rank, said[0]].append(said[1])
+            self._said_of(number, rank, said[0]).append(said[1])
             self._tell()
+
+    def _said_of(self, number: int, rank: int, topic: str) -> deque[Json]:
+        # From two threads: a defaultdict could make two of them, and what was put into the first would be lost.
+        return self._said.setdefault((number, rank, topic), deque())
 
     def _tell(self) -> None:
         changed, self._changed = self._changed, Latch()
@@ -183,9 +186,10 @@ class Group:
     def begin(self) -> int:
         """Go on to what all do next, and forget what was said before; return its number."""
         self.number += 1
-        for old in [one for one in list(self._said) if one < self.number]:
-            del self._said[old]
-        self._ended = {one: how for one, how in self._ended.copy().items() if one[0] >= self.number}
+        for said in [one for one in list(self._said) if one[0] < self.number]:
+            del self._said[said]
+        for ended in [one for one in list(self._ended) if one[0] < self.number]:
+            del self._ended[ended]
         return self.number
 
     def say(self, to: int | None, topic: str, what: object, number: int | None = None) -> None:
@@ -206,7 +210,7 @@ class Group:
         Raises:
             RankLost: One of all has failed, ended, or left, and that was not said.
         """
-        said = self._said[self.number][rank, topic]
+        said = self._said_of(self.number, rank, topic)
 
         def look() -> tuple[Json] | None:
             if said:

@@ -70,7 +70,11 @@ class Connection(ABC):
         """Begin to read, and to watch the other process."""
         self.broker.serve(self._socket, self._read)
         if self.pid:
-            self.broker.watch(self.pid, self.end)
+            self.broker.watch(self.pid, self._gone)
+
+    def _gone(self) -> None:
+        self._read()  # what it has said before it ended
+        self.end()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message, now or once there is room. From any thread, and from finalizers."""
@@ -127,7 +131,7 @@ class Connection(ABC):
         if not self.ended:
             self.ended = True
             self._hang_up()
-            self.broker.unwatch(self.pid, self.end)
+            self.broker.unwatch(self.pid, self._gone)
             self.lost()
 
 

@@ -6,6 +6,8 @@ import gc
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +21,8 @@ from asyncmem import AsyncMemoryPool, InvalidRequest, share
 from asyncmem.devices import Fence
 from asyncmem.errors import DeviceError, ReaderLost, StaleDescriptor
 from asyncmem.share import imports
-from asyncmem.share.broker import name_of, new_socket
+from asyncmem.share.broker import Connection, name_of, new_socket
+from asyncmem.share.exports import process
 from asyncmem.share.messages import DESCRIPTOR, Kind, pack
 
 from .peer import Peer, Peers
@@ -519,6 +522,32 @@ def test_other_users_get_nothing(pool: AsyncMemoryPool, peers: Peers) -> None:
     friend.kill()
     with pytest.raises(ReaderLost):
         exported.block(30)
+
+
+def test_what_a_process_said_before_its_end_is_heard() -> None:
+    """Also where its end is seen at once with that, or sooner: a message that was lost would be waited for."""
+    name = b"\0asyncmem-test-" + os.urandom(16).hex().encode()
+    heard: list[bytes] = []
+    lost = threading.Event()
+
+    class Listener(Connection):
+        def receive(self, message: bytes, fds: list[int]) -> None:  # noqa: ARG002  # as its base
+            heard.append(message)
+
+        def lost(self) -> None:
+            lost.set()
+
+    speak = f"from socket import *; s = socket(AF_UNIX, SOCK_SEQPACKET); s.connect({name!r}); s.send(b'last words')"
+    with new_socket() as listening:
+        listening.bind(name)
+        listening.listen()
+        subprocess.run([sys.executable, "-c", speak], check=True)
+        end, _ = listening.accept()
+    end.setblocking(False)
+    connection = Listener(process.broker, end)
+    process.broker.post(connection.open)  # its process is gone by now
+    assert lost.wait(30)
+    assert heard == [b"last words"]
 
 
 def test_files_that_nobody_asked_for_are_closed(pool: AsyncMemoryPool) -> None:
