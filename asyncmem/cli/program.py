@@ -29,7 +29,7 @@ class Program:
         file: The file of its source.
 
     Raises:
-        click.ClickException: There is none of that name; the text says what is missing.
+        click.UsageError: There is none of that name; the text says what is missing.
     """
 
     def __init__(self, name: str, *, is_module: bool) -> None:
@@ -63,7 +63,7 @@ class Program:
     def _find_script(self, name: str) -> SourceFileLoader:
         path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 -- as the interpreter names it: "./" is kept
         if not Path(path).is_file():
-            raise click.ClickException(f"{name!r} is no file")
+            raise click.UsageError(f"there is no file {name!r}")
         _lead_imports_with(str(Path(path).resolve().parent))
         return SourceFileLoader("__main__", path)
 
@@ -73,7 +73,7 @@ class Program:
         if spec.submodule_search_locations is not None:
             spec = _spec(f"{name}.__main__")
         if not isinstance(spec.loader, SourceFileLoader):
-            raise click.ClickException(f"module {name!r} has no source that could be run")
+            raise click.UsageError(f"module {name!r} has no source that could be run")
         self._main.__spec__ = spec
         self._main.__package__ = spec.parent
         return spec.loader
@@ -83,9 +83,9 @@ def _spec(name: str) -> ModuleSpec:
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise click.ClickException(f"module {name!r} was not found: {error}") from error
+        raise click.UsageError(f"module {name!r} was not found: {error}") from error
     if spec is None:
-        raise click.ClickException(f"there is no module {name!r}")
+        raise click.UsageError(f"there is no module {name!r}")
     return spec
 
 
