@@ -1,4 +1,4 @@
-"""A service that embeds texts, and does what it promised when ten times too many requests come.
+"""A service that embeds texts, and answers in time what it admits when ten times too many requests come.
 
     pip install 'asyncmem[prometheus]' starlette 'uvicorn[standard]'
     OPENBLAS_NUM_THREADS=1 uvicorn app:app
@@ -54,6 +54,16 @@ class TooBusy(Exception):
     def __init__(self, wait: float) -> None:
         super().__init__(wait)
         self.wait = wait
+
+
+async def read(request: Request) -> bytes:
+    """Return the text, or of one that is too long the beginning: more of it is not read."""
+    text = bytearray()
+    async for piece in request.stream():
+        text += piece
+        if len(text) > LENGTHS[-1]:
+            break
+    return bytes(text)
 
 
 def yield_to_loop() -> None:
@@ -194,6 +204,8 @@ class Server:
         try:
             timeout = min(float(request.headers.get("x-request-timeout", DEFAULT_TIMEOUT)), LONGEST_TIMEOUT)
         except ValueError:
+            timeout = math.nan
+        if math.isnan(timeout):  # which float also reads
             return JSONResponse({"error": "X-Request-Timeout is not in seconds"}, 400)
         nbytes = int(request.headers.get("content-length", 0))
         if nbytes > LENGTHS[-1]:
@@ -201,8 +213,8 @@ class Server:
         end = "failed"
         try:
             self.admit(tenant, nbytes, began + timeout)  # before its body is read, and again when that is there
-            text = await request.body()
-            if len(text) > LENGTHS[-1]:  # it came in pieces of no length that was told
+            text = await read(request)
+            if len(text) > LENGTHS[-1]:  # it came in pieces, without a length in its header
                 return JSONResponse({"error": f"more than {LENGTHS[-1]} bytes"}, 413)
             vector = await self.answer(tenant, text, began + timeout)
             end = "answered" if time.monotonic() < began + timeout else "late"

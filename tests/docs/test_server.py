@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -77,6 +78,7 @@ def test_an_answer_does_not_depend_on_who_else_is_served(server: Server) -> None
     [
         pytest.param({"X_Api_Key": "nobody's"}, b"a", 401, id="unknown client"),
         pytest.param({"X_Request_Timeout": "soon"}, b"a", 400, id="no number"),
+        pytest.param({"X_Request_Timeout": "nan"}, b"a", 400, id="not a number"),
         pytest.param({}, LONG * 2, 413, id="too long"),
     ],
 )
@@ -85,6 +87,17 @@ def test_what_cannot_be_answered_says_why(server: Server, headers: dict[str, str
     answer = embed(server, text, **headers)
     assert answer.status_code == status
     assert answer.json()["error"]
+
+
+def test_a_text_without_a_length_is_read_no_further_than_it_may_be_long(server: Server) -> None:
+    """One that comes in pieces, and never ends, is refused as soon as it is too long."""
+    url = server[1].base_url
+    head = "".join(f"{name}: {value}\r\n" for name, value in GOLD.items())
+    piece = b"%x\r\n%s\r\n" % (len(LONG), LONG)
+    with socket.create_connection((url.host, url.port), timeout=60) as connection:
+        connection.sendall(f"POST /embed HTTP/1.1\r\nHost: server\r\n{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        connection.sendall(2 * piece)
+        assert connection.recv(1024).startswith(b"HTTP/1.1 413")
 
 
 def test_a_deadline_that_cannot_be_met_is_refused(server: Server) -> None:
