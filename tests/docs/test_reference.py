@@ -117,7 +117,7 @@ def test_programs_set_a_dozen_options() -> None:
 
 def test_what_cannot_be_changed_at_run_time_is_named() -> None:
     """The page names the options that `configure` refuses."""
-    sentence = re.search(r"except (.*?), which", section("Options of a pool"), re.DOTALL)
+    sentence = re.search(r"except (.*?),\s+which", section("Options of a pool"), re.DOTALL)
     assert sentence is not None
     assert set(names(sentence[1])) == set(OPTIONS) - RUNTIME_OPTIONS
 
