@@ -31,16 +31,17 @@ def _as_line_magic(lines: list[str]) -> list[str]:
 
 
 class _Magic:
+    """Record all pools until the cell ends, and show what happened: `%%asyncmem`, `%%asyncmem --frames 8`.
+
+    `--frames` is how many lines of the call are kept of each request. Everything that the process does meanwhile is
+    recorded, by other tasks and threads, too. An error in the cell ends the recording as well.
+    """
+
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._tracker: MemoryTracker | None = None
 
     def __call__(self, line: str) -> None:
-        """Record all pools until the cell ends, and show what happened: `%%asyncmem`, `%%asyncmem --frames 8`.
-
-        `--frames` is how many lines of the call are kept of each request. Everything that the process does meanwhile is
-        recorded, by other tasks and threads, too. An error in the cell ends the recording as well.
-        """
         from IPython.core.error import UsageError
 
         match shlex.split(line):

@@ -23,7 +23,7 @@ _LEVELS: Final = {
     Level.SHARED_CACHE: "shared cache",
     Level.MAPPED: "free memory",
     Level.FOREIGN: "other streams' memory",
-    Level.MISS: "waiting",
+    Level.MISS: "growth or waiting",
 }
 LOW_HIT_RATE: Final = 0.5
 HIGH_FRAGMENTATION: Final = 0.3
