@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from abc import abstractmethod
+from typing import NamedTuple, Protocol, Self
+
+from asyncmem.devices.base import Device
 
 
 class Place(NamedTuple):
@@ -25,15 +28,16 @@ class Place(NamedTuple):
     facts: dict[str, str | int]
 
 
-@runtime_checkable
-class Shareable(Protocol):
+class Shareable(Device):
     """A device whose memory other processes can open."""
 
-    kind: str
-
+    @abstractmethod
     def place(self, address: int) -> Place:
         """Return where the memory at an address is; 0 is the address of what is empty."""
-        ...
+
+    def shareable(self) -> Self:
+        """Return this very device."""
+        return self
 
 
 class Region(Protocol):

@@ -16,7 +16,7 @@ from typing import Final
 from asyncmem.devices.host import Host
 from asyncmem.devices.host_memory import PAGE, Pages
 from asyncmem.devices.ranges import Ranges
-from asyncmem.devices.shared import Place
+from asyncmem.devices.shared import Place, Shareable
 from asyncmem.errors import BackendUnavailable, InvalidRequest
 
 _FAILED: Final = ctypes.c_void_p(-1).value
@@ -172,7 +172,7 @@ class SharedPages(Pages):
         self._ranges.give_back(address, nbytes)
 
 
-class SharedHost(Host):
+class SharedHost(Shareable, Host):
     """Memory of this machine that other processes can open, by `asyncmem.share`. Get it by `Host.shareable()`.
 
     Linux only. A process that was forked while it exists does not have its memory.
@@ -201,7 +201,3 @@ class SharedHost(Host):
         return Place(
             group=one, fd=one.fd, region=one, kept=None, offset=address - one.address if address else 0, facts={}
         )
-
-    def shareable(self) -> SharedHost:
-        """Return this very device."""
-        return self

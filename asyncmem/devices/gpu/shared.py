@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncmem.devices.base import MemoryInfo, Segment, whole_segment
 from asyncmem.devices.host_memory import Companion
 from asyncmem.devices.ranges import Ranges
-from asyncmem.devices.shared import Place
+from asyncmem.devices.shared import Place, Shareable
 from asyncmem.errors import BackendUnavailable, InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
 
@@ -74,7 +74,7 @@ class Chunk:
         self.facts: dict[str, str | int] = {"payload": payload.hex(), "size": size}
 
 
-class SharedCuda(Companion):
+class SharedCuda(Shareable, Companion):
     """Memory of a GPU that other processes can open, by `asyncmem.share`. Get it by `Cuda.shareable()`.
 
     It never gives memory back to the driver before it ends, and has no piece above 4 GiB.
@@ -161,10 +161,6 @@ class SharedCuda(Companion):
                 facts = {**one.facts, "gpu": self.owner.identity}
                 return Place(self, self._fd, one, one.held, address - one.address, facts)
         raise InvalidRequest("address", hex(address), f"memory of {self.name!r}")
-
-    def shareable(self) -> SharedCuda:
-        """Return this very device."""
-        return self
 
     def _get(self, nbytes: int) -> Chunk:
         spare = min(self.capacity - self._reserved, _MOST)
