@@ -39,7 +39,6 @@ REASON_MEMORY: Final = 1
 REASON_PAGES: Final = 4
 ROUTE_CALLS: Final[tuple[int, int]]
 PROCESS_CALLS: Final[tuple[int, int, int]]
-NAMED_CALLS: Final[tuple[int, int]]
 
 class Heap:
     def __init__(self, *, granule: int = 512, journal: bool = False, **options: Unpack[HeapOptions]) -> None: ...
@@ -696,17 +695,7 @@ class Route:
     def leave(self) -> None:
         """End that. On the same thread, and the innermost first."""
 
-    def begin(self) -> int:
-        """Let memory be had by it, until as many `end` follow."""
-
-    def end(self) -> int:
-        """End what `begin` began."""
-
     failure: BaseException | None
-    @property
-    def address(self) -> int:
-        """What `NAMED_CALLS` take for it, between `begin` and `end`."""
-
     @property
     def core(self) -> Core: ...
     @property
@@ -728,8 +717,61 @@ class Route:
     def reset_peaks(self) -> None:
         """Begin anew with peaks."""
 
-def name_streams_by(capsule: object) -> None:
-    """Take the function of a library, in C, that returns the handle of this thread's current stream."""
+class PointerAllocator:
+    """Allocates what a library asks for on one thread, as objects of the library's, which keep the buffers.
+
+    Args:
+        share: The pool, budget or lease.
+        device: The number that the library has for its device.
+        stream_here: The library's function in C, as Cython offers it, that returns the handle of the current stream.
+        stream_of: Returns what means a stream to the pool's device, of its handle.
+        memory: Makes the library's object of an address, bytes, what to keep, and the device.
+        pointer: Makes its pointer of that and an offset.
+        tag: A name under which statistics and errors count what is live.
+        timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
+    """
+
+    def __init__(
+        self,
+        share: Allocator,
+        device: int,
+        stream_here: object,
+        stream_of: Callable[[int], object],
+        memory: Callable[[int, int, Buffer, int], object],
+        pointer: Callable[[object, int], object],
+        *,
+        tag: str,
+        timeout: float | None = None,
+    ) -> None: ...
+    def allocate(self, nbytes: int) -> object:
+        """Return a pointer to memory that is ready on the stream that is current, and goes back behind that as it dies.
+
+        Raises:
+            OutOfMemoryError: There is no such memory, with all facts.
+        """
+
+class AddressedBuffers:
+    """Buffers of a share for a library that frees by address, and names a stream each time.
+
+    Args:
+        share: The pool, budget or lease.
+        find: Returns the pool's stream, of one of the library's and its handle.
+        tag: A name under which statistics and errors count what is live.
+        timeout: Seconds to block the thread for at most, where the share has no room; None does not wait.
+    """
+
+    def __init__(
+        self, share: Allocator, find: Callable[[Any, int], Stream], *, tag: str, timeout: float | None = None
+    ) -> None: ...
+    @property
+    def known(self) -> dict[int, Stream]:
+        """Streams of the pool by handles that are theirs for as long as they are here; `find` adds what it likes."""
+
+    def allocate(self, nbytes: int, stream: object) -> int:
+        """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
+
+    def free(self, address: int, nbytes: int, stream: object) -> None:
+        """Take memory back, behind the work of a stream, from any thread."""
 
 def route_failure() -> BaseException | None:
     """Return why the latest allocation on this thread failed, and forget it; None where it did not, or has no route."""

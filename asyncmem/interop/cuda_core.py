@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncmem.interop.routing import Streamed, allocate, device_of, needs
+from asyncmem.core import AddressedBuffers
+from asyncmem.interop.routing import device_of, needs
 
 with needs("cuda-core"):
     from cuda.core import Buffer, MemoryResource
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from cuda.core import Stream
     from cuda.core.graph import GraphBuilder
 
-    from asyncmem.core import Buffer as OurBuffer
     from asyncmem.devices.base import Stream as OurStream
     from asyncmem.pool.share import Share
 
@@ -31,11 +31,8 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
     """
 
     def __init__(self, share: Share, *, tag: str = "cuda.core", timeout: float | None = None) -> None:
-        self._device = device_of(share)
-        self._share, self._tag, self._timeout = share, tag, timeout
-        self._opened = share._opened
-        self._live: dict[int, OurBuffer] = {}  # by address
-        self._kept: dict[int, OurStream] = {}  # by handle, which no other stream can have while it is kept alive
+        self._device, self._opened = device_of(share), share._opened
+        self._buffers = AddressedBuffers(share, self._find, tag=tag, timeout=timeout)
 
     def allocate(self, size: int, *, stream: Stream | GraphBuilder) -> Buffer:
         """Allocate a buffer for the work of a stream.
@@ -44,31 +41,24 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
             InvalidRequest: The size or the stream is none.
             OutOfMemoryError: There is no such memory, with all facts.
         """
-        home = self._kept.get(stream.__cuda_stream__()[1]) or self._find(stream)
-        buffer = allocate(self._share, size, home, self._tag, self._timeout)
-        address = buffer.address
-        if size:
-            self._live[address] = buffer
+        address = self._buffers.allocate(size, stream)
         try:
             return Buffer.from_handle(address, size, mr=self, stream=stream)
         except BaseException:
-            self.deallocate(address, size, stream=stream)
+            self._buffers.free(address, size, stream)
             raise
 
     def deallocate(self, ptr: Any, size: int, *, stream: Stream | GraphBuilder) -> None:  # noqa: ANN401  # int or theirs
         """Take a buffer's memory back, behind the work of a stream. cuda.core calls it, from any thread."""
-        if size:
-            last = self._kept.get(stream.__cuda_stream__()[1]) or self._find(stream)
-            self._live.pop(int(ptr)).free(last)
+        self._buffers.free(int(ptr), size, stream)
 
-    def _find(self, stream: Stream | GraphBuilder) -> OurStream:
+    def _find(self, stream: Stream | GraphBuilder, handle: int) -> OurStream:
         """Return the pool's stream for it; keep it, and its like, alive, as far as they are few, to know it sooner."""
-        handle = stream.__cuda_stream__()[1]
         found = self._opened.device.stream_of(handle)
         if not found.lasting and not found.capturing() and len(self._opened.core.stream_objects) < _MOST_KEPT:
             found = self._opened.device.stream_of(_Kept(stream))
         if isinstance(getattr(found, "keeps", None), _Kept):
-            self._kept[handle] = found
+            self._buffers.known[handle] = found
         return found
 
     @property
@@ -90,7 +80,7 @@ class ShareMemoryResource(MemoryResource):  # type: ignore[misc]  # theirs has n
 class _Kept:
     """A stream's owner beside the object that the program has, and may close."""
 
-    def __init__(self, stream: Streamed) -> None:
+    def __init__(self, stream: Stream | GraphBuilder) -> None:
         catcher = _Catcher()
         Buffer.from_handle(1, 1, mr=catcher, stream=stream).close()
         self.__cuda_stream__ = catcher.streams.pop().__cuda_stream__
@@ -102,7 +92,7 @@ class _Catcher(MemoryResource):  # type: ignore[misc]  # as above
     is_device_accessible, is_host_accessible, device_id = True, False, 0
 
     def __init__(self) -> None:
-        self.streams: list[Streamed] = []
+        self.streams: list[Stream] = []
 
-    def deallocate(self, *_: object, stream: Streamed) -> None:
+    def deallocate(self, *_: object, stream: Stream) -> None:
         self.streams.append(stream)

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
 
-from asyncmem.core import NAMED_CALLS, Route, name_streams_by
+from asyncmem.core import PointerAllocator
 from asyncmem.interop.routing import device_of, need_no_blocking, needs, until_suspended
 from asyncmem.pool.share import Share
 
@@ -25,7 +25,7 @@ __all__ = ["use"]
 
 _cuda: Any = cupy.cuda
 _backend: Any = import_module("cupy_backends.cuda.stream")
-name_streams_by(_backend.__pyx_capi__["get_current_stream_ptr"])
+_stream_here: object = _backend.__pyx_capi__["get_current_stream_ptr"]
 
 
 def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> AbstractContextManager[None]:
@@ -36,34 +36,16 @@ def use(share: Share, *, tag: str = "cupy", timeout: float | None = None) -> Abs
     device = device_of(share)
     need_no_blocking(share)
     elsewhere = _cuda.get_allocator()
-    route = Route(share, device, _stream_of, tag=tag, timeout=timeout, told_streams=True)
-    here = _cuda.CFunctionAllocator(route.address, *NAMED_CALLS, route).malloc
+    serve = PointerAllocator(
+        share, device, _stream_here, _stream_of, _cuda.UnownedMemory, _cuda.MemoryPointer, tag=tag, timeout=timeout
+    ).allocate
     alone = _cuda.runtime.getDeviceCount() == 1
-
-    def serve(nbytes: int) -> object:
-        pointer = here(nbytes)
-        if route.failure is None:
-            return pointer
-        failure, route.failure = route.failure, None
-        try:
-            raise failure
-        finally:
-            del failure  # which keeps this frame by its traceback
 
     def serve_of_many(nbytes: int) -> object:
         return serve(nbytes) if _cuda.runtime.getDevice() == device else elsewhere(nbytes)
 
     inside = _cuda.using_allocator(serve if alone else serve_of_many)
-
-    def enter() -> None:
-        route.begin()
-        inside.__enter__()
-
-    def leave() -> None:
-        inside.__exit__(None, None, None)
-        route.end()
-
-    return until_suspended(share, enter, leave)
+    return until_suspended(share, inside.__enter__, lambda: inside.__exit__(None, None, None))
 
 
 def _stream_of(handle: int) -> object:

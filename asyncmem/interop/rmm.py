@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from asyncmem.core import AddressedBuffers
 from asyncmem.devices import Cuda
 from asyncmem.devices.gpu.segments import Source
 from asyncmem.errors import InvalidRequest, OutOfMemoryError
 from asyncmem.facts import OutOfMemoryFacts
-from asyncmem.interop.routing import Streamed, allocate, device_of, needs
+from asyncmem.interop.routing import device_of, needs
 
 with needs("rmm-cu13>=26.6"):
     from rmm.mr import CallbackMemoryResource, DeviceMemoryResource
@@ -24,9 +25,7 @@ with needs("rmm-cu13>=26.6"):
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncmem.core import Buffer
     from asyncmem.devices.base import Segment
-    from asyncmem.devices.base import Stream as OurStream
     from asyncmem.pool.share import Share
 
 __all__ = ["ResourceDevice", "memory_resource"]
@@ -58,28 +57,20 @@ class _Calls:
 
     def __init__(self, share: Share, tag: str, timeout: float | None) -> None:
         device_of(share)
-        self._share, self._tag, self._timeout = share, tag, timeout
-        self._stream_of = share._opened.device.stream_of
-        self._live: dict[int, Buffer] = {}
+        stream_of = share._opened.device.stream_of
+        # RMM's object of a stream keeps nothing alive.
+        self._buffers = AddressedBuffers(share, lambda _, handle: stream_of(handle), tag=tag, timeout=timeout)
         self.calls = (self.allocate, self.free)
 
-    def allocate(self, nbytes: int, stream: Streamed) -> int:
-        """Return the address of memory that is ready in the order of a stream; what is empty has none of its own."""
-        buffer = allocate(self._share, nbytes, self._named(stream), self._tag, self._timeout)
-        address: int = buffer.address
+    def allocate(self, nbytes: int, stream: Stream) -> int:
+        address = self._buffers.allocate(nbytes, stream)
         if nbytes:
-            self._live[address], self._used[address] = buffer, self
+            self._used[address] = self
         return address
 
-    def free(self, address: int, nbytes: int, stream: Streamed) -> None:
-        """Take memory back, behind the work of a stream, from any thread."""
-        if nbytes:
-            self._used.pop(address)
-            self._live.pop(address).free(self._named(stream))
-
-    def _named(self, stream: Streamed) -> OurStream:
-        """Return the pool's stream of that handle. RMM's object keeps nothing alive."""
-        return self._stream_of(stream.__cuda_stream__()[1])
+    def free(self, address: int, nbytes: int, stream: Stream) -> None:
+        self._used.pop(address, None)
+        self._buffers.free(address, nbytes, stream)
 
 
 class ResourceDevice(Cuda):

@@ -11,14 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, Protocol
 
 from asyncmem.errors import InvalidRequest
 from asyncmem.pool.loops import running_loop
 from asyncmem.pool.share import Share
-
-if TYPE_CHECKING:
-    from asyncmem.core import Buffer
 
 
 @contextmanager
@@ -52,27 +48,6 @@ def need_no_blocking(share: Share) -> None:
     if running_loop() is not None and not share._has_range:
         raise InvalidRequest("share", share, "a lease on an event loop's thread, which must not block",
                              hint="async with pool.lease(...) as lease, and use that")  # fmt: skip
-
-
-def allocate(share: Share, nbytes: int, stream: object, tag: str, timeout: float | None) -> Buffer:
-    """Allocate memory of the device for a library that takes no other.
-
-    Raises:
-        InvalidRequest: There is none, and the pool would give the host's.
-        OutOfMemoryError: There is none.
-    """
-    buffer = share.allocate(nbytes, stream=stream, tag=tag, timeout=timeout)
-    if buffer.location != "cuda":
-        buffer.free()
-        raise InvalidRequest("share", share, 'one without fallback="host": this library takes no host memory')
-    return buffer
-
-
-class Streamed(Protocol):
-    """A stream of another library."""
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Return the version of this protocol, and the handle."""
 
 
 class _OpenBlock:

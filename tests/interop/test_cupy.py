@@ -58,40 +58,11 @@ class MemoryPointer:
         self.mem, self.ptr = mem, mem.ptr + offset
 
 
-class CFunctionMemory(UnownedMemory):
-    """`cupy.cuda.memory.CFunctionAllocatorMemory`: calls with the interpreter's lock held, and looks at no result."""
-
-    def __init__(self, allocator: "CFunctionAllocator", size: int, device_id: int) -> None:
-        super().__init__(0, size, None, device_id)
-        self._allocator = allocator
-        if size:
-            self.ptr = allocator.calls[0](allocator.param, size, device_id) or 0
-
-    def __del__(self) -> None:
-        if self.ptr:
-            self._allocator.calls[1](self._allocator.param, self.ptr, self.device_id)
-
-
-class CFunctionAllocator:
-    """`cupy.cuda.CFunctionAllocator`."""
-
-    def __init__(self, param: int, malloc: int, free: int, owner: object) -> None:
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self.param, self._owner = param, owner
-        self.calls = (
-            ctypes.PYFUNCTYPE(pointer, pointer, size, number)(malloc),
-            ctypes.PYFUNCTYPE(None, pointer, pointer, number)(free),
-        )
-
-    def malloc(self, size: int) -> MemoryPointer:
-        return MemoryPointer(CFunctionMemory(self, size, sys.modules["cupy"].device), 0)
-
-
 class Cupy(ModuleType):
     """`cupy`, as far as `asyncmem.interop.cupy` uses it: `cupy.cuda`, with the allocator of each thread."""
 
     Stream, ExternalStream = Stream, ExternalStream
-    UnownedMemory, MemoryPointer, CFunctionAllocator = UnownedMemory, MemoryPointer, CFunctionAllocator
+    UnownedMemory, MemoryPointer = UnownedMemory, MemoryPointer
 
     def __init__(self) -> None:
         super().__init__("cupy")
@@ -131,17 +102,22 @@ def elsewhere(size: int) -> MemoryPointer:
 _kept: list[object] = []
 
 
+def in_c(call: Callable[[], int]) -> object:
+    """Return a function as CuPy offers its own to others, which keep the address."""
+    current = ctypes.PYFUNCTYPE(ctypes.c_ssize_t)(call)
+    _kept.append(current)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule: object = new(ctypes.cast(current, ctypes.c_void_p), b"intptr_t (void)", None)
+    return capsule
+
+
 @pytest.fixture
 def cupy() -> Iterator[Cupy]:
     """CuPy's stand-in, for the module under test too."""
     made = Cupy()
     backend = ModuleType("cupy_backends.cuda.stream")
-    current = ctypes.CFUNCTYPE(ctypes.c_ssize_t)(lambda: made.stream.ptr)
-    _kept.append(current)  # the module under test keeps its address
-    new = ctypes.pythonapi.PyCapsule_New
-    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    capsule = new(ctypes.cast(current, ctypes.c_void_p), b"intptr_t (void)", None)
-    backend.__pyx_capi__ = {"get_current_stream_ptr": capsule}  # type: ignore[attr-defined]
+    backend.__pyx_capi__ = {"get_current_stream_ptr": in_c(lambda: made.stream.ptr)}  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "cupy", made)
         patch.setitem(sys.modules, "cupy_backends.cuda.stream", backend)
@@ -205,6 +181,24 @@ def test_memory_belongs_to_the_stream_that_is_current(
         driver.launch(other.handle, writes=[(again.address, 60 * MIB)])
         driver.release()
     assert driver.violations() == []
+
+
+@pytest.mark.fake_only
+def test_array_may_outlive_a_stream_of_which_cupy_has_the_handle(
+    cupy: Cupy, interop: Any, pool: AsyncMemoryPool, cuda: Cuda
+) -> None:
+    """Its memory goes back behind the work of all streams, and nothing is asked of a stream that is gone."""
+    handle = cuda.context.create_stream()
+    cupy.stream = ExternalStream(handle)
+    with interop.use(pool):
+        x = cupy.alloc(60 * MIB)
+    cupy.stream = ExternalStream(0)
+    cuda.context.destroy_stream(handle)
+    del x
+    gc.collect()
+    assert pool._core.retire.counts().failed_records == 0
+    with pool.allocate(60 * MIB, stream=cuda.create_stream("other")):
+        assert pool._core.retire.counts().failed_records == 0
 
 
 def test_one_card_needs_no_look_at_the_device(cupy: Cupy, interop: Any, pool: AsyncMemoryPool) -> None:
@@ -286,11 +280,17 @@ def test_cupy_itself_has_this_interface(pool: AsyncMemoryPool) -> None:
         with pytest.raises(theirs.cuda.runtime.CUDARuntimeError), interop.use(lease):
             pass
         patch.setattr(theirs.cuda.runtime, "getDeviceCount", lambda: 1)
+        with interop.use(lease), pytest.raises(theirs.cuda.runtime.CUDARuntimeError):  # it looks for its stream
+            theirs.cuda.alloc(512)
+        patch.setattr(interop, "_stream_here", in_c(int))
         with interop.use(lease):
-            assert theirs.cuda.get_allocator().__module__ == "asyncmem.interop.cupy"
-            with pytest.raises(theirs.cuda.runtime.CUDARuntimeError):  # it looks for its device, and then calls us
-                theirs.cuda.alloc(512)
+            pointer = theirs.cuda.alloc(512)
+            assert (pointer.ptr, pointer.mem.size, pointer.mem.device_id) == (lease.address, 512, 0)
+            assert lease.stats().allocated_bytes == 512
+            with pytest.raises(OutOfMemoryError):
+                theirs.cuda.alloc(2 * MIB)
+            del pointer
+            assert lease.stats().allocated_bytes == 0
         assert theirs.cuda.get_allocator() == before
-        assert (lease.stats().allocated_bytes, pool._core.routes) == (0, {})
     assert {"Stream", "UnownedMemory", "get_current_stream"} <= set(dir(theirs.cuda))
     assert hasattr(theirs.cuda.runtime, "getDevice")

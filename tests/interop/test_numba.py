@@ -60,6 +60,14 @@ with asyncmem.AsyncMemoryPool("cuda:0", limit=64 * MIB) as pool, pool.lease(4 * 
     assert lease.stats().allocated_bytes == MIB
     del x
     assert lease.stats().allocated_bytes == 0
+    with asyncmem.AsyncMemoryPool("cuda:0", limit=MIB, min_free=0, fallback="host") as small, interop.use(small):
+        y = cuda.device_array(MIB, dtype=np.uint8)
+        try:
+            cuda.device_array(MIB, dtype=np.uint8)
+        except asyncmem.InvalidRequest as error:
+            assert "no host memory" in str(error)
+        else:
+            raise AssertionError
     print(asyncmem.device("cuda:0").pool.stats().allocated_bytes)
 """
     assert run(fake, program, **MANAGER) == "0\n"

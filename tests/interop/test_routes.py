@@ -140,8 +140,12 @@ class TestServing:
     def test_fallback_to_the_host_is_refused(self, cuda: Cuda) -> None:
         """Memory of the host, which a pool may fall back to, is no device's, so the library gets none."""
         with AsyncMemoryPool(cuda, limit=8 * MIB, min_free=0, fallback="host") as small, routed(small):
-            assert allocate(16 * MIB, 0, None) is None
-            assert isinstance(route_failure(), InvalidRequest | OutOfMemoryError)
+            held = allocate(8 * MIB, 0, None)
+            assert allocate(MIB, 0, None) is None
+            assert isinstance(route_failure(), InvalidRequest)
+            assert small.stats().cpu_fallbacks == 1
+            release(held, 8 * MIB, 0, None)
+            settle(lambda: small.stats().allocated_bytes == 0)
 
 
 class TestWaiting:

@@ -11,8 +11,9 @@ import anyio.lowlevel
 import pytest
 
 from asyncmem import AsyncMemoryPool, InvalidRequest
+from asyncmem.core import AddressedBuffers
 from asyncmem.devices import Cuda, Simulated
-from asyncmem.interop.routing import allocate, device_of, need_no_blocking, until_suspended
+from asyncmem.interop.routing import device_of, need_no_blocking, until_suspended
 
 from .conftest import MIB
 
@@ -164,12 +165,13 @@ class TestShares:
     def test_memory_of_the_host_is_refused(self, cuda: Cuda) -> None:
         """A pool may fall back to it; the library gets an error, and the memory goes back."""
         with AsyncMemoryPool(cuda, limit=8 * MIB, min_free=0, fallback="host") as small:
-            held = allocate(small, 8 * MIB, None, "library", None)
+            buffers, stream = AddressedBuffers(small, lambda one, _: one, tag="library"), cuda.default_stream
+            held = buffers.allocate(8 * MIB, stream)
             with pytest.raises(InvalidRequest, match="no host memory"):
-                allocate(small, MIB, None, "library", None)
+                buffers.allocate(MIB, stream)
             assert small.stats().cpu_fallbacks == 1
-            held.free()
-            allocate(small, MIB, None, "library", None).free()
+            buffers.free(held, 8 * MIB, stream)
+            buffers.free(buffers.allocate(MIB, stream), MIB, stream)
 
     @pytest.mark.asyncio
     async def test_only_leases_serve_on_a_loops_thread(self, pool: AsyncMemoryPool) -> None:

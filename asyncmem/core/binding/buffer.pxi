@@ -125,16 +125,23 @@ cdef class Buffer:
                 self.core().pool._forgotten(self.nbytes, self.tag, (<Notes>self.noted).site)
             except BaseException as error:
                 _report_or_raise_soon(error, self.core())
-        self.finish(None)
+        if self.noted == NULL:
+            self.finish(None)
+        else:
+            self.finish_unattended(None)
 
     cdef void end_export(self) noexcept:
         # The block of a freed buffer follows, long after the free.
-        cdef Retire retire = self.core().retire
         stream = None
         if self.late != NULL:
             stream = (<object>self.late)[0]
             (<Core>self.owner).exported_bytes -= self.nbytes
             _write(&self.late, None)
+        self.finish_unattended(stream)
+
+    cdef void finish_unattended(self, object stream) noexcept:
+        # Where nobody says that the streams which it knows by mere handles are still alive.
+        cdef Retire retire = self.core().retire
         retire.unattended += 1
         self.finish(stream)
         retire.unattended -= 1

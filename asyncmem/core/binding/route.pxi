@@ -21,8 +21,6 @@ cdef extern from "binding/routes.hpp" namespace "asyncmem" nogil:
         void add(CRoute& route, void* address, uint32_t block, size_t nbytes, bint everywhere) except +
         void use(CRoute& route)
         bint drop(CRoute& route)
-        void* take(CRoute& route, size_t nbytes, uint64_t stream)
-        bint release(void* address)
         void install(CRoute& route)
         RouteCounts counts(const CRoute& route)
         void reset_peaks(CRoute& route)
@@ -83,11 +81,6 @@ cdef class Route:
     def __dealloc__(self):
         del self.c
 
-    @property
-    def address(self):
-        """What `NAMED_CALLS` take for it, between `begin` and `end`."""
-        return <size_t>self.c
-
     def enter(self):
         """Have this thread's allocations come from here, until `leave`."""
         self.begin()
@@ -99,8 +92,8 @@ cdef class Route:
         self.begin()
         asyncmem_routes().install(self.c[0])
 
-    cpdef int begin(self) except -1:
-        """Let memory be had by it, until as many `end` follow."""
+    cdef int begin(self) except -1:
+        # Let memory be had by it, until as many `end` follow.
         asyncmem_routes().use(self.c[0])
         if self not in self.core.routes:
             self.core.routes[self] = None
@@ -115,8 +108,7 @@ cdef class Route:
         (&asyncmem_here())[0] = self.c.outer
         self.end()
 
-    cpdef int end(self) except -1:
-        """End what `begin` began."""
+    cdef int end(self) except -1:
         self.inside = False
         self.set_open()
         self.drop()
@@ -154,11 +146,12 @@ cdef class Route:
             raise InvalidRequest("stream", meant, "one that is not being captured: a graph would keep using the memory")
         cdef object timeout = None if core.loop_here() is not None else self.timeout  # an event loop's thread does not wait
         cdef Buffer buffer = self.share.allocate(nbytes, stream=meant, tag=self.tag, timeout=timeout)
-        cdef Lane* lane = core.retire.lane(buffer.home)
         cdef void* address = <void*><size_t>buffer._address
-        if not buffer._block:
+        cdef Lane* lane
+        if buffer.owner != <PyObject*>core:
             buffer.free()
             raise InvalidRequest("share", self.share, 'one without fallback="host": this library takes no host memory')
+        lane = core.retire.lane(buffer.home)
         if lane.native and lane.lasting:
             asyncmem_know(self.c, stream, buffer.home)
         asyncmem_routes().add(self.c[0], address, buffer._block, nbytes, not (self.told_streams and lane.lasting))
@@ -242,51 +235,3 @@ ROUTE_CALLS = (<size_t>&route_allocate, <size_t>&route_release)
 PROCESS_CALLS = (<size_t>&route_allocate_or_throw, <size_t>&route_release, <size_t>&route_name_stream)
 """The same for a library that looks at no result, so the first throws a `std::runtime_error`; and
 `void name_stream(void* address, void* stream)`, for each other stream that uses a block."""
-
-
-cdef intptr_t (*_stream_here)() noexcept  # of the library that names its routes
-cdef dict _kept = {}  # buffers of graphs, by address: what becomes of them when they are freed, their pools know
-
-
-def name_streams_by(capsule):
-    """Take the function of a library, in C, that returns the handle of this thread's current stream."""
-    global _stream_here
-    _stream_here = <intptr_t (*)() noexcept>PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))
-
-
-cdef void* _allocate_from(void* named, size_t nbytes, int device) noexcept:
-    cdef CRoute* c = <CRoute*>named
-    cdef uint64_t stream = <uint64_t>_stream_here()
-    cdef void* found = asyncmem_routes().take(c[0], nbytes, stream)
-    if found == NULL:
-        try:
-            return _serve_or_keep(<Route>c.object, nbytes, stream)
-        except BaseException as error:
-            (<Route>c.object).failure = error
-    return found
-
-
-cdef void* _serve_or_keep(Route route, size_t nbytes, uint64_t stream) except NULL:
-    cdef Buffer buffer
-    if stream and route.core.can_capture:
-        meant = route.stream_of(stream)
-        if route.core.may_be_captured(route.core.stream_number(meant)):
-            buffer = route.share.allocate(nbytes, stream=meant, tag=route.tag)  # as a graph's, or not at all
-            _kept[buffer._address] = buffer
-            return <void*><size_t>buffer._address
-    return route.serve(nbytes, stream)
-
-
-cdef void _release_to(void* named, void* address, int device) noexcept:
-    if not asyncmem_routes().release(address):
-        buffer = _kept.pop(<size_t>address, None)
-        if buffer is not None:
-            (<Buffer>buffer).free()
-
-
-NAMED_CALLS = (<size_t>&_allocate_from, <size_t>&_release_to)
-"""The addresses of `void* allocate(void* route, size_t, int device)` and `void release(void* route, void*, int device)`.
-
-For a library that calls with the interpreter's lock held. Memory is ready on the stream that is current here, and goes
-back behind that. `route.failure` tells why there was none.
-"""

@@ -102,13 +102,13 @@ public:
         return reinterpret_cast<void*>(outcome.address);
     }
 
-    bool release(void* address) noexcept {  // whether it was a route's
-        if (!address || forked_) return true;
+    void release(void* address) noexcept {
+        if (!address || forked_) return;
         Held held;
         {
             std::lock_guard guard(lock_);
             auto found = held_.find(address);
-            if (found == held_.end()) return false;
+            if (found == held_.end()) return;
             held = found->second;
             held_.erase(found);
         }
@@ -129,7 +129,6 @@ public:
         if (flags || held.everywhere || route.users == 1) tell(route, flags);
         route.heap->expect_news(-1);
         route.users--;  // the last one is told of, so that it stays until then
-        return true;
     }
 
     // `everywhere`: it is not known which streams will use it.
