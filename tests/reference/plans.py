@@ -20,23 +20,19 @@ class Picking:
 
     def __init__(self, heap: "Plans", segment: int = -1, kept: range = range(0)) -> None:
         self.heap, self.segment, self.kept = heap, segment, kept
-        self.rest = list(heap.queue)
+        idle = [one for one in heap.all_handles.values() if heap.idle(one) is not None and not self.is_kept(one)]
+        self.rest = sorted(idle, key=lambda handle: (handle.freed, handle.address))
         self.later: list[Handle] = []
 
     def next(self) -> Handle | None:
-        """Return the ready handle that has been idle the longest, each once; those in use leave the queue."""
-        unready = 0
-        while self.rest and unready < UNREADY:
+        """Return the ready handle that has been idle the longest, each once."""
+        for _ in range(UNREADY):
+            if not self.rest:
+                return None
             handle = self.rest.pop(0)
-            if self.is_kept(handle):
-                continue
-            if self.heap.idle(handle) is None:
-                self.heap.queue.remove(handle)
-            elif not self.heap.undone(handle.uses):
+            if not self.heap.undone(handle.uses):
                 return handle
-            else:
-                self.later.append(handle)
-                unready += 1
+            self.later.append(handle)
         return None
 
     def is_kept(self, handle: Handle) -> bool:
@@ -48,11 +44,10 @@ class Picking:
         """Return what to wait for so that handles of so many bytes more are ready, if there are so many."""
         entries: Entries = {}
         for handle in (*self.later, *self.rest):
-            if self.heap.idle(handle) is not None and not self.is_kept(handle):
-                entries = joined(entries, self.heap.undone(handle.uses))
-                nbytes -= handle.nbytes
-                if nbytes <= 0:
-                    return entries
+            entries = joined(entries, self.heap.undone(handle.uses))
+            nbytes -= handle.nbytes
+            if nbytes <= 0:
+                return entries
         return {}
 
 
@@ -220,7 +215,6 @@ class Plans(Spaces):
         block = self.idle(handle)
         assert block is not None
         self.lift(block, handle.address, handle.nbytes)
-        self.queue.remove(handle)
 
     def block_at(self, segment: int, address: int) -> Block:
         """Return the block that starts at an address."""

@@ -18,6 +18,8 @@ class Handle:
     address: int
     nbytes: int
     uses: Entries = field(default_factory=dict)
+    freed: int = 0
+    """When a block on it was freed last, or it was let go, by a count of both."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +52,8 @@ class Spaces(Takes):
         self.spaces: dict[int, Space] = {}
         self.all_handles: dict[int, Handle] = {}
         self.handle_numbers: list[int] = []
-        self.queue: list[Handle] = []
-        """Handles that may be idle, in the order in which blocks on them were freed."""
+        self.freed = 0
+        """How many blocks were freed, and handles let go."""
         self.stamped: dict[int, int] = {}
         """The latest epoch of each stream that was noted as a use of a handle."""
 
@@ -132,38 +134,19 @@ class Spaces(Takes):
         if block.segment in self.spaces:
             for stream, epoch in self.undone(block.entries).items():
                 self.stamped[stream] = max(self.stamped.get(stream, 0), epoch)
+            self.freed += 1
             for handle in self.behind(block):
                 self.stamp(handle, self.undone(block.entries))
-                self.make_newest(handle)
+                handle.freed = self.freed
         super().settle(block)
 
     def stamp(self, handle: Handle, entries: Entries) -> None:
         """Note the uses of a block that lay on a handle."""
         handle.uses = joined(handle.uses, entries)
 
-    def absorb(self, low: Block, high: Block) -> None:
-        """Let the memory on which the two met be looked at: it may be idle from now on."""
-        across: list[Handle] = []
-        if high.segment in self.spaces:
-            across = [handle for handle in self.behind(high) if handle.address < high.address]
-        super().absorb(low, high)
-        self.enqueue(across)
-
     def behind(self, block: Block) -> list[Handle]:
         """Return each handle on which a block of a space lies."""
         return self.spaces[block.segment].behind(block.address, block.granules * self.granule)
-
-    # -- the queue -------------------------------------------------------------------------------------------------
-
-    def make_newest(self, handle: Handle) -> None:
-        """Put a handle to the end of the queue."""
-        if handle in self.queue:
-            self.queue.remove(handle)
-        self.queue.append(handle)
-
-    def enqueue(self, handles: list[Handle]) -> None:
-        """Put those handles to the end of the queue that are not in it."""
-        self.queue += [handle for handle in handles if handle not in self.queue]
 
     def idle(self, handle: Handle) -> Block | None:
         """Return the one free block in which a handle lies as a whole."""
@@ -240,8 +223,6 @@ class Spaces(Takes):
             del space.handles[page]
         del self.all_handles[handle.number]
         self.handle_numbers.append(handle.number)
-        if handle in self.queue:
-            self.queue.remove(handle)
         self.reserved_bytes -= nbytes
 
     def let_go(self, segment: int, address: int, nbytes: int) -> None:
@@ -255,7 +236,9 @@ class Spaces(Takes):
         self.ledger.wanted = 0  # what has come is for whoever waits
         for block in held:
             self.index_add(self.reunite(block))
-        self.enqueue(space.behind(address, nbytes))
+        for handle in space.behind(address, nbytes):
+            self.freed += 1
+            handle.freed = self.freed
 
     def reunite(self, block: Block) -> Block:
         """Join a block that was held with the free neighbours that it belongs to, all as it was."""

@@ -248,7 +248,6 @@ private:
     bool joins(const Node& a, const Node& b) const;
     bool lists_join(const Node& a, const Node& b) const;
     void absorb(BlockId low, BlockId high);
-    void queue_between(const Node& high);
     void unite(BlockId low, BlockId high);
     void unite_entries(Node& a, Node& b);
     FreeIndex& index_of(const Node& node);
@@ -354,10 +353,10 @@ private:
     void catch_up();
     void find_holes() const;
     BlockId idle(const Handle& handle) const;
+    std::vector<HandleId> idle_handles() const;
     bool belong(const Node& a, const Node& b) const;
     BlockId reunite(BlockId block);
     std::string check_space(uint32_t segment) const;
-    uint64_t check_handles(uint32_t segment) const;
     bool is_done(const Entry& entry) const { return entry.epoch <= streams_[entry.stream]->epochs.done; }
     Entries uses(HandleId id) const { return undone(handles_.uses(id)); }  // what keeps it from being unmapped
 

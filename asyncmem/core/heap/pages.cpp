@@ -75,9 +75,10 @@ Space& Heap::space_of(uint32_t segment) const {
     auto note = [&](const Entry& use) {
         uint64_t& stamped = streams_[use.stream]->stamped;
         stamped = std::max(stamped, use.epoch);
+        notes_.newest = {node.address, bytes(node), use.epoch, handles_.next(), use.stream, node.segment};
+        if (note_at_few(notes_.newest)) return;
         if (notes_.full()) catch_up();
-        notes_.newest = {node.address, bytes(node), use.epoch, use.stream, node.segment};
-        if (!notes_.empty() || !note_at_few(notes_.newest)) notes_.add(notes_.newest);
+        notes_.add(notes_.newest);
     };
     if (node.more) [[unlikely]] {
         std::ranges::for_each(entry_pool_[node.more], note);
@@ -94,7 +95,6 @@ inline bool Heap::note_at_few(const RecentFree& note) {
         HandleId id = space.handle(at);
         if (!id) return false;
         note_at(id, note);
-        handles_.touch(id);
         at = handles_[id].address + handles_[id].nbytes;
         if (at >= end) return true;
     }
@@ -103,17 +103,13 @@ inline bool Heap::note_at_few(const RecentFree& note) {
 
 inline void Heap::note_at(HandleId id, const RecentFree& note) {
     Entry use{note.stream, note.epoch};
-    if (note.epoch && !handles_.use(id, use)) [[unlikely]] handles_.set_uses(id, joined(uses(id), {use}));
+    if (!handles_.note(id, note.freed, use)) [[unlikely]] handles_.set_uses(id, joined(uses(id), {use}));
 }
 
 // Note at the handles all that was freed on them so far.
 void Heap::catch_up() {
     notes_.take(paged_from_ << shift_, [this](const RecentFree& note) {
-        Handles::Touch touch(handles_);
-        auto look = [&](HandleId id) {
-            touch(id);
-            note_at(id, note);
-        };
+        auto look = [&](HandleId id) { note_at(id, note); };
         segments_[note.segment].space->each(note.address, note.nbytes, handles_, look);
     });
 }
@@ -141,6 +137,24 @@ BlockId Heap::idle(const Handle& handle) const {
     if (above == holes.begin()) return 0;
     const Node& node = nodes_[*--above];
     return handle.address + handle.nbytes <= node.address + bytes(node) ? *above : 0;
+}
+
+// The handles that lie as a whole in one of them.
+std::vector<HandleId> Heap::idle_handles() const {
+    std::vector<HandleId> found;
+    for (uint32_t at : {0, 1}) {
+        if (!arenas_[at].space) continue;
+        const Space& space = space_of(arenas_[at].space - 1);
+        for (BlockId block : space.holes) {
+            uint64_t from = nodes_[block].address, to = from + bytes(nodes_[block]);
+            auto inside = [&](HandleId id) {
+                const Handle& handle = handles_[id];
+                if (from <= handle.address && handle.address + handle.nbytes <= to) found.push_back(id);
+            };
+            space.each(from, to - from, handles_, inside);
+        }
+    }
+    return found;
 }
 
 // Take a part of a free block out of the index, as blocks that are held: one for each stretch with memory, or without.
@@ -234,7 +248,7 @@ void Heap::let_go(uint32_t segment, uint64_t address, uint64_t nbytes) {
         space.held.erase(node.address);
         index_add(reunite(block));
     }
-    space.each(address, nbytes, handles_, [this](HandleId id) { handles_.queue(id); });
+    space.each(address, nbytes, handles_, [this](HandleId id) { handles_.note(id, handles_.next(), {}); });
 }
 
 // Whether neighbours are parts of one block: they wait for the same, and not merely for nothing any more. Free blocks that
@@ -274,10 +288,8 @@ Piece Heap::idle_memory() const {
     Noted noted(*this);
     Piece all;
     find_holes();
-    for (HandleId id = 1; id < handles_.all().size(); ++id) {
-        const Handle& handle = handles_[id];
-        if (!handle.nbytes || !idle(handle)) continue;
-        all.nbytes += handle.nbytes;
+    for (HandleId id : idle_handles()) {
+        all.nbytes += handles_[id].nbytes;
         for (const Entry& use : uses(id)) include(all.uses, use);
     }
     return all;
@@ -322,19 +334,10 @@ std::string Heap::check_space(uint32_t id) const {
     }
     if (mapped != segment.mapped) return "a space's mapped bytes differ from its blocks";
     if (held != space.held.size()) return "a space knows blocks that are not there";
-    return check_handles(id) == mapped ? "" : "a space's handles differ from what is mapped, or one is idle and not queued";
-}
-
-// The bytes of a space's handles; 0 when one is neither in use nor in the queue of those that are not.
-uint64_t Heap::check_handles(uint32_t segment) const {
     uint64_t total = 0;
-    find_holes();
-    for (const Handle& handle : handles_.all()) {
-        if (handle.segment != segment) continue;
-        if (handle.nbytes && !handle.queued && idle(handle)) return 0;
-        total += handle.nbytes;
-    }
-    return total;
+    for (const Handle& handle : handles_.all())
+        if (handle.segment == id) total += handle.nbytes;
+    return total == mapped ? "" : "a space's handles differ from what is mapped";
 }
 
 }  // namespace asyncmem

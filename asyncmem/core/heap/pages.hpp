@@ -19,18 +19,15 @@ using HandleId = uint32_t;  // 0 means "no handle"
 // used later.
 struct Handle : Owed {
     uint64_t address = 0, nbytes = 0;
+    uint64_t freed = 0;  // when a block on it was freed last, or it was let go, by a count of both
     uint32_t segment = 0;
-    HandleId older = 0, newer = 0;
-    bool queued = false;
 };
 
-// All handles, and of those that may be idle a queue in the order in which blocks on them were freed. Who finds one there
-// that is in use takes it out: the free that ends the use puts it back.
+// All handles.
 class Handles {
 public:
     const Handle& operator[](HandleId id) const { return table_[id]; }
     const Slots<Handle>& all() const { return table_; }
-    HandleId oldest() const { return table_[0].newer; }
 
     HandleId add(uint32_t segment, uint64_t address, uint64_t nbytes) {
         HandleId id = table_.acquire();
@@ -42,7 +39,6 @@ public:
     }
 
     void remove(HandleId id) {
-        drop(id);
         set_uses(id, {});
         table_[id].nbytes = 0;
         table_.release(id);
@@ -51,82 +47,30 @@ public:
     Entries uses(HandleId id) const { return lists_.all(table_[id]); }
     void set_uses(HandleId id, Entries uses) { lists_.store(table_[id], std::move(uses)); }
 
-    // Note a use, where all that is known are uses by the same stream; else return false.
-    bool use(HandleId id, const Entry& entry) {
+    // What comes now has this number.
+    uint64_t next() { return ++count_; }
+
+    // Note a free, and its use where all that is known are uses by the same stream; else return false.
+    bool note(HandleId id, uint64_t freed, const Entry& use) {
         Handle& handle = table_[id];
-        if (handle.more || (handle.epoch && handle.stream != entry.stream)) return false;
-        handle.stream = entry.stream;
-        handle.epoch = std::max(handle.epoch, entry.epoch);
+        handle.freed = std::max(handle.freed, freed);
+        if (!use.epoch) return true;
+        if (handle.more || (handle.epoch && handle.stream != use.stream)) return false;
+        handle.stream = use.stream;
+        handle.epoch = std::max(handle.epoch, use.epoch);
         return true;
     }
 
-    // Make it the newest of the queue, if it is not there.
-    void queue(HandleId id) {
-        if (!table_[id].queued) link(id, id);
-    }
-
-    // Make it the newest of the queue.
-    void touch(HandleId id) {
-        if (table_[0].older == id) return;
-        drop(id);
-        link(id, id);
-    }
-
-    void drop(HandleId id) {
-        if (table_[id].queued) unlink(id, id);
-    }
-
-    // Makes handles the newest of the queue, one after the other. What was freed together once lies there in a row, and a
-    // row is moved as a whole, or stays where it is.
-    class Touch {
-    public:
-        explicit Touch(Handles& handles) : handles_(handles) {}
-        ~Touch() { move(); }
-
-        void operator()(HandleId id) {
-            if (last_ && handles_.table_[last_].queued && handles_.table_[last_].newer == id) {
-                last_ = id;
-                return;
-            }
-            move();
-            first_ = last_ = id;
-        }
-
-    private:
-        void move() {
-            if (!last_ || handles_.table_[0].older == last_) return;
-            if (handles_.table_[first_].queued) handles_.unlink(first_, last_);
-            handles_.link(first_, last_);
-        }
-
-        Handles& handles_;
-        HandleId first_ = 0, last_ = 0;
-    };
-
 private:
-    void link(HandleId first, HandleId last) {
-        HandleId end = table_[0].older;
-        table_[first].older = end;
-        table_[end].newer = first;
-        table_[last].newer = 0;
-        table_[0].older = last;
-        table_[first].queued = true;
-    }
-
-    void unlink(HandleId first, HandleId last) {
-        table_[table_[first].older].newer = table_[last].newer;
-        table_[table_[last].newer].older = table_[first].older;
-        table_[first].queued = false;
-    }
-
-    Slots<Handle> table_{1};  // index 0 is the queue's both ends
+    Slots<Handle> table_{1};  // index 0 is no handle
     EntryPool lists_;
+    uint64_t count_ = 0;
 };
 
 // Where a block lay that was freed, and a stream that it waits for; epoch 0: none.
 struct RecentFree {
     uint64_t address = 0, nbytes = 0;
-    uint64_t epoch = 0;
+    uint64_t epoch = 0, freed = 0;
     uint32_t stream = 0, segment = 0;
 };
 
@@ -169,7 +113,6 @@ private:
 // there later, so a program that frees the same pages again and again pays for next to none of those notes.
 class RecentFrees {
 public:
-    bool empty() const { return !count_; }
     bool full() const { return count_ == most; }
     void add(const RecentFree& note) { notes_[count_++] = note; }
 

@@ -335,18 +335,8 @@ inline bool Heap::joins(const Node& a, const Node& b) const {
 
 // Join a block with the one after it; both are purged, and out of the index. The lower one stays.
 void Heap::absorb(BlockId low, BlockId high) {
-    if (paged_from_ != UINT64_MAX) [[unlikely]] queue_between(nodes_[high]);
     unite(low, high);
     ++total_.merges;
-}
-
-// Memory that lies below two blocks that join may be idle from now on.
-[[gnu::noinline]] void Heap::queue_between(const Node& high) {
-    const Space* space = segments_[high.segment].space.get();
-    HandleId id = space ? space->handle(high.address) : 0;
-    if (!id || handles_[id].address == high.address || handles_[id].queued) return;
-    catch_up();  // it comes behind those that were freed before
-    handles_.queue(id);
 }
 
 [[gnu::noinline]] void Heap::unite_entries(Node& a, Node& b) {

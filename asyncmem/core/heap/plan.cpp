@@ -4,6 +4,7 @@
 // is placed where, and a program never needs more pages than if they all stayed.
 #include <algorithm>
 #include <bit>
+#include <tuple>
 #include <utility>
 
 #include "heap.hpp"
@@ -14,29 +15,17 @@ namespace {
 constexpr uint32_t patience = 32;  // handles in a row that are not ready, after which none is expected to be
 }  // namespace
 
-// The choice of handles for one plan. Nothing is changed but the queue, out of which those are taken that are in use.
+// The choice of handles for one plan. Nothing is changed.
 class Heap::Picking {
 public:
-    Picking(Heap& heap, Range kept, uint32_t segment) : heap_(heap), kept_(kept), segment_(segment) {
-        next_ = heap.handles_.oldest();
-    }
+    Picking(Heap& heap, Range kept, uint32_t segment) : heap_(heap), kept_(kept), segment_(segment) {}
 
     // The handle that has been idle the longest and is ready, or 0; each is answered once.
     HandleId next() {
-        uint32_t unready = 0;
-        while (next_ && unready < patience) {
-            HandleId id = next_;
-            const Handle& handle = heap_.handles_[id];
-            next_ = handle.newer;
-            if (kept(handle)) continue;
-            if (!idle(handle)) {
-                heap_.handles_.drop(id);
-            } else if (heap_.uses(id).empty()) {
-                return id;
-            } else {
-                later_.push_back(id);
-                ++unready;
-            }
+        for (uint32_t unready = 0; unready < patience; ++unready) {
+            HandleId id = oldest();
+            if (!id || heap_.uses(id).empty()) return id;
+            later_.push_back(id);
         }
         return 0;
     }
@@ -46,7 +35,6 @@ public:
         Entries all;
         auto enough = [&](HandleId id) {
             const Handle& handle = heap_.handles_[id];
-            if (kept(handle) || !idle(handle)) return false;
             later.push_back({.nbytes = handle.nbytes, .uses = heap_.uses(id)});
             for (const Entry& entry : later.back().uses) include(all, entry);
             nbytes -= std::min(nbytes, handle.nbytes);
@@ -54,7 +42,7 @@ public:
         };
         for (HandleId id : later_)
             if (enough(id)) return all;
-        for (HandleId id = next_; id; id = heap_.handles_[id].newer)
+        while (HandleId id = oldest())
             if (enough(id)) return all;
         return {};
     }
@@ -63,14 +51,27 @@ public:
     Move lift(HandleId id, uint64_t to) {
         const Handle& handle = heap_.handles_[id];
         heap_.lift(heap_.space_of(handle.segment), heap_.idle(handle), handle.address, handle.nbytes);
-        heap_.handles_.drop(id);
         return {handle.segment, handle.address, handle.nbytes, to};
     }
 
 private:
-    bool idle(const Handle& handle) {
-        if (!std::exchange(looked_, true)) heap_.find_holes();
-        return heap_.idle(handle);
+    // The handle that has been idle the longest of those that were not asked for, or 0.
+    HandleId oldest() {
+        auto newer = [this](HandleId a, HandleId b) {
+            const Handle &x = heap_.handles_[a], &y = heap_.handles_[b];
+            return std::tie(x.freed, x.address) > std::tie(y.freed, y.address);
+        };
+        if (!std::exchange(looked_, true)) {
+            heap_.find_holes();
+            idle_ = heap_.idle_handles();
+            std::erase_if(idle_, [this](HandleId id) { return kept(heap_.handles_[id]); });
+            std::ranges::make_heap(idle_, newer);
+        }
+        if (idle_.empty()) return 0;
+        std::ranges::pop_heap(idle_, newer);
+        HandleId id = idle_.back();
+        idle_.pop_back();
+        return id;
     }
     bool kept(const Handle& handle) const {
         return handle.segment == segment_ && handle.address < kept_.address + kept_.nbytes &&
@@ -80,9 +81,8 @@ private:
     Heap& heap_;
     Range kept_;
     uint32_t segment_;
-    HandleId next_;
     bool looked_ = false;
-    std::vector<HandleId> later_;
+    std::vector<HandleId> idle_, later_;  // to be asked for, by a heap; and those that were not ready
 };
 
 // The free block that placement would serve if memory were behind all of it.
