@@ -97,6 +97,35 @@ def test_few_streams_are_kept_and_known(cuda: Cuda, driver: FakeDriver) -> None:
 
 
 @pytest.mark.fake_only
+@pytest.mark.parametrize("known", [True, False])
+def test_stream_that_is_captured_gets_memory_of_a_graph(cuda: Cuda, known: bool) -> None:
+    """Else it is refused, also if the pool keeps it already; a stream that is new then is not kept."""
+    from cuda.bindings import driver as calls
+
+    handle = cuda.context.create_stream()
+    with AsyncMemoryPool(cuda, limit=64 * MIB, min_free=0) as pool:
+        resource, theirs = pool.as_memory_resource(), core.Stream.from_handle(handle)
+        if known:
+            resource.allocate(MIB, stream=theirs).close()
+        with pool.graph() as memory:
+            assert calls.cuStreamBeginCapture(handle, calls.CUstreamCaptureMode(1))[0] == 0
+            buffer = resource.allocate(MIB, stream=theirs)
+            buffer.close()
+            code, graph = calls.cuStreamEndCapture(handle)
+            assert code == 0
+        assert calls.cuStreamBeginCapture(handle, calls.CUstreamCaptureMode(1))[0] == 0
+        with pytest.raises(InvalidRequest, match="being captured"):
+            resource.allocate(MIB, stream=theirs)
+        assert calls.cuGraphDestroy(calls.cuStreamEndCapture(handle)[1])[0] == 0
+        assert calls.cuGraphDestroy(graph)[0] == 0
+        memory.release()
+        resource.allocate(MIB, stream=theirs).close()
+        assert pool.stats().allocated_bytes == 0
+        del buffer, memory
+    cuda.context.destroy_stream(handle)
+
+
+@pytest.mark.fake_only
 def test_memory_goes_back_behind_the_stream_of_the_close(
     pool: AsyncMemoryPool, cuda: Cuda, streams: Streams, driver: FakeDriver
 ) -> None:
