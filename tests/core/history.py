@@ -14,11 +14,11 @@ SIZES = (1, 512, 513, 4096, 4096, 4096, 10_000, 65_536, 65_536, 300_000, 1 << 20
 
 
 def live_through_many(
-    live_through: Callable[[int, int, ReferenceHeap], object], twin: Callable[[], ReferenceHeap]
+    live_through: Callable[[int, int, type[ReferenceHeap]], object], twin: type[ReferenceHeap]
 ) -> None:
     """Live through 25 histories of 200 steps beside twins of one kind: enough for a broken one to be seen."""
     for seed in range(25):
-        live_through(seed, 200, twin())
+        live_through(seed, 200, twin)
 
 
 class Pair:
@@ -27,9 +27,9 @@ class Pair:
     Blocks are numbered differently, so pairs are matched by address, which must always be the same.
     """
 
-    def __init__(self, twin: ReferenceHeap | None = None, **options: Unpack[HeapOptions]) -> None:
+    def __init__(self, twin: type[ReferenceHeap] | None = None, **options: Unpack[HeapOptions]) -> None:
         self.fast = Heap(**options)
-        self.twin = ReferenceHeap(**options) if twin is None else twin
+        self.twin = (ReferenceHeap if twin is None else twin)(**options)
         self.live: list[tuple[int, int]] = []
         self.leases: list[int] = []
         self.accounts = [0]

@@ -21,7 +21,7 @@ class PagedPair(Pair):
     """The two heaps with a space in each arena (or one that comes late), and the plans that are under way."""
 
     def __init__(
-        self, twin: ReferenceHeap | None = None, *, late: bool = False, **options: Unpack[HeapOptions]
+        self, twin: type[ReferenceHeap] | None = None, *, late: bool = False, **options: Unpack[HeapOptions]
     ) -> None:
         super().__init__(twin, **({"small_limit": 1 << 16} | options))
         self.add_space(FIRST, SPACE // 4, 0)

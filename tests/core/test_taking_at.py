@@ -23,7 +23,7 @@ def leased(pair: Pair) -> None:
     pair.open_lease(0)
 
 
-def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> int:
+def live_through(seed: int, steps: int, twin: type[ReferenceHeap] | None = None) -> int:
     """Take by address, take by size, free and finish at random inside of a lease; return how many takes were joined."""
     draw, pair = random.Random(seed), Pair(twin)
     leased(pair)

@@ -17,7 +17,7 @@ from tests.reference.place import Search
 from .history import SEGMENT, SIZES, Pair, live_through_many, random_step
 
 
-def live_through(seed: int, steps: int, twin: ReferenceHeap | None = None) -> None:
+def live_through(seed: int, steps: int, twin: type[ReferenceHeap] | None = None) -> None:
     draw = random.Random(seed)
     pair = Pair(twin)
     pair.add_segment(SEGMENT, 0, 0)

@@ -137,12 +137,16 @@ class Spaces(Takes):
             self.freed += 1
             for handle in self.behind(block):
                 self.stamp(handle, self.undone(block.entries))
-                handle.freed = self.freed
+                self.make_newest(handle)
         super().settle(block)
 
     def stamp(self, handle: Handle, entries: Entries) -> None:
         """Note the uses of a block that lay on a handle."""
         handle.uses = joined(handle.uses, entries)
+
+    def make_newest(self, handle: Handle) -> None:
+        """Have other handles be taken before it."""
+        handle.freed = self.freed
 
     def behind(self, block: Block) -> list[Handle]:
         """Return each handle on which a block of a space lies."""
@@ -238,7 +242,7 @@ class Spaces(Takes):
             self.index_add(self.reunite(block))
         for handle in space.behind(address, nbytes):
             self.freed += 1
-            handle.freed = self.freed
+            self.make_newest(handle)
 
     def reunite(self, block: Block) -> Block:
         """Join a block that was held with the free neighbours that it belongs to, all as it was."""
