@@ -32,7 +32,7 @@ class SlowDriver(Simulated):
 
     def allocate_segment(self, nbytes: int, kind: str = "auto", stream: Stream | None = None) -> Segment:
         self.entered.set()
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(60)
         if self.refuses:
             raise OutOfMemoryError(OutOfMemoryFacts(asked=nbytes, device=self.name))
         return super().allocate_segment(nbytes, kind, stream)
