@@ -27,9 +27,9 @@ from .loops import Run
 from .models import BACKWARD, FORWARD, OUTPUT, SAVED, Layer, layers, machine, parallel, stages, stream_of
 from .support import MIB, stepped_pool
 
-Kind = Literal["1f1b", "gpipe"]
+Kind = Literal["1f1b", "eager", "gpipe"]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
-KINDS: list[Kind] = ["1f1b", "gpipe"]
+KINDS: list[Kind] = ["1f1b", "eager", "gpipe"]
 COUNT = 8
 
 each_schedule = pytest.mark.parametrize("schedule", KINDS)
@@ -84,6 +84,23 @@ def test_copies_run_beside_the_work(virtually: Run, limits: list[int] | None) ->
         assert math.isclose(report.seconds, (COUNT + 1) * (FORWARD + BACKWARD) + 2 * copy, rel_tol=0.01)
         assert math.isclose(report.transfer_s, 2 * COUNT * copy, rel_tol=0.01)
         assert math.isclose(report.overlap, 1 - 1 / COUNT, rel_tol=0.01)
+
+    virtually(main)
+
+
+def test_what_is_on_its_way_costs_no_time_where_stages_are_eager(virtually: Run) -> None:
+    """By 1F1B two stages wait for copies at each micro-batch; with a forward more, at the first and the last."""
+
+    async def main() -> None:
+        copy, seconds = 0.5, {}
+        for schedule in KINDS:
+            devices = machine(2, peer_rate=int(OUTPUT / copy))
+            async with parallel(layers(2), devices=devices, schedule=schedule) as (model, _):
+                await model.run(range(COUNT))
+                seconds[schedule] = model.report().seconds
+        least = (COUNT + 1) * (FORWARD + BACKWARD) + 2 * copy
+        assert math.isclose(seconds["eager"], least, rel_tol=0.01)
+        assert math.isclose(seconds["1f1b"], least + (COUNT - 2) * copy, rel_tol=0.01)
 
     virtually(main)
 

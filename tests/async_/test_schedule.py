@@ -48,17 +48,19 @@ def test_it_can_be_taken_whatever_the_steps_last(kind: str, stages: int, count: 
 
 @given(STAGES, MICRO_BATCHES)
 def test_a_stage_keeps_no_more_than_the_formula_says(stages: int, count: int) -> None:
-    """GPipe keeps all micro-batches everywhere, 1F1B as many as there are stages from there on."""
+    """GPipe keeps all micro-batches, 1F1B as many as there are stages from there on, eager twice these less one."""
     assert [SCHEDULES["gpipe"](stages, count).live(at) for at in range(stages)] == [count] * stages
     kept = [SCHEDULES["1f1b"](stages, count).live(at) for at in range(stages)]
     assert kept == [min(stages - at, count) for at in range(stages)]
+    kept = [SCHEDULES["eager"](stages, count).live(at) for at in range(stages)]
+    assert kept == [min(2 * (stages - at) - 1, count) for at in range(stages)]
 
 
 @given(KINDS, STAGES, MICRO_BATCHES, SECONDS, SECONDS)
 def test_equal_stages_leave_the_bubble_of_the_formula(
     kind: str, stages: int, count: int, forward: float, backward: float
 ) -> None:
-    """Both take the time of so many steps more as there are stages behind the first: (S-1)/(M+S-1) is idle."""
+    """All take the time of so many steps more as there are stages behind the first: (S-1)/(M+S-1) is idle."""
     schedule = SCHEDULES[kind](stages, count)
     both = [forward] * stages, [backward] * stages
     assert math.isclose(schedule.makespan(*both), (count + stages - 1) * (forward + backward))

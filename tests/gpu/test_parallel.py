@@ -16,9 +16,9 @@ from .card import Card, Number
 
 MICRO_BATCHES = 8
 SIZE = 1 << 20
-Kind = Literal["1f1b", "gpipe"]
+Kind = Literal["1f1b", "eager", "gpipe"]
 
-each_schedule = pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+each_schedule = pytest.mark.parametrize("schedule", ["1f1b", "eager", "gpipe"])
 
 
 @pytest.fixture(params=[1, 2, 4], ids=lambda count: f"{count}-gpu")

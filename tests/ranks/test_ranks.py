@@ -48,7 +48,7 @@ def alone(count: int, *more: Any) -> Any:
     return anyio.run(main)[-1]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "eager", "gpipe"])
 @pytest.mark.parametrize("owns", [TWO, [range(2), range(2, 3), range(3, 5)]], ids=["2", "3"])
 def test_the_bits_are_those_of_one_process(members: Peers, owns: list[range], schedule: str) -> None:
     """Results and gradients of several runs, over two and three processes, with several stages in some of them."""

@@ -44,7 +44,8 @@ class PipelineParallel:
         pools: One pool for all, or one for each stage. Pools of different devices must let each other's streams in
             (option `peers`). A run begins once as much as it needs is free, in one piece for each stage. None for
             stages that other processes have.
-        schedule: "1f1b", or "gpipe" which keeps all micro-batches.
+        schedule: "1f1b"; "eager", which keeps more micro-batches so that no stage waits for what is on its way; or
+            "gpipe", which keeps all.
         timeout: The most seconds that a step may take, to be queued and again to be done; None for no bound.
         ahead: How many steps a stage may have queued that its device has not done; None for no bound.
         link: The way to the processes that have the other stages, an `asyncmem.ranks.Ranks`.
@@ -58,7 +59,7 @@ class PipelineParallel:
         stages: Sequence[ParallelStage],
         pools: Share | Sequence[Share | None],
         *,
-        schedule: Literal["1f1b", "gpipe"] = "1f1b",
+        schedule: Literal["1f1b", "eager", "gpipe"] = "1f1b",
         timeout: float | str | None = None,
         ahead: int | None = 4,
         link: Link | None = None,

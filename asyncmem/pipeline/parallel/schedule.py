@@ -1,4 +1,4 @@
-"""Which step each stage takes when: GPipe and 1F1B, as plain data.
+"""Which step each stage takes when: GPipe, 1F1B and eager 1F1B, as plain data.
 
 A step is the forward or the backward of one micro-batch at one stage. A stage takes its steps one after the other; a
 forward needs that of the stage before, a backward that of the stage behind. What follows from that alone is here: how
@@ -35,7 +35,7 @@ class Schedule:
     """The steps of all stages, each stage's in its order."""
 
     name: str
-    """What it is called: "gpipe" or "1f1b"."""
+    """What it is called: "1f1b", "eager" or "gpipe"."""
     micro_batches: int
     """How many micro-batches go through."""
     steps: tuple[tuple[Step, ...], ...]
@@ -109,7 +109,21 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
     return _schedule("1f1b", micro_batches, [min(stages - stage, micro_batches) for stage in range(stages)])
 
 
-SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {"1f1b": one_forward_one_backward, "gpipe": gpipe}
+def eager(stages: int, micro_batches: int) -> Schedule:
+    """Make the schedule of 1F1B with a forward more, before the first backward, for each stage that follows.
+
+    So each stage has another step to take while what it sends is on its way, and that costs no time. A stage keeps up
+    to twice as many micro-batches as it and the stages behind it are, less one.
+    """
+    live = [min(2 * (stages - stage) - 1, micro_batches) for stage in range(stages)]
+    return _schedule("eager", micro_batches, live)
+
+
+SCHEDULES: dict[str, Callable[[int, int], Schedule]] = {
+    "1f1b": one_forward_one_backward,
+    "eager": eager,
+    "gpipe": gpipe,
+}
 """The schedules by their names: functions of the numbers of stages and of micro-batches."""
 
 
