@@ -48,6 +48,8 @@ class Node:
     limits: Mapping[str, int] = field(default_factory=dict)
     """The most bytes that a pipeline may have there, by device."""
 
+    unshared: tuple[str, ...] = ()
+    """The devices whose memory other processes cannot open."""
     ucx: bool = False
     """Whether bytes may go by UCX."""
     note: str = ""
@@ -199,7 +201,8 @@ def _join(sender: int, receiver: int, parts: Sequence[Part], nodes: Sequence[Nod
     one, other = parts[sender].node, parts[receiver].node
     if one == other:
         return Edge(sender, receiver, "process", 0)
-    if nodes[one].place and nodes[one].place == nodes[other].place:
+    shares = nodes[one].place and parts[sender].device not in nodes[one].unshared
+    if shares and nodes[one].place == nodes[other].place:
         return Edge(sender, receiver, "share", 0)
     return Edge(sender, receiver, "ucx" if nodes[one].ucx and nodes[other].ucx else "tcp", 0)
 

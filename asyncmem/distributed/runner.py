@@ -22,7 +22,9 @@ import anyio
 from distributed import Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
 
+from asyncmem.devices import Cuda
 from asyncmem.devices.discovery import devices
+from asyncmem.devices.gpu.shared import driver_shares
 from asyncmem.distributed.credit import route
 from asyncmem.distributed.edges import Incoming, Mailbox, Outgoing, Parcel, nothing
 from asyncmem.distributed.frames import BEAT, CONTROL, FAILED, HELLO, HELLO_META, LOST, STOP
@@ -190,9 +192,11 @@ async def describe(dask_worker: Worker, *, accelerators: bool, ucx: bool) -> dic
         return {"refused": str(error)}
     most = dask_worker.memory_manager.memory_limit
     limits = {"host": int(HOST_SHARE * most) if most else 1 << 40}
+    unshared: list[str] = []
     if accelerators:  # to look for them takes long, and memory of theirs
         found = await asyncio.to_thread(devices)
         limits |= {one.name: int(HOST_SHARE * one.free) for one in found if one.free and one.kind != "host"}
+        unshared = [name for name in limits if name != "host" and not await asyncio.to_thread(_can_share, name)]
     place = await asyncio.to_thread(host_identity)  # it reads files
     note = ""
     if ucx:
@@ -203,9 +207,16 @@ async def describe(dask_worker: Worker, *, accelerators: bool, ucx: bool) -> dic
         "place": place,
         "address": service.address,
         "limits": limits,
+        "unshared": tuple(unshared),
         "ucx": ucx and not note,
         "note": note,
     }
+
+
+def _can_share(name: str) -> bool:
+    """Return whether other processes can open memory of a device that was found (blocks)."""
+    kind, _, number = name.partition(":")
+    return kind == "cuda" and driver_shares(Cuda.interface(name), int(number))
 
 
 async def prepare(told: bytes, node: int, dask_worker: Worker) -> str:

@@ -32,6 +32,15 @@ def test_stages_go_round_the_workers_and_links_are_the_nearest() -> None:
     assert make_plan(stages, [CLIENT, worker("w0")]).edges[1].kind == "process"
 
 
+def test_what_cannot_be_shared_goes_as_bytes() -> None:
+    """Between processes of one host, too; other memory of that worker is shared nevertheless."""
+    nodes = [CLIENT, *(replace(worker(name, rocm=256 * MIB), unshared=("rocm:3",)) for name in ("w0", "w1"))]
+    stages = [Stage(work, f"s{number}", 1, MIB, device) for number, device in enumerate(["rocm", "rocm", None])]
+    plan = make_plan(stages, nodes)
+    assert [part.device for part in plan.parts] == ["host", "rocm:3", "rocm:3", "host", "host"]
+    assert [edge.kind for edge in plan.edges] == ["share", "tcp", "tcp", "share"]
+
+
 def test_bytes_go_by_ucx_where_both_have_it() -> None:
     """Shared memory is nearer, and a note says why a worker has none."""
     stages = [Stage(work, f"s{number}", 1, MIB) for number in range(3)]

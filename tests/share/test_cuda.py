@@ -4,6 +4,7 @@ import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable
 from asyncmem.devices import Cuda
+from asyncmem.devices.gpu.shared import driver_shares
 from tests.cuda.fake import FakeDriver
 
 pytest.importorskip("cuda.core", reason="cuda.core is not installed")
@@ -22,6 +23,17 @@ def test_a_gpu_has_one_identity_in_all_processes(fake: FakeDriver) -> None:
     assert {identity: Cuda.with_identity(identity) for identity in with_numbers} == with_numbers
     assert len(with_numbers) == 2
     assert Cuda.with_identity("cuda-00") is None
+
+
+def test_whether_a_gpu_shares_is_known_before_it_is_opened(fake: FakeDriver) -> None:
+    """By what the driver says of its pools."""
+    fake.devices(2)
+    Cuda.interface.start("cuda")
+    driver = Cuda.interface("cuda:1")
+    assert not driver_shares(driver, 1)
+    fake.attribute(1, 119, 9)
+    assert driver_shares(driver, 1)
+    assert not driver_shares(driver, 0)
 
 
 def test_a_driver_that_shares_nothing_is_named(fake: FakeDriver) -> None:

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
     from asyncmem.devices.base import Device, Stream
     from asyncmem.devices.cuda import Cuda
+    from asyncmem.devices.gpu.driver import Driver
 
 _MOST: Final = 4 << 30
 """Bytes of the largest chunk: the driver crashes a process that opens one of 6 GiB (seen with 580.159)."""
 
 _PAYLOAD: Final = 64
+_FILE_DESCRIPTORS: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
 def _core() -> Any:  # noqa: ANN401  # it has no types
@@ -39,6 +41,15 @@ def _core() -> Any:  # noqa: ANN401  # it has no types
         tried = (f"cuda.core: {error}",)
         raise BackendUnavailable("shared CUDA memory", tried=tried, install="pip install 'cuda-core>=1.2,<2'") from None
     return cuda.core
+
+
+def driver_shares(driver: Driver, index: int) -> bool:
+    """Return whether the memory of a GPU can be opened by other processes (blocks: it imports cuda.core)."""
+    try:
+        _core()
+    except BackendUnavailable:
+        return False
+    return bool(driver.attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", index) & _FILE_DESCRIPTORS)
 
 
 class Held:

@@ -22,7 +22,6 @@ const auto& ATTRIBUTES = *new std::map<int, int>{
     {110, 1},    // remote access to it
     {115, 1},    // memory pools
     {116, 1},    // remote access
-    {119, 1},    // pools' handles as file descriptors
 };
 
 }  // namespace
