@@ -1,12 +1,16 @@
 """Memory of a GPU for other processes: what can be said without a driver that shares any; the rest is for a card."""
 
+import gc
+
 import pytest
 
 from asyncmem import AsyncMemoryPool, BackendUnavailable
 from asyncmem.devices import Cuda
-from asyncmem.devices.gpu.shared import driver_shares
+from asyncmem.devices.gpu.shared import Held, driver_shares
 from tests.cuda.fake import FakeDriver
+from tests.cuda.leftovers import check_nothing_left
 
+cuda = pytest.importorskip("cuda")
 pytest.importorskip("cuda.core", reason="cuda.core is not installed")
 
 pytestmark = [pytest.mark.fake_only, pytest.mark.may_block]
@@ -43,3 +47,23 @@ def test_a_driver_that_shares_nothing_is_named(fake: FakeDriver) -> None:
         with pytest.raises(BackendUnavailable, match="shared CUDA memory"):
             _ = pool.shared
         pool.allocate(1000).free()
+
+
+def test_memory_goes_back_before_the_stream_that_it_is_behind_has_gone(fake: FakeDriver) -> None:
+    """Also where the collector finds both at once: a driver follows the handle of a stream that was destroyed."""
+    fake.devices(1)
+    before = fake.live()
+    device = Cuda(0)
+    stream = device.create_stream("shared")
+    with device.context.entered():
+        resource = cuda.core.DeviceMemoryResource(0, cuda.core.DeviceMemoryResourceOptions())
+        memory = resource.allocate(1 << 20, stream=cuda.core.Stream.from_handle(stream.handle))
+    freed = fake.calls("cuMemFreeAsync")
+    cycle: list[object] = [Held(memory, stream, device), stream]
+    cycle.append(cycle)
+    del stream, memory, resource, cycle
+    gc.collect()
+    assert fake.calls("cuMemFreeAsync") == freed + 1
+    device.close()
+    del device
+    check_nothing_left(fake, before)

@@ -57,13 +57,15 @@ class Held:
 
     def __init__(self, memory: Any, stream: Stream, owner: Cuda) -> None:  # noqa: ANN401  # it has no types
         self.memory = memory
-        self._stream = stream
-        self._owner = owner
+        # No `__del__`: the collector would have destroyed the stream by then, and the driver follows its handle.
+        weakref.finalize(self, _give_back, memory, stream, owner).atexit = False
 
-    def __del__(self) -> None:
-        if not self._owner.driver.gone():
-            with self._owner.context.entered():
-                self.memory.close()
+
+def _give_back(memory: Any, stream: Stream, owner: Cuda) -> None:  # noqa: ANN401  # it has no types
+    del stream  # the finalizer has kept it until now
+    if not owner.driver.gone():
+        with owner.context.entered():
+            memory.close()
 
 
 class Chunk:
