@@ -22,6 +22,8 @@ cdef class PointerAllocator:
     cdef StreamHere stream_here
     cdef object device, stream_of, memory, pointer, tag, timeout
     cdef dict known  # streams by handles that no other can have, as the pool keeps them alive
+    cdef intptr_t latest
+    cdef object latest_stream
 
     def __cinit__(self, Allocator share not None, device, stream_here, stream_of, memory, pointer, *, tag, timeout=None):
         self.stream_here = <StreamHere>PyCapsule_GetPointer(stream_here, PyCapsule_GetName(stream_here))
@@ -35,7 +37,7 @@ cdef class PointerAllocator:
             OutOfMemoryError: There is no such memory, with all facts.
         """
         cdef intptr_t handle = self.stream_here()
-        stream = None if handle == 0 else self.known.get(handle) or self.find(handle)
+        cdef object stream = None if handle == 0 else self.stream(handle)
         cdef object timeout = self.timeout
         if timeout is not None and self.share._core is not None and self.share._core.loop_here() is not None:
             timeout = None  # an event loop's thread does not wait
@@ -43,6 +45,14 @@ cdef class PointerAllocator:
         if buffer.noted != NULL:
             (<Notes>buffer.noted).site = None  # to drop it is no leak
         return self.pointer(self.memory(buffer._address, buffer.nbytes, buffer, self.device), 0)
+
+    cdef object stream(self, intptr_t handle):
+        if handle != self.latest:
+            stream = self.known.get(handle)
+            if stream is None:
+                return self.find(handle)
+            self.latest, self.latest_stream = handle, stream
+        return self.latest_stream
 
     cdef object find(self, intptr_t handle):
         cdef Core core = self.share._core
